@@ -1,0 +1,156 @@
+"""The types of the data room: samples once, clients as index lists into them.
+
+Every array here is a NumPy array, so that a :class:`Federation` in Ray's object store is read by all
+workers of a node without a copy, and a client costs its indices only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.settings import Section
+
+
+@dataclass(frozen=True)
+class Samples:
+    """A dataset in memory.
+
+    Attributes:
+        name: what it is, for reports.
+        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device) or
+            ``(n, D)`` features (float32).
+        y_train, y_test: class labels ``(n,)``, int64, in ``range(classes)``.
+        classes: number of classes.
+        domain_train, domain_test: for data drawn from several sources or distributions (synthetic tasks,
+            mixes of datasets) the source of each sample ``(n,)``, int64; None otherwise.
+        class_names: for reports; may be empty.
+    """
+
+    name: str
+    x_train: NDArray[np.generic]
+    y_train: NDArray[np.int64]
+    x_test: NDArray[np.generic]
+    y_test: NDArray[np.int64]
+    classes: int
+    domain_train: NDArray[np.int64] | None = None
+    domain_test: NDArray[np.int64] | None = None
+    class_names: tuple[str, ...] = ()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one sample, ``(C, H, W)`` or ``(D,)``."""
+        return tuple(self.x_train.shape[1:])
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Lists of different lengths in two arrays: list ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
+
+    values: NDArray[np.int32]
+    offsets: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, lists: Sequence[NDArray[np.integer]]) -> Ragged:
+        """Pack a sequence of index arrays."""
+        sizes = np.array([len(part) for part in lists], dtype=np.int64)
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        values = np.concatenate(lists) if len(lists) else np.empty(0, np.int32)
+        return cls(values.astype(np.int32, copy=False), offsets)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __getitem__(self, i: int) -> NDArray[np.int32]:
+        return self.values[self.offsets[i] : self.offsets[i + 1]]
+
+    def __iter__(self) -> Iterator[NDArray[np.int32]]:
+        return (self[i] for i in range(len(self)))
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """The length of every list."""
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """A dataset divided among ``N`` clients.
+
+    Attributes:
+        samples: the data, once.
+        train, validation: per client, indices into ``samples.x_train``; disjoint within a client.
+        test: per client, indices into ``samples.x_test``, following the client's label distribution.
+            Clients share test samples.
+        groups: the planted (ground-truth) group of each client ``(N,)``, int64, or None if there is none.
+    """
+
+    samples: Samples
+    train: Ragged
+    validation: Ragged
+    test: Ragged
+    groups: NDArray[np.int64] | None = None
+
+    @property
+    def clients(self) -> int:
+        """N."""
+        return len(self.train)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Training samples of each client, ``n_i``, ``(N,)``."""
+        return self.train.sizes
+
+
+class Dataset(Section):
+    """A source of samples, chosen by name; subclasses live one a file in ``rayfl/data/datasets``."""
+
+    def load(self, root: Path) -> Samples:
+        """Read the dataset.
+
+        Args:
+            root: the folder where downloaded datasets lie.
+
+        Raises:
+            DataError: if it is not there (one line that says how to get it) or broken.
+        """
+        raise NotImplementedError
+
+    def prepare(self, root: Path) -> str:
+        """Download what :meth:`load` needs into ``root``, under a file lock; say what was done in one line."""
+        return "nothing to download"
+
+    def available(self, root: Path) -> bool:
+        """Whether :meth:`load` would find its files, without reading them."""
+        return True
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What a partition decides: the training indices of each client, and its planted group if it has one."""
+
+    clients: list[NDArray[np.integer]]
+    groups: NDArray[np.int64] | None = None
+
+
+class Partition(Section):
+    """A way to divide training data among clients, chosen by name; one a file in ``rayfl/data/partitions``."""
+
+    clients: int = Field(100, ge=1, description="number of clients N")
+
+    def assign(
+        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
+    ) -> Assignment:
+        """Divide the samples ``range(len(labels))`` among the clients.
+
+        Every client gets at least one sample; no sample is given twice.
+
+        Raises:
+            DataError: if the request is impossible for these labels (one line; bounded attempts).
+        """
+        raise NotImplementedError

@@ -1,0 +1,58 @@
+"""The errors that users meet: each is one line that says where, what, and what would be right."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class RayflError(Exception):
+    """Base of all errors that the command line prints as one line (exit code 2) instead of a traceback."""
+
+
+class ConfigError(RayflError):
+    """A setting is wrong.
+
+    Args:
+        where: the dotted path of the setting, e.g. ``training.lr``.
+        what: what is wrong with it.
+        remedy: what would be right (the nearest valid name, the allowed range); may be empty.
+    """
+
+    def __init__(self, where: str, what: str, remedy: str = "") -> None:
+        self.where, self.what, self.remedy = where, what, remedy
+        super().__init__(where, what, remedy)
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}" + (f"; {self.remedy}" if self.remedy else "")
+
+
+class DataError(RayflError):
+    """A dataset is missing, broken, or cannot be divided as asked."""
+
+
+class ClientError(RayflError):
+    """A client's local work failed.
+
+    Args:
+        client: the client's id.
+        round: the round in which it happened (0-based).
+        cause: the original traceback as text.
+    """
+
+    def __init__(self, client: int, round: int, cause: str) -> None:
+        self.client, self.round, self.cause = client, round, cause
+        super().__init__(client, round, cause)
+
+    def __str__(self) -> str:
+        last = self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
+        return f"client {self.client} failed in round {self.round}: {last}"
+
+
+def nearest(name: str, valid: Iterable[str]) -> str:
+    """A remedy for an unknown name: the nearest valid one, or all of them when none is near."""
+    valid = sorted(valid)
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return "valid: " + ", ".join(valid)

@@ -1,0 +1,72 @@
+"""Building blocks of the typed configuration: frozen sections, and parts that are chosen by name.
+
+A *part* is a class that is at once a config section (its fields are the settings, with ranges and
+descriptions) and the thing itself (its methods do the work): a dataset, a partition, a model, a
+signature, an algorithm. Parts are discovered: every module of a package is imported, and each subclass
+of the package's base class that has a ``name`` field with a literal default is a choice. To add one,
+add a file.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from typing import Annotated, Any, TypeVar, Union
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+
+class Section(BaseModel):
+    """A frozen part of the config; unknown keys and wrong types are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+
+PartT = TypeVar("PartT", bound=Section)
+
+
+def part_name(part: type[Section]) -> str | None:
+    """The name by which a part is chosen: the default of its ``name`` field, None for abstract bases."""
+    field = part.model_fields.get("name")
+    return field.default if field is not None and isinstance(field.default, str) else None
+
+
+def discover(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
+    """All parts of kind ``base`` defined in the modules of ``package``, by name, in alphabetical order.
+
+    Raises:
+        ValueError: if two classes claim the same name.
+    """
+    found: dict[str, type[PartT]] = {}
+    path = importlib.import_module(package).__path__
+    for info in pkgutil.iter_modules(path, prefix=package + "."):
+        module = importlib.import_module(info.name)
+        for _, cls in inspect.getmembers(module, inspect.isclass):
+            if not issubclass(cls, base) or cls.__module__ != info.name:
+                continue
+            name = part_name(cls)
+            if name is None:
+                continue
+            if name in found:
+                raise ValueError(f"{cls} and {found[name]} are both named {name!r}")
+            found[name] = cls
+    return dict(sorted(found.items()))
+
+
+def _name_alone(value: object) -> object:
+    """``algorithm: pacfl`` is short for ``algorithm: {name: pacfl}``."""
+    return {"name": value} if isinstance(value, str) else value
+
+
+def choice(parts: dict[str, type[PartT]]) -> Any:
+    """The annotation of a config field that holds one of ``parts``, chosen by its ``name``."""
+    classes = tuple(parts.values())
+    if len(classes) == 1:
+        return Annotated[classes[0], BeforeValidator(_name_alone)]
+    return Annotated[Union[classes], Field(discriminator="name"), BeforeValidator(_name_alone)]
+
+
+def summary(part: type) -> str:
+    """The first line of a part's docstring, for ``rayfl list``."""
+    return (inspect.getdoc(part) or "").split("\n", 1)[0]
