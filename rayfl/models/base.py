@@ -1,0 +1,97 @@
+"""The base of all models: a config section that builds a network and names its layers."""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict
+from collections.abc import Collection
+
+from torch import nn
+
+from rayfl.errors import ConfigError
+from rayfl.settings import Section, part_name
+
+
+class Model(Section):
+    """A network architecture, chosen by name; subclasses live one a file in ``rayfl/models``.
+
+    A subclass adds ``name: Literal["..."] = "..."`` and its settings. The module that :meth:`build`
+    returns is a tree of standard layers, chained by ``nn.Sequential`` with named children wherever the
+    network is a chain, so that training engines can be generated from it.
+    """
+
+    @classmethod
+    def name_of(cls) -> str:
+        """The name by which users choose it, for messages."""
+        return part_name(cls) or cls.__name__
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """The layers in forward order: name -> the submodules that hold its parameters and buffers.
+
+        A layer in this sense is what the papers count ("the first 3 layers stay local"): one convolution
+        or linear map with its normalisation. Every parameter belongs to exactly one layer.
+        """
+        raise NotImplementedError
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """A freshly initialised network on the CPU, from torch's global generator.
+
+        Args:
+            shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
+            classes: number of outputs (logits, no softmax).
+
+        Returns:
+            A module that maps ``(batch, *shape)`` float32 to logits ``(batch, classes)``.
+
+        Raises:
+            ConfigError: if the network does not suit samples of this shape.
+        """
+        raise NotImplementedError
+
+
+def fan_in(shape: tuple[int, ...]) -> int:
+    """The number of features of a flattened sample.
+
+    Raises:
+        ConfigError: if a sample has no features.
+    """
+    features = math.prod(shape)
+    if not shape or features < 1:
+        raise ConfigError("model", f"samples of shape {shape} have no features", "at least one is needed")
+    return features
+
+
+def square_image(
+    name: str, shape: tuple[int, ...], sides: Collection[int], channels: Collection[int] | None = None
+) -> tuple[int, int]:
+    """Check that samples are square images and give ``(channels, side)``.
+
+    Args:
+        name: the model's name, for the message.
+        shape: shape of one sample.
+        sides: the sides in pixels that the network takes.
+        channels: the numbers of channels that it takes; None for any.
+
+    Raises:
+        ConfigError: if they are not.
+    """
+    remedy = f"it takes square images of {_spoken(sides)} pixels" + (
+        f" with {_spoken(channels)} channels" if channels is not None else ""
+    )
+    fits = len(shape) == 3 and shape[1] == shape[2] and shape[1] in sides
+    if not fits or shape[0] < 1 or (channels is not None and shape[0] not in channels):
+        raise ConfigError("model.name", f"{name!r} does not suit samples of shape {shape}", remedy)
+    return shape[0], shape[1]
+
+
+def _spoken(values: Collection[int]) -> str:
+    """``28 or 32`` for a collection, ``16 to 64`` for a range."""
+    if isinstance(values, range) and len(values) > 2:
+        return f"{values.start} to {values[-1]}"
+    return " or ".join(str(value) for value in values)
+
+
+def named(*children: tuple[str, nn.Module] | None) -> nn.Sequential:
+    """A chain of named children; None is left out."""
+    return nn.Sequential(OrderedDict(child for child in children if child is not None))

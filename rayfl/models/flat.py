@@ -1,0 +1,245 @@
+"""A model as one vector: the flat layout, its layers, and deterministic initialisation.
+
+Outside of training a model is a float32 vector of ``P`` numbers. Parameters come first, in the order of
+``named_parameters``, then all floating-point buffers in the order of ``named_buffers``: the running mean
+and variance of BatchNorm are part of the vector, so they are aggregated, sent, saved and evaluated like
+weights. Integer buffers (BatchNorm's ``num_batches_tracked``, which only a momentum of None would read)
+are not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from rayfl import random
+from rayfl.errors import ConfigError, nearest
+from rayfl.models.base import Model
+
+Interval = tuple[int, int]
+Vector = NDArray[np.float32] | Tensor
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The flat layout of a network, cheap to send: the config and the layout, never the module.
+
+    Build it with :meth:`of`; any process that has it can :meth:`build` the same module again.
+
+    Attributes:
+        model: the architecture.
+        shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
+        classes: number of outputs.
+        seed: the run's seed, which fixes :meth:`initial`.
+        names: every parameter, then every floating-point buffer, by its dotted name.
+        shapes: the shape of each.
+        slices: where each lies in the flat vector, ``[start, stop)``.
+        n_parameters: how many of the ``P`` numbers are parameters; the rest are buffers.
+        layers: layer name -> where its parameters and buffers lie, sorted, neighbours joined.
+    """
+
+    model: Model
+    shape: tuple[int, ...]
+    classes: int
+    seed: int
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    slices: tuple[slice, ...]
+    n_parameters: int
+    layers: Mapping[str, list[Interval]]
+
+    @classmethod
+    def of(cls, model: Model, shape: tuple[int, ...], classes: int, seed: int) -> ModelSpec:
+        """Lay out ``model`` for samples of ``shape``.
+
+        Raises:
+            ConfigError: if the model does not suit the shape.
+            ValueError: if the model's layers do not divide its tensors, or a parameter is not float32.
+        """
+        module = _build(model, shape, classes, random.key(seed, "init", 0))
+        parameters, tensors = dict(module.named_parameters()), dict(_tensors(module))
+        for name, tensor in tensors.items():
+            if tensor.dtype != torch.float32:
+                raise ValueError(f"{model.name_of()}: {name} is {tensor.dtype}; only float32 is supported")
+        stops = list(itertools.accumulate(tensor.numel() for tensor in tensors.values()))
+        slices = tuple(slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False))
+        return cls(
+            model=model,
+            shape=tuple(shape),
+            classes=classes,
+            seed=seed,
+            names=tuple(tensors),
+            shapes=tuple(tuple(tensor.shape) for tensor in tensors.values()),
+            slices=slices,
+            n_parameters=sum(parameter.numel() for parameter in parameters.values()),
+            layers=_layers(model, dict(zip(tensors, slices, strict=True))),
+        )
+
+    @property
+    def P(self) -> int:
+        """Length of the flat vector: parameters and floating-point buffers."""
+        return self.slices[-1].stop if self.slices else 0
+
+    @property
+    def nbytes(self) -> int:
+        """What one transfer of the whole model costs, in bytes (4 P)."""
+        return 4 * self.P
+
+    def build(self) -> nn.Module:
+        """The module on the CPU, with the weights of ``initial()``; leaves torch's generators alone."""
+        return _build(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))
+
+    def initial(self, seed: int | None = None, index: int = 0) -> NDArray[np.float32]:
+        """The initial weights ``w_0``, ``(P,)``: the same in every process.
+
+        Args:
+            seed: the seed; the spec's own by default.
+            index: number of the initialisation, for methods that start from several (IFCA).
+        """
+        key = random.key(self.seed if seed is None else seed, "init", index)
+        return self.flatten(_build(self.model, self.shape, self.classes, key))
+
+    def flatten(self, module: nn.Module) -> NDArray[np.float32]:
+        """A copy of the module's numbers, ``(P,)``, on the CPU."""
+        vector = np.empty(self.P, np.float32)
+        self.store(module, vector)
+        return vector
+
+    def store(self, module: nn.Module, out: Vector) -> None:
+        """Copy the module's numbers into ``out`` ``(P,)``, in place; it may lie on another device.
+
+        Raises:
+            ValueError: if ``out`` or the module is not of this layout.
+        """
+        with torch.no_grad():
+            for part, tensor in self._pairs(module, out):
+                part.copy_(tensor)
+
+    def load(self, module: nn.Module, vector: Vector) -> None:
+        """Copy ``vector`` ``(P,)`` into the module, in place; it may lie on another device.
+
+        Raises:
+            ValueError: if the vector or the module is not of this layout.
+        """
+        with torch.no_grad():
+            for part, tensor in self._pairs(module, vector):
+                tensor.copy_(part)
+
+    def to_state_dict(self, vector: Vector) -> dict[str, Tensor]:
+        """The vector as named tensors, views of it where possible; for safetensors and inspection.
+
+        Without the integer buffers; ``load_state_dict`` takes it all the same.
+
+        Raises:
+            ValueError: if the vector is not of this layout.
+        """
+        tensor = self._checked(vector)
+        return {
+            name: tensor[place].view(shape)
+            for name, shape, place in zip(self.names, self.shapes, self.slices, strict=True)
+        }
+
+    def segment(self, names: Iterable[str] | None = None, *, first: int | None = None) -> list[Interval]:
+        """Where the given layers lie in the flat vector: sorted intervals ``(start, stop)``.
+
+        Args:
+            names: layer names; or
+            first: the number of leading layers, as in "the first 2 layers are common".
+
+        Raises:
+            ConfigError: if a layer is unknown or there are fewer than ``first``.
+            ValueError: unless exactly one of the two is given.
+        """
+        if (names is None) == (first is None):
+            raise ValueError("give either names or first")
+        if first is not None:
+            if not 0 <= first <= len(self.layers):
+                what = f"{first} layers asked for, {self.model.name_of()} has {len(self.layers)}"
+                raise ConfigError("model", what, f"at most: {', '.join(self.layers)}")
+            names = list(self.layers)[:first]
+        chosen = list(names or ())
+        for name in chosen:
+            if name not in self.layers:
+                what = f"{self.model.name_of()} has no layer {name!r}"
+                raise ConfigError("model", what, nearest(name, self.layers))
+        return _joined(place for name in set(chosen) for place in self.layers[name])
+
+    def mask(self, names: Iterable[str] | None = None, *, first: int | None = None) -> NDArray[np.bool_]:
+        """Which numbers belong to the given layers, ``(P,)``; arguments as in :meth:`segment`."""
+        mask = np.zeros(self.P, np.bool_)
+        for start, stop in self.segment(names, first=first):
+            mask[start:stop] = True
+        return mask
+
+    def _pairs(self, module: nn.Module, vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each part of the vector, shaped, beside the module's tensor of the same name."""
+        flat = self._checked(vector)
+        tensors = dict(_tensors(module))
+        if tuple(tensors) != self.names:
+            raise ValueError(f"the module is not a {self.model.name_of()}: its tensors are {tuple(tensors)}")
+        for place, shape, tensor in zip(self.slices, self.shapes, tensors.values(), strict=True):
+            if tuple(tensor.shape) != shape:
+                raise ValueError(f"the module holds a tensor of shape {tuple(tensor.shape)}, not {shape}")
+            yield flat[place].view(shape), tensor
+
+    def _checked(self, vector: Vector) -> Tensor:
+        """The vector as a tensor that shares its memory."""
+        if tuple(vector.shape) != (self.P,):
+            raise ValueError(f"a vector of shape ({self.P},) is needed, not {tuple(vector.shape)}")
+        if isinstance(vector, Tensor):
+            if vector.dtype != torch.float32:
+                raise ValueError(f"a float32 vector is needed, not {vector.dtype}")
+            return vector
+        if vector.dtype != np.float32:
+            raise ValueError(f"a float32 vector is needed, not {vector.dtype}")
+        with warnings.catch_warnings():  # arrays from an object store are read-only, and so are we
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            return torch.from_numpy(vector)
+
+
+def _build(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
+    """A module initialised from ``key`` alone, without disturbing torch's generators (CPU or CUDA)."""
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(key)
+        return model.build(tuple(shape), classes)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """The tensors of the flat vector in its order: parameters, then floating-point buffers."""
+    yield from module.named_parameters()
+    yield from ((name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point())
+
+
+def _layers(model: Model, places: dict[str, slice]) -> dict[str, list[Interval]]:
+    """Each layer's intervals; every tensor must belong to exactly one layer."""
+    owner: dict[str, str] = {}
+    for layer, submodules in model.layers.items():
+        for name in places:
+            if any(name.startswith(submodule + ".") for submodule in submodules):
+                if name in owner:
+                    raise ValueError(f"{name} belongs to two layers, {owner[name]} and {layer}")
+                owner[name] = layer
+    if homeless := [name for name in places if name not in owner]:
+        raise ValueError(f"{model.name_of()}: in no layer: {', '.join(homeless)}")
+    return {
+        layer: _joined((place.start, place.stop) for name, place in places.items() if owner[name] == layer)
+        for layer in model.layers
+    }
+
+
+def _joined(intervals: Iterable[Interval]) -> list[Interval]:
+    """Sorted intervals with neighbours joined."""
+    result: list[Interval] = []
+    for start, stop in sorted(intervals):
+        if result and result[-1][1] == start:
+            result[-1] = (result[-1][0], stop)
+        else:
+            result.append((start, stop))
+    return result
