@@ -1,0 +1,82 @@
+"""What a run sent over the network, transfer by transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Literal, get_args
+
+import pandas as pd
+
+Tier = Literal["client_lps", "lps_gps"]
+Direction = Literal["up", "down"]
+COLUMNS = ("round", "tier", "direction", "kind", "bytes")
+_KEY = ["round", "tier", "direction", "kind"]
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """Bytes that moved in one round over one tier in one direction.
+
+    Attributes:
+        round: the round, 0-based; -1 for what is sent before the first.
+        tier: between clients and their local parameter server, or between those and the global one.
+        direction: up (towards the global server) or down.
+        kind: what it was: ``model``, ``signature``, ``prediction``, ...
+        bytes: how many, over all senders.
+
+    Raises:
+        ValueError: for an unknown tier or direction, or negative bytes.
+    """
+
+    round: int
+    tier: Tier
+    direction: Direction
+    kind: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        if self.tier not in get_args(Tier) or self.direction not in get_args(Direction):
+            raise ValueError(f"no such tier or direction: {self.tier}, {self.direction}")
+        if self.bytes < 0:
+            raise ValueError(f"{self.bytes} bytes")
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """All transfers so far; immutable, grows by :meth:`add`."""
+
+    transfers: tuple[Transfer, ...] = ()
+
+    def add(self, *transfers: Transfer) -> Ledger:
+        """The ledger with more transfers (a round's in one call)."""
+        return Ledger(self.transfers + transfers)
+
+    def total(
+        self,
+        *,
+        round: int | None = None,
+        tier: Tier | None = None,
+        direction: Direction | None = None,
+        kind: str | None = None,
+    ) -> int:
+        """Bytes of the transfers that match all given attributes, exactly; all bytes if none is given."""
+        wanted = {"round": round, "tier": tier, "direction": direction, "kind": kind}
+        given = {name: value for name, value in wanted.items() if value is not None}
+        return sum(
+            transfer.bytes
+            for transfer in self.transfers
+            if all(getattr(transfer, name) == value for name, value in given.items())
+        )
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of ``communication.csv``: one row a (round, tier, direction, kind), sorted, summed."""
+        frame = pd.DataFrame([asdict(transfer) for transfer in self.transfers], columns=list(COLUMNS))
+        frame = frame.astype({"round": "int64", "bytes": "int64"})
+        return frame.groupby(_KEY, sort=True)[["bytes"]].sum().reset_index()
+
+    @classmethod
+    def from_frame(cls, frame: pd.DataFrame) -> Ledger:
+        """The ledger of a table with the columns of :meth:`to_frame`."""
+        rows: Iterable[dict[str, object]] = frame[list(COLUMNS)].to_dict("records")  # type: ignore[assignment]
+        return cls(tuple(Transfer(**row) for row in rows))  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""Accuracy over clients: how good on average, how fair.
+
+The unit of all accuracies is percent, of variances percent squared. A client without test samples has no
+accuracy (NaN) and counts in none of the numbers.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+METRICS = (
+    "accuracy_mean",
+    "accuracy_weighted",
+    "accuracy_median",
+    "accuracy_worst10",
+    "accuracy_best10",
+    "accuracy_var",
+    "loss_mean",
+)
+
+
+def accuracy(correct: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
+    """Accuracy of each client in percent, ``(N,)``.
+
+    Args:
+        correct: correctly classified test samples of each client, ``(N,)``.
+        sizes: test samples of each client, ``(N,)``; where it is 0 the accuracy is NaN.
+
+    Raises:
+        ValueError: if a client has more correct samples than samples.
+    """
+    correct_N, sizes_N = np.asarray(correct, np.float64), np.asarray(sizes, np.float64)
+    if correct_N.shape != sizes_N.shape or (correct_N < 0).any() or (correct_N > sizes_N).any():
+        raise ValueError("correct counts must lie between 0 and the test sizes, one of each for a client")
+    percent_N = np.full(sizes_N.shape, np.nan)
+    np.divide(100.0 * correct_N, sizes_N, out=percent_N, where=sizes_N > 0)
+    return percent_N
+
+
+def summary(correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike) -> dict[str, float]:
+    """The metrics of a round over clients.
+
+    Args:
+        correct: correctly classified test samples of each client, ``(N,)``.
+        loss_sums: sum of each client's sample losses, ``(N,)``.
+        sizes: test samples of each client, ``(N,)``.
+
+    Returns:
+        - ``accuracy_mean``: mean over clients, each counting the same (the papers' "average final local
+          test accuracy over all clients");
+        - ``accuracy_weighted``: weighted by test size, so each test of a sample counts the same;
+        - ``accuracy_median``: median over clients;
+        - ``accuracy_worst10``, ``accuracy_best10``: mean over the tenth of the clients with the lowest
+          and the highest accuracy, rounded down but at least one client;
+        - ``accuracy_var``: population variance over clients in percent squared, FLT's fairness;
+        - ``loss_mean``: mean over clients of the client's mean loss.
+
+        All NaN if no client has test samples.
+    """
+    sizes_N = np.asarray(sizes, np.float64)
+    percent_N = accuracy(correct, sizes_N)
+    tested = sizes_N > 0
+    if not tested.any():
+        return dict.fromkeys(METRICS, float("nan"))
+    ranked = np.sort(percent_N[tested])
+    tenth = max(1, len(ranked) // 10)
+    values = (
+        ranked.mean(),
+        np.average(percent_N[tested], weights=sizes_N[tested]),
+        np.median(ranked),
+        ranked[:tenth].mean(),
+        ranked[-tenth:].mean(),
+        ranked.var(),
+        (np.asarray(loss_sums, np.float64)[tested] / sizes_N[tested]).mean(),
+    )
+    return {name: float(value) for name, value in zip(METRICS, values, strict=True)}

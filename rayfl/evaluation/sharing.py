@@ -1,0 +1,165 @@
+"""Evaluation with one forward pass for each (model, test sample), however many clients share them.
+
+Clients of a cluster share a model, and clients draw their test samples from one pool, so the same model
+meets the same sample many times: 100,000 clients with 200 test samples each are 20 million predictions,
+but 10 cluster models on 10,000 samples only 100,000. A plan finds the distinct pairs, cuts them into jobs
+for workers, and deals the jobs' results back to the clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rayfl.data.base import Ragged
+
+_TABLE = 1 << 24
+"""Cells of the (model, sample) table held at a time; bounds the memory of planning."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One piece of work: run ``model`` on ``samples``, sorted distinct indices into the test set."""
+
+    model: int
+    samples: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class EvaluationPlan:
+    """Which model runs on which samples, and which of those results are whose. Build it with :meth:`of`.
+
+    Attributes:
+        samples: the distinct test samples of each model, one model after the other, ``(U,)``.
+        job_models: the model of each job, ``(J,)``, ascending.
+        job_offsets: job ``j`` is ``samples[job_offsets[j]:job_offsets[j + 1]]``, ``(J + 1,)``.
+        order: the clients by ascending model, ``(M,)``.
+        sizes: test samples of each client, ``(M,)``, in the caller's order of clients.
+        places: for every test sample of every client, clients in ``order``, its place in ``samples``.
+    """
+
+    samples: NDArray[np.int32]
+    job_models: NDArray[np.int64]
+    job_offsets: NDArray[np.int64]
+    order: NDArray[np.intp]
+    sizes: NDArray[np.int64]
+    places: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, model_of_client: ArrayLike, tests: Ragged, batch: int, batches: int = 1) -> EvaluationPlan:
+        """Plan an evaluation.
+
+        Args:
+            model_of_client: the model that each client is evaluated with, ``(M,)``, non-negative.
+            tests: the test samples of each client, ``M`` lists of indices into the test set.
+            batch: samples in one forward pass.
+            batches: forward passes in one job, at most.
+
+        Raises:
+            ValueError: if the lengths differ or a number is negative.
+        """
+        client_models = np.asarray(model_of_client, np.int64)
+        if client_models.shape != (len(tests),):
+            raise ValueError(f"{len(tests)} lists of test samples for {client_models.size} clients")
+        if batch < 1 or batches < 1:
+            raise ValueError("batch and batches must be at least 1")
+        if min(client_models.min(initial=0), tests.values.min(initial=0)) < 0:
+            raise ValueError("models and sample indices must not be negative")
+
+        models, rank = np.unique(client_models, return_inverse=True)
+        order = np.argsort(rank, kind="stable")
+        rank, starts, sizes = rank[order], tests.offsets[:-1][order], tests.sizes[order]
+        samples, counts, places = _distinct(tests.values, starts, sizes, rank, len(models))
+
+        pieces = -(-counts // (batch * batches))  # jobs of each model
+        first = np.cumsum(pieces) - pieces
+        job_rank = np.repeat(np.arange(len(models)), pieces)
+        within = (np.arange(len(job_rank)) - first[job_rank]) * (batch * batches)
+        job_starts = (np.cumsum(counts) - counts)[job_rank] + within
+        job_offsets = np.append(job_starts, len(samples)).astype(np.int64)
+        return cls(samples, models[job_rank], job_offsets, order, tests.sizes, places)
+
+    @cached_property
+    def jobs(self) -> list[Job]:
+        """The jobs, by ascending model and sample."""
+        bounds = zip(self.job_offsets[:-1].tolist(), self.job_offsets[1:].tolist(), strict=True)
+        return [
+            Job(model, self.samples[start:stop])
+            for model, (start, stop) in zip(self.job_models.tolist(), bounds, strict=True)
+        ]
+
+    def gather(
+        self, correct: Sequence[NDArray[np.bool_]], loss: Sequence[NDArray[np.float32]]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Deal the jobs' results to the clients.
+
+        Args:
+            correct: for each job, in the order of :attr:`jobs`, whether each sample was classified
+                correctly.
+            loss: likewise each sample's loss.
+
+        Returns:
+            Correct counts ``(M,)`` and loss sums ``(M,)`` of the clients, in the caller's order.
+
+        Raises:
+            ValueError: if the results do not match the jobs.
+        """
+        lengths = np.diff(self.job_offsets).tolist()
+        if [len(part) for part in correct] != lengths or [len(part) for part in loss] != lengths:
+            raise ValueError("one array for each job, one number for each of its samples")
+        counts, sums = np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes), np.float64)
+        sizes = self.sizes[self.order]
+        filled = np.flatnonzero(sizes)
+        if len(filled):
+            starts = (np.cumsum(sizes) - sizes)[filled]
+            clients = self.order[filled]
+            right = np.concatenate(correct).astype(np.int64)[self.places]
+            counts[clients] = np.add.reduceat(right, starts)
+            losses = np.concatenate(loss).astype(np.float64)[self.places]
+            sums[clients] = np.add.reduceat(losses, starts)
+        return counts, sums
+
+
+def _distinct(
+    values: NDArray[np.int32],
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    rank: NDArray[np.intp],
+    models: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+    """The distinct samples of each model, how many each has, and the place of every client's samples.
+
+    Marks the pairs in a dense table (model, sample) of bounded size instead of sorting them.
+    """
+    width = int(values.max(initial=-1)) + 1
+    ends = np.cumsum(sizes)
+    places = np.empty(int(sizes.sum()), np.int64)
+    samples: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+    counts = np.zeros(models, np.int64)
+    done = 0
+    step = max(1, _TABLE // max(1, width))
+    for low in range(0, models, step):
+        high = min(models, low + step)
+        clients = slice(*np.searchsorted(rank, [low, high]))
+        if not sizes[clients].any():
+            continue
+        begin = int(ends[clients.start] - sizes[clients.start])
+        span = slice(begin, int(ends[clients.stop - 1]))
+        # Entry e of a client lies at values[start + e]; consecutive clients may lie anywhere.
+        shift = starts[clients] - (ends[clients] - sizes[clients])
+        lists = values[np.arange(span.start, span.stop) + np.repeat(shift, sizes[clients])]
+        cells = np.repeat((rank[clients] - low) * width, sizes[clients]) + lists
+        present = np.zeros((high - low) * width, np.bool_)
+        present[cells] = True
+        distinct = np.flatnonzero(present)
+        place = np.empty(len(present), np.int64)
+        place[distinct] = np.arange(done, done + len(distinct))
+        places[span] = place[cells]
+        samples.append((distinct % width).astype(np.int32))
+        counts[low:high] = np.bincount(distinct // width, minlength=high - low)
+        done += len(distinct)
+    return np.concatenate(samples), counts, places

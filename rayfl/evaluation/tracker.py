@@ -1,0 +1,51 @@
+"""Best and last accuracy of every client, kept apart so that reports cannot mix them up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+
+@dataclass(frozen=True)
+class BestLast:
+    """What each client reached, over the evaluations so far.
+
+    Attributes:
+        last: accuracy at the client's latest evaluation, percent, ``(N,)``; NaN before the first.
+        best: its highest accuracy, percent, ``(N,)``; NaN before the first.
+        best_round: the first round that reached it, ``(N,)``; -1 before the first.
+    """
+
+    last: NDArray[np.float64]
+    best: NDArray[np.float64]
+    best_round: NDArray[np.int64]
+
+    @classmethod
+    def start(cls, clients: int) -> BestLast:
+        """Nothing evaluated yet, for ``clients`` clients."""
+        return cls(np.full(clients, np.nan), np.full(clients, np.nan), np.full(clients, -1, np.int64))
+
+    def update(self, round: int, ids: ArrayLike, accuracy: ArrayLike) -> BestLast:
+        """The tracker after an evaluation; this one stays as it is.
+
+        Args:
+            round: the round of the evaluation.
+            ids: the clients evaluated, each once.
+            accuracy: their accuracies in percent; NaN (no test samples) changes nothing.
+
+        Raises:
+            ValueError: if a client is named twice or the lengths differ.
+        """
+        ids_, accuracy_ = np.asarray(ids, np.int64), np.asarray(accuracy, np.float64)
+        if ids_.shape != accuracy_.shape or len(np.unique(ids_)) != len(ids_):
+            raise ValueError("one accuracy for each client, each client once")
+        known = ~np.isnan(accuracy_)
+        ids_, accuracy_ = ids_[known], accuracy_[known]
+        last, best, best_round = self.last.copy(), self.best.copy(), self.best_round.copy()
+        last[ids_] = accuracy_
+        better = ~(accuracy_ <= best[ids_])  # true also where there is no best yet
+        best[ids_[better]] = accuracy_[better]
+        best_round[ids_[better]] = round
+        return BestLast(last, best, best_round)
