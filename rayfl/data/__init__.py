@@ -1,0 +1,27 @@
+"""The data room: datasets by name, partitions by name, and the federation they make together."""
+
+from __future__ import annotations
+
+from rayfl.data.arrays import fingerprint, read_npz, write_npz
+from rayfl.data.base import Assignment, Dataset, Federation, Partition, Ragged, Samples
+from rayfl.data.federation import build_federation, describe
+from rayfl.settings import discover
+
+DATASETS = discover("rayfl.data.datasets", Dataset)
+PARTITIONS = discover("rayfl.data.partitions", Partition)
+
+__all__ = [
+    "DATASETS",
+    "PARTITIONS",
+    "Assignment",
+    "Dataset",
+    "Federation",
+    "Partition",
+    "Ragged",
+    "Samples",
+    "build_federation",
+    "describe",
+    "fingerprint",
+    "read_npz",
+    "write_npz",
+]

@@ -1,0 +1,168 @@
+"""Arrays from outside made into :class:`Samples`: one layout, checked once, and their fingerprint."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zipfile
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.base import Samples
+from rayfl.errors import DataError
+
+Layout = Literal["auto", "hwc", "chw"]
+_REQUIRED = ("x_train", "y_train", "x_test", "y_test")
+_OPTIONAL = ("domain_train", "domain_test", "class_names")
+
+
+def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> NDArray[np.generic]:
+    """Inputs as the models take them, contiguous.
+
+    Args:
+        x: features ``(n, D)``, grey images ``(n, H, W)``, or images ``(n, H, W, C)`` or ``(n, C, H, W)``.
+        where: what ``x`` is, for errors.
+        layout: of images with four axes; ``auto`` takes the axis of length 1 or 3 for the channels.
+
+    Returns:
+        ``(n, D)`` float32, or ``(n, C, H, W)``: uint8 if ``x`` holds integers, else float32.
+
+    Raises:
+        DataError: if the shape, the type or the values fit none of these.
+    """
+    if x.dtype.kind not in "uif":
+        raise DataError(f"{where} has type {x.dtype}; expected uint8 pixels or floats")
+    if x.ndim not in (2, 3, 4) or 0 in x.shape:
+        raise DataError(
+            f"{where} has shape {x.shape}; expected (n, D), (n, H, W), (n, H, W, C) or (n, C, H, W)"
+        )
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise DataError(f"{where} holds NaN or infinity; every value must be finite")
+    if x.ndim == 2:
+        return np.ascontiguousarray(x, dtype=np.float32)
+    if x.ndim == 3:
+        x = x[:, None]
+    elif layout == "hwc" or (layout == "auto" and _channels_last(x.shape, where)):
+        x = x.transpose(0, 3, 1, 2)
+    if x.dtype.kind == "f":
+        return np.ascontiguousarray(x, dtype=np.float32)
+    if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 255):
+        raise DataError(f"{where} holds integers from {x.min()} to {x.max()}; pixels must lie in 0..255")
+    return np.ascontiguousarray(x, dtype=np.uint8)
+
+
+def _channels_last(shape: tuple[int, ...], where: str) -> bool:
+    first, last = shape[1] in (1, 3), shape[3] in (1, 3)
+    if first == last:
+        raise DataError(
+            f"{where} has shape {shape}: which axis holds the channels? set data.layout to hwc or chw"
+        )
+    return last
+
+
+def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int64]:
+    """Labels or domains ``(n,)`` or ``(n, 1)`` as int64 ``(n,)``.
+
+    Raises:
+        DataError: if they are not ``count`` integers from 0.
+    """
+    if y.ndim == 2 and y.shape[1] == 1:
+        y = y[:, 0]
+    if y.ndim != 1 or y.dtype.kind not in "ui":
+        raise DataError(f"{where} has shape {y.shape} and type {y.dtype}; expected integers of shape (n,)")
+    if len(y) != count:
+        raise DataError(f"{where} has {len(y)} entries for {count} samples; the lengths must be equal")
+    if y.min() < 0:
+        raise DataError(f"{where} holds {y.min()}; labels and domains count from 0")
+    return np.ascontiguousarray(y, dtype=np.int64)
+
+
+def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
+    """Read a dataset from an npz file.
+
+    Args:
+        path: a file with ``x_train``, ``y_train``, ``x_test``, ``y_test`` as :func:`as_inputs` and
+            :func:`as_labels` take them, and optionally ``domain_train`` and ``domain_test`` (both or
+            none) and ``class_names``.
+        name: the dataset's name, for reports.
+        layout: see :func:`as_inputs`.
+
+    Raises:
+        DataError: if the file is missing, unreadable, or does not hold what it must; one line.
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; expected an .npz with {', '.join(_REQUIRED)}")
+    try:
+        arrays = _read_arrays(path)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{path}: cannot be read as .npz ({first_line(error)})") from error
+    missing = [key for key in _REQUIRED if key not in arrays]
+    if missing:
+        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
+
+    x_train = as_inputs(arrays["x_train"], f"{path}: x_train", layout)
+    x_test = as_inputs(arrays["x_test"], f"{path}: x_test", layout)
+    if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
+        raise DataError(
+            f"{path}: x_train is {x_train.dtype} {x_train.shape[1:]} a sample, x_test {x_test.dtype} "
+            f"{x_test.shape[1:]}; they must be equal"
+        )
+    y_train = as_labels(arrays["y_train"], len(x_train), f"{path}: y_train")
+    y_test = as_labels(arrays["y_test"], len(x_test), f"{path}: y_test")
+    domains: list[NDArray[np.int64] | None] = [None, None]
+    if ("domain_train" in arrays) != ("domain_test" in arrays):
+        raise DataError(f"{path}: has only one of domain_train and domain_test; give both or none")
+    if "domain_train" in arrays:
+        domains[0] = as_labels(arrays["domain_train"], len(x_train), f"{path}: domain_train")
+        domains[1] = as_labels(arrays["domain_test"], len(x_test), f"{path}: domain_test")
+    class_names = tuple(str(label) for label in arrays.get("class_names", np.empty(0)).reshape(-1))
+    used = int(max(y_train.max(), y_test.max())) + 1
+    if class_names and len(class_names) < used:
+        raise DataError(f"{path}: labels go up to {used - 1} but there are {len(class_names)} class_names")
+    classes = max(used, len(class_names))
+    return Samples(name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names)
+
+
+def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    with np.load(path, allow_pickle=False) as content:
+        if not isinstance(content, np.lib.npyio.NpzFile):
+            raise ValueError("it holds a single array")
+        return {key: content[key] for key in (*_REQUIRED, *_OPTIONAL) if key in content}
+
+
+def write_npz(path: Path, samples: Samples) -> None:
+    """Write a dataset so that :func:`read_npz` gives it back; the file appears complete or not at all."""
+    arrays: dict[str, NDArray[np.generic]] = {key: getattr(samples, key) for key in _REQUIRED}
+    if samples.domain_train is not None and samples.domain_test is not None:
+        arrays |= {"domain_train": samples.domain_train, "domain_test": samples.domain_test}
+    if samples.class_names:
+        arrays["class_names"] = np.array(samples.class_names)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            np.savez(file, allow_pickle=False, **arrays)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def fingerprint(samples: Samples) -> str:
+    """16 hexadecimal digits (of a sha256) over the contents of a dataset, names apart."""
+    digest = hashlib.sha256(str(samples.classes).encode())
+    for key in (*_REQUIRED, "domain_train", "domain_test"):
+        array = getattr(samples, key)
+        if array is not None:
+            digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+    return digest.hexdigest()[:16]
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, for errors of one line."""
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,16 @@
+"""The file layout that MNIST and its successors share."""
+
+from __future__ import annotations
+
+from rayfl.data.datasets._torchvision import TorchvisionDataset
+
+
+class MnistLike(TorchvisionDataset):
+    """28x28 grey images in four files in the format of MNIST (idx)."""
+
+    def layout(self) -> tuple[str, ...]:
+        return tuple(
+            f"{self.torchvision_name}/raw/{part}-{content}-ubyte"
+            for part in ("train", "t10k")
+            for content in ("images-idx3", "labels-idx1")
+        )

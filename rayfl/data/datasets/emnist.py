@@ -1,0 +1,56 @@
+"""EMNIST (Cohen, Afshar, Tapson, van Schaik 2017, arXiv:1702.05373)."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.data.datasets._torchvision import TorchvisionDataset
+
+_SPLITS: tuple[Literal["balanced", "letters"], ...] = ("balanced", "letters")
+
+
+class Emnist(TorchvisionDataset):
+    """EMNIST: handwritten digits and letters, upright grey images of 28x28, 47 or 26 classes.
+
+    ``balanced`` has 112,800 and 18,800 images of digits, capital letters, and the small letters that
+    differ from their capitals; ``letters`` has 124,800 and 20,800 images of letters, case ignored.
+    """
+
+    name: Literal["emnist"] = "emnist"
+    torchvision_name: ClassVar[str] = "EMNIST"
+    split: Literal["balanced", "letters"] = Field("balanced", description="which of EMNIST's divisions")
+
+    def stem(self) -> str:  # noqa: D102
+        return f"emnist_{self.split}"
+
+    def layout(self) -> tuple[str, ...]:  # noqa: D102
+        return tuple(
+            f"EMNIST/raw/emnist-{self.split}-{part}-{content}-ubyte"
+            for part in ("train", "test")
+            for content in ("images-idx3", "labels-idx1")
+        )
+
+    def arguments(self, train: bool) -> dict[str, object]:  # noqa: D102
+        return {"train": train, "split": self.split}
+
+    def adapt(
+        self, x: NDArray[np.generic], y: NDArray[np.generic]
+    ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
+        """The files hold transposed images, and the letters are numbered from 1."""
+        first = 1 if self.split == "letters" else 0
+        return x.transpose(0, 2, 1), y.astype(np.int64) - first
+
+    def class_names(self) -> tuple[str, ...]:  # noqa: D102
+        if self.split == "letters":
+            return tuple(string.ascii_lowercase)
+        return tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
+
+    def variants(self) -> Sequence[Emnist]:
+        """One download holds all divisions."""
+        return [self.model_copy(update={"split": split}) for split in _SPLITS]

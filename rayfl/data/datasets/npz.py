@@ -1,0 +1,30 @@
+"""Your own data, from a file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from rayfl.data.arrays import Layout, read_npz
+from rayfl.data.base import Samples
+from rayfl.data.datasets._images import ImageDataset
+
+
+class Npz(ImageDataset):
+    """A file with x_train, y_train, x_test, y_test; optional domain_train, domain_test, class_names.
+
+    Inputs are features ``(n, D)``, grey images ``(n, H, W)`` or images ``(n, H, W, C)`` or
+    ``(n, C, H, W)``, in integers 0..255 or floats; labels are integers from 0.
+    """
+
+    name: Literal["npz"] = "npz"
+    path: Path = Field(description="the .npz file")
+    layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
+
+    def available(self, root: Path) -> bool:  # noqa: D102
+        return self.path.expanduser().is_file()
+
+    def load(self, root: Path) -> Samples:  # noqa: D102
+        return self.reshaped(read_npz(self.path.expanduser(), self.path.stem, self.layout))

@@ -1,0 +1,205 @@
+"""How samples are dealt to clients: owner arrays, client sizes, Dirichlet proportions.
+
+A partition decides one thing, the *owner* of each sample ``(n,)``: a client, or -1 for nobody. So no
+sample can be given twice.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.data.base import Partition
+from rayfl.errors import DataError
+from rayfl.random import generator
+
+Owners = NDArray[np.int64]
+
+
+def by_owner(owners: Owners, clients: int) -> list[NDArray[np.integer]]:
+    """The samples of each client, ascending.
+
+    Raises:
+        DataError: if a client has none.
+    """
+    sizes = np.bincount(owners[owners >= 0], minlength=clients)
+    empty = np.flatnonzero(sizes == 0)
+    if len(empty):
+        raise DataError(
+            f"partition: {len(empty)} of {clients} clients (the first is {empty[0]}) would have no sample; "
+            "use fewer clients"
+        )
+    order = np.argsort(owners, kind="stable")[len(owners) - int(sizes.sum()) :]
+    ends = np.cumsum(sizes).tolist()
+    return [order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+
+
+def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:
+    """Refuse what no partition can divide.
+
+    Raises:
+        DataError: if there are fewer samples than clients, or a label outside ``range(classes)``.
+    """
+    if len(labels) < clients:
+        raise DataError(f"partition.clients: {clients} clients for {len(labels)} training samples; use fewer")
+    if labels.min() < 0 or labels.max() >= classes:
+        raise DataError(
+            f"partition: the labels run from {labels.min()} to {labels.max()}; "
+            f"they must lie in range({classes})"
+        )
+
+
+class SizedPartition(Partition):
+    """A partition whose clients may have different numbers of samples."""
+
+    samples: int | None = Field(
+        None, ge=1, description="mean number of samples of a client; by default all samples are used"
+    )
+    sizes: Literal["equal", "lognormal", "power"] = Field(
+        "equal", description="distribution of the clients' numbers of samples"
+    )
+    spread: float = Field(
+        1.0, ge=0, le=10, description="lognormal: standard deviation of the logarithm; power: exponent delta"
+    )
+    min_samples: int = Field(1, ge=1, description="least number of samples of a client")
+
+    def client_sizes(
+        self, available: int, clients: int, samples: int | None, rng: np.random.Generator, where: str
+    ) -> NDArray[np.int64]:
+        """How many samples each of ``clients`` gets, ``(clients,)``.
+
+        Args:
+            available: number of samples there are.
+            clients: number of clients they are for.
+            samples: mean number of samples of a client; None: all are dealt.
+            rng: decides the lognormal sizes.
+            where: the setting, for errors.
+
+        Raises:
+            DataError: if there are too few samples.
+        """
+        least = self.min_samples
+        each = least if samples is None else samples
+        if each < least:
+            raise DataError(
+                f"{where}: a mean of {each} samples is below min_samples={least}; raise it to {least}"
+            )
+        if each * clients > available:
+            raise DataError(
+                f"{where}: {clients} clients with {each} samples each need {each * clients}, "
+                f"there are {available}; use fewer clients or samples"
+            )
+        total = available if samples is None else samples * clients
+        rest = total - clients * least
+        return least + apportion(rest, client_weights(rest, clients, self.sizes, self.spread, rng))
+
+
+def client_weights(
+    total: int, clients: int, sizes: str, spread: float, rng: np.random.Generator
+) -> NDArray[np.float64]:
+    """The shares of the clients in ``total`` samples, up to a factor, ``(clients,)``.
+
+    - ``equal``: one;
+    - ``lognormal``: ``exp(spread * z)``, z standard normal;
+    - ``power``: ``exp(beta m^spread)`` for the m-th client, ``beta`` such that their sum is ``total``
+      (FLT, Jamali-Rad et al. 2022, Algorithm 4, where ``spread`` is delta and ``min_samples`` alpha).
+    """
+    if sizes == "lognormal":
+        weights: NDArray[np.float64] = np.exp(spread * rng.standard_normal(clients))
+        return weights
+    if sizes == "power" and total > 0:
+        ranks = np.arange(1, clients + 1, dtype=np.float64) ** spread
+        ranks /= ranks[-1]
+        low, high = -1e6, np.log(total)  # at `high` the last client alone takes everything
+        for _ in range(200):
+            beta = (low + high) / 2
+            low, high = (beta, high) if np.exp(beta * ranks).sum() < total else (low, beta)
+        weights = np.exp(high * ranks)
+        return weights
+    return np.ones(clients)
+
+
+def apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Whole numbers in proportion to ``weights`` with sum ``total``, by largest remainder."""
+    quotas = weights * (total / weights.sum())
+    counts: NDArray[np.int64] = np.floor(quotas).astype(np.int64)
+    left = total - int(counts.sum())
+    counts[np.argsort(counts - quotas, kind="stable")[:left]] += 1
+    return counts
+
+
+def dirichlet_owners(
+    labels: NDArray[np.int64],
+    clients: int,
+    alpha: float,
+    min_samples: int,
+    attempts: int,
+    capped: bool,
+    seed: int,
+    group: int = 0,
+) -> Owners:
+    """Deal every class in proportions drawn from ``Dir(alpha)`` over the clients.
+
+    Hsu, Qi, Brown 2019 (arXiv:1909.06335); Li et al. 2022, NIID-Bench, ``p_k ~ Dir(beta)``.
+
+    Args:
+        labels: ``(n,)``; all samples are dealt.
+        clients: number of clients.
+        alpha: concentration; small is skewed.
+        min_samples: draws that leave a client with fewer are rejected.
+        attempts: number of draws.
+        capped: a client with its fair share ``n / clients`` takes no part in the classes that follow
+            (as in NIID-Bench's code).
+        seed, group: the key of the draws.
+
+    Raises:
+        DataError: if no draw was accepted; it says what would do.
+    """
+    if len(labels) < clients * min_samples:
+        raise DataError(
+            f"partition.min_samples: {clients} clients with {min_samples} samples each need "
+            f"{clients * min_samples}, there are {len(labels)}; use fewer clients or a smaller min_samples"
+        )
+    best = 0
+    for attempt in range(attempts):
+        owners = _draw_dirichlet(labels, clients, alpha, capped, generator(seed, "partition", group, attempt))
+        fewest = int(np.bincount(owners, minlength=clients).min())
+        if fewest >= min_samples:
+            return owners
+        best = max(best, fewest)
+
+    remedies = [f"min_samples={best}"] if best else []
+    for doubling in range(1, 13):
+        rng = generator(seed, "partition", group, attempts + doubling)
+        owners = _draw_dirichlet(labels, clients, alpha * 2**doubling, capped, rng)
+        if np.bincount(owners, minlength=clients).min() >= min_samples:
+            remedies.append(f"alpha={alpha * 2**doubling:g}")
+            break
+    raise DataError(
+        f"partition.alpha: in {attempts} draws of Dir({alpha:g}) over {clients} clients the smallest client "
+        f"had at most {best} samples, not {min_samples}; {' or '.join(remedies) or 'fewer clients'} would do"
+    )
+
+
+def _draw_dirichlet(
+    labels: NDArray[np.int64], clients: int, alpha: float, capped: bool, rng: np.random.Generator
+) -> Owners:
+    owners = np.empty(len(labels), np.int64)
+    held = np.zeros(clients, np.int64)
+    for label in np.unique(labels):
+        members = rng.permutation(np.flatnonzero(labels == label))
+        shares = rng.dirichlet(np.full(clients, alpha))
+        if capped:
+            open_clients = held < len(labels) / clients
+            shares = shares * open_clients
+            if shares.sum() <= 0:  # all mass was on clients that are full
+                shares = open_clients.astype(np.float64)
+        ends = np.floor(np.cumsum(shares) / shares.sum() * len(members)).astype(np.int64)
+        ends[-1] = len(members)
+        counts = np.diff(ends, prepend=0)
+        owners[members] = np.repeat(np.arange(clients), counts)
+        held += counts
+    return owners

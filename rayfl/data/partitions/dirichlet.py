@@ -1,0 +1,37 @@
+"""Every class is dealt in random proportions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.data.base import Assignment, Partition
+from rayfl.data.partitions._dealing import by_owner, check_labels, dirichlet_owners
+
+
+class Dirichlet(Partition):
+    """Dirichlet: each class is dealt in proportions drawn from Dir(alpha) over the clients.
+
+    Hsu, Qi, Brown 2019; NIID-Bench (Li et al. 2022). All samples are used.
+    """
+
+    name: Literal["dirichlet"] = "dirichlet"
+    alpha: float = Field(0.5, gt=0, le=1e6, description="concentration; small: few classes a client")
+    min_samples: int = Field(1, ge=1, description="draws that leave a client with fewer samples are rejected")
+    attempts: int = Field(50, ge=1, le=10_000, description="draws before giving up")
+    capped: bool = Field(
+        True,
+        description="a client with its fair share n/N gets none of the remaining classes (NIID-Bench's code)",
+    )
+
+    def assign(  # noqa: D102
+        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
+    ) -> Assignment:
+        check_labels(labels, classes, self.clients)
+        owners = dirichlet_owners(
+            labels, self.clients, self.alpha, self.min_samples, self.attempts, self.capped, seed
+        )
+        return Assignment(by_owner(owners, self.clients))

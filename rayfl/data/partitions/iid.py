@@ -1,0 +1,28 @@
+"""Every client draws from the same distribution."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.base import Assignment
+from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels
+from rayfl.random import generator
+
+
+class Iid(SizedPartition):
+    """IID: the samples are shuffled and dealt, evenly or in unequal numbers."""
+
+    name: Literal["iid"] = "iid"
+
+    def assign(  # noqa: D102
+        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
+    ) -> Assignment:
+        check_labels(labels, classes, self.clients)
+        rng = generator(seed, "partition")
+        sizes = self.client_sizes(len(labels), self.clients, self.samples, rng, "partition")
+        owners = np.full(len(labels), -1)
+        owners[rng.permutation(len(labels))[: sizes.sum()]] = np.repeat(np.arange(self.clients), sizes)
+        return Assignment(by_owner(owners, self.clients))

@@ -1,0 +1,44 @@
+"""Sort by label, cut into shards, deal a few to every client."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.data.base import Assignment, Partition
+from rayfl.data.partitions._dealing import by_owner, check_labels
+from rayfl.errors import DataError
+from rayfl.random import generator
+
+
+class Shards(Partition):
+    """Shards: the samples, sorted by label, are cut into N x s equal shards, s for every client.
+
+    McMahan et al. 2017, section 3 (there s = 2); Sub-FedAvg (Vahidian et al. 2021). All samples are used;
+    if they cannot be cut evenly, the first shards have one sample more.
+    """
+
+    name: Literal["shards"] = "shards"
+    shards_per_client: int = Field(2, ge=1, description="shards s of every client")
+
+    def assign(  # noqa: D102
+        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
+    ) -> Assignment:
+        check_labels(labels, classes, self.clients)
+        shards = self.clients * self.shards_per_client
+        if shards > len(labels):
+            raise DataError(
+                f"partition: {self.clients} clients with {self.shards_per_client} shards need {shards} "
+                f"samples, there are {len(labels)}; use fewer clients or shards_per_client"
+            )
+        rng = generator(seed, "partition")
+        shuffled = rng.permutation(len(labels))
+        by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+        sizes = len(labels) // shards + (np.arange(shards) < len(labels) % shards)
+        owner_of_shard = rng.permutation(shards) // self.shards_per_client
+        owners = np.empty(len(labels), np.int64)
+        owners[by_label] = np.repeat(owner_of_shard, sizes)
+        return Assignment(by_owner(owners, self.clients))

@@ -1,0 +1,144 @@
+"""Planted groups of clients, each with labels of its own."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from rayfl.data.base import Assignment
+from rayfl.data.partitions._dealing import Owners, SizedPartition, apportion, by_owner, check_labels
+from rayfl.errors import DataError
+from rayfl.random import generator
+from rayfl.settings import Section
+
+
+class Task(Section):
+    """One group of clients."""
+
+    labels: tuple[int, ...] = Field(min_length=1, description="labels of the task")
+    clients: int = Field(ge=1, description="number of its clients")
+    samples: int | None = Field(
+        None,
+        ge=1,
+        description="mean number of samples of a client; by default all samples of the labels are dealt",
+    )
+
+    @field_validator("labels")
+    @classmethod
+    def _labels_once(cls, labels: tuple[int, ...]) -> tuple[int, ...]:
+        if min(labels) < 0 or len(set(labels)) < len(labels):
+            raise ValueError("labels must be different numbers from 0")
+        return labels
+
+
+class Tasks(SizedPartition):
+    """Tasks: groups of clients, each with labels of its own, and a few samples of the others' labels.
+
+    MT-HFL (Ali, Arafa 2022, section V): e.g. FMNIST's clothes, shoes and bags for 5, 3 and 2 users of
+    2,000, 1,000 and 500 samples, 10 % of them foreign. FLT's scenarios 1, 2 and 4 (Jamali-Rad et al. 2022)
+    are groups of equal weight; tasks may share labels, whose samples are then divided between them in
+    proportion to their numbers of clients.
+
+    The planted group of a client is the place of its task in the list. Clients are numbered task by task.
+    """
+
+    name: Literal["tasks"] = "tasks"
+    tasks: tuple[Task, ...] = Field(min_length=1, description="the groups: labels, clients, samples")
+    foreign: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="fraction of each client's samples whose labels belong to other tasks only",
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _count_clients(cls, data: Any) -> Any:
+        """``clients`` need not be given: it is the sum over the tasks."""
+        if not isinstance(data, dict) or "clients" in data or not isinstance(data.get("tasks"), list | tuple):
+            return data
+        counts = [
+            task.get("clients") if isinstance(task, dict) else getattr(task, "clients", None)
+            for task in data["tasks"]
+        ]
+        return {**data, "clients": sum(counts)} if all(isinstance(count, int) for count in counts) else data
+
+    @model_validator(mode="after")
+    def _clients_agree(self) -> Tasks:
+        total = sum(task.clients for task in self.tasks)
+        if self.clients != total:
+            raise ValueError(
+                f"clients is {self.clients} but the tasks have {total} together; leave clients out"
+            )
+        if self.samples is not None:
+            raise ValueError(
+                "samples belongs to each task: tasks: [{labels: ..., clients: ..., samples: ...}]"
+            )
+        return self
+
+    def assign(  # noqa: D102
+        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
+    ) -> Assignment:
+        check_labels(labels, classes, self.clients)
+        for place, task in enumerate(self.tasks):
+            if max(task.labels) >= classes:
+                raise DataError(
+                    f"partition.tasks[{place}].labels: {max(task.labels)} is not a label of this data; "
+                    f"labels lie in range({classes})"
+                )
+        pools = self._pools(labels, seed)
+        owners = np.full(len(labels), -1)
+        foreign_sizes: list[NDArray[np.int64]] = []
+        first = 0
+        for place, (task, pool) in enumerate(zip(self.tasks, pools, strict=True)):
+            rng = generator(seed, "partition sizes", place)
+            where = f"partition.tasks[{place}]"
+            sizes = self.client_sizes(len(pool), task.clients, task.samples, rng, where)
+            foreign = np.rint(self.foreign * sizes).astype(np.int64)
+            own = sizes - foreign
+            owners[pool[: own.sum()]] = np.repeat(first + np.arange(task.clients), own)
+            foreign_sizes.append(foreign)
+            first += task.clients
+        self._deal_foreign(owners, labels, foreign_sizes, seed)
+        groups = np.repeat(np.arange(len(self.tasks)), [task.clients for task in self.tasks])
+        return Assignment(by_owner(owners, self.clients), groups.astype(np.int64))
+
+    def _pools(self, labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+        """The samples that each task may use, shuffled; disjoint."""
+        parts: list[list[NDArray[np.int64]]] = [[] for _ in self.tasks]
+        for label in sorted({label for task in self.tasks for label in task.labels}):
+            sharing = [place for place, task in enumerate(self.tasks) if label in task.labels]
+            members = generator(seed, "partition label", label).permutation(np.flatnonzero(labels == label))
+            weights = np.array([self.tasks[place].clients for place in sharing], np.float64)
+            ends = np.cumsum(apportion(len(members), weights))
+            for place, part in zip(sharing, np.split(members, ends[:-1]), strict=True):
+                parts[place].append(part)
+        return [
+            generator(seed, "partition task", place).permutation(np.concatenate(part))
+            for place, part in enumerate(parts)
+        ]
+
+    def _deal_foreign(
+        self, owners: Owners, labels: NDArray[np.int64], sizes: list[NDArray[np.int64]], seed: int
+    ) -> None:
+        """Give the clients of every task their foreign samples (``sizes``) out of what is left, in place.
+
+        Raises:
+            DataError: if too few are left.
+        """
+        firsts = np.cumsum([0, *(len(counts) for counts in sizes)])
+        used = {label for task in self.tasks for label in task.labels}
+        for place in sorted(range(len(sizes)), key=lambda task: -int(sizes[task].sum())):
+            need = int(sizes[place].sum())
+            others = sorted(used - set(self.tasks[place].labels))
+            left = np.flatnonzero((owners < 0) & np.isin(labels, others))
+            if need > len(left):
+                raise DataError(
+                    f"partition.foreign: tasks[{place}] needs {need} samples with labels of other tasks, "
+                    f"{len(left)} are left; lower foreign or the tasks' samples"
+                )
+            drawn = generator(seed, "partition foreign", place).permutation(left)[:need]
+            owners[drawn] = np.repeat(firsts[place] + np.arange(len(sizes[place])), sizes[place])
