@@ -1,0 +1,1 @@
+"""How signatures compare, and how proximities become clusters."""

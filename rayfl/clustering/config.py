@@ -1,0 +1,75 @@
+"""The settings of one-shot clustering: signature, proximity, grouping, and when it happens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field, model_validator
+
+from rayfl.clustering.linkage import Method
+from rayfl.clustering.proximity import PROXIMITIES
+from rayfl.errors import nearest
+from rayfl.settings import Section, choice, discover
+from rayfl.signatures.base import Signature
+from rayfl.signatures.features.base import FeatureMap
+from rayfl.signatures.features.identity import Identity
+from rayfl.signatures.subspace import Subspace
+
+if TYPE_CHECKING:
+    AnySignature = Signature
+    AnyFeatureMap = FeatureMap
+else:
+    AnySignature = choice(discover("rayfl.signatures", Signature))
+    AnyFeatureMap = choice(discover("rayfl.signatures.features", FeatureMap))
+
+Grouping = Literal["hierarchical", "planted", "single", "singletons", "random"]
+
+
+class Clustering(Section):
+    """How clients are grouped by what they reveal of their data.
+
+    The defaults are PACFL's (thesis Algorithm 7). ``threshold`` is its beta: degrees for angles, ``1 - R``
+    for ``relevance``; large gives one cluster (FedAvg), small gives everyone alone (SOLO). Without a
+    threshold or a number of clusters the tree's own proposal is taken, and reported.
+    """
+
+    signature: AnySignature = Field(Subspace(), description="what a client reveals")
+    features: AnyFeatureMap = Field(Identity(), description="feature map applied before the signature")
+    proximity: str | None = Field(None, description="how signatures compare; none: the signature's default")
+    grouping: Grouping = Field(
+        "hierarchical",
+        description="hierarchical; planted: the true groups; single: one cluster; singletons: everyone "
+        "alone; random: n_clusters of equal size, or the true groups' sizes",
+    )
+    linkage: Method = Field("average", description="linkage of the hierarchical clustering")
+    threshold: float | None = Field(None, ge=0, description="cut at this distance (beta)")
+    n_clusters: int | None = Field(None, ge=1, description="cut into this many clusters")
+    every: int = Field(0, ge=0, description="cluster again every so many rounds (tau); 0: once, at the start")
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Clustering:
+        name = self.signature.name
+        if self.proximity is not None and self.proximity not in self.signature.proximities:
+            if self.proximity not in PROXIMITIES:
+                raise ValueError(f"no proximity {self.proximity!r}; {nearest(self.proximity, PROXIMITIES)}")
+            raise ValueError(
+                f"proximity {self.proximity!r} cannot compare signatures {name!r}; "
+                f"valid: {', '.join(self.signature.proximities)}"
+            )
+        if self.threshold is not None and self.n_clusters is not None:
+            raise ValueError("threshold and n_clusters are both given; give one of them, or neither")
+        if self.threshold is not None and self.grouping != "hierarchical":
+            raise ValueError(f"threshold has no meaning for grouping {self.grouping!r}; leave it out")
+        if self.n_clusters is not None and self.grouping not in ("hierarchical", "random"):
+            raise ValueError(f"n_clusters has no meaning for grouping {self.grouping!r}; leave it out")
+        return self
+
+    @property
+    def measure(self) -> str:
+        """The proximity in use: ``proximity``, or the signature's default."""
+        return self.proximity if self.proximity is not None else self.signature.proximities[0]
+
+    @property
+    def needs_signatures(self) -> bool:
+        """Whether clients have to compute signatures at all."""
+        return self.grouping == "hierarchical"

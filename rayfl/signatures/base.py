@@ -1,0 +1,75 @@
+"""The contract of a signature: what a client computes from its own data and sends to the server."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rayfl.errors import DataError
+from rayfl.settings import Section
+
+
+class Signature(Section):
+    """What a client reveals, chosen by name; subclasses live one a file in ``rayfl/signatures``.
+
+    A signature is computed in one step, by :meth:`compute`, at each client. One with ``needs_exchange``
+    takes a second step: every client receives all signatures and answers with one row of relations
+    (:meth:`relate`), which costs it N times :meth:`floats` numbers down and N numbers up.
+
+    Attributes:
+        name: how users choose it.
+        proximities: the proximities that can compare such signatures; the first is the default.
+        needs_exchange: whether :meth:`relate` is part of the protocol.
+    """
+
+    proximities: ClassVar[tuple[str, ...]] = ()
+    needs_exchange: ClassVar[bool] = False
+
+    name: str
+
+    def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
+        """The signature of one client's data.
+
+        Args:
+            x: samples ``(n, D)``, raw pixels in [0, 1] or what a feature map made of them.
+            y: class labels ``(n,)``.
+            key: key of the random numbers that belong to this client (:func:`rayfl.random.key` of the
+                seed and the client id); used by signatures that draw some.
+
+        Raises:
+            DataError: if these data have no such signature (no samples, not finite).
+        """
+        raise NotImplementedError
+
+    def floats(self, signature: NDArray[np.floating]) -> int:
+        """How many numbers the client sends to the server, for the communication ledger."""
+        return int(signature.size)
+
+    def relate(
+        self, x: NDArray[np.floating], own: NDArray[np.floating], others: Sequence[NDArray[np.floating]]
+    ) -> NDArray[np.float64]:
+        """The second step, at client i: its relation ``r(i, j)`` to every client j, ``(N,)``.
+
+        Args:
+            x: the client's samples ``(n, D)``, as given to :meth:`compute`.
+            own: its own signature.
+            others: the signatures of all N clients, in the order of their ids, its own among them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no second step")
+
+
+def sample_matrix(x: ArrayLike) -> NDArray[np.float64]:
+    """Samples as a finite float64 matrix ``(n, D)``.
+
+    Raises:
+        DataError: if it is not a matrix, has no rows, or holds NaN or infinity.
+    """
+    matrix = np.asarray(x, dtype=np.float64)
+    if matrix.ndim != 2 or matrix.shape[0] == 0:
+        raise DataError(f"a signature needs samples (n, D) with n >= 1, not an array {matrix.shape}")
+    if not np.isfinite(matrix).all():
+        raise DataError("a signature cannot be computed: the samples hold NaN or infinity")
+    return matrix

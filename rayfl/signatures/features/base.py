@@ -1,0 +1,47 @@
+"""The contract of a feature map: fitted once by the server, applied by every client."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.settings import Section
+
+
+class Fitted(Protocol):
+    """A feature map ready for use; it is pickled to the workers."""
+
+    def apply(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
+        """Features ``(n, d)`` of samples ``(n, C, H, W)`` or ``(n, D)``, pixels in [0, 1]."""
+        ...
+
+
+class FeatureMap(Section):
+    """Phi, chosen by name; subclasses live one a file in ``rayfl/signatures/features``."""
+
+    name: str
+
+    @property
+    def public_samples(self) -> int:
+        """How many public samples :meth:`fit` wants; 0 if it looks at none."""
+        return 0
+
+    def fit(self, x: NDArray[np.floating], key: int = 0) -> Fitted:
+        """Prepare the map at the server.
+
+        Args:
+            x: public samples ``(s, C, H, W)`` or ``(s, D)``, pixels in [0, 1]; may be empty where
+                ``public_samples`` is 0.
+            key: key of the random numbers, for maps that draw some.
+
+        Raises:
+            DataError: if it cannot be prepared; one line naming what would do instead.
+        """
+        raise NotImplementedError
+
+
+def flat(x: NDArray[np.floating]) -> NDArray[np.floating]:
+    """Samples as rows ``(n, D)``."""
+    return x.reshape(len(x), -1)

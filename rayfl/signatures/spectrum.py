@@ -1,0 +1,93 @@
+"""MT-HFL's signature: the leading spectrum of a client's Gram matrix, related by an exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.random import generator
+from rayfl.signatures.base import Signature, sample_matrix
+from rayfl.signatures.linalg import leading_eigenpairs, one_thread
+
+BLOCK = 256
+"""How many users' eigenvectors are projected at a time; bounds the memory of :meth:`Spectrum.relate`."""
+
+
+class Spectrum(Signature):
+    """The q leading eigenpairs of the Gram matrix of the client's features (MT-HFL).
+
+    Ali and Arafa, "Data similarity-based one-shot clustering for multi-task hierarchical federated
+    learning", Algorithm 2: ``G_i = Phi(X_i)^T Phi(X_i) / n_i`` has eigenpairs ``(lambda_i, V_i)``. Users
+    exchange ``V_i`` only; user i then measures how much its own data vary along the directions of user j,
+    ``lhat_k = |G_i v_k^(j)|`` (Eq. 2), compares with its own eigenvalues,
+    ``l_k = min(lambda_k, lhat_k) / max(lambda_k, lhat_k)`` (Eq. 3), and reports the geometric mean
+    ``r(i, j) = (prod_k l_k)^(1/q)`` (Eq. 4). The server averages both directions (Eq. 5, ``relevance``).
+
+    The signature is an array ``(D + 1, q')``: the eigenvalues in row 0, the eigenvectors below. The paper
+    discards "extremely small" eigenvalues; here those up to ``tiny`` times the largest are, together with
+    their eigenvectors, so that ``q' <= q``. Two users are compared along the first ``min(q'_i, q'_j)``.
+
+    ``noise`` blurs the exchanged eigenvectors, which the paper leaves open. They are not normalised again:
+    the noise adds to ``lhat_k`` no more than its own projection on ``G_i``, whereas shrinking the vectors
+    to length one would lower every ``lhat_k``.
+    """
+
+    proximities: ClassVar[tuple[str, ...]] = ("relevance",)
+    needs_exchange: ClassVar[bool] = True
+
+    name: Literal["spectrum"] = "spectrum"
+    q: int = Field(5, ge=1, description="number of exchanged eigenvectors (q)")
+    tiny: float = Field(1e-6, ge=0, lt=1, description="drop eigenvalues up to this share of the largest")
+    noise: float = Field(0.0, ge=0, description="standard deviation of noise on exchanged eigenvectors")
+
+    def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
+        """Eigenvalues (row 0) above eigenvectors, ``(D + 1, q')``; the noise depends on ``key`` alone.
+
+        Raises:
+            DataError: if there are no samples or they are not finite.
+        """
+        samples = sample_matrix(x)
+        values, vectors = leading_eigenpairs(samples, self.q, self.tiny)
+        if self.noise:
+            draws = generator(key, "spectrum noise").standard_normal(vectors.shape)
+            vectors = vectors + self.noise * draws
+        return np.vstack([values / len(samples), vectors]).astype(np.float32)
+
+    def floats(self, signature: NDArray[np.floating]) -> int:
+        """``D q'``: the eigenvalues stay with the client."""
+        return int(signature[1:].size)
+
+    def relate(
+        self, x: NDArray[np.floating], own: NDArray[np.floating], others: Sequence[NDArray[np.floating]]
+    ) -> NDArray[np.float64]:
+        """``r(i, j)`` for every user j, ``(N,)``, in [0, 1]; 0 where nothing can be compared.
+
+        ``G_i V`` is taken as ``X^T (X V) / n``, many users at a time, without forming ``G_i``.
+        """
+        samples = sample_matrix(x)
+        own_values = own[0].astype(np.float64)
+        row = np.zeros(len(others))
+        for start in range(0, len(others), BLOCK):
+            block = others[start : start + BLOCK]
+            vectors = np.concatenate([other[1:] for other in block], axis=1).astype(np.float64)
+            with one_thread():
+                projected = samples.T @ (samples @ vectors) / len(samples)
+            lhat = np.linalg.norm(projected, axis=0)
+            ends = np.cumsum([other.shape[1] for other in block])
+            for place, lhat_j in enumerate(np.split(lhat, ends[:-1])):
+                row[start + place] = _geometric_mean_ratio(own_values, lhat_j)
+        return row
+
+
+def _geometric_mean_ratio(own: NDArray[np.float64], projected: NDArray[np.float64]) -> float:
+    """Eqs. 3 and 4 of MT-HFL over the eigenvalues that both users kept."""
+    kept = min(len(own), len(projected))
+    if kept == 0:
+        return 0.0
+    pair = np.stack([own[:kept], projected[:kept]])
+    ratio = pair.min(axis=0) / pair.max(axis=0)
+    return float(np.exp(np.log(ratio).mean())) if (ratio > 0).all() else 0.0
