@@ -18,6 +18,7 @@ from typing import ClassVar
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rayfl.data.arrays import as_inputs, as_labels, first_line, read_npz, write_npz
 from rayfl.data.base import Samples
@@ -80,9 +81,11 @@ class TorchvisionDataset(ImageDataset):
         """The settings that come with the same download."""
         return (self,)
 
+    @override
     def available(self, root: Path) -> bool:
         return self._stored(root).is_file() or all((root / file).is_file() for file in self.layout())
 
+    @override
     def load(self, root: Path) -> Samples:
         if not self.available(root):
             raise DataError(
@@ -104,6 +107,7 @@ class TorchvisionDataset(ImageDataset):
             raise DataError(f"dataset {self.stem()} in {root} has labels beyond its {len(names)} classes")
         return self.reshaped(replace(samples, classes=len(names), class_names=names))
 
+    @override
     def prepare(self, root: Path) -> str:
         """Download the dataset with torchvision and write it to ``root/<stem>.npz``, unless it is there.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
 
@@ -25,6 +27,7 @@ class Cifar10(TorchvisionDataset):
         "truck",
     )
 
-    def layout(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def layout(self) -> tuple[str, ...]:
         files = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
         return tuple(f"cifar-10-batches-py/{file}" for file in files)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
 _NAMES = """
@@ -25,5 +27,6 @@ class Cifar100(TorchvisionDataset):
     torchvision_name: ClassVar[str] = "CIFAR100"
     names: ClassVar[tuple[str, ...]] = tuple(_NAMES.split())
 
-    def layout(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def layout(self) -> tuple[str, ...]:
         return tuple(f"cifar-100-python/{file}" for file in ("train", "test", "meta"))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from typing_extensions import override
 
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
@@ -22,7 +23,8 @@ class Digits(ImageDataset):
 
     name: Literal["digits"] = "digits"
 
-    def load(self, root: Path) -> Samples:  # noqa: D102
+    @override
+    def load(self, root: Path) -> Samples:
         from sklearn.datasets import load_digits  # deferred: it takes half a second
 
         data = load_digits()

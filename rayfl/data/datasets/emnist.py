@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
@@ -26,19 +27,23 @@ class Emnist(TorchvisionDataset):
     torchvision_name: ClassVar[str] = "EMNIST"
     split: Literal["balanced", "letters"] = Field("balanced", description="which of EMNIST's divisions")
 
-    def stem(self) -> str:  # noqa: D102
+    @override
+    def stem(self) -> str:
         return f"emnist_{self.split}"
 
-    def layout(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def layout(self) -> tuple[str, ...]:
         return tuple(
             f"EMNIST/raw/emnist-{self.split}-{part}-{content}-ubyte"
             for part in ("train", "test")
             for content in ("images-idx3", "labels-idx1")
         )
 
-    def arguments(self, train: bool) -> dict[str, object]:  # noqa: D102
+    @override
+    def arguments(self, train: bool) -> dict[str, object]:
         return {"train": train, "split": self.split}
 
+    @override
     def adapt(
         self, x: NDArray[np.generic], y: NDArray[np.generic]
     ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
@@ -46,11 +51,13 @@ class Emnist(TorchvisionDataset):
         first = 1 if self.split == "letters" else 0
         return x.transpose(0, 2, 1), y.astype(np.int64) - first
 
-    def class_names(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def class_names(self) -> tuple[str, ...]:
         if self.split == "letters":
             return tuple(string.ascii_lowercase)
         return tuple(string.digits + string.ascii_uppercase + "abdefghnqrt")
 
+    @override
     def variants(self) -> Sequence[Emnist]:
         """One download holds all divisions."""
         return [self.model_copy(update={"split": split}) for split in _SPLITS]

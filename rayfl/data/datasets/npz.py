@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.data.arrays import Layout, read_npz
 from rayfl.data.base import Samples
@@ -23,8 +24,10 @@ class Npz(ImageDataset):
     path: Path = Field(description="the .npz file")
     layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
 
-    def available(self, root: Path) -> bool:  # noqa: D102
+    @override
+    def available(self, root: Path) -> bool:
         return self.path.expanduser().is_file()
 
-    def load(self, root: Path) -> Samples:  # noqa: D102
+    @override
+    def load(self, root: Path) -> Samples:
         return self.reshaped(read_npz(self.path.expanduser(), self.path.stem, self.layout))

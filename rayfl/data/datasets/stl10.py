@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
 
@@ -25,9 +27,11 @@ class Stl10(TorchvisionDataset):
         "truck",
     )
 
-    def layout(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def layout(self) -> tuple[str, ...]:
         files = ("train_X.bin", "train_y.bin", "unlabeled_X.bin", "test_X.bin", "test_y.bin")
         return tuple(f"stl10_binary/{file}" for file in files)
 
-    def arguments(self, train: bool) -> dict[str, object]:  # noqa: D102
+    @override
+    def arguments(self, train: bool) -> dict[str, object]:
         return {"split": "train" if train else "test"}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
 
@@ -14,8 +16,10 @@ class Svhn(TorchvisionDataset):
     torchvision_name: ClassVar[str] = "SVHN"
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
-    def layout(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def layout(self) -> tuple[str, ...]:
         return ("train_32x32.mat", "test_32x32.mat")
 
-    def arguments(self, train: bool) -> dict[str, object]:  # noqa: D102
+    @override
+    def arguments(self, train: bool) -> dict[str, object]:
         return {"split": "train" if train else "test"}

@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from rayfl.data.base import Dataset, Samples
 from rayfl.random import generator
@@ -47,7 +48,8 @@ class Synthetic(Dataset):
             )
         return self
 
-    def load(self, root: Path) -> Samples:  # noqa: D102
+    @override
+    def load(self, root: Path) -> Samples:
         x_train, y_train, domain_train = self._draw("train", self.samples)
         x_test, y_test, domain_test = self._draw("test", self.test_size)
         return Samples(self.name, x_train, y_train, x_test, y_test, self.classes, domain_train, domain_test)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
+from typing_extensions import override
+
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 
 
@@ -14,5 +16,6 @@ class Usps(TorchvisionDataset):
     torchvision_name: ClassVar[str] = "USPS"
     names: ClassVar[tuple[str, ...]] = tuple("0123456789")
 
-    def layout(self) -> tuple[str, ...]:  # noqa: D102
+    @override
+    def layout(self) -> tuple[str, ...]:
         return ("usps.bz2", "usps.t.bz2")

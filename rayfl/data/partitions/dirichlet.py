@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition
 from rayfl.data.partitions._dealing import by_owner, check_labels, dirichlet_owners
@@ -27,7 +28,8 @@ class Dirichlet(Partition):
         description="a client with its fair share n/N gets none of the remaining classes (NIID-Bench's code)",
     )
 
-    def assign(  # noqa: D102
+    @override
+    def assign(
         self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
     ) -> Assignment:
         check_labels(labels, classes, self.clients)

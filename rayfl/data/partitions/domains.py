@@ -7,6 +7,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from rayfl.data.base import Assignment
 from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels, dirichlet_owners
@@ -51,7 +52,8 @@ class Domains(SizedPartition):
             raise ValueError("labels=dirichlet decides the sizes of the clients itself; leave sizes out")
         return self
 
-    def assign(  # noqa: D102
+    @override
+    def assign(
         self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
     ) -> Assignment:
         check_labels(labels, classes, self.clients)

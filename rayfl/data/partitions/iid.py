@@ -6,6 +6,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from rayfl.data.base import Assignment
 from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels
@@ -17,7 +18,8 @@ class Iid(SizedPartition):
 
     name: Literal["iid"] = "iid"
 
-    def assign(  # noqa: D102
+    @override
+    def assign(
         self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
     ) -> Assignment:
         check_labels(labels, classes, self.clients)

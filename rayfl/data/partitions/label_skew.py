@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition
 from rayfl.data.partitions._dealing import by_owner, check_labels
@@ -25,7 +26,8 @@ class LabelSkew(Partition):
     name: Literal["label_skew"] = "label_skew"
     rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that every client has")
 
-    def assign(  # noqa: D102
+    @override
+    def assign(
         self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
     ) -> Assignment:
         check_labels(labels, classes, self.clients)

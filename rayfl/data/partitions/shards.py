@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition
 from rayfl.data.partitions._dealing import by_owner, check_labels
@@ -24,7 +25,8 @@ class Shards(Partition):
     name: Literal["shards"] = "shards"
     shards_per_client: int = Field(2, ge=1, description="shards s of every client")
 
-    def assign(  # noqa: D102
+    @override
+    def assign(
         self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
     ) -> Assignment:
         check_labels(labels, classes, self.clients)
