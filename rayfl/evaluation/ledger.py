@@ -61,12 +61,13 @@ class Ledger:
         kind: str | None = None,
     ) -> int:
         """Bytes of the transfers that match all given attributes, exactly; all bytes if none is given."""
-        wanted = {"round": round, "tier": tier, "direction": direction, "kind": kind}
-        given = {name: value for name, value in wanted.items() if value is not None}
         return sum(
             transfer.bytes
             for transfer in self.transfers
-            if all(getattr(transfer, name) == value for name, value in given.items())
+            if (round is None or transfer.round == round)
+            and (tier is None or transfer.tier == tier)
+            and (direction is None or transfer.direction == direction)
+            and (kind is None or transfer.kind == kind)
         )
 
     def to_frame(self) -> pd.DataFrame:

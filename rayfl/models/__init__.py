@@ -2,5 +2,8 @@
 
 from rayfl.models.base import Model
 from rayfl.models.flat import ModelSpec
+from rayfl.settings import discover
 
-__all__ = ["Model", "ModelSpec"]
+MODELS = discover("rayfl.models", Model)
+
+__all__ = ["MODELS", "Model", "ModelSpec"]

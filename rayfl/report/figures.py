@@ -1,0 +1,300 @@
+"""The charts of a report, each drawn for a light and for a dark page and inlined as SVG.
+
+Colours are those of Okabe and Ito, which people with colour-blindness tell apart, lightened on dark pages.
+Figures are built without pyplot, so that a report can be written from any thread and leaves no state.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Theme:
+    """The colours of a chart."""
+
+    ink: str
+    quiet: str
+    grid: str
+    series: tuple[str, ...]
+
+
+LIGHT = Theme(
+    ink="#1f2328",
+    quiet="#6b7280",
+    grid="#e5e7eb",
+    series=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
+)
+DARK = Theme(
+    ink="#e6e6e6",
+    quiet="#9aa0a6",
+    grid="#34383d",
+    series=("#56B4E9", "#F0793A", "#2FBF97", "#E29BC4", "#F2B134", "#9AD3F5", "#FFFFFF"),
+)
+DASHES = ("-", "--", ":", "-.")
+
+Draw = Callable[[Any, Theme], None]
+"""Draws into matplotlib ``Axes`` with a theme."""
+
+
+def picture(draw: Draw, alt: str, width: float = 8.6, height: float = 3.3) -> Markup:
+    """A chart as one HTML element without outside resources, following the page's colour scheme.
+
+    Args:
+        draw: called once for each theme.
+        alt: what the chart shows, for those who cannot see it.
+        width, height: in inches of 100 CSS pixels.
+    """
+    light, dark = (_svg(draw, theme, width, height) for theme in (LIGHT, DARK))
+    return Markup(
+        '<picture><source srcset="{}" media="(prefers-color-scheme: dark)"><img src="{}" alt="{}"></picture>'
+    ).format(dark, light, alt)
+
+
+def _svg(draw: Draw, theme: Theme, width: float, height: float) -> str:
+    """The chart as a data URI; the same bytes every time."""
+    style = {
+        "axes.axisbelow": True,
+        "axes.edgecolor": theme.grid,
+        "axes.grid": True,
+        "axes.grid.axis": "y",
+        "axes.labelcolor": theme.quiet,
+        "axes.spines.left": False,
+        "axes.spines.right": False,
+        "axes.spines.top": False,
+        "font.family": "DejaVu Sans",
+        "font.size": 9,
+        "grid.color": theme.grid,
+        "grid.linewidth": 0.8,
+        "legend.frameon": False,
+        "lines.linewidth": 1.8,
+        "svg.fonttype": "none",
+        "svg.hashsalt": "rayfl",
+        "text.color": theme.ink,
+        "xtick.color": theme.quiet,
+        "ytick.color": theme.quiet,
+        "ytick.major.size": 0,
+        "ytick.minor.size": 0,
+    }
+    buffer = io.StringIO()
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        draw(figure.add_subplot(), theme)
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    text = buffer.getvalue().replace("'DejaVu Sans'", "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans'")
+    return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
+
+
+def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
+    """The mean over clients, in a band from the worst to the best tenth of them, percent."""
+
+    def draw(axes: Any, theme: Theme) -> None:
+        rounds, colour = evaluated["round"], theme.series[0]
+        if {"accuracy_worst10", "accuracy_best10"} <= set(evaluated.columns):
+            axes.fill_between(
+                rounds, evaluated["accuracy_worst10"], evaluated["accuracy_best10"],
+                color=colour, alpha=0.16, linewidth=0, label="worst 10 % to best 10 % of clients",
+            )  # fmt: skip
+        axes.plot(
+            rounds, evaluated["accuracy_mean"], color=colour, label="mean over clients", **_dots(rounds)
+        )
+        if "accuracy_median" in evaluated:
+            axes.plot(
+                rounds,
+                evaluated["accuracy_median"],
+                color=theme.quiet,
+                linewidth=1,
+                linestyle="--",
+                label="median",
+            )
+        axes.legend(loc="lower right")
+        _over_rounds(axes, "test accuracy (%)")
+
+    return draw
+
+
+def loss_over_rounds(rounds: pd.DataFrame, evaluated: pd.DataFrame) -> Draw:
+    """Training loss of the participants and test loss of all clients."""
+
+    def draw(axes: Any, theme: Theme) -> None:
+        frames = ((rounds, "train_loss", "training"), (evaluated, "loss_mean", "test, mean over clients"))
+        for colour, (frame, column, label) in zip(theme.series, frames, strict=False):
+            if {"round", column} <= set(frame.columns):
+                known = frame[frame[column].notna()]
+                axes.plot(known["round"], known[column], color=colour, label=label, **_dots(known))
+        axes.legend(loc="upper right")
+        _over_rounds(axes, "loss")
+
+    return draw
+
+
+def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
+    """How many clients have which accuracy; the line is their mean."""
+
+    def draw(axes: Any, theme: Theme) -> None:
+        known = percent[~np.isnan(percent)]
+        axes.hist(known, bins=np.arange(0, 101, 5), color=theme.series[0], rwidth=0.9)
+        axes.axvline(known.mean(), color=theme.ink, linewidth=1)
+        left = known.mean() > 50
+        axes.annotate(
+            f"mean {known.mean():.1f} %", (known.mean(), 0.98), xycoords=("data", "axes fraction"),
+            xytext=(-5 if left else 5, 0), textcoords="offset points",
+            ha="right" if left else "left", va="top",
+        )  # fmt: skip
+        axes.set_xlim(0, 100)
+        axes.set_xlabel("last test accuracy of the client (%)")
+        axes.set_ylabel("clients")
+        axes.yaxis.set_major_locator(_whole())
+
+    return draw
+
+
+def cluster_sizes(sizes: NDArray[np.int64]) -> Draw:
+    """Clients in each cluster, largest first."""
+
+    def draw(axes: Any, theme: Theme) -> None:
+        ranked = np.sort(sizes)[::-1]
+        axes.bar(np.arange(1, len(ranked) + 1), ranked, color=theme.series[0], width=0.85)
+        axes.set_xlabel("cluster, largest first")
+        axes.set_ylabel("clients")
+        axes.xaxis.set_major_locator(_whole())
+        axes.yaxis.set_major_locator(_whole())
+
+    return draw
+
+
+def threshold_curve(
+    thresholds: NDArray[np.float64], counts: NDArray[np.float64], chosen: float | None, clusters: float | None
+) -> Draw:
+    """How many clusters each threshold would give, and what was chosen.
+
+    Args:
+        thresholds: ascending, ``(K,)``.
+        counts: the number of clusters from each threshold up to the next; the last holds for all above.
+        chosen: the threshold used, if there is one.
+        clusters: the number of clusters that came of it.
+    """
+    count = len(thresholds)
+    if count > 2000:  # all of the coarse clusterings, every so many of the fine ones
+        kept = np.unique(
+            np.append(np.linspace(0, count - 1, 1000).astype(np.intp), np.arange(count - 1000, count))
+        )
+        thresholds, counts = thresholds[kept], counts[kept]
+    end = 1.06 * max(float(thresholds[-1]), chosen or 0.0)
+    thresholds, counts = np.append(thresholds, end), np.append(counts, counts[-1])
+
+    def draw(axes: Any, theme: Theme) -> None:
+        axes.step(thresholds, counts, where="post", color=theme.series[0])
+        if counts.max() >= 100:
+            axes.set_yscale("log")
+            axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        words = [] if clusters is None else [f"{clusters:g} cluster" + ("s" if clusters != 1 else "")]
+        place: tuple[float, float] | None = None
+        if chosen is not None:
+            axes.axvline(chosen, color=theme.series[1], linewidth=1.2, linestyle="--")
+            words.append(f"at {chosen:.4g}")
+            place = (chosen, 0.98)
+        elif clusters is not None:
+            axes.axhline(clusters, color=theme.series[1], linewidth=1.2, linestyle="--")
+        label = "chosen: " + " ".join(words) if words else ""
+        if place is not None:
+            right = place[0] > (thresholds.min() + thresholds.max()) / 2
+            axes.annotate(
+                label, place, xycoords=("data", "axes fraction"), xytext=(-6 if right else 6, 0),
+                textcoords="offset points", ha="right" if right else "left", va="top", color=theme.series[1],
+            )  # fmt: skip
+        elif label:
+            axes.annotate(
+                label, (0.99, 0.95), xycoords="axes fraction", ha="right", va="top", color=theme.series[1]
+            )
+        axes.set_xlabel("threshold")
+        axes.set_ylabel("clusters")
+
+    return draw
+
+
+TIERS = {"client_lps": "clients – local server", "lps_gps": "local – global server"}
+
+
+def communication(ledger: pd.DataFrame) -> Draw:
+    """Bytes of each round from 0 on, of which there must be some, by tier and direction."""
+    during = ledger[ledger["round"] >= 0]
+    sums = during.groupby(["tier", "direction", "round"], as_index=False)["bytes"].sum()
+    unit, scale = byte_unit(float(sums["bytes"].max()))
+
+    def draw(axes: Any, theme: Theme) -> None:
+        for i, tier in enumerate(sorted(set(sums["tier"]))):
+            colour = theme.series[i % len(theme.series)]
+            # Up and down are often equal: the thin line is seen on the broad one.
+            for direction, look in (("down", {"linewidth": 5, "alpha": 0.3}), ("up", {"linewidth": 1.5})):
+                part = sums[(sums["tier"] == tier) & (sums["direction"] == direction)]
+                label = f"{TIERS.get(tier, tier)}, {direction}"
+                if len(part):
+                    marks = _dots(part) if direction == "up" else {}
+                    axes.plot(
+                        part["round"], part["bytes"] / scale, color=colour, label=label, **look, **marks
+                    )
+        axes.set_ylim(bottom=0)
+        _legend_below(axes)
+        _over_rounds(axes, f"{unit} a round")
+
+    return draw
+
+
+def curves(runs: list[tuple[str, pd.DataFrame]], column: str, label: str) -> Draw:
+    """One line a run; beyond seven runs the colours repeat with another dash."""
+
+    def draw(axes: Any, theme: Theme) -> None:
+        for i, (name, evaluated) in enumerate(runs):
+            if {"round", column} <= set(evaluated.columns):
+                colour = theme.series[i % len(theme.series)]
+                dash = DASHES[i // len(theme.series) % len(DASHES)]
+                axes.plot(
+                    evaluated["round"], evaluated[column], dash, color=colour, label=name, **_dots(evaluated)
+                )
+        _legend_below(axes)
+        _over_rounds(axes, label)
+
+    return draw
+
+
+def byte_unit(largest: float) -> tuple[str, float]:
+    """The decimal unit for numbers of bytes up to ``largest``, and its size."""
+    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if largest >= scale:
+            return unit, scale
+    return "bytes", 1.0
+
+
+def _dots(points: Any) -> dict[str, Any]:
+    """Markers when there are so few points that a line alone would hide them."""
+    return {"marker": "o", "markersize": 3.5} if len(points) <= 25 else {}
+
+
+def _whole() -> MaxNLocator:
+    """A few ticks at whole numbers."""
+    return MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10])
+
+
+def _legend_below(axes: Any) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    columns = 2 if len(labels) > 1 and max(map(len, labels)) > 20 else min(4, max(1, len(labels)))
+    axes.figure.legend(handles, labels, loc="outside lower left", ncols=columns)
+
+
+def _over_rounds(axes: Any, label: str) -> None:
+    axes.set_xlabel("round")
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(_whole())

@@ -1,0 +1,200 @@
+"""Reading a run directory, whatever of it is there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import yaml
+from numpy.typing import NDArray
+
+from rayfl.errors import RayflError
+
+Value = str | int | float | None
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """What a run directory holds; missing files are empty.
+
+    Attributes:
+        path: the run directory.
+        config: ``config.yaml``, parsed; and ``config_text``, as it stands.
+        environment: ``environment.json``.
+        clusters: ``clusters.json``.
+        rounds, clients, communication: the CSV files of these names.
+        missing: files that are not there or cannot be read, each with the reason.
+    """
+
+    path: Path
+    config: dict[str, Any]
+    config_text: str
+    environment: dict[str, Any]
+    clusters: dict[str, Any]
+    rounds: pd.DataFrame
+    clients: pd.DataFrame
+    communication: pd.DataFrame
+    missing: tuple[str, ...]
+
+    @classmethod
+    def read(cls, path: Path) -> RunFiles:
+        """Read ``path``.
+
+        Raises:
+            RayflError: if there is no such folder.
+        """
+        if not path.is_dir():
+            raise RayflError(f"{path}: no such run directory")
+        missing: list[str] = []
+
+        def text(name: str) -> str:
+            try:
+                return (path / name).read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                missing.append(f"{name} ({_reason(error)})")
+                return ""
+
+        def mapping(name: str, content: str) -> dict[str, Any]:
+            try:
+                parsed = yaml.safe_load(content) if name.endswith(".yaml") else json.loads(content or "{}")
+            except (yaml.YAMLError, ValueError) as error:
+                missing.append(f"{name} ({_reason(error)})")
+                return {}
+            return parsed if isinstance(parsed, dict) else {}
+
+        def table(name: str) -> pd.DataFrame:
+            try:
+                frame: pd.DataFrame = pd.read_csv(path / name)
+                return frame
+            except (OSError, ValueError) as error:
+                missing.append(f"{name} ({_reason(error)})")
+                return pd.DataFrame()
+
+        config_text = text("config.yaml")
+        return cls(
+            path=path,
+            config=mapping("config.yaml", config_text),
+            config_text=config_text,
+            environment=mapping("environment.json", text("environment.json")),
+            clusters=mapping("clusters.json", text("clusters.json")),
+            rounds=table("rounds.csv"),
+            clients=table("clients.csv"),
+            communication=table("communication.csv"),
+            missing=tuple(missing),
+        )
+
+    def setting(self, dotted: str) -> Any:
+        """A setting such as ``algorithm.name``; None where there is none."""
+        value: Any = self.config
+        for step in dotted.split("."):
+            value = value.get(step) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def timeline(self) -> list[dict[str, Any]]:
+        """The clusterings of the run in time, from ``clusters.json``."""
+        return [entry for entry in self.clusters.get("timeline") or [] if isinstance(entry, dict)]
+
+    def evaluated(self) -> pd.DataFrame:
+        """The rounds with an evaluation, numeric."""
+        if "round" not in self.rounds or "accuracy_mean" not in self.rounds:
+            return pd.DataFrame()
+        frame: pd.DataFrame = self.rounds.apply(pd.to_numeric, errors="coerce")
+        known: pd.DataFrame = frame[frame["accuracy_mean"].notna()]
+        return known.sort_values("round").reset_index(drop=True)
+
+    def headline(self) -> dict[str, Value]:
+        """The run in one row; None for what is not known.
+
+        ``accuracy_mean`` and its relatives are of the last evaluation; ``accuracy_mean_max`` is the highest
+        mean of any round (``max_round``); ``accuracy_client_best`` the mean over clients of each client's
+        own best round. Bytes and seconds are totals.
+        """
+        row: dict[str, Value] = {
+            "run": self.path.resolve().name,
+            **{
+                part: _text(self.setting(f"{part}.name"))
+                for part in ("algorithm", "data", "partition", "model")
+            },
+            "seed": _number(self.setting("seed")),
+            "clients": len(self.clients) or None,
+            "rounds": len(self.rounds) or None,
+        }
+        evaluated = self.evaluated()
+        for name in LAST:
+            row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
+        row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
+        if len(evaluated):
+            best = int(evaluated["accuracy_mean"].argmax())
+            row["last_round"] = int(evaluated["round"].iloc[-1])
+            row["accuracy_mean_max"] = _number(evaluated["accuracy_mean"].iloc[best])
+            row["max_round"] = int(evaluated["round"].iloc[best])
+        own_best = numbers(self.clients, "accuracy_best")
+        row["accuracy_client_best"] = None if own_best is None else float(np.nanmean(own_best))
+        clusters = self._latest("clusters", "n_clusters")
+        row["clusters"] = None if clusters is None else int(clusters)
+        row["ari"] = self._latest("ari", "ari")
+        for direction in ("up", "down"):
+            row[f"bytes_{direction}"] = self._bytes(direction)
+        seconds = numbers(self.rounds, "seconds")
+        row["seconds"] = None if seconds is None else float(np.nansum(seconds))
+        return row
+
+    def _latest(self, column: str, key: str) -> Value:
+        """The last known value of a column of ``rounds.csv``, else of the timeline of clusterings."""
+        values = numbers(self.rounds, column)
+        if values is not None:
+            return _number(values[~np.isnan(values)][-1])
+        known = [entry[key] for entry in self.timeline if entry.get(key) is not None]
+        return _number(known[-1]) if known else None
+
+    def _bytes(self, direction: str) -> Value:
+        """Bytes over all rounds and tiers: of the ledger, which knows of those before the first round."""
+        ledger = self.communication
+        if {"direction", "bytes"} <= set(ledger.columns):
+            return int(ledger.loc[ledger["direction"] == direction, "bytes"].sum())
+        values = numbers(self.rounds, f"bytes_{direction}")
+        return None if values is None else int(np.nansum(values))
+
+
+LAST = (
+    "accuracy_mean",
+    "accuracy_weighted",
+    "accuracy_median",
+    "accuracy_worst10",
+    "accuracy_best10",
+    "accuracy_var",
+    "loss_mean",
+)
+
+
+def numbers(frame: pd.DataFrame, column: str) -> NDArray[np.float64] | None:
+    """A column as floats, NaN where empty; None if it is missing or holds no number at all."""
+    if column not in frame:
+        return None
+    values = pd.to_numeric(frame[column], errors="coerce").to_numpy(np.float64)
+    return None if np.isnan(values).all() else values
+
+
+def _number(value: Any) -> Value:
+    """A plain int or float; None for what is neither or not a number."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
+        return None
+    if np.isnan(value):
+        return None
+    return int(value) if float(value).is_integer() and not isinstance(value, float) else float(value)
+
+
+def _text(value: Any) -> Value:
+    return None if value is None else str(value)
+
+
+def _reason(error: Exception) -> str:
+    """Why a file could not be read, in a few words."""
+    if isinstance(error, FileNotFoundError):
+        return "not there"
+    return f"unreadable: {str(error).splitlines()[0] if str(error) else type(error).__name__}"

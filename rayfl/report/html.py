@@ -1,0 +1,293 @@
+"""``report.html``: one self-contained page about one run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+import pandas as pd
+from markupsafe import Markup
+
+from rayfl.report import figures
+from rayfl.report.files import RunFiles, Value, numbers
+from rayfl.report.tables import UNKNOWN, Cell, Table, duration, number, percent, size
+
+MOST_ROWS = 40
+"""Rows of the cluster table; larger clusterings show their largest clusters."""
+MOST_GROUPS = 20
+FEW_CLUSTERS = 8
+"""Up to so many clusters the table alone shows the sizes."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: a title, a line about it, a chart, tables."""
+
+    title: str
+    note: str = ""
+    figure: Markup | None = None
+    tables: tuple[Table, ...] = ()
+
+
+def write_report(run_dir: Path) -> Path:
+    """Write ``report.html`` into a run directory and return its path.
+
+    Whatever of the run's files is missing or broken is left out and named at the foot of the page. The
+    file is replaced at once, so a reader never sees half of it.
+
+    Raises:
+        RayflError: if there is no such directory.
+    """
+    run = RunFiles.read(run_dir)
+    headline = run.headline()
+    sections = [
+        part
+        for part in (
+            _accuracy(run, headline),
+            _clients(run),
+            _clusters(run),
+            _threshold(run),
+            _communication(run),
+            _loss(run),
+        )
+        if part is not None
+    ]
+    names = [str(headline[part]) for part in ("algorithm", "data", "partition", "model") if headline[part]]
+    page = render(
+        "report.html",
+        title=run.path.resolve().name,
+        subtitle=" · ".join(names),
+        facts=_facts(run, headline),
+        headline=_headline(headline),
+        sections=sections,
+        config=run.config_text,
+        environment=_flat(run.environment),
+        missing=run.missing,
+    )
+    return write(run_dir / "report.html", page)
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in one of the templates that lie beside this module."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(template).render(**values)
+
+
+def write(path: Path, text: str) -> Path:
+    """Replace a file at once."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
+    return path
+
+
+def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]]:
+    """The handful of numbers at the top; failures only if there were some."""
+    failures = numbers(run.rounds, "failures")
+    failed = 0 if failures is None else int(np.nansum(failures))
+    return [
+        ("mean accuracy", percent(headline["accuracy_mean"])),
+        ("worst 10 % of clients", percent(headline["accuracy_worst10"])),
+        ("clusters", number(headline["clusters"], 0)),
+        ("ARI", number(headline["ari"])),
+        ("sent up", size(headline["bytes_up"])),
+        ("sent down", size(headline["bytes_down"])),
+        ("time", duration(headline["seconds"])),
+        *([("failed clients", number(failed))] if failed else []),
+    ]
+
+
+def _headline(headline: Mapping[str, Value]) -> Table:
+    """What was measured, on whom, last and best."""
+    last = "last evaluation"
+    if headline["last_round"] is not None:
+        last += f" (round {headline['last_round']})"
+    best = percent(headline["accuracy_mean_max"])
+    if headline["max_round"] is not None:
+        best += f" (round {headline['max_round']})"
+    rows = [
+        ["Accuracy, mean over clients", percent(headline["accuracy_mean"]), best],
+        ["Accuracy, weighted by test samples", percent(headline["accuracy_weighted"]), ""],
+        ["Accuracy, median client", percent(headline["accuracy_median"]), ""],
+        ["Accuracy, mean of the worst 10 % of clients", percent(headline["accuracy_worst10"]), ""],
+        ["Accuracy, mean of the best 10 % of clients", percent(headline["accuracy_best10"]), ""],
+        ["Variance over clients, %²", number(headline["accuracy_var"], 1), ""],
+        ["Mean of each client's own best round", "", percent(headline["accuracy_client_best"])],
+        ["Test loss, mean over clients", number(headline["loss_mean"], 4), ""],
+    ]
+    return Table.of(
+        ["", last, "best"],
+        [row for row in rows if not {row[1], row[2]} <= {UNKNOWN, ""}] or [["No evaluation", UNKNOWN, ""]],
+    )
+
+
+def _accuracy(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
+    evaluated = run.evaluated()
+    if evaluated.empty:
+        return None
+    alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
+    note = "Each client is tested on its own test samples with the model that it would use."
+    return Section(
+        "Accuracy over rounds", note, figures.picture(figures.accuracy_over_rounds(evaluated), alt)
+    )
+
+
+def _loss(run: RunFiles) -> Section | None:
+    if "round" not in run.rounds:
+        return None
+    rounds = run.rounds.apply(pd.to_numeric, errors="coerce")
+    evaluated = run.evaluated()
+    if numbers(rounds, "train_loss") is None and numbers(evaluated, "loss_mean") is None:
+        return None
+    return Section(
+        "Loss", "", figures.picture(figures.loss_over_rounds(rounds, evaluated), "Loss over rounds")
+    )
+
+
+def _clients(run: RunFiles) -> Section | None:
+    last = numbers(run.clients, "accuracy_last")
+    if last is None:
+        return None
+    tested = int((~np.isnan(last)).sum())
+    note = f"Last accuracy of {tested:,} of {len(last):,} clients."
+    alt = f"Histogram of client accuracies, mean {np.nanmean(last):.1f} %"
+    return Section("Clients", note, figures.picture(figures.accuracy_histogram(last), alt, height=2.8))
+
+
+def _clusters(run: RunFiles) -> Section | None:
+    """Sizes, accuracies and planted groups of the last clustering, and how it came about."""
+    labels = _labels(run)
+    if labels is None:
+        return None
+    clients = pd.DataFrame({"cluster": labels})
+    last = numbers(run.clients, "accuracy_last")
+    if last is not None and len(last) == len(labels):
+        clients["accuracy"] = last
+    groups = _groups(run)
+    if groups is not None and len(groups) == len(labels):
+        clients["group"] = groups
+    sizes = clients.groupby("cluster").size().sort_values(ascending=False, kind="stable")
+    shown = sizes.index[:MOST_ROWS]
+
+    header = ["cluster", "clients"]
+    columns: list[list[Cell]] = [
+        [Cell(_id(i)) for i in shown],
+        [Cell(f"{n:,}") for n in sizes.loc[shown].tolist()],
+    ]
+    note = "Sizes of the last clustering"
+    if "accuracy" in clients:
+        spread = clients.groupby("cluster")["accuracy"].agg(["mean", "min", "max"]).loc[shown]
+        header += ["mean accuracy", "lowest", "highest"]
+        columns += [
+            [Cell(percent(float(value))) for value in spread[name]] for name in ("mean", "min", "max")
+        ]
+        note += ", last accuracy of the members"
+    if "group" in clients and clients["group"].nunique() <= MOST_GROUPS:
+        crossed = pd.crosstab(clients["cluster"], clients["group"]).reindex(shown, fill_value=0)
+        header += [f"group {_id(group)}" for group in crossed]
+        columns += [
+            [
+                Cell(f"{n:,}" if n else "·", n / of if n else None)
+                for n, of in zip(crossed[group].tolist(), sizes.loc[shown].tolist(), strict=True)
+            ]
+            for group in crossed
+        ]
+        note += ", and how many members come from each planted group"
+    note += "." if len(sizes) <= MOST_ROWS else f". The {MOST_ROWS} largest of {len(sizes):,} clusters."
+    tables = [Table(header, list(zip(*columns, strict=True)))]
+
+    timeline = run.timeline
+    if len(timeline) > 1:
+        rows = [
+            [_when(entry), number(entry.get("n_clusters"), 0), number(entry.get("ari"))]
+            for entry in timeline[-MOST_ROWS:]
+        ]
+        tables.append(Table.of(["clustered", "clusters", "ARI"], rows))
+    figure = None
+    if len(sizes) > FEW_CLUSTERS:
+        draw = figures.cluster_sizes(np.asarray(sizes, np.int64))
+        figure = figures.picture(draw, f"Sizes of {len(sizes)} clusters", height=2.6)
+    return Section("Clusters", note, figure, tuple(tables))
+
+
+def _threshold(run: RunFiles) -> Section | None:
+    """The latest clustering that tells how many clusters each threshold would have given."""
+    for entry in reversed(run.timeline):
+        curve = entry.get("curve")
+        if not isinstance(curve, dict) or not curve.get("threshold") or not curve.get("n_clusters"):
+            continue
+        thresholds = np.asarray(curve["threshold"], np.float64)
+        counts = np.asarray(curve["n_clusters"], np.float64)
+        if thresholds.shape != counts.shape:
+            continue
+        candidates = (entry.get("threshold"), run.setting("clustering.threshold"))
+        chosen = next((float(value) for value in candidates if isinstance(value, (int, float))), None)
+        draw = figures.threshold_curve(thresholds, counts, chosen, entry.get("n_clusters"))
+        note = f"The number of clusters that each threshold would have given, {_when(entry)}."
+        return Section(
+            "Choice of threshold", note, figures.picture(draw, "Clusters over threshold", height=2.8)
+        )
+    return None
+
+
+def _communication(run: RunFiles) -> Section | None:
+    ledger = run.communication
+    if ledger.empty or not {"round", "tier", "direction", "kind", "bytes"} <= set(ledger.columns):
+        return None
+    rows = []
+    for tier, kind in sorted(set(zip(ledger["tier"], ledger["kind"], strict=True))):
+        these = ledger[(ledger["tier"] == tier) & (ledger["kind"] == kind)]
+        ways = [int(these.loc[these["direction"] == way, "bytes"].sum()) for way in ("up", "down")]
+        rows.append([figures.TIERS.get(tier, str(tier)), str(kind), *map(size, ways)])
+    table = Table.of(["between", "what", "up", "down"], rows, left=2)
+    figure = None
+    if (ledger["round"] >= 0).any():
+        figure = figures.picture(figures.communication(ledger), "Bytes a round by tier and direction")
+    before = int(ledger.loc[ledger["round"] < 0, "bytes"].sum())
+    note = f"Before training: {size(before)}, once; the chart shows the rounds." if before else ""
+    return Section("Communication", note, figure, (table,))
+
+
+def _labels(run: RunFiles) -> pd.Series[Any] | None:
+    """The cluster of each client at the end: from the timeline, else from the table of clients."""
+    for entry in reversed(run.timeline):
+        if entry.get("labels"):
+            return pd.Series(entry["labels"])
+    return run.clients["cluster"] if numbers(run.clients, "cluster") is not None else None
+
+
+def _groups(run: RunFiles) -> pd.Series[Any] | None:
+    """The planted group of each client, if there is one."""
+    if run.clusters.get("groups"):
+        return pd.Series(run.clusters["groups"])
+    return run.clients["group"] if numbers(run.clients, "group") is not None else None
+
+
+def _id(value: object) -> str:
+    """A cluster or group as users name it; tables with gaps hold whole numbers as floats."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _when(entry: Mapping[str, Any]) -> str:
+    round = entry.get("round")
+    return "before training" if round == -1 else f"round {round}"
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested mappings as dotted names and values."""
+    rows: list[tuple[str, str]] = []
+    for name, value in tree.items():
+        rows += (
+            _flat(value, f"{prefix}{name}.")
+            if isinstance(value, Mapping)
+            else [(f"{prefix}{name}", str(value))]
+        )
+    return rows
