@@ -97,7 +97,7 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
     try:
         arrays = _read_arrays(path)
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
-        raise DataError(f"{path}: cannot be read as .npz ({first_line(error)})") from error
+        raise DataError(f"{path}: cannot be read as .npz ({one_line(error)})") from error
     missing = [key for key in _REQUIRED if key not in arrays]
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
@@ -162,7 +162,7 @@ def fingerprint(samples: Samples) -> str:
     return digest.hexdigest()[:16]
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's message, for errors of one line."""
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+def one_line(error: BaseException) -> str:
+    """An error's message without line breaks, shortened, as part of another message."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 300 else text[:300] + "..."

@@ -20,7 +20,7 @@ from filelock import FileLock
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from rayfl.data.arrays import as_inputs, as_labels, first_line, read_npz, write_npz
+from rayfl.data.arrays import as_inputs, as_labels, one_line, read_npz, write_npz
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.torchvision_shim import torchvision_datasets
@@ -99,7 +99,7 @@ class TorchvisionDataset(ImageDataset):
                 samples = self._read(root, download=False)
             except _FAILURES as error:
                 raise DataError(
-                    f"dataset {self.stem()} in {root} is broken ({first_line(error)}); "
+                    f"dataset {self.stem()} in {root} is broken ({one_line(error)}); "
                     f"delete {self.layout()[0]} and run `rayfl prepare {self.name}` or use {_OFFLINE}"
                 ) from error
         names = self.class_names()
@@ -114,12 +114,15 @@ class TorchvisionDataset(ImageDataset):
         Raises:
             DataError: if the network or the disk fails; nothing half-finished is left behind.
         """
+        there = f"{self.name}: already in {root}"
+        if all(variant.available(root) for variant in self.variants()):
+            return there  # even if the folder cannot be written to
         try:
             root.mkdir(parents=True, exist_ok=True)
             with FileLock(root / f".{self.name}.lock"):
                 missing = [variant for variant in self.variants() if not variant.available(root)]
                 if not missing:
-                    return f"{self.name}: already in {root}"
+                    return there
                 for left_by_a_kill in root.glob(f".{self.name}-*.download"):
                     shutil.rmtree(left_by_a_kill)
                 with (
@@ -130,7 +133,7 @@ class TorchvisionDataset(ImageDataset):
                         write_npz(variant._stored(root), variant._read(Path(scratch), download=True))
         except _FAILURES as error:
             raise DataError(
-                f"dataset {self.name} could not be downloaded to {root} ({first_line(error)}); "
+                f"dataset {self.name} could not be downloaded to {root} ({one_line(error)}); "
                 f"without a network use {_OFFLINE}"
             ) from error
         return f"{self.name}: downloaded to {root}"
