@@ -1,0 +1,38 @@
+"""rayfl: a Ray-distributed simulator of federated learning over clients whose data differ.
+
+>>> import rayfl
+>>> result = rayfl.run("digits-demo", ["rounds=5"])
+>>> result.rounds, result.clients, result.clusters
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Config": "rayfl.config",
+    "load": "rayfl.config",
+    "Result": "rayfl.runtime.session",
+    "run": "rayfl.runtime.session",
+    "resume": "rayfl.runtime.session",
+    "ConfigError": "rayfl.errors",
+    "DataError": "rayfl.errors",
+    "RayflError": "rayfl.errors",
+}
+
+if TYPE_CHECKING:
+    from rayfl.config import Config, load
+    from rayfl.errors import ConfigError, DataError, RayflError
+    from rayfl.runtime.session import Result, resume, run
+
+__all__ = ["Config", "ConfigError", "DataError", "RayflError", "Result", "load", "resume", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when first used: torch and ray take seconds, ``rayfl --help`` should not."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'rayfl' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayfl.data.arrays import fingerprint, read_npz, write_npz
-from rayfl.data.base import Assignment, Dataset, Federation, Partition, Ragged, Samples
+from rayfl.data.base import Assignment, Dataset, Federation, Partition, Ragged, Samples, data_root
 from rayfl.data.federation import build_federation, describe
 from rayfl.settings import discover
 
@@ -20,6 +20,7 @@ __all__ = [
     "Ragged",
     "Samples",
     "build_federation",
+    "data_root",
     "describe",
     "fingerprint",
     "read_npz",

@@ -6,9 +6,11 @@ workers of a node without a copy, and a client costs its indices only.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -107,8 +109,17 @@ class Federation:
         return self.train.sizes
 
 
+def data_root() -> Path:
+    """Where downloaded datasets lie unless ``data.root`` says otherwise: ``$RAYFL_DATA`` or ``~/.cache/rayfl``."""
+    return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
+
+
 class Dataset(Section):
     """A source of samples, chosen by name; subclasses live one a file in ``rayfl/data/datasets``."""
+
+    root: Path | None = Field(
+        None, description="folder of downloaded datasets; by default $RAYFL_DATA, else ~/.cache/rayfl"
+    )
 
     def load(self, root: Path) -> Samples:
         """Read the dataset.
@@ -142,6 +153,14 @@ class Partition(Section):
     """A way to divide training data among clients, chosen by name; one a file in ``rayfl/data/partitions``."""
 
     clients: int = Field(100, ge=1, description="number of clients N")
+    validation: float = Field(
+        0.1, ge=0, lt=1, description="fraction of each client's samples kept for validation"
+    )
+    test_samples: int | Literal["auto", "all"] = Field(
+        "auto",
+        description="most test samples of a client: a number >= 1, 'all' that follow its label distribution, or "
+        "'auto' (all, as long as the clients together hold at most 20 million)",
+    )
 
     def assign(
         self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int

@@ -1,0 +1,131 @@
+"""Where work is done: the same calls in this process (inline) or on a Ray cluster.
+
+A *ref* is whatever a backend's :meth:`Backend.put` returns: with Ray an object reference, inline the value
+itself. Code above passes refs along and never looks inside.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+
+from rayfl.data import Federation
+from rayfl.runtime.host import ClientHost
+from rayfl.runtime.jobs import HostSpec
+from rayfl.runtime.lps import LocalServer
+
+Ref = Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """A call of a :class:`~rayfl.runtime.host.ClientHost` method.
+
+    Attributes:
+        method: its name.
+        args: the message and then refs.
+        cost: expected work in any unit; the longest tasks go first.
+        returns: how many objects it returns; the first is fetched, the others stay where they are.
+        home: the actor that must do it, or None for any.
+    """
+
+    method: str
+    args: tuple[Any, ...]
+    cost: float
+    returns: int = 1
+    home: int | None = None
+
+
+class Backend(ABC):
+    """The room between the driver and whoever does the work."""
+
+    actors: int
+    tick: Callable[[], None] = staticmethod(lambda: None)
+    """Called now and then while waiting; what it raises ends the wait."""
+
+    @abstractmethod
+    def put(self, value: Any) -> Ref:
+        """Share a value."""
+
+    @abstractmethod
+    def get(self, ref: Ref) -> Any:
+        """Fetch a value, or a list of values for a list of refs."""
+
+    @abstractmethod
+    def start(self, federation: Ref, host: HostSpec) -> None:
+        """Start the client actors."""
+
+    @abstractmethod
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
+        """Do the tasks, in any order and on any actor.
+
+        Yields, as they finish, (position in ``tasks``, [first value, ref, ref, ...]). A task whose actor died
+        is done again elsewhere.
+        """
+
+    @abstractmethod
+    def call(self, function: Callable[..., Any], *args: Any) -> Ref:
+        """A remote task: call a plain function on values and refs."""
+
+    @abstractmethod
+    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
+        """Call a :class:`LocalServer` method on LPS number ``server`` (modulo how many there are)."""
+
+    @abstractmethod
+    def pids(self) -> list[int]:
+        """Process ids of the client actors."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""
+
+
+class InlineBackend(Backend):
+    """Everything in this process, one task after another, in the order of the longest first."""
+
+    def __init__(self) -> None:
+        self.actors = 1
+        self._server = LocalServer()
+        self._threads = torch.get_num_threads()
+        self._limits = threadpool_limits(1)
+        torch.set_num_threads(1)  # as in the actors: sums depend on the number of threads
+
+    def put(self, value: Any) -> Ref:
+        return value
+
+    def get(self, ref: Ref) -> Any:
+        return ref
+
+    def start(self, federation: Ref, host: HostSpec) -> None:
+        self._host = ClientHost(federation, host)
+
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
+        for index in longest_first(tasks):
+            task = tasks[index]
+            answer = getattr(self._host, task.method)(*task.args)
+            self.tick()
+            yield index, (answer if task.returns > 1 else [answer])
+
+    def call(self, function: Callable[..., Any], *args: Any) -> Ref:
+        return function(*args)
+
+    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
+        answer = getattr(self._server, method)(*args)
+        return list(answer) if returns > 1 else [answer]
+
+    def pids(self) -> list[int]:
+        return [self._host.pid()]
+
+    def close(self) -> None:
+        torch.set_num_threads(self._threads)
+        self._limits.restore_original_limits()
+
+
+def longest_first(tasks: Sequence[Task]) -> list[int]:
+    """Positions of the tasks by falling cost; ties in their own order."""
+    return sorted(range(len(tasks)), key=lambda i: (-tasks[i].cost, i))

@@ -1,0 +1,38 @@
+"""What a run ran on, for ``environment.json`` and ``rayfl doctor``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import sys
+from typing import Any
+
+import psutil
+import torch
+
+PACKAGES = ("rayfl", "ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
+
+
+def versions() -> dict[str, str]:
+    """Versions of the packages that results may depend on; ``missing`` where one is not installed."""
+    found = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = "missing"
+    return found
+
+
+def machine() -> dict[str, Any]:
+    """Python, operating system, cores, memory in GB, GPUs."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "memory_free_gb": round(psutil.virtual_memory().available / 1e9, 1),
+        "gpus": gpus,
+    }

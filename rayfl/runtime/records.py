@@ -1,0 +1,153 @@
+"""What a run has measured so far, and how it is written into the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+from sklearn.metrics import adjusted_rand_score
+from tensorboardX import SummaryWriter
+
+from rayfl.algorithms import ServerState
+from rayfl.data import Federation
+from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, summary
+from rayfl.runtime.rundir import RunDirectory
+
+_SCALARS = ("train_loss", "accuracy_mean", "accuracy_worst10", "accuracy_var", "loss_mean", "ari", "clusters")
+
+
+class Records:
+    """Rounds, clusters over time, bytes, best and last accuracy of every client.
+
+    Args:
+        run: where to write.
+        federation: for client sizes, test sizes and planted groups.
+        tensorboard: whether to write TensorBoard events.
+    """
+
+    def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
+        self.run, self.federation = run, federation
+        self.best_last = BestLast.start(federation.clients)
+        self.ledger = Ledger()
+        self.rounds: list[dict[str, Any]] = []
+        self.timeline: list[dict[str, Any]] = []
+        self._board = SummaryWriter(str(run.path)) if tensorboard else None
+
+    def start(self) -> None:
+        """Write the tables as they are before the first round, or as a checkpoint left them."""
+        self.run.write_rounds(self.rounds)
+        self._write_clusters()
+
+    def ari(self, state: ServerState) -> float | None:
+        """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
+        if self.federation.groups is None or not state.clustered:
+            return None
+        return float(adjusted_rand_score(self.federation.groups, state.assignment))
+
+    def transfer(self, *transfers: Transfer) -> None:
+        """Enter bytes into the ledger."""
+        self.ledger = self.ledger.add(*transfers)
+
+    def clusters(self, state: ServerState, facts: Mapping[str, Any]) -> dict[str, Any]:
+        """Record who belongs together from now on, and how it was found."""
+        entry = {
+            "round": state.round,
+            "labels": state.assignment.tolist(),
+            "n_clusters": state.models,
+            **facts,
+            "ari": self.ari(state),
+        }
+        self.timeline.append(entry)
+        self._write_clusters()
+        return entry
+
+    def evaluation(
+        self, round: int, correct: NDArray[np.int64], losses: NDArray[np.float64]
+    ) -> dict[str, float]:
+        """Record every client's test; the metrics over clients."""
+        sizes = self.federation.test.sizes
+        everyone = np.arange(self.federation.clients)
+        self.best_last = self.best_last.update(round, everyone, accuracy(correct, sizes))
+        return summary(correct, losses, sizes)
+
+    def round(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Record a round, completed by its bytes."""
+        number = row["round"]
+        complete = {
+            **row,
+            "bytes_up": self.ledger.total(round=number, direction="up"),
+            "bytes_down": self.ledger.total(round=number, direction="down"),
+        }
+        self.rounds.append(complete)
+        self.run.append_round(complete)
+        if self._board is not None:
+            for name in _SCALARS:
+                if complete.get(name) is not None:
+                    self._board.add_scalar(name, complete[name], number)
+        return complete
+
+    def write_tables(self, state: ServerState) -> None:
+        """``communication.csv`` and ``clients.csv``."""
+        self.run.write_frame("communication.csv", self.ledger.to_frame())
+        groups = self.federation.groups
+        frame = pd.DataFrame(
+            {
+                "client": np.arange(self.federation.clients),
+                "n": self.federation.sizes,
+                "group": pd.NA if groups is None else groups,
+                "cluster": state.assignment,
+                "accuracy_last": self.best_last.last,
+                "accuracy_best": self.best_last.best,
+                "best_round": self.best_last.best_round,
+                "test_samples": self.federation.test.sizes,
+            }
+        )
+        self.run.write_frame("clients.csv", frame)
+
+    def _write_clusters(self) -> None:
+        groups = None if self.federation.groups is None else self.federation.groups.tolist()
+        self.run.write_json("clusters.json", {"groups": groups, "timeline": self.timeline})
+
+    def summary(self, state: ServerState) -> dict[str, Any]:
+        """The numbers of the closing table."""
+        tested = [row for row in self.rounds if row.get("accuracy_mean") is not None]
+        last = tested[-1] if tested else {}
+        names = ("accuracy_mean", "accuracy_weighted", "accuracy_median", "accuracy_worst10", "accuracy_var")
+        return {
+            "rounds": state.round,
+            "clients": self.federation.clients,
+            "clusters": state.models,
+            **{name: last.get(name) for name in names},
+            "accuracy_mean_best": max((row["accuracy_mean"] for row in tested), default=None),
+            "ari": self.ari(state),
+            "bytes_up": self.ledger.total(direction="up"),
+            "bytes_down": self.ledger.total(direction="down"),
+        }
+
+    def save(self, state: ServerState) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]]:
+        """Arrays and tables for a checkpoint after ``state.round`` rounds."""
+        arrays: dict[str, NDArray[np.generic]] = {
+            "last": self.best_last.last,
+            "best": self.best_last.best,
+            "best_round": self.best_last.best_round,
+        }
+        tables = {
+            "rounds": [row for row in self.rounds if row["round"] < state.round],
+            "timeline": [entry for entry in self.timeline if entry["round"] < state.round],
+            "communication": [vars(t) for t in self.ledger.transfers if t.round < state.round],
+        }
+        return arrays, tables
+
+    def restore(self, arrays: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
+        """Take up what :meth:`save` gave."""
+        self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
+        self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
+        self.ledger = Ledger(tuple(Transfer(**row) for row in tables["communication"]))
+
+    def close(self) -> None:
+        """Flush TensorBoard."""
+        if self._board is not None:
+            self._board.close()

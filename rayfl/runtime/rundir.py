@@ -1,0 +1,177 @@
+"""Run directories: plain files that pandas opens in one line, written atomically, resumable.
+
+```
+runs/<name>-<algorithm>-<time>/
+  config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
+  rounds.csv         one row a round              clients.csv        one row a client, best and last
+  clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
+  checkpoints/       state and models             models/            final models, one safetensors file each
+  events.out.*       TensorBoard                  report.html        plots and tables
+  summary.json       the numbers of the closing table, and the hash of the final models
+```
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from filelock import FileLock, Timeout
+
+from rayfl.config import Config, load
+from rayfl.errors import ConfigError, RayflError
+
+ROUND_COLUMNS = (
+    "round",
+    "seconds",
+    "clients",
+    "clusters",
+    "lr",
+    "train_loss",
+    "accuracy_mean",
+    "accuracy_weighted",
+    "accuracy_median",
+    "accuracy_worst10",
+    "accuracy_best10",
+    "accuracy_var",
+    "loss_mean",
+    "ari",
+    "bytes_up",
+    "bytes_down",
+    "failures",
+)
+
+
+def write_atomically(path: Path, data: str | bytes) -> None:
+    """Write a file so that a reader or a crash never sees half of it."""
+    part = path.with_name(f".{path.name}.part{os.getpid()}")
+    with part.open("wb") as file:
+        file.write(data.encode() if isinstance(data, str) else data)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+
+
+class RunDirectory:
+    """One run's files. Only the driver writes here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    @classmethod
+    def create(cls, config: Config) -> RunDirectory:
+        """A new directory below ``output.root``, named after the run, its algorithm and the time.
+
+        Raises:
+            ConfigError: if it cannot be created.
+        """
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        base = config.output.root / f"{config.name}-{config.algorithm.name}-{stamp}"
+        for attempt in range(1000):
+            path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt}")
+            try:
+                path.mkdir(parents=True)
+            except FileExistsError:
+                continue
+            except OSError as error:
+                raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
+            run = cls(path.resolve())
+            write_atomically(run.path / "config.yaml", config.to_yaml())
+            return run
+        raise ConfigError("output.root", f"{base} and 999 more exist already")
+
+    @classmethod
+    def open(cls, path: Path | str) -> RunDirectory:
+        """An existing run.
+
+        Raises:
+            ConfigError: if it is none.
+        """
+        run = cls(Path(path).resolve())
+        if not (run.path / "config.yaml").is_file():
+            raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
+        return run
+
+    @property
+    def config(self) -> Config:
+        """The resolved config of the run."""
+        return load(self.path / "config.yaml")
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the run, so that no second process writes to it.
+
+        Raises:
+            RayflError: if another process holds it.
+        """
+        lock = FileLock(self.path / ".lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            raise RayflError(f"{self.path}: another process is running this run; wait for it or stop it") from None
+        try:
+            yield
+        finally:
+            lock.release()
+
+    def write_json(self, name: str, value: Any) -> None:
+        """A JSON file; NaN becomes null."""
+        write_atomically(self.path / name, json.dumps(clean(value), indent=1) + "\n")
+
+    def read_json(self, name: str) -> Any:
+        """A JSON file of the run, or None if it is not there."""
+        path = self.path / name
+        return json.loads(path.read_text()) if path.is_file() else None
+
+    def write_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """``rounds.csv`` anew."""
+        write_atomically(self.path / "rounds.csv", _csv(rows, header=True))
+
+    def append_round(self, row: Mapping[str, Any]) -> None:
+        """One more row of ``rounds.csv``."""
+        with (self.path / "rounds.csv").open("a") as file:
+            file.write(_csv([row], header=False))
+
+    def write_frame(self, name: str, frame: pd.DataFrame) -> None:
+        """A CSV file."""
+        write_atomically(self.path / name, frame.to_csv(index=False))
+
+    def read_frame(self, name: str) -> pd.DataFrame:
+        """A CSV file of the run."""
+        return pd.read_csv(self.path / name)
+
+
+def _csv(rows: Sequence[Mapping[str, Any]], header: bool) -> str:
+    text = io.StringIO()
+    writer = csv.DictWriter(text, ROUND_COLUMNS, lineterminator="\n")
+    if header:
+        writer.writeheader()
+    for row in rows:
+        writer.writerow({k: "" if _missing(v) else v for k, v in row.items()})
+    return text.getvalue()
+
+
+def _missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and not np.isfinite(value))
+
+
+def clean(value: Any) -> Any:
+    """A value that JSON can hold: arrays as lists, NaN as None."""
+    if isinstance(value, Mapping):
+        return {str(k): clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [clean(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return clean(value.tolist())
+    if isinstance(value, np.generic):
+        return clean(value.item())
+    return None if _missing(value) else value

@@ -1,0 +1,319 @@
+"""Run a config from Python: ``rayfl.run(config)``. Connects to Ray, starts the driver, relays its events."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import psutil
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.config import Config, load
+from rayfl.data import Federation, build_federation, fingerprint
+from rayfl.data import data_root as default_root
+from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.models import ModelSpec
+from rayfl.runtime.backend import Backend, InlineBackend
+from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.environment import machine, versions
+from rayfl.runtime.jobs import HostSpec
+from rayfl.runtime.ray_backend import RayBackend, plain_errors
+from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
+from rayfl.runtime.rundir import RunDirectory
+
+Listener = Callable[[Event], None]
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run, read from its directory.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return RunDirectory(self.path).config
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round."""
+        return RunDirectory(self.path).read_frame("rounds.csv")
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row a client: size, group, cluster, accuracy last and best."""
+        return RunDirectory(self.path).read_frame("clients.csv")
+
+    @cached_property
+    def communication(self) -> pd.DataFrame:
+        """Bytes by round, tier, direction and kind."""
+        return RunDirectory(self.path).read_frame("communication.csv")
+
+    @cached_property
+    def clusters(self) -> dict[str, Any]:
+        """Planted groups, and the clusters over time."""
+        return dict(RunDirectory(self.path).read_json("clusters.json"))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The closing numbers; empty if the run is not finished."""
+        return dict(RunDirectory(self.path).read_json("summary.json") or {})
+
+
+def run(
+    config: Config | str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    on_event: Listener = lambda event: None,
+) -> Result:
+    """Run a config to the end.
+
+    Args:
+        config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
+        overrides: dotted settings such as ``"rounds=5"``.
+        on_event: called with everything that happens.
+
+    Raises:
+        ConfigError, DataError: before anything starts, in one line.
+        Interrupted: after SIGINT or SIGTERM; the run can be resumed.
+    """
+    resolved = load(config, overrides)
+    check(resolved)
+    return _execute(resolved, RunDirectory.create(resolved), on_event)
+
+
+def resume(
+    path: Path | str, overrides: Sequence[str] = (), on_event: Listener = lambda event: None
+) -> Result:
+    """Go on with a stopped run, bit for bit as if it had not stopped.
+
+    Args:
+        path: the run directory.
+        overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` only.
+        on_event: called with everything that happens.
+
+    Raises:
+        ConfigError: if it is not a run, or another setting is changed.
+    """
+    directory = RunDirectory.open(path)
+    for text in overrides:
+        if text.split("=")[0].split(".")[0].strip() not in ("rounds", "execution", "output"):
+            raise ConfigError(text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can")
+    config = load(directory.config, overrides)
+    finished = directory.read_json("summary.json")
+    if finished is not None and finished["rounds"] >= config.rounds:
+        on_event(Event("note", {"text": f"all {config.rounds} rounds are complete; nothing to resume"}))
+        return Result(directory.path)
+    check(config)
+    return _execute(config, directory, on_event)
+
+
+def check(config: Config) -> None:
+    """Refuse what can be refused without reading data: missing datasets, LPS layers, devices.
+
+    Raises:
+        ConfigError, DataError
+    """
+    root = data_root(config)
+    if not config.data.available(root):
+        config.data.load(root)  # raises the dataset's own message
+        raise DataError(f"{config.data} is not available in {root}")
+    if config.execution.device == "cuda" and config.execution.backend == "inline" and not torch.cuda.is_available():
+        raise ConfigError("execution.device", "no CUDA device here", "execution.device=auto takes what there is")
+
+
+def data_root(config: Config) -> Path:
+    """Where the config's dataset lies."""
+    return config.data.root or default_root()
+
+
+def build(config: Config) -> tuple[Federation, HostSpec]:
+    """The federation and what its hosts run: a function of the config alone.
+
+    Raises:
+        ConfigError, DataError: if data, partition and model do not fit together.
+    """
+    samples = config.data.load(data_root(config))
+    federation = build_federation(
+        samples,
+        config.partition,
+        validation=config.partition.validation,
+        test_samples=config.partition.test_samples,
+        seed=config.seed,
+    )
+    spec = ModelSpec.of(config.model, samples.shape, samples.classes, config.seed)
+    config.hierarchy.common(spec)  # a layer that the model lacks is refused here
+    e = config.execution
+    device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
+    return federation, HostSpec(spec, config.seed, config.training.engine, device, e.gpus_per_actor)
+
+
+def arithmetic(config: Config, federation: Federation, host: HostSpec, available: Available) -> ResourcePlan:
+    """The resource plan of a config.
+
+    Raises:
+        ConfigError: if it does not fit; the message names what would.
+    """
+    samples = federation.samples
+    size = samples.x_train.nbytes + samples.x_test.nbytes + federation.train.values.nbytes * 2
+    return plan_resources(config, federation.clients, host.spec.P, size, available)
+
+
+def this_machine() -> Available:
+    """What this machine has."""
+    return Available(os.cpu_count() or 1, torch.cuda.device_count(), psutil.virtual_memory().available)
+
+
+def this_cluster() -> Available:
+    """What the connected Ray cluster has free."""
+    free = ray.available_resources()
+    return Available(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", 0.0))
+
+
+def connect(config: Config) -> None:
+    """Connect to Ray: as the config says, else as the environment says (a submitted job), else a new local one."""
+    if ray.is_initialized():
+        return
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    logging.getLogger("ray").setLevel(logging.ERROR)
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    address = config.execution.address
+    if address is not None:
+        ray.init(address=address, **quiet)
+    elif "RAY_ADDRESS" in os.environ:
+        ray.init(**quiet)
+    else:
+        ray.init(address="local", include_dashboard=False, **quiet)
+
+
+def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
+    with directory.locked():
+        stop = threading.Event()
+        with _signals(stop):
+            if config.execution.backend == "inline":
+                _drive(config, directory, listen, stop.is_set)
+            else:
+                _execute_on_ray(config, directory, listen, stop)
+    return Result(directory.path)
+
+
+def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
+    """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
+    federation, host = build(config)
+    inline = config.execution.backend == "inline"
+    plan = arithmetic(config, federation, host, this_machine() if inline else this_cluster())
+    e = config.execution
+    backend: Backend = (
+        InlineBackend()
+        if inline
+        else RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors)
+    )
+    directory.write_json(
+        "environment.json",
+        {
+            **machine(),
+            "versions": versions(),
+            "data": fingerprint(federation.samples),
+            "engine": host.engine,
+            "resources": plan.to_dict(),
+        },
+    )
+    for line in plan.lines():
+        emit(Event("note", {"text": line}))
+    try:
+        Driver(config, federation, backend, directory, host, emit, should_stop).run()
+    finally:
+        backend.close()
+
+
+class DriverActor:
+    """The driver in a Ray actor of its own: events are kept until somebody asks for them."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stop = threading.Event()
+
+    def run(self, config: Config, path: Path) -> bool:
+        """Run to the end; false if it was stopped."""
+        try:
+            _drive(config, RunDirectory(path), self._events.put, self._stop.is_set)
+        except Interrupted:
+            return False
+        return True
+
+    def poll(self, timeout: float) -> list[Event]:
+        """The events since the last call; waits up to ``timeout`` seconds for the first."""
+        events = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._events.get(timeout=timeout))
+            while True:
+                events.append(self._events.get_nowait())
+        return events
+
+    def stop(self) -> None:
+        """Write a checkpoint and stop."""
+        self._stop.set()
+
+
+def _execute_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
+    connect(config)
+    # The driver writes the run directory, so it lives on this node; it waits nearly always, so it takes no CPU.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
+    driver = ray.remote(DriverActor).options(**options).remote()
+    done = driver.run.remote(config, directory.path)
+    told = False
+    try:
+        while True:
+            finished, _ = ray.wait([done], timeout=0)
+            try:
+                for event in ray.get(driver.poll.remote(0.0 if finished else 0.25)):
+                    listen(event)
+            except ray.exceptions.RayActorError:
+                raise RayflError(f"the driver died; go on with: rayfl resume {directory.path}") from None
+            if finished:
+                break
+            if stop.is_set() and not told:
+                driver.stop.remote()
+                told = True
+        with plain_errors():
+            if not ray.get(done):
+                raise Interrupted
+    finally:
+        ray.kill(driver)
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT and SIGTERM ask for a checkpoint and an orderly end; a second one is the ordinary interrupt."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,102 @@
+"""Client state between rounds: where each client's row lies, never the rows themselves.
+
+A block returns the states of its clients as one object, owned by the driver, so it outlives the worker.
+The driver keeps for every client (object, row). When most rows of the objects are out of date the states
+are packed anew, so memory stays proportional to the number of clients that have a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.runtime.backend import Backend, Ref
+
+_PACK = 256
+"""Clients in one object after packing."""
+
+
+class ClientStates:
+    """The state rows of all clients that have one; empty for methods without client state."""
+
+    def __init__(self) -> None:
+        self._objects: dict[int, Ref] = {}
+        self._alive: dict[int, int] = {}  # object -> rows that are still somebody's state
+        self._rows: dict[int, int] = {}  # object -> rows that it holds
+        self._where: dict[int, tuple[int, int]] = {}  # client -> (object, row)
+        self._next = 0
+
+    def __len__(self) -> int:
+        return len(self._where)
+
+    def update(self, clients: Sequence[int], ref: Ref, valid: Sequence[bool] | None = None) -> None:
+        """Row ``r`` of the object is now the state of ``clients[r]``, where ``valid`` (default: everywhere)."""
+        rows = [r for r in range(len(clients)) if valid is None or valid[r]]
+        if not rows:
+            return
+        number, self._next = self._next, self._next + 1
+        self._objects[number], self._alive[number], self._rows[number] = ref, 0, len(clients)
+        for row in rows:
+            client = clients[row]
+            old = self._where.get(client)
+            if old is not None:
+                self._release(old[0])
+            self._where[client] = (number, row)
+            self._alive[number] += 1
+
+    def _release(self, number: int) -> None:
+        self._alive[number] -= 1
+        if self._alive[number] == 0:
+            del self._objects[number], self._alive[number], self._rows[number]
+
+    def locate(self, clients: Sequence[int], offset: int) -> tuple[list[Ref], tuple[tuple[int, int] | None, ...]]:
+        """The objects that hold the states of ``clients``, and for each client (place among them, row).
+
+        Args:
+            clients: client ids.
+            offset: added to the places, for refs that stand after others.
+        """
+        places: dict[int, int] = {}
+        found: list[tuple[int, int] | None] = []
+        for client in clients:
+            at = self._where.get(client)
+            found.append(None if at is None else (places.setdefault(at[0], offset + len(places)), at[1]))
+        return [self._objects[number] for number in places], tuple(found)
+
+    def pack(self, backend: Backend) -> None:
+        """Pack the states into full objects if fewer than half of the rows held are still in use."""
+        if sum(self._rows.values()) <= 2 * len(self._where) + _PACK:
+            return
+        clients = sorted(self._where)
+        packed = ClientStates()
+        for start in range(0, len(clients), _PACK):
+            part = clients[start : start + _PACK]
+            refs, places = self.locate(part, 0)
+            packed.update(part, backend.call(pack_rows, places, *refs))
+        self.__dict__ = packed.__dict__
+
+    def fetch(self, backend: Backend) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """All states for a checkpoint: client ids ``(n,)`` ascending and rows ``(n, S)``."""
+        clients = sorted(self._where)
+        refs, places = self.locate(clients, 0)
+        return np.array(clients, np.int64), pack_rows(places, *backend.get(refs))
+
+    @classmethod
+    def restore(cls, backend: Backend, clients: NDArray[np.int64], rows: NDArray[np.float32]) -> ClientStates:
+        """States from a checkpoint."""
+        states = cls()
+        for start in range(0, len(clients), _PACK):
+            part = slice(start, start + _PACK)
+            states.update(clients[part].tolist(), backend.put(np.ascontiguousarray(rows[part])))
+        return states
+
+
+def pack_rows(
+    places: Sequence[tuple[int, int] | None], *objects: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Rows of several objects as one array ``(n, S)``."""
+    if not places:
+        return np.empty((0, 0), np.float32)
+    return np.stack([objects[at[0]][at[1]] for at in places if at is not None])

@@ -1,0 +1,21 @@
+"""Local training of a block of clients."""
+
+from rayfl.training.batches import Batches, Scaling, raw_features
+from rayfl.training.config import Training
+from rayfl.training.loop import LoopEngine
+from rayfl.training.work import LocalWork, Segments, TrainedBlock, complement, gather, length, scatter_
+
+__all__ = [
+    "Batches",
+    "LocalWork",
+    "LoopEngine",
+    "Scaling",
+    "Segments",
+    "TrainedBlock",
+    "Training",
+    "complement",
+    "gather",
+    "length",
+    "raw_features",
+    "scatter_",
+]

@@ -1,0 +1,65 @@
+"""From a federation's arrays to tensors on the device: pixels stay uint8 until here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rayfl.data import Samples
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """``x -> (x * factor - mean) / std`` per channel; images only (feature vectors are taken as they are)."""
+
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, samples: Samples) -> Scaling:
+        """Statistics of the training images in [0, 1], one mean and standard deviation a channel."""
+        x = samples.x_train
+        factor = 1 / 255 if x.dtype == np.uint8 else 1.0
+        if x.ndim != 4:
+            return cls(factor, (0.0,), (1.0,))
+        stride = max(1, len(x) // 10_000)
+        sample = x[::stride].astype(np.float64) * factor
+        mean, std = sample.mean(axis=(0, 2, 3)), sample.std(axis=(0, 2, 3))
+        return cls(factor, tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist()))
+
+
+class Batches:
+    """Gathers samples by index and turns them into float32 tensors on a device."""
+
+    def __init__(self, samples: Samples, device: torch.device, scaling: Scaling | None = None) -> None:
+        self.samples, self.device = samples, device
+        scaling = scaling or Scaling.of(samples)
+        self._factor = scaling.factor
+        shape = (-1, 1, 1) if samples.x_train.ndim == 4 else (-1,)
+        self._mean = torch.tensor(scaling.mean, device=device).reshape(shape)
+        self._std = torch.tensor(scaling.std, device=device).reshape(shape)
+
+    def _inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
+        tensor = torch.from_numpy(x).to(self.device).to(torch.float32)
+        return tensor.mul_(self._factor).sub_(self._mean).div_(self._std)
+
+    def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs ``(n, ...)`` float32 and labels ``(n,)`` int64 of training samples."""
+        return self._inputs(self.samples.x_train[indices]), self._labels(self.samples.y_train[indices])
+
+    def test(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and labels of test samples."""
+        return self._inputs(self.samples.x_test[indices]), self._labels(self.samples.y_test[indices])
+
+    def _labels(self, y: NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(y).to(self.device)
+
+
+def raw_features(x: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Samples as feature maps and signatures see them: float32, pixels in [0, 1], not centred."""
+    values = x.astype(np.float32)
+    return values / np.float32(255) if x.dtype == np.uint8 else values

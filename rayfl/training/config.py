@@ -1,0 +1,40 @@
+"""The ``training`` section: what every client does in a round, and who takes part."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field
+
+from rayfl.settings import Section
+
+
+class Training(Section):
+    """Local training: E epochs of mini-batch SGD at each of the sampled clients."""
+
+    participation: float = Field(1.0, gt=0, le=1, description="fraction rho of the clients sampled a round")
+    epochs: int = Field(5, ge=1, description="local epochs E")
+    batch_size: int = Field(10, ge=1, description="batch size B; the last batch of an epoch may be shorter")
+    lr: float = Field(0.01, gt=0, description="learning rate eta")
+    momentum: float = Field(0.0, ge=0, lt=1, description="SGD momentum, restarted every round")
+    weight_decay: float = Field(0.0, ge=0, description="L2 penalty added to the gradient, as torch.optim.SGD")
+    schedule: Literal["constant", "exponential", "cosine", "inverse"] = Field(
+        "constant", description="learning rate over rounds t = 0, 1, ..."
+    )
+    decay: float = Field(0.99, gt=0, description="exponential: eta * decay^t; inverse: eta / (1 + decay * t)")
+    engine: Literal["loop"] = Field("loop", description="how a block of clients is trained")
+
+    def cohort(self, clients: int) -> int:
+        """Number of clients sampled a round: ``max(1, round(rho N))`` (McMahan et al. 2017, Alg. 1)."""
+        return max(1, round(self.participation * clients))
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """The learning rate of round ``round`` (0-based) of ``rounds``."""
+        factor = {
+            "constant": 1.0,
+            "exponential": self.decay**round,
+            "cosine": 0.5 * (1 + math.cos(math.pi * round / max(1, rounds))),
+            "inverse": 1 / (1 + self.decay * round),
+        }[self.schedule]
+        return self.lr * factor
