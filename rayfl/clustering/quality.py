@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
@@ -12,7 +14,9 @@ from rayfl.clustering.linkage import Labels
 
 def adjusted_rand_index(labels: NDArray[np.integer], truth: NDArray[np.integer]) -> float:
     """Agreement with the true groups whatever the ids: 1 if equal, about 0 if random (Hubert, Arabie)."""
-    return float(adjusted_rand_score(truth, labels))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # scikit-learn takes many small clusters for a mistake
+        return float(adjusted_rand_score(truth, labels))
 
 
 def separation_gap(similarity: NDArray[np.floating], groups: NDArray[np.integer]) -> float:

@@ -1,0 +1,165 @@
+import numpy as np
+import pytest
+import scipy.linalg
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.spatial.distance import squareform
+
+from rayfl.clustering.proximity import (
+    ANGLES,
+    VECTOR_DISTANCES,
+    condensed_distances,
+    condensed_index,
+    cross_distances,
+    relevance_distances,
+    relevance_matrix,
+)
+from rayfl.errors import ConfigError, DataError
+from rayfl.signatures.subspace import Subspace
+
+
+def bases(rng, clients, features=9, most=4):
+    """Orthonormal signatures with 1 to ``most`` columns."""
+    return [
+        np.linalg.qr(rng.normal(size=(features, rng.integers(1, most + 1))))[0].astype(np.float32)
+        for _ in range(clients)
+    ]
+
+
+def naive(proximity, u, v):
+    """The definitions for one pair, straight from the equations."""
+    u, v = u.astype(np.float64), v.astype(np.float64)
+    if proximity == "principal_angle":
+        return np.degrees(scipy.linalg.subspace_angles(u, v).min())
+    angles = [[np.degrees(np.arccos(min(1.0, abs(a @ b)))) for b in v.T] for a in u.T]
+    if proximity == "vector_angle_min":
+        return np.min(angles)
+    return sum(angles[k][k] for k in range(min(u.shape[1], v.shape[1])))
+
+
+@pytest.mark.parametrize(
+    ("proximity", "expected"),
+    [("principal_angle", 30.0), ("vector_angle_sum", 30.0 + 60.0), ("vector_angle_min", 30.0)],
+)
+def test_angles_by_hand(proximity, expected):
+    # u1 = e1, u2 = e2; v1 is 30 degrees from e1 towards e3, v2 is 60 degrees from e2 towards e4
+    u = np.eye(4)[:, :2]
+    v = np.array([[np.cos(np.pi / 6), 0], [0, np.cos(np.pi / 3)], [0.5, 0], [0, np.sin(np.pi / 3)]])
+    assert np.allclose(condensed_distances(proximity, [u, v]), expected)
+
+
+def test_equal_rank_and_any_rank_differ():
+    # the same plane, vectors swapped: no principal angle, no smallest angle, but ranks at right angles
+    u = np.eye(3)[:, :2]
+    swapped = u[:, ::-1]
+    assert condensed_distances("principal_angle", [u, swapped])[0] < 1e-5
+    assert condensed_distances("vector_angle_min", [u, swapped])[0] == 0
+    assert condensed_distances("vector_angle_sum", [u, swapped])[0] == 180
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 12),
+    columns=st.integers(1, 20),
+    proximity=st.sampled_from(sorted(ANGLES)),
+)
+def test_tiles_of_any_size_equal_the_double_loop(seed, clients, columns, proximity):
+    signatures = bases(np.random.default_rng(seed), clients)
+    expected = [
+        naive(proximity, signatures[i], signatures[j]) for i in range(clients) for j in range(i + 1, clients)
+    ]
+    found = condensed_distances(proximity, signatures, tile_columns=columns)
+    assert found.shape == (clients * (clients - 1) // 2,)
+    # float32 columns have length 1 +- 1e-7 only: near 0 the angle is that of the arccos, near 90 it is exact
+    assert np.allclose(found, expected, atol=0.05)
+    far = np.array(expected) > 5
+    assert np.allclose(found[far], np.array(expected)[far], atol=1e-4)
+
+
+@given(seed=st.integers(0, 10**6), proximity=st.sampled_from(sorted(ANGLES)))
+def test_cross_distances_are_the_rows_of_the_condensed_form(seed, proximity):
+    signatures = bases(np.random.default_rng(seed), 9)
+    square = squareform(condensed_distances(proximity, signatures))
+    assert np.allclose(cross_distances(proximity, signatures[6:], signatures[:6]), square[6:, :6], atol=1e-6)
+
+
+@given(seed=st.integers(0, 10**6), proximity=st.sampled_from(sorted(ANGLES)))
+def test_signs_do_not_matter(seed, proximity):
+    rng = np.random.default_rng(seed)
+    signatures = bases(rng, 6)
+    flipped = [u * rng.choice([-1, 1], size=u.shape[1]) for u in signatures]
+    assert np.allclose(
+        condensed_distances(proximity, signatures), condensed_distances(proximity, flipped), atol=1e-5
+    )
+
+
+def test_principal_angle_depends_on_the_span_only():
+    rng = np.random.default_rng(0)
+    u, v = (np.linalg.qr(rng.normal(size=(10, 3)))[0] for _ in range(2))
+    turn = np.linalg.qr(rng.normal(size=(3, 3)))[0]
+    skew = rng.normal(size=(3, 3)) + 3 * np.eye(3)
+    angle = condensed_distances("principal_angle", [u, v])[0]
+    assert np.isclose(condensed_distances("principal_angle", [u @ turn, v])[0], angle)
+    assert np.isclose(condensed_distances("principal_angle", [u @ skew, v])[0], angle)
+    assert not np.isclose(
+        condensed_distances("vector_angle_min", [u @ turn, v])[0],
+        condensed_distances("vector_angle_min", [u, v])[0],
+        atol=0.5,
+    )
+
+
+def test_stacked_class_subspaces_are_compared_by_their_span():
+    # The columns of a per-class signature are not orthogonal: without taking their span the "cosine"
+    # exceeds 1 and every pair of clients would be 0 degrees apart.
+    rng = np.random.default_rng(1)
+    x = rng.random((60, 12))
+    y = np.arange(60) % 3
+    signature = Subspace(p=1, per_class=True).compute(x, y)
+    assert np.linalg.svd(signature, compute_uv=False)[0] > 1.5
+    one = np.zeros((12, 1))
+    one[0] = 1
+    span = scipy.linalg.orth(signature.astype(np.float64))
+    expected = np.degrees(np.arccos(np.linalg.norm(span[0])))
+    assert np.isclose(condensed_distances("principal_angle", [signature, one])[0], expected, atol=1e-3)
+
+
+@given(st.integers(2, 30))
+def test_condensed_index_follows_scipy(clients):
+    pairs = clients * (clients - 1) // 2
+    i, j = np.triu_indices(clients, k=1)
+    assert np.array_equal(condensed_index(clients, i, j), np.arange(pairs))
+    assert np.array_equal(condensed_index(clients, j, i), np.arange(pairs))
+
+
+def test_vector_distances_by_hand():
+    histograms = [np.array([1.0]), np.array([0.0, 1.0]), np.array([0.5, 0.5, 0.0])]
+    assert np.allclose(condensed_distances("euclidean", histograms), [2**0.5, 0.5**0.5, 0.5**0.5])
+    assert np.allclose(condensed_distances("cosine", histograms), [1, 1 - 0.5**0.5, 1 - 0.5**0.5])
+    for proximity in VECTOR_DISTANCES:
+        square = squareform(condensed_distances(proximity, histograms))
+        assert np.allclose(cross_distances(proximity, histograms[2:], histograms[:2]), square[2:, :2])
+        assert condensed_distances(proximity, histograms[:1]).shape == (0,)
+
+
+def test_relevance_is_the_mean_of_both_directions_with_a_unit_diagonal():
+    rows = [np.array([0.9, 0.2, 0.4]), np.array([0.4, 0.8, 0.6]), np.array([0.6, 0.8, 1.0])]
+    assert np.allclose(relevance_matrix(rows), [[1, 0.3, 0.5], [0.3, 1, 0.7], [0.5, 0.7, 1]])
+    assert np.allclose(relevance_distances(rows), [0.7, 0.5, 0.3])
+
+
+def test_what_does_not_fit_is_refused():
+    u = np.eye(4)[:, :2]
+    with pytest.raises(ConfigError, match="did you mean 'principal_angle'"):
+        condensed_distances("principle_angle", [u, u])
+    with pytest.raises(ConfigError, match="relations"):
+        condensed_distances("relevance", [u, u])
+    with pytest.raises(DataError, match="client 1: its signature has 3 features, client 0's has 4"):
+        condensed_distances("principal_angle", [u, np.eye(3)])
+    with pytest.raises(DataError, match="client 1"):
+        condensed_distances("vector_angle_min", [u, np.empty((4, 0))])
+    with pytest.raises(DataError, match="different shapes"):
+        condensed_distances("euclidean", [u, np.eye(3)])
+    with pytest.raises(DataError, match="client 1"):
+        condensed_distances("cosine", [np.ones(2), np.zeros(2)])
+    with pytest.raises(DataError, match="2 relations"):
+        relevance_matrix([np.ones(2), np.ones(3)])
