@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -28,6 +29,8 @@ from rayfl.errors import ConfigError, DataError
 
 class Given(Partition):
     """A partition that is written down."""
+
+    name: Literal["given"] = "given"
 
     parts: tuple[tuple[int, ...], ...]
 
