@@ -25,7 +25,10 @@ from rayfl.training import Training
 PRESETS = Path(__file__).parent / "presets"
 
 if TYPE_CHECKING:
-    DatasetChoice, PartitionChoice, ModelChoice, AlgorithmChoice = Dataset, Partition, Model, Algorithm
+    DatasetChoice = Dataset
+    PartitionChoice = Partition
+    ModelChoice = Model
+    AlgorithmChoice = Algorithm
 else:
     DatasetChoice, PartitionChoice = choice(DATASETS), choice(PARTITIONS)
     ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
@@ -34,7 +37,9 @@ else:
 class Evaluation(Section):
     """When and how clients are tested: each on its own test data with the model that it would use."""
 
-    every: int = Field(1, ge=1, description="evaluate after every this many rounds, and always after the last")
+    every: int = Field(
+        1, ge=1, description="evaluate after every this many rounds, and always after the last"
+    )
     batch_size: int = Field(500, ge=1, description="samples in one forward pass")
 
 
@@ -45,7 +50,8 @@ class Execution(Section):
         "ray", description="ray: client actors; inline: the same code in this process, for debugging"
     )
     address: str | None = Field(
-        None, description="address of a running Ray cluster ('auto' finds it); by default the environment decides"
+        None,
+        description="address of a running Ray cluster ('auto' finds it); by default the environment decides",
     )
     actors: int | Literal["auto"] = Field(
         "auto", description="client actors; auto: as many as the CPUs (and GPUs) hold"
@@ -54,12 +60,15 @@ class Execution(Section):
         None, ge=1, description="pin clients to actors, this many each (1: one actor a client); sets 'actors'"
     )
     cpus_per_actor: float = Field(1.0, gt=0, description="CPUs that Ray reserves for a client actor")
-    gpus_per_actor: float = Field(0.0, ge=0, description="fraction of a GPU for a client actor; caps its memory")
+    gpus_per_actor: float = Field(
+        0.0, ge=0, description="fraction of a GPU for a client actor; caps its memory"
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda if gpus_per_actor > 0 and there is one"
     )
     block_size: int | Literal["auto"] = Field(
-        "auto", description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64"
+        "auto",
+        description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
     )
     tolerate_failures: int = Field(
         0, ge=0, description="clients that may fail in a round and are then left out of its average"
@@ -86,7 +95,9 @@ class Output(Section):
 class Config(Section):
     """A run: resolved, it and its seed determine every number of the result."""
 
-    name: str = Field("run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="begins the run directory")
+    name: str = Field(
+        "run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="begins the run directory"
+    )
     seed: int = Field(0, ge=0, description="of all randomness")
     rounds: int = Field(20, ge=1, description="local rounds: every cluster trains and averages once in each")
     data: DatasetChoice = Field(default_factory=lambda: DATASETS["digits"](), description="the dataset")
@@ -94,7 +105,9 @@ class Config(Section):
         default_factory=lambda: PARTITIONS["label_skew"](), description="how clients differ"
     )
     model: ModelChoice = Field(default_factory=lambda: MODELS["mlp"](), description="the network")
-    algorithm: AlgorithmChoice = Field(default_factory=lambda: ALGORITHMS["fedavg"](), description="the method")
+    algorithm: AlgorithmChoice = Field(
+        default_factory=lambda: ALGORITHMS["fedavg"](), description="the method"
+    )
     clustering: Clustering = Field(default_factory=Clustering, description="signature, proximity, grouping")
     hierarchy: Hierarchy = Field(default_factory=Hierarchy, description="local and global parameter servers")
     training: Training = Field(default_factory=Training, description="local training")
@@ -155,7 +168,9 @@ def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     if settings is None:
         settings = {}
     if not isinstance(settings, dict):
-        raise ConfigError(str(path), f"holds a {type(settings).__name__}", "expected 'section: settings' lines")
+        raise ConfigError(
+            str(path), f"holds a {type(settings).__name__}", "expected 'section: settings' lines"
+        )
     return settings
 
 
@@ -236,6 +251,8 @@ def _explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError
     """The first mistake, in words that help."""
     errors = error.errors()
     first = errors[0]
+    same = [e for e in errors if _locate(e["loc"])[0] == _locate(first["loc"])[0]]
+    errors = [e for e in errors if e not in same[1:]]  # the branches of a union are one mistake
     where, section = _locate(first["loc"])
     dotted = ".".join(where)
     more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
@@ -249,16 +266,26 @@ def _explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError
         tags = [t.strip(" '") for t in str(first["ctx"].get("expected_tags", "")).split(",") if t.strip()]
         if kind == "union_tag_not_found":
             return ConfigError(dotted + ".name", "missing" + more, nearest("", tags or _names(where)))
-        return ConfigError(dotted, f"no {where[-1]} named {first['ctx']['tag']!r}" + more, nearest(first["ctx"]["tag"], tags))
-    message = first["msg"].removeprefix("Value error, ")
-    message = message[0].lower() + message[1:]
+        return ConfigError(
+            dotted, f"no {where[-1]} named {first['ctx']['tag']!r}" + more, nearest(first["ctx"]["tag"], tags)
+        )
+    message = " or ".join(_sentence(e["msg"]) for e in same)
     shown = "" if isinstance(given, (Mapping, BaseModel)) or kind == "missing" else f"got {given!r}"
     return ConfigError(dotted or "config", message + more, shown)
 
 
+def _sentence(message: str) -> str:
+    """Pydantic's words without what it thinks aloud."""
+    message = message.removeprefix("Value error, ").split(", unable to")[0]
+    return message[0].lower() + message[1:]
+
+
 def _names(where: Sequence[str]) -> list[str]:
     kinds: dict[str, Mapping[str, Any]] = {
-        "data": DATASETS, "partition": PARTITIONS, "model": MODELS, "algorithm": ALGORITHMS
+        "data": DATASETS,
+        "partition": PARTITIONS,
+        "model": MODELS,
+        "algorithm": ALGORITHMS,
     }
     return list(kinds.get(where[-1], {}))
 
@@ -287,7 +314,9 @@ def _locate(loc: Sequence[int | str]) -> tuple[list[str], type[BaseModel] | None
 
 def _sections(annotation: Any) -> dict[str | None, type[BaseModel]]:
     """The sections that a field may hold: by part name if there is a choice, else under None."""
-    found = [a for a in (annotation, *_flat_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)]
+    found = [
+        a for a in (annotation, *_flat_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)
+    ]
     if len(found) == 1:
         return {None: found[0]}
     return {part_name(a): a for a in found if issubclass(a, Section)}
@@ -300,3 +329,14 @@ def _flat_args(annotation: Any) -> list[Any]:
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a config file, for editors (``rayfl list --schema``)."""
     return Config.model_json_schema()
+
+
+def variant(
+    source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str], algorithm: str
+) -> Config:
+    """The same settings with another algorithm (and that algorithm's defaults), for comparisons.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    return resolve(with_overrides(_read(source), [*overrides, f"algorithm={algorithm}"]))

@@ -29,7 +29,7 @@ PartT = TypeVar("PartT", bound=Section)
 def part_name(part: type[Section]) -> str | None:
     """The name by which a part is chosen: the default of its ``name`` field, None for abstract bases."""
     field = part.model_fields.get("name")
-    return field.default if field is not None and isinstance(field.default, str) else None
+    return (field.default or None) if field is not None and isinstance(field.default, str) else None
 
 
 def discover(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
@@ -64,9 +64,10 @@ def choice(parts: dict[str, type[PartT]]) -> Any:
     classes = tuple(parts.values())
     if len(classes) == 1:
         return Annotated[classes[0], BeforeValidator(_name_alone)]
-    return Annotated[Union[classes], Field(discriminator="name"), BeforeValidator(_name_alone)]
+    return Annotated[Union[classes], Field(discriminator="name"), BeforeValidator(_name_alone)]  # noqa: UP007
 
 
 def summary(part: type) -> str:
-    """The first line of a part's docstring, for ``rayfl list``."""
-    return (inspect.getdoc(part) or "").split("\n", 1)[0]
+    """The first sentence of a part's docstring, for ``rayfl list``."""
+    paragraph = " ".join((inspect.getdoc(part) or "").split("\n\n", 1)[0].split())
+    return paragraph.split(". ", 1)[0].rstrip(".") + "."

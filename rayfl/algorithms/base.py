@@ -32,11 +32,14 @@ class Hierarchy(Section):
     """The servers: one local parameter server (LPS) a cluster, one global one (GPS) above them."""
 
     common_layers: int | Literal["none", "all"] | tuple[str, ...] = Field(
-        "none", description="layers that the GPS averages over all clusters: how many first ones, or their names"
+        "none",
+        description="layers that the GPS averages over all clusters: how many first ones, or their names",
     )
     global_every: int = Field(1, ge=1, description="local rounds between two global rounds (kappa)")
     lps_actors: int = Field(
-        2, ge=1, description="most LPS actors; many small clusters share one, and the results do not depend on it"
+        2,
+        ge=1,
+        description="most LPS actors; many small clusters share one, and the results do not depend on it",
     )
 
     @field_validator("common_layers", mode="before")
@@ -138,6 +141,8 @@ class Algorithm(Section):
     ``defaults`` holds what the method sets in other config sections unless the user does.
     """
 
+    name: str = ""
+
     defaults: ClassVar[Mapping[str, Any]] = {}
 
     def initial(self, setup: Setup) -> tuple[int, ...]:
@@ -215,7 +220,7 @@ class OneShotClustered(Algorithm):
     """Base of methods that cluster clients by signature, then train one model a cluster.
 
     Every cluster starts from the same ``w_0`` (or, when clustered again, from the model that most of its
-    members used). Within a cluster FedAvg runs at its local parameter server; every ``kappa`` rounds the
+    members used). Within a cluster FedAvg runs at its local parameter server; every kappa rounds the
     global one averages the common layers of ``hierarchy`` over the clusters.
     """
 
@@ -226,7 +231,7 @@ class OneShotClustered(Algorithm):
         return setup.clustering if due else None
 
     def regroup(self, setup: Setup, state: ServerState, labels: NDArray[np.int64]) -> Regrouping:
-        """One model a cluster; its parent is the model that most of its members used (ties: the smaller id)."""
+        """One model a cluster; its parent is the one that most members used (ties: the smaller id)."""
         k = int(labels.max()) + 1
         votes = np.zeros((k, state.models), np.int64)
         np.add.at(votes, (labels, state.assignment), 1)

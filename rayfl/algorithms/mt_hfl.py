@@ -16,7 +16,8 @@ class MTHFL(OneShotClustered):
 
     1. Users exchange the q leading eigenvectors of ``G_i = Phi(X_i)^T Phi(X_i) / n_i``
        (``clustering.signature.q``; ``clustering.features`` is Phi), estimate their relevance to each other
-       (Eqs. 2-4), and the GPS clusters ``R = (r + r^T) / 2`` (Eq. 5) into ``clustering.n_clusters`` = T tasks.
+       (Eqs. 2-4), and the GPS clusters ``R = (r + r^T) / 2`` (Eq. 5) into T tasks
+       (``clustering.n_clusters``).
     2. Each LPS runs FedAvg over its users for ``hierarchy.global_every`` local rounds, then the GPS averages
        the ``hierarchy.common_layers`` over the LPSs, weighted by their samples, and broadcasts them; the
        other layers stay with the LPS.

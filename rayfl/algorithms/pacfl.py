@@ -15,8 +15,8 @@ from rayfl.algorithms.base import OneShotClustered
 class PACFL(OneShotClustered):
     """One-shot clustering by the principal angles between the clients' data subspaces.
 
-    1. Each client sends the first ``clustering.signature.p`` (p = 3..5) left singular vectors U_i of its data,
-       samples as columns (``per_class: true``: p vectors a class, as in the authors' code).
+    1. Each client sends the first ``clustering.signature.p`` (p = 3..5) left singular vectors U_i of its
+       data, samples as columns (``per_class: true``: p vectors a class, as in the authors' code).
     2. The server forms the proximity matrix in degrees: ``clustering.proximity`` is ``principal_angle``
        (Eq. 3.1), ``vector_angle_sum`` (Eq. 3.2) or ``vector_angle_min`` (the authors' code).
     3. Agglomerative clustering with average linkage, cut at ``clustering.threshold`` (beta) or into

@@ -110,12 +110,14 @@ class Federation:
 
 
 def data_root() -> Path:
-    """Where downloaded datasets lie unless ``data.root`` says otherwise: ``$RAYFL_DATA`` or ``~/.cache/rayfl``."""
+    """Where downloaded datasets lie unless ``data.root`` is set: ``$RAYFL_DATA``, else ``~/.cache/rayfl``."""
     return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
 
 
 class Dataset(Section):
     """A source of samples, chosen by name; subclasses live one a file in ``rayfl/data/datasets``."""
+
+    name: str = ""
 
     root: Path | None = Field(
         None, description="folder of downloaded datasets; by default $RAYFL_DATA, else ~/.cache/rayfl"
@@ -133,7 +135,7 @@ class Dataset(Section):
         raise NotImplementedError
 
     def prepare(self, root: Path) -> str:
-        """Download what :meth:`load` needs into ``root``, under a file lock; say what was done in one line."""
+        """Download what :meth:`load` needs into ``root``, under a file lock; say in a line what was done."""
         return "nothing to download"
 
     def available(self, root: Path) -> bool:
@@ -150,7 +152,9 @@ class Assignment:
 
 
 class Partition(Section):
-    """A way to divide training data among clients, chosen by name; one a file in ``rayfl/data/partitions``."""
+    """A way to divide training data among clients, by name; one a file in ``rayfl/data/partitions``."""
+
+    name: str = ""
 
     clients: int = Field(100, ge=1, description="number of clients N")
     validation: float = Field(
@@ -158,8 +162,8 @@ class Partition(Section):
     )
     test_samples: int | Literal["auto", "all"] = Field(
         "auto",
-        description="most test samples of a client: a number >= 1, 'all' that follow its label distribution, or "
-        "'auto' (all, as long as the clients together hold at most 20 million)",
+        description="most test samples of a client: a number >= 1, 'all' that follow its label "
+        "distribution, or 'auto' (all, as long as the clients together hold at most 20 million)",
     )
 
     def assign(

@@ -20,6 +20,8 @@ class Model(Section):
     network is a chain, so that training engines can be generated from it.
     """
 
+    name: str = ""
+
     @classmethod
     def name_of(cls) -> str:
         """The name by which users choose it, for messages."""

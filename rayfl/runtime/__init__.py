@@ -1,1 +1,1 @@
-"""Ray's room: the driver (GPS), local parameter servers, client actors, checkpoints; and the inline backend."""
+"""Ray's room: driver (GPS), local parameter servers, client actors, checkpoints; the inline backend."""

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
+from typing_extensions import override
 
-from rayfl.data import Federation
 from rayfl.runtime.host import ClientHost
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.lps import LocalServer
@@ -95,15 +95,19 @@ class InlineBackend(Backend):
         self._limits = threadpool_limits(1)
         torch.set_num_threads(1)  # as in the actors: sums depend on the number of threads
 
+    @override
     def put(self, value: Any) -> Ref:
         return value
 
+    @override
     def get(self, ref: Ref) -> Any:
         return ref
 
+    @override
     def start(self, federation: Ref, host: HostSpec) -> None:
         self._host = ClientHost(federation, host)
 
+    @override
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
         for index in longest_first(tasks):
             task = tasks[index]
@@ -111,16 +115,20 @@ class InlineBackend(Backend):
             self.tick()
             yield index, (answer if task.returns > 1 else [answer])
 
+    @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         return function(*args)
 
+    @override
     def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
         answer = getattr(self._server, method)(*args)
         return list(answer) if returns > 1 else [answer]
 
+    @override
     def pids(self) -> list[int]:
         return [self._host.pid()]
 
+    @override
     def close(self) -> None:
         torch.set_num_threads(self._threads)
         self._limits.restore_original_limits()

@@ -15,7 +15,7 @@ from rayfl.algorithms import Mixing, Plan, ServerState, Setup
 from rayfl.config import Config
 from rayfl.data import Federation
 from rayfl.errors import RayflError
-from rayfl.evaluation import Transfer
+from rayfl.evaluation.ledger import Direction, Transfer
 from rayfl.report import write_report
 from rayfl.runtime.backend import Backend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
@@ -173,7 +173,9 @@ class Driver:
         self.emit(Event("round", {**row, "rounds": self.config.rounds, "busy": dict(report.busy)}))
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
-            self.emit(Event("note", {"text": f"round {state.round}: client {client} failed, left out: {line}"}))
+            self.emit(
+                Event("note", {"text": f"round {state.round}: client {client} failed, left out: {line}"})
+            )
         return new
 
     def _progress(self, round: int) -> Callable[[int, int], None]:
@@ -213,10 +215,11 @@ class Driver:
         """Enter the round's model traffic into the ledger, 4 bytes a number."""
         sent = 4 * (self.host.spec.P - length(work.personal)) * len(plan.cohort)
         common = 4 * length(mixing.common) * state.models
-        for direction in ("up", "down"):
-            self.records.transfer(Transfer(state.round, "client_lps", direction, "model", sent))  # type: ignore[arg-type]
+        directions: tuple[Direction, ...] = ("up", "down")
+        for direction in directions:
+            self.records.transfer(Transfer(state.round, "client_lps", direction, "model", sent))
             if common:
-                self.records.transfer(Transfer(state.round, "lps_gps", direction, "model", common))  # type: ignore[arg-type]
+                self.records.transfer(Transfer(state.round, "lps_gps", direction, "model", common))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._begun
@@ -241,10 +244,12 @@ class Driver:
         folder = self.run_dir.path / "models"
         folder.mkdir(exist_ok=True)
         for k, vector in enumerate(checkpoint.models):
-            tensors = {name: t.contiguous() for name, t in self.host.spec.to_state_dict(vector.copy()).items()}
+            tensors = {
+                name: t.contiguous() for name, t in self.host.spec.to_state_dict(vector.copy()).items()
+            }
             save_file({n: t.clone() for n, t in tensors.items()}, folder / f"model_{k}.safetensors")
         summary = {
-            "algorithm": getattr(self.algorithm, "name", ""),
+            "algorithm": self.algorithm.name,
             **self.records.summary(state),
             "seconds": self._seconds(),
             "models_sha256": models_hash(checkpoint.models, checkpoint.state_rows),

@@ -60,8 +60,8 @@ class ClientHost:
         partials = [partial_product(weights * delivered, values) for weights in job.weights]
         failures = {int(job.clients[row]): text for row, text in block.failures.items()}
         report = TrainReport(block.losses, block.steps, failures, time.perf_counter() - begun, os.getpid())
-        state = [gather(block.rows, work.personal).cpu().numpy()] if work.personal else []
-        answer = [report, *partials, *state]
+        own = [gather(block.rows, work.personal).cpu().numpy()] if work.personal else []
+        answer = [report, *partials, *own]
         return answer if len(answer) > 1 else report
 
     def evaluate(self, job: EvalJob, *objects: NDArray[np.float32]) -> EvalReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -12,6 +11,7 @@ import ray
 import torch
 from ray.exceptions import RayActorError, RayTaskError
 from threadpoolctl import threadpool_limits
+from typing_extensions import override
 
 from rayfl.errors import RayflError
 from rayfl.runtime.backend import Backend, Ref, Task, longest_first
@@ -55,13 +55,16 @@ class RayBackend(Backend):
         self._hosts: list[Any] = []
         self._deaths = 0
 
+    @override
     def put(self, value: Any) -> Ref:
         return ray.put(value)
 
+    @override
     def get(self, ref: Ref) -> Any:
         with plain_errors():
             return ray.get(ref)
 
+    @override
     def start(self, federation: Ref, host: HostSpec) -> None:
         self._start = (federation, host)
         self._hosts = [self._new_host() for _ in range(self.actors)]
@@ -69,6 +72,7 @@ class RayBackend(Backend):
     def _new_host(self) -> Any:
         return ray.remote(_HostActor).options(**self._resources).remote(*self._start)
 
+    @override
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
         free = deque(i for i in longest_first(tasks) if tasks[i].home is None)
         pinned: list[deque[int]] = [deque() for _ in self._hosts]
@@ -129,21 +133,27 @@ class RayBackend(Backend):
         """A worker died (killed, out of memory, its node lost): start another in its place."""
         self._deaths += 1
         if getattr(error, "actor_init_failed", False) or self._deaths > MAX_DEATHS:
-            raise RayflError(f"client actors keep dying ({self._deaths} so far): {error}".split("\n")[0]) from error
+            raise RayflError(
+                f"client actors keep dying ({self._deaths} so far): {error}".split("\n")[0]
+            ) from error
         self._hosts[actor] = self._new_host()
 
+    @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
         return ray.remote(function).options(num_cpus=0).remote(*args)
 
+    @override
     def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
         lps = self._servers[server % len(self._servers)]
         answer = getattr(lps, method).options(num_returns=returns).remote(*args)
         return [answer] if returns == 1 else list(answer)
 
+    @override
     def pids(self) -> list[int]:
         return list(self.get([host.pid.remote() for host in self._hosts]))
 
+    @override
     def close(self) -> None:
         for actor in [*self._hosts, *self._servers]:
             ray.kill(actor)
@@ -159,5 +169,3 @@ def plain_errors() -> Iterator[None]:
         if isinstance(error.cause, RayflError):
             raise error.cause from None
         raise
-
-

@@ -1,4 +1,4 @@
-"""The resource arithmetic: how many actors, blocks and bytes a config means, checked before anything starts."""
+"""The resource arithmetic: the actors, blocks and bytes that a config means, before anything starts."""
 
 from __future__ import annotations
 
@@ -107,7 +107,8 @@ def plan_resources(
     if worker * actors > available.memory:
         raise ConfigError(
             "execution.actors",
-            f"{actors} actors of about {worker / 1e9:.2f} GB need more than the {available.memory / 1e9:.1f} GB there are",
+            f"{actors} actors of about {worker / 1e9:.2f} GB need more than the "
+            f"{available.memory / 1e9:.1f} GB there are",
             f"execution.actors={max(1, int(available.memory / worker))} would fit",
         )
     return ResourcePlan(

@@ -117,7 +117,9 @@ class RunDirectory:
         try:
             lock.acquire(timeout=0)
         except Timeout:
-            raise RayflError(f"{self.path}: another process is running this run; wait for it or stop it") from None
+            raise RayflError(
+                f"{self.path}: another process is running this run; wait for it or stop it"
+            ) from None
         try:
             yield
         finally:

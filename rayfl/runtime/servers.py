@@ -1,7 +1,8 @@
-"""One round: blocks are cut, trained, multiplied by their part of A, reduced at the LPSs, merged at the GPS."""
+"""One round: blocks are cut, trained, multiplied by their part of A, reduced at LPSs, merged at the GPS."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,7 +53,7 @@ def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[sli
     edges = [0, *(np.flatnonzero(change) + 1).tolist(), len(plan.cohort)]
     return [
         slice(start, min(start + size, stop))
-        for begin, stop in zip(edges[:-1], edges[1:], strict=True)
+        for begin, stop in itertools.pairwise(edges)
         for start in range(begin, stop, size)
     ]
 
@@ -102,7 +103,7 @@ class Servers:
         If it raises or is interrupted, models and states are those before the round.
 
         Raises:
-            ClientError: if more than ``tolerate`` clients failed: the one with the smallest id of those known.
+            ClientError: if more than ``tolerate`` clients failed: the first of them.
         """
         blocks = cut_blocks(plan, self.block_size, self.clients_per_actor)
         columns = mixing.weights.tocsc()
@@ -161,7 +162,8 @@ class Servers:
             return new
         values = self.backend.put(merged)
         return [
-            self.backend.serve(row, "install", mixing.common, model, values)[0] for row, model in enumerate(new)
+            self.backend.serve(row, "install", mixing.common, model, values)[0]
+            for row, model in enumerate(new)
         ]
 
     def evaluate(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 import queue
+import shutil
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -95,7 +96,13 @@ def run(
     """
     resolved = load(config, overrides)
     check(resolved)
-    return _execute(resolved, RunDirectory.create(resolved), on_event)
+    directory = RunDirectory.create(resolved)
+    try:
+        return _execute(resolved, directory, on_event)
+    except (ConfigError, DataError):
+        if not (directory.path / "rounds.csv").exists():  # refused before anything started
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
 
 
 def resume(
@@ -114,7 +121,9 @@ def resume(
     directory = RunDirectory.open(path)
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in ("rounds", "execution", "output"):
-            raise ConfigError(text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can")
+            raise ConfigError(
+                text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
+            )
     config = load(directory.config, overrides)
     finished = directory.read_json("summary.json")
     if finished is not None and finished["rounds"] >= config.rounds:
@@ -134,8 +143,14 @@ def check(config: Config) -> None:
     if not config.data.available(root):
         config.data.load(root)  # raises the dataset's own message
         raise DataError(f"{config.data} is not available in {root}")
-    if config.execution.device == "cuda" and config.execution.backend == "inline" and not torch.cuda.is_available():
-        raise ConfigError("execution.device", "no CUDA device here", "execution.device=auto takes what there is")
+    if (
+        config.execution.device == "cuda"
+        and config.execution.backend == "inline"
+        and not torch.cuda.is_available()
+    ):
+        raise ConfigError(
+            "execution.device", "no CUDA device here", "execution.device=auto takes what there is"
+        )
 
 
 def data_root(config: Config) -> Path:
@@ -187,7 +202,7 @@ def this_cluster() -> Available:
 
 
 def connect(config: Config) -> None:
-    """Connect to Ray: as the config says, else as the environment says (a submitted job), else a new local one."""
+    """Connect to Ray: as the config says, else as the environment (a submitted job), else start it here."""
     if ray.is_initialized():
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -273,7 +288,7 @@ class DriverActor:
 
 def _execute_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
     connect(config)
-    # The driver writes the run directory, so it lives on this node; it waits nearly always, so it takes no CPU.
+    # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = ray.remote(DriverActor).options(**options).remote()
@@ -317,3 +332,12 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def ray_status() -> str:
+    """Whether a Ray cluster is there to connect to, in a line; starts nothing."""
+    if ray.is_initialized():
+        resources = ray.cluster_resources()
+        return f"connected: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
+    address = os.environ.get("RAY_ADDRESS")
+    return f"RAY_ADDRESS={address}" if address else "none running; 'rayfl run' starts a local one by itself"

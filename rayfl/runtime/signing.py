@@ -18,6 +18,7 @@ from rayfl.runtime.backend import Backend, Ref, Task
 from rayfl.runtime.jobs import SignJob
 from rayfl.training import raw_features
 
+
 def cluster_clients(
     backend: Backend, federation: Federation, clustering: Clustering, seed: int, round: int, block_size: int
 ) -> tuple[Clusters, list[Transfer]]:
@@ -42,7 +43,14 @@ def cluster_clients(
         relations, answers = _collect(backend, "relate", jobs, costs, signatures)
         down = floats * federation.clients
     task = backend.call(
-        _cluster, clustering, federation.groups, seed, federation.clients, len(signatures), *signatures, *relations
+        _cluster,
+        clustering,
+        federation.groups,
+        seed,
+        federation.clients,
+        len(signatures),
+        *signatures,
+        *relations,
     )
     up = floats + answers
     transfers = [Transfer(round, "client_lps", "up", "signature", 4 * up)]

@@ -32,7 +32,7 @@ class ClientStates:
         return len(self._where)
 
     def update(self, clients: Sequence[int], ref: Ref, valid: Sequence[bool] | None = None) -> None:
-        """Row ``r`` of the object is now the state of ``clients[r]``, where ``valid`` (default: everywhere)."""
+        """Row ``r`` of the object is now the state of ``clients[r]``, where ``valid`` (default: all)."""
         rows = [r for r in range(len(clients)) if valid is None or valid[r]]
         if not rows:
             return
@@ -51,7 +51,9 @@ class ClientStates:
         if self._alive[number] == 0:
             del self._objects[number], self._alive[number], self._rows[number]
 
-    def locate(self, clients: Sequence[int], offset: int) -> tuple[list[Ref], tuple[tuple[int, int] | None, ...]]:
+    def locate(
+        self, clients: Sequence[int], offset: int
+    ) -> tuple[list[Ref], tuple[tuple[int, int] | None, ...]]:
         """The objects that hold the states of ``clients``, and for each client (place among them, row).
 
         Args:
@@ -93,9 +95,7 @@ class ClientStates:
         return states
 
 
-def pack_rows(
-    places: Sequence[tuple[int, int] | None], *objects: NDArray[np.float32]
-) -> NDArray[np.float32]:
+def pack_rows(places: Sequence[tuple[int, int] | None], *objects: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows of several objects as one array ``(n, S)``."""
     if not places:
         return np.empty((0, 0), np.float32)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
-from threadpoolctl import ThreadpoolController  # type: ignore[import-untyped]
+from threadpoolctl import ThreadpoolController
 
 
 @functools.cache

@@ -49,7 +49,6 @@ class TorchvisionDataset(ImageDataset):
     all, and needs no unpickling when it is read.
     """
 
-    name: str
     torchvision_name: ClassVar[str]
     """Name of the class in ``torchvision.datasets``."""
     names: ClassVar[tuple[str, ...]]

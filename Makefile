@@ -1,0 +1,39 @@
+# Everything happens in .venv, made from constraints.txt; nothing else on the machine is touched.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test test-all format clean
+
+help:  ## show what there is
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; ok = (3, 10) <= sys.version_info < (3, 14); sys.exit(0 if ok else f"rayfl needs Python 3.10 to 3.13, {sys.executable} is {sys.version.split()[0]}; try: make PYTHON=python3.12 $(MAKECMDGOALS)")'
+	@echo "creating $(VENV) (once; a few minutes, torch and ray are large)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+install: $(STAMP)  ## create .venv with rayfl and everything it needs
+
+demo: $(STAMP)  ## the main job on embedded real data: clustering, hierarchical training, beside FedAvg and SOLO
+	@$(BIN)/rayfl run digits-demo --beside fedavg,solo
+
+test: $(STAMP)  ## lint, types, tests (without the slow ones)
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/pytest
+
+test-all: $(STAMP)  ## all tests, the slow ones too
+	@$(BIN)/pytest -m ''
+
+format: $(STAMP)  ## format and mend what ruff can
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+clean:  ## remove the environment and caches; runs/ is kept
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info

@@ -1,0 +1,258 @@
+"""The command line: ``rayfl run | resume | prepare | list | report | compare | doctor``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from rayfl.errors import ClientError, ConfigError, RayflError, nearest
+
+if TYPE_CHECKING:
+    from rayfl.config import Config
+
+app = typer.Typer(
+    help="Simulate federated learning over clients whose data differ, on a laptop or a Ray cluster.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+out = Console()
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="settings such as rounds=50 training.lr=0.05", show_default=False)
+]
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
+    overrides: Overrides = None,
+    beside: Annotated[
+        str, typer.Option(help="other algorithms to run on the same partition, separated by commas")
+    ] = "",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the resolved config and the resource arithmetic only")
+    ] = False,
+) -> None:
+    """Run a preset or a config file."""
+    from rayfl.config import load, variant
+
+    changes = overrides or []
+    first = load(config, changes)
+    others = [name.strip() for name in beside.split(",") if name.strip()]
+    configs = [first, *(variant(config, changes, name) for name in others)]
+    if dry_run:
+        for each in configs:
+            _show_plan(each)
+        return
+    _run_all(configs)
+
+
+def _run_all(configs: list[Config]) -> None:
+    from rayfl.display import Display, closing_table
+    from rayfl.report import write_comparison
+    from rayfl.runtime import session
+
+    for config in configs:
+        session.check(config)
+    results = []
+    for config in configs:
+        display = Display(out, _title(config))
+        try:
+            results.append(session.run(config, on_event=display))
+        finally:
+            display.close()
+    out.print(closing_table([result.summary for result in results]))
+    for result in results:
+        out.print(f"run directory: {_short(result.path)}", soft_wrap=True, highlight=False)
+    if len(results) > 1:
+        page = results[0].path.parent / f"{configs[0].name}-comparison.html"
+        write_comparison([result.path for result in results], page)
+        out.print(f"comparison: {_short(page)}", soft_wrap=True, highlight=False)
+    elif (results[0].path / "report.html").is_file():
+        out.print(f"report: {_short(results[0].path / 'report.html')}", soft_wrap=True, highlight=False)
+
+
+def _title(config: Config) -> str:
+    data, model = config.data, config.model
+    return (
+        f"{config.algorithm.name} on {data.name}, {config.partition.name} partition, "
+        f"{model.name}, seed {config.seed}"
+    )
+
+
+def _short(path: Path) -> Path:
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+def _show_plan(config: Config) -> None:
+    from rayfl.runtime import session
+
+    session.check(config)
+    federation, host = session.build(config)
+    plan = session.arithmetic(config, federation, host, session.this_machine())
+    out.print(config.to_yaml().rstrip(), highlight=False, soft_wrap=True, markup=False)
+    for line in plan.lines():
+        out.print(f"# {line}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def resume(
+    path: Annotated[Path, typer.Argument(help="the run directory of a stopped run")],
+    overrides: Overrides = None,
+) -> None:
+    """Go on with a stopped run, bit for bit as if it had not stopped."""
+    from rayfl.display import Display, closing_table
+    from rayfl.runtime import session
+
+    display = Display(out, f"resuming {_short(path)}")
+    try:
+        result = session.resume(path, overrides or [], on_event=display)
+    finally:
+        display.close()
+    out.print(closing_table([result.summary]))
+    out.print(f"run directory: {_short(result.path)}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def prepare(
+    dataset: Annotated[str, typer.Argument(help="a dataset's name (see 'rayfl list datasets')")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="its settings, e.g. split=letters", show_default=False)
+    ] = None,
+) -> None:
+    """Download a dataset, once."""
+    from rayfl.config import load
+    from rayfl.runtime.session import data_root
+
+    changes = [change if change.startswith("data.") else f"data.{change}" for change in overrides or []]
+    config = load({"data": {"name": dataset}}, changes)
+    root = data_root(config)
+    if config.data.available(root):
+        out.print(f"{dataset} is there already, in {root}", soft_wrap=True)
+    else:
+        out.print(config.data.prepare(root), soft_wrap=True)
+
+
+KINDS = ("methods", "models", "datasets", "partitions", "signatures", "presets")
+
+
+@app.command("list")
+def list_parts(
+    kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}; all if left out")] = "",
+    schema: Annotated[
+        bool, typer.Option("--schema", help="print the JSON schema of config files, for editors")
+    ] = False,
+) -> None:
+    """List methods, models, datasets, partitions, signatures and presets, one line each."""
+    from rayfl import config
+    from rayfl.algorithms import ALGORITHMS
+    from rayfl.data import DATASETS, PARTITIONS
+    from rayfl.models import MODELS
+    from rayfl.settings import discover, summary
+    from rayfl.signatures.base import Signature
+
+    if schema:
+        print(json.dumps(config.json_schema(), indent=1))
+        return
+    if kind and kind not in KINDS:
+        raise ConfigError("list", f"no such kind {kind!r}", nearest(kind, KINDS))
+    kinds: dict[str, dict[str, str]] = {
+        "methods": {name: summary(part) for name, part in ALGORITHMS.items()},
+        "models": {name: summary(part) for name, part in MODELS.items()},
+        "datasets": {name: summary(part) for name, part in DATASETS.items()},
+        "partitions": {name: summary(part) for name, part in PARTITIONS.items()},
+        "signatures": {name: summary(part) for name, part in discover("rayfl.signatures", Signature).items()},
+        "presets": {name: config.describe_preset(path) for name, path in config.presets().items()},
+    }
+    for title, entries in kinds.items():
+        if kind in ("", title):
+            table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
+            for name, line in entries.items():
+                table.add_row(f"[bold]{name}[/bold]", line)
+            out.print(table)
+
+
+@app.command()
+def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> None:
+    """Write report.html of a run anew."""
+    from rayfl.report import write_report
+    from rayfl.runtime.rundir import RunDirectory
+
+    out.print(
+        f"report: {_short(write_report(RunDirectory.open(path).path))}", soft_wrap=True, highlight=False
+    )
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(help="two or more run directories")],
+    page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),
+) -> None:
+    """Put finished runs side by side: a table, and a page with their curves."""
+    from rayfl.display import closing_table
+    from rayfl.report import write_comparison
+    from rayfl.runtime.rundir import RunDirectory
+    from rayfl.runtime.session import Result
+
+    results = [Result(RunDirectory.open(path).path) for path in runs]
+    for result in results:
+        if not result.summary:
+            raise ConfigError(str(result.path), "is not finished", f"go on with: rayfl resume {result.path}")
+    write_comparison([result.path for result in results], page)
+    out.print(closing_table([result.summary for result in results]))
+    out.print(f"comparison: {_short(page)}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def doctor() -> None:
+    """Show what rayfl would run on: versions, cores, memory, GPUs, Ray, datasets."""
+    from rayfl.data import DATASETS, data_root
+    from rayfl.runtime.environment import machine, versions
+    from rayfl.runtime.session import ray_status
+
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    facts: dict[str, Any] = {**machine(), **versions()}
+    facts["gpus"] = ", ".join(facts["gpus"]) or "none (the CPU is used)"
+    for name, value in facts.items():
+        table.add_row(f"[bold]{name}[/bold]", str(value))
+    table.add_row("[bold]ray cluster[/bold]", ray_status())
+    root = data_root()
+    for name, dataset in DATASETS.items():
+        try:
+            there = dataset().available(dataset().root or root)
+        except ValueError:  # settings without a default, such as a path
+            continue
+        table.add_row(
+            f"[bold]data: {name}[/bold]", "there" if there else f"not in {root}: rayfl prepare {name}"
+        )
+    out.print(table)
+
+
+def main() -> None:
+    """The entry point: mistakes of the user are one line and exit code 2, an interrupt is 130."""
+    try:
+        app()
+    except ClientError as error:
+        print(f"{error.cause.rstrip()}\nerror: {error}", file=sys.stderr)
+        sys.exit(1)
+    except RayflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Exception as error:
+        if type(error).__name__ == "Interrupted":
+            sys.exit(130)
+        raise
+
+
+if __name__ == "__main__":
+    main()

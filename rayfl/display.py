@@ -1,0 +1,131 @@
+"""What a person sees of a run: a progress bar, or plain lines when not a terminal; a table at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+def bytes_text(count: float) -> str:
+    """``1.2 MB``: decimal units, three digits."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(count) < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def percent(value: float | None) -> str:
+    """An accuracy, or a dash."""
+    return "–" if value is None else f"{value:.1f}"
+
+
+class Display:
+    """Shows the events of one run.
+
+    Args:
+        console: where to.
+        title: what is being run.
+    """
+
+    def __init__(self, console: Console, title: str) -> None:
+        self.console = console
+        console.print(f"[bold]{title}[/bold]")
+        self._progress: Progress | None = None
+        if console.is_terminal:
+            self._progress = Progress(
+                TextColumn("  {task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("rounds"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=console,
+                transient=True,
+            )
+            self._task = self._progress.add_task("starting", total=None, note="")
+            self._progress.start()
+
+    def __call__(self, event: Any) -> None:
+        """Show one event."""
+        show = getattr(self, f"_on_{event.kind}", None)
+        if show is not None:
+            show(event.data)
+
+    def close(self) -> None:
+        """Take the progress bar away."""
+        if self._progress is not None:
+            self._progress.stop()
+
+    def _line(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False, soft_wrap=True)
+
+    def _on_note(self, data: Mapping[str, Any]) -> None:
+        self._line(data["text"])
+
+    def _on_blocks(self, data: Mapping[str, Any]) -> None:
+        if self._progress is not None:
+            self._progress.update(self._task, note=f"block {data['done']}/{data['total']}")
+
+    def _on_clusters(self, data: Mapping[str, Any]) -> None:
+        cut = "" if data.get("threshold") is None else f", cut at {data['threshold']:.3g}"
+        how = " (the tree's own proposal)" if data.get("suggested") else ""
+        truth = "" if data["ari"] is None else f"; agreement with the planted groups (ARI) {data['ari']:.2f}"
+        self._line(f"clustered into {data['n_clusters']} groups{how}{cut}{truth} ({data['seconds']:.1f} s)")
+
+    def _on_round(self, data: Mapping[str, Any]) -> None:
+        accuracy = data.get("accuracy_mean")
+        tested = (
+            ""
+            if accuracy is None
+            else f"  accuracy {accuracy:5.1f} %  worst tenth {data['accuracy_worst10']:5.1f} %"
+        )
+        text = f"loss {data['train_loss']:.3f}{tested}"
+        if self._progress is None:
+            done = data["round"] + 1
+            self._line(f"round {done:3d}/{data['rounds']}  {text}  {data['seconds']:.2f} s")
+        else:
+            self._progress.update(
+                self._task, description=text, completed=data["round"] + 1, total=data["rounds"], note=""
+            )
+
+    def _on_stopped(self, data: Mapping[str, Any]) -> None:
+        self.close()
+        self._line(f"stopped after {data['round']} complete rounds; go on with: rayfl resume {data['path']}")
+
+    def _on_done(self, data: Mapping[str, Any]) -> None:
+        self.close()
+        self._line(
+            f"accuracy {percent(data['accuracy_mean'])} %, worst tenth of the clients "
+            f"{percent(data['accuracy_worst10'])} % after {data['rounds']} rounds in {data['seconds']:.1f} s"
+        )
+
+
+def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
+    """The table at the end: one row a method, accuracies in percent over the clients' own test data."""
+    table = Table(
+        caption="mean, worst 10 %, variance: of the clients' accuracies in %, each on its own test data\n"
+        "with the model that it would use; up, down: bytes that the clients and servers send",
+        caption_justify="left",
+        padding=(0, 0),
+    )
+    table.add_column("method", no_wrap=True)
+    for name in ("clusters", "ARI", "mean", "worst 10 %", "variance", "up", "down", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for s in summaries:
+        table.add_row(
+            s["algorithm"],
+            str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else "–",
+            "–" if s["ari"] is None else f"{s['ari']:.2f}",
+            percent(s["accuracy_mean"]),
+            percent(s["accuracy_worst10"]),
+            percent(s["accuracy_var"]),
+            bytes_text(s["bytes_up"]),
+            bytes_text(s["bytes_down"]),
+            f"{s['seconds']:.1f}",
+        )
+    return table
