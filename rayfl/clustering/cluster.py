@@ -30,6 +30,8 @@ Array = NDArray[np.float64]
 
 BYTES_PER_PAIR = 20
 """Peak memory per pair of clients: the distance, the copy that the linkage works on, and temporaries."""
+RELEVANCE_BYTES_PER_PAIR = 40
+"""The same where the distances come from a matrix of relations: that is full, and needs its transpose."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ def cluster_signatures(
 
     distances = linkage = curve = threshold = None
     if clustering.grouping == "hierarchical":
-        check_memory(clients, int(psutil.virtual_memory().available))
+        per_pair = RELEVANCE_BYTES_PER_PAIR if clustering.measure == RELEVANCE else BYTES_PER_PAIR
+        check_memory(clients, int(psutil.virtual_memory().available), per_pair)
         distances = _distances(clustering, signatures, relations, clients)
         linkage = build_linkage(distances, clustering.linkage)
         curve = clusters_over_threshold(linkage)
@@ -120,15 +123,15 @@ def cluster_signatures(
     )
 
 
-def check_memory(clients: int, available: int) -> None:
+def check_memory(clients: int, available: int, bytes_per_pair: int = BYTES_PER_PAIR) -> None:
     """Refuse a population whose distances would not fit in ``available`` bytes.
 
     Raises:
         RayflError: one line with the figures and what would fit.
     """
-    needed = BYTES_PER_PAIR * clients * (clients - 1) // 2
+    needed = bytes_per_pair * clients * (clients - 1) // 2
     if needed > available:
-        fits = int((2 * available / BYTES_PER_PAIR) ** 0.5)
+        fits = int((2 * available / bytes_per_pair) ** 0.5)
         raise RayflError(
             f"clustering: the distances of {clients:,} clients need {needed / 1e9:.1f} GB, "
             f"{available / 1e9:.1f} GB are free; up to {fits:,} clients would fit, "

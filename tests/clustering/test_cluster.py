@@ -1,8 +1,16 @@
+import tracemalloc
+import types
+
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rayfl.clustering.cluster import BYTES_PER_PAIR, check_memory, cluster_signatures
+from rayfl.clustering.cluster import (
+    BYTES_PER_PAIR,
+    RELEVANCE_BYTES_PER_PAIR,
+    check_memory,
+    cluster_signatures,
+)
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.grouping import shuffle_members
 from rayfl.clustering.linkage import cut_at_threshold
@@ -200,4 +208,30 @@ def test_too_many_clients_for_the_memory_are_refused_with_the_figures():
     check_memory(fits, 8 * 10**9)
     with pytest.raises(RayflError):
         check_memory(fits + 2, 8 * 10**9)
-    assert BYTES_PER_PAIR >= 16  # the distances and the copy that SciPy's linkage makes
+
+
+def test_memory_is_checked_before_the_distances(monkeypatch):
+    data, _ = planted_clients()
+    free = types.SimpleNamespace(available=100)
+    monkeypatch.setattr("rayfl.clustering.cluster.psutil.virtual_memory", lambda: free)
+    with pytest.raises(RayflError, match="24 clients"):
+        cluster_signatures(Clustering(), signatures_of(data, Subspace()))
+
+
+@pytest.mark.parametrize("proximity", ["principal_angle", "relevance"])
+def test_the_memory_that_is_asked_for_is_enough(proximity):
+    clients = 1500
+    rng = np.random.default_rng(0)
+    signatures = [rng.normal(size=(9, 2)) for _ in range(clients)]
+    relations = [rng.random(clients) for _ in range(clients)]
+    if proximity == "relevance":
+        clustering, per_pair = Clustering(signature=Spectrum(), n_clusters=2), RELEVANCE_BYTES_PER_PAIR
+    else:
+        clustering, per_pair = Clustering(n_clusters=2), BYTES_PER_PAIR
+    tracemalloc.start()
+    cluster_signatures(clustering, signatures, relations)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    pairs = clients * (clients - 1) // 2
+    tiles = 60e6 if proximity == "principal_angle" else 0  # the same for any number of clients
+    assert peak < per_pair * pairs + tiles

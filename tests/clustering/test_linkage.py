@@ -111,7 +111,9 @@ def test_the_tree_proposes_the_number_at_its_largest_relative_gap():
     four = [0, 0.1, 0.2, 10, 10.1, 10.2, 20, 20.1, 20.2, 30.5, 30.6, 30.7]
     assert suggest(build_linkage(line(*four))) == 4
     assert suggest(build_linkage(line(*range(12)), "single")) == 1  # evenly spread: no gap
-    assert suggest(build_linkage(line(*[0] * 6))) == 1  # all alike
+    with np.errstate(all="raise"):
+        assert suggest(build_linkage(line(*[0] * 6))) == 1  # all alike
+    assert suggest(build_linkage(line(0, 0.1, 10, 10.1))) == 2  # pairs: N/2 clusters
     assert suggest(build_linkage(line(*[0] * 5, *[7] * 5))) == 2  # equal members: heights 0
     assert suggest(build_linkage(line(0, 50))) == 1  # two clients show nothing
 

@@ -31,6 +31,8 @@ def test_new_clusters_take_the_ids_of_those_they_overlap_most():
     assert match_ids(np.zeros(5, int), np.array([0, 0, 4, 4, 4])).tolist() == [4] * 5
     # clients without an old cluster
     assert match_ids(np.array([0, 0, 1, 1]), np.array([5, -1, -1, -1])).tolist() == [5, 5, 6, 6]
+    # a cluster of newcomers does not inherit an id that happens to be left over
+    assert match_ids(np.array([0, 0, 0, 1]), np.array([5, 5, 9, -1])).tolist() == [5, 5, 5, 10]
     assert match_ids(np.array([0, 1]), np.array([-1, -1])).tolist() == [0, 1]
 
 
