@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import scipy.cluster.hierarchy
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist
 
@@ -51,6 +51,7 @@ def test_curve_by_hand():
     assert curve.counts.tolist() == [2, 1]
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), clients=st.integers(1, 25), method=st.sampled_from(METHODS))
 def test_cuts_agree_with_scipy_and_with_the_curve(seed, clients, method):
     points = np.random.default_rng(seed).normal(size=(clients, 2))
@@ -71,6 +72,7 @@ def test_cuts_agree_with_scipy_and_with_the_curve(seed, clients, method):
             assert np.array_equal(cut_at_threshold(tree, beta), labels)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), method=st.sampled_from(METHODS))
 def test_the_order_of_the_clients_does_not_matter(seed, method):
     rng = np.random.default_rng(seed)
@@ -147,6 +149,7 @@ def test_random_clusters_are_even_and_keyed():
         random_clusters(3, 4, seed=0)
 
 
+@settings(deadline=None)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=5), seed=st.integers(0, 999))
 def test_shuffled_members_keep_the_sizes(sizes, seed):
     truth = np.repeat(np.arange(len(sizes)), sizes)

@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
@@ -17,6 +17,7 @@ def rows(old, new):
     return np.hstack([cdist(new, old), cdist(new, new)])
 
 
+@settings(deadline=None)
 @given(old=st.integers(1, 10), new=st.integers(1, 6), seed=st.integers(0, 999))
 def test_extending_equals_computing_anew(old, new, seed):
     everyone = np.random.default_rng(seed).normal(size=(old + new, 3))

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import scipy.linalg
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import squareform
 
@@ -57,6 +57,7 @@ def test_equal_rank_and_any_rank_differ():
     assert condensed_distances("vector_angle_sum", [u, swapped])[0] == 180
 
 
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),
     clients=st.integers(1, 12),
@@ -76,6 +77,7 @@ def test_tiles_of_any_size_equal_the_double_loop(seed, clients, columns, proximi
     assert np.allclose(found[far], np.array(expected)[far], atol=1e-4)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), proximity=st.sampled_from(sorted(ANGLES)))
 def test_cross_distances_are_the_rows_of_the_condensed_form(seed, proximity):
     signatures = bases(np.random.default_rng(seed), 9)
@@ -83,6 +85,7 @@ def test_cross_distances_are_the_rows_of_the_condensed_form(seed, proximity):
     assert np.allclose(cross_distances(proximity, signatures[6:], signatures[:6]), square[6:, :6], atol=1e-6)
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), proximity=st.sampled_from(sorted(ANGLES)))
 def test_signs_do_not_matter(seed, proximity):
     rng = np.random.default_rng(seed)
@@ -123,6 +126,7 @@ def test_stacked_class_subspaces_are_compared_by_their_span():
     assert np.isclose(condensed_distances("principal_angle", [signature, one])[0], expected, atol=1e-3)
 
 
+@settings(deadline=None)
 @given(st.integers(2, 30))
 def test_condensed_index_follows_scipy(clients):
     pairs = clients * (clients - 1) // 2

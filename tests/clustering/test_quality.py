@@ -1,7 +1,7 @@
 import itertools
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.clustering.quality import adjusted_rand_index, match_ids, separation_gap
@@ -36,6 +36,7 @@ def test_new_clusters_take_the_ids_of_those_they_overlap_most():
     assert match_ids(np.array([0, 1]), np.array([-1, -1])).tolist() == [0, 1]
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1, max_size=12),
 )

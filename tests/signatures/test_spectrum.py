@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -86,6 +86,7 @@ def test_orthogonal_data_are_irrelevant_and_so_are_empty_images():
     assert np.allclose(rows, [[1, 0, 0], [0, 1, 0], [0, 0, 0]])
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), q=st.integers(1, 6), clients=st.integers(1, 5))
 def test_matches_the_paper_term_by_term(seed, q, clients):
     rng = np.random.default_rng(seed)

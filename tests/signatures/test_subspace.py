@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import scipy.linalg
 import threadpoolctl
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.errors import DataError
@@ -35,6 +35,7 @@ def test_a_single_sample_gives_its_direction_and_one_column():
     assert np.allclose(u[:, 0], [0.6, 0.8])
 
 
+@settings(deadline=None)
 @given(seed=st.integers(0, 10**6), n=st.integers(1, 40), d=st.integers(1, 40), p=st.integers(1, 6))
 def test_equals_the_svd_up_to_sign(seed, n, d, p):
     x = np.random.default_rng(seed).normal(size=(n, d))
