@@ -219,6 +219,8 @@ def connect(config: Config) -> None:
 
 def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
     with directory.locked():
+        if config.execution.backend == "ray":
+            connect(config)  # before the signals: ray.init puts a handler of its own for SIGTERM
         stop = threading.Event()
         with _signals(stop):
             if config.execution.backend == "inline":
@@ -287,7 +289,6 @@ class DriverActor:
 
 
 def _execute_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
-    connect(config)
     # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
