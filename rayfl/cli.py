@@ -45,8 +45,12 @@ def run(
 
     changes = overrides or []
     first = load(config, changes)
-    others = [name.strip() for name in beside.split(",") if name.strip()]
-    configs = [first, *(variant(config, changes, name) for name in others)]
+    configs = [first]
+    for name in filter(None, map(str.strip, beside.split(","))):
+        try:
+            configs.append(variant(config, changes, name))
+        except ConfigError as error:
+            raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
     if dry_run:
         for each in configs:
             _show_plan(each)
@@ -241,7 +245,7 @@ def doctor() -> None:
 def main() -> None:
     """The entry point: mistakes of the user are one line and exit code 2, an interrupt is 130."""
     try:
-        app()
+        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
     except ClientError as error:
         print(f"{error.cause.rstrip()}\nerror: {error}", file=sys.stderr)
         sys.exit(1)
@@ -249,8 +253,12 @@ def main() -> None:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except Exception as error:
-        if type(error).__name__ == "Interrupted":
+        if type(error).__name__ in ("Interrupted", "Abort"):
             sys.exit(130)
+        if hasattr(error, "format_message"):  # typer's usage errors: it has more than one class for them
+            command = getattr(getattr(error, "ctx", None), "command_path", "rayfl")
+            print(f"error: {error.format_message().rstrip('.')}; see {command} --help", file=sys.stderr)
+            sys.exit(2)
         raise
 
 

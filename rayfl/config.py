@@ -7,12 +7,15 @@ mistake into one line that says where, what, and what would be right.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError
+from pydantic.fields import FieldInfo
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
 from rayfl.clustering.config import Clustering
@@ -53,7 +56,7 @@ class Execution(Section):
         None,
         description="address of a running Ray cluster ('auto' finds it); by default the environment decides",
     )
-    actors: int | Literal["auto"] = Field(
+    actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="client actors; auto: as many as the CPUs (and GPUs) hold"
     )
     clients_per_actor: int | None = Field(
@@ -66,7 +69,7 @@ class Execution(Section):
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda if gpus_per_actor > 0 and there is one"
     )
-    block_size: int | Literal["auto"] = Field(
+    block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
     )
@@ -121,7 +124,33 @@ class Config(Section):
 
     def to_yaml(self) -> str:
         """YAML that :func:`load` reads back to an equal config."""
-        return yaml.safe_dump(self.to_dict(), sort_keys=False)
+        return yaml.dump(self.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which ``1e-3`` is a number, as people mean it (YAML 1.1 reads text), and no key comes twice."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """As YAML defines it, but a repeated key is a mistake instead of the last one silently winning."""
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                problem = f"{key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the text that :class:`_Loader` would take for a number."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )
 
 
 def presets() -> dict[str, Path]:
@@ -131,7 +160,7 @@ def presets() -> dict[str, Path]:
 
 def describe_preset(path: Path) -> str:
     """The comment on the first line of a preset."""
-    return path.read_text().split("\n", 1)[0].lstrip("# ")
+    return path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
 
 
 def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
@@ -155,16 +184,19 @@ def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     path = Path(source)
     if str(source) in presets():
         path = presets()[str(source)]
-    elif not path.is_file():
+    elif not _is_file(path):
         is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
         remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
         raise ConfigError(str(source), "no such file" if is_path else "no such preset", remedy)
     try:
-        settings = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        settings = _parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
+    except _NOT_YAML as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        raise ConfigError(place, f"not YAML ({getattr(error, 'problem', None) or error})") from None
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(place, f"not YAML: {problem}") from None
     if settings is None:
         settings = {}
     if not isinstance(settings, dict):
@@ -172,6 +204,21 @@ def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
             str(path), f"holds a {type(settings).__name__}", "expected 'section: settings' lines"
         )
     return settings
+
+
+_NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What the parser raises: ValueError for bytes that are no text, impossible dates and endless integers."""
+
+
+def _parse(text: str) -> Any:
+    return yaml.load(text, Loader=_Loader)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than the file system allows
+        return False
 
 
 def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
@@ -182,24 +229,15 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
     result = copy.deepcopy(dict(settings))
     for text in overrides:
         path, equals, value = text.partition("=")
-        if not equals or not path.strip():
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
             raise ConfigError(text, "not an override", "expected key=value, e.g. training.lr=0.1")
         try:
-            parsed = yaml.safe_load(value)
-        except yaml.YAMLError:
+            parsed = _parse(value)
+        except _NOT_YAML:
             raise ConfigError(path, f"{value!r} is not a YAML value", "quote it if it is text") from None
-        _assign(result, path.strip().split("."), _number(parsed))
+        _assign(result, keys, parsed)
     return result
-
-
-def _number(value: Any) -> Any:
-    """YAML 1.1 reads ``1e-3`` as text; people mean a number."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
 
 
 def _assign(settings: dict[str, Any], path: list[str], value: Any) -> None:
@@ -228,7 +266,8 @@ def resolve(settings: Mapping[str, Any]) -> Config:
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     part = ALGORITHMS.get(name) if isinstance(name, str) else None
     for section, values in (part.defaults if part else {}).items():
-        settings[section] = _merge(values, settings.get(section, {}))
+        settings[section] = _merge(values, settings.get(section))
+    settings = _complete(settings, Config)
     try:
         return Config.model_validate(settings)
     except ValidationError as error:
@@ -237,7 +276,7 @@ def resolve(settings: Mapping[str, Any]) -> Config:
 
 def _merge(base: Mapping[str, Any], over: Any) -> Any:
     """``base`` updated by ``over``, recursively; a part of another name replaces the base's part."""
-    if isinstance(over, str) and base.get("name") == over:
+    if over is None or (isinstance(over, str) and base.get("name") == over):
         return dict(base)
     if not isinstance(over, Mapping) or over.get("name", base.get("name")) != base.get("name"):
         return over
@@ -247,69 +286,179 @@ def _merge(base: Mapping[str, Any], over: Any) -> Any:
     return merged
 
 
+def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, Any]:
+    """Settings of a part that is not named belong to the default one; a section left empty is left out."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        field = section.model_fields.get(key) if isinstance(key, str) else None
+        default = field.get_default(call_default_factory=True) if field else None
+        if field is not None and isinstance(default, Section):
+            if value is None:
+                continue
+            choices = _sections(field.annotation)
+            if isinstance(value, Mapping):
+                if None not in choices and "name" not in value:
+                    value = {"name": part_name(type(default)), **value}
+                chosen = value.get("name")
+                inner = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
+                value = _complete(value, inner) if inner else value
+        result[key] = value
+    return result
+
+
+class _Place(NamedTuple):
+    """Where an error lies: its dotted path, the section with its last element, and what is expected there."""
+
+    path: tuple[str, ...]
+    owner: type[BaseModel] | None
+    siblings: Mapping[str | None, type[BaseModel]]
+    expected: str
+
+
 def _explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError:
     """The first mistake, in words that help."""
-    errors = error.errors()
-    first = errors[0]
-    same = [e for e in errors if _locate(e["loc"])[0] == _locate(first["loc"])[0]]
-    errors = [e for e in errors if e not in same[1:]]  # the branches of a union are one mistake
-    where, section = _locate(first["loc"])
-    dotted = ".".join(where)
-    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    errors = [(e, _locate(e["loc"])) for e in error.errors()]
+    # What the user wrote comes first, then what is missing, then what a part computed from other mistakes.
+    first, place = min(errors, key=lambda e: (not _given(settings, e[1]), e[0]["type"] != "missing"))
+    depth = len(place.path)
+    # The branches of a union, and what lies within, are one mistake.
+    rest = {p.path for _, p in errors if p.path[:depth] != place.path[: len(p.path)]}
+    more = f" (and {len(rest)} more mistake{'s' * (len(rest) > 1)})" if rest else ""
+    dotted, owner, last = ".".join(place.path), ".".join(place.path[:-1]), place.path[-1] if depth else ""
     kind, given = first["type"], first.get("input")
-    if kind == "extra_forbidden":
-        fields = list(section.model_fields) if section else []
-        owner = ".".join(where[:-1])
-        remedy = nearest(where[-1], fields)
-        return ConfigError(dotted, "no such setting" + (f" in {owner}" if owner else "") + more, remedy)
-    if kind in ("union_tag_invalid", "union_tag_not_found"):
-        tags = [t.strip(" '") for t in str(first["ctx"].get("expected_tags", "")).split(",") if t.strip()]
-        if kind == "union_tag_not_found":
-            return ConfigError(dotted + ".name", "missing" + more, nearest("", tags or _names(where)))
-        return ConfigError(
-            dotted, f"no {where[-1]} named {first['ctx']['tag']!r}" + more, nearest(first["ctx"]["tag"], tags)
-        )
-    message = " or ".join(_sentence(e["msg"]) for e in same)
-    shown = "" if isinstance(given, (Mapping, BaseModel)) or kind == "missing" else f"got {given!r}"
-    return ConfigError(dotted or "config", message + more, shown)
+    if kind in ("extra_forbidden", "invalid_key"):
+        part = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
+        within = f" in {owner}" + (f" ({part})" if part else "") if owner else ""
+        return ConfigError(dotted, f"no such setting{within}{more}", _right_key(last, place))
+    if kind == "union_tag_invalid":
+        names = [t.strip(" '") for t in str(first["ctx"]["expected_tags"]).split(",")]
+        tag = str(first["ctx"]["tag"])
+        return ConfigError(dotted, f"no {last} named {tag!r}{more}", nearest(tag, names))
+    if kind in ("value_error", "assertion_error"):
+        return ConfigError(dotted or "config", _sentence(first["msg"]) + more)
+    what = "missing" if kind == "missing" else _shown(given)
+    expected = (
+        place.expected.replace("number", "finite number") if kind == "finite_number" else place.expected
+    )
+    return ConfigError(dotted or "config", what + more, f"expected {expected}" if expected else "")
+
+
+def _right_key(key: str, place: _Place) -> str:
+    """The remedy for an unknown key: the part that has it, or the nearest key of its own section."""
+    having = [name for name, part in place.siblings.items() if name and key in part.model_fields]
+    if having:
+        return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    return nearest(key, place.owner.model_fields if place.owner else ())
+
+
+def _given(settings: Any, place: _Place) -> bool:
+    """Whether the user (or an algorithm's default) wrote something at this place."""
+    for step in place.path:
+        if isinstance(settings, Mapping) and step in settings:
+            settings = settings[step]
+        elif isinstance(settings, (list, tuple)) and step.isdigit() and int(step) < len(settings):
+            settings = settings[int(step)]
+        else:
+            return False
+    return True
+
+
+def _shown(value: Any) -> str:
+    """What was given, in a few words."""
+    if isinstance(value, (Mapping, BaseModel)):
+        return "got a section"
+    text = "nothing" if value is None else repr(value) if isinstance(value, _SIMPLE) else f"{str(value)!r}"
+    return f"got {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+_SIMPLE = (str, int, float, list, tuple)
 
 
 def _sentence(message: str) -> str:
-    """Pydantic's words without what it thinks aloud."""
-    message = message.removeprefix("Value error, ").split(", unable to")[0]
-    return message[0].lower() + message[1:]
+    """A validator's own words without Pydantic's."""
+    message = " ".join(message.removeprefix("Value error, ").removeprefix("Assertion failed, ").split())
+    return message[:1].lower() + message[1:] if message[:2].istitle() else message
 
 
-def _names(where: Sequence[str]) -> list[str]:
-    kinds: dict[str, Mapping[str, Any]] = {
-        "data": DATASETS,
-        "partition": PARTITIONS,
-        "model": MODELS,
-        "algorithm": ALGORITHMS,
-    }
-    return list(kinds.get(where[-1], {}))
-
-
-def _locate(loc: Sequence[int | str]) -> tuple[list[str], type[BaseModel] | None]:
-    """The dotted path of an error, and the section that holds its last element.
+def _locate(loc: Sequence[int | str]) -> _Place:
+    """Where an error lies.
 
     Pydantic's own path repeats the name of a chosen part (``algorithm.pacfl.x``) and names the branch of
     a plain union (``execution.actors.int``); neither is part of what users write.
     """
     where: list[str] = []
     owner: type[BaseModel] | None = Config
+    siblings: Mapping[str | None, type[BaseModel]] = {}  # what the owner was chosen from
+    chosen: Mapping[str | None, type[BaseModel]] = {}
     inner: dict[str | None, type[BaseModel]] = {None: Config}  # sections that the next step may lie in
+    annotation: Any = None  # what the value at this place has to be
+    metadata: Sequence[Any] = ()
     for step in loc:
-        if step in inner:
-            inner = {None: inner[str(step)]}
+        if isinstance(step, int) and _item(annotation) is not None:
+            where.append(str(step))
+            annotation, metadata = _item(annotation), ()
         elif None in inner:
-            owner = inner[None]
+            owner, siblings, chosen = inner[None], chosen, {}
             where.append(str(step))
             field = owner.model_fields.get(str(step))
-            inner = _sections(field.annotation) if field else {}
-        elif isinstance(step, int):
-            where.append(str(step))
-    return where, owner
+            annotation, metadata = (field.annotation, field.metadata) if field else (None, ())
+            inner = _sections(annotation)
+        elif step in inner:
+            chosen, inner = inner, {None: inner[str(step)]}
+    return _Place(tuple(where), owner, siblings, _describe(annotation, metadata))
+
+
+_KINDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def _describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a setting may be, for people: ``an integer >= 1 or 'auto'``."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        extra = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
+        return _describe(args[0], [*metadata, *extra])
+    if origin is Literal:
+        return _either([repr(a) for a in args])
+    if origin in (Union, UnionType):
+        parts = [name for a in args if (name := isinstance(a, type) and _chosen_as(a))]
+        if parts:
+            return "one of " + ", ".join(parts)
+        words = [w for a in args for w in (map(repr, get_args(a)) if get_origin(a) is Literal else [a])]
+        return _either([w if isinstance(w, str) else _describe(w, metadata) for w in words])
+    if origin is tuple:
+        least = ", at least one" if any(getattr(m, "min_length", 0) for m in metadata) else ""
+        return f"a list with {_describe(args[0])} each{least}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section with " + ", ".join(annotation.model_fields)
+    bounds = [
+        f"{sign} {getattr(m, key):g}" for m in metadata for key, sign in _BOUNDS.items() if hasattr(m, key)
+    ]
+    patterns = [f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
+    return " ".join([_KINDS.get(annotation, ""), " and ".join(bounds), *patterns]).replace("  ", " ").strip()
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def _item(annotation: Any) -> Any:
+    """What the items of a list have to be; None if it is no list."""
+    for a in (annotation, *_flat_args(annotation)):
+        if get_origin(a) is tuple:
+            return get_args(a)[0]
+    return None
+
+
+def _chosen_as(kind: type) -> str | None:
+    return part_name(kind) if issubclass(kind, Section) else None
 
 
 def _sections(annotation: Any) -> dict[str | None, type[BaseModel]]:

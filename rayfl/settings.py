@@ -12,9 +12,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 
 class Section(BaseModel):
@@ -59,12 +62,30 @@ def _name_alone(value: object) -> object:
     return {"name": value} if isinstance(value, str) else value
 
 
+class _ShortForm:
+    """Says in the JSON schema that the name alone will do."""
+
+    def __init__(self, parts: Mapping[str, type[Section]]) -> None:
+        self.names = [
+            name
+            for name, part in parts.items()
+            if not any(f.is_required() for f in part.model_fields.values())
+        ]
+
+    def __get_pydantic_json_schema__(
+        self, core: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        full = handler(core)
+        return {"anyOf": [{"enum": self.names, "type": "string"}, *full.get("oneOf", [full])]}
+
+
 def choice(parts: dict[str, type[PartT]]) -> Any:
     """The annotation of a config field that holds one of ``parts``, chosen by its ``name``."""
     classes = tuple(parts.values())
+    short = BeforeValidator(_name_alone), _ShortForm(parts)
     if len(classes) == 1:
-        return Annotated[classes[0], BeforeValidator(_name_alone)]
-    return Annotated[Union[classes], Field(discriminator="name"), BeforeValidator(_name_alone)]  # noqa: UP007
+        return Annotated[(classes[0], *short)]
+    return Annotated[(Union[classes], Field(discriminator="name"), *short)]  # noqa: UP007
 
 
 def summary(part: type) -> str:

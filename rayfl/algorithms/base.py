@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import scipy.sparse as sp
@@ -31,7 +31,7 @@ from rayfl.training import LocalWork, Segments, Training
 class Hierarchy(Section):
     """The servers: one local parameter server (LPS) a cluster, one global one (GPS) above them."""
 
-    common_layers: int | Literal["none", "all"] | tuple[str, ...] = Field(
+    common_layers: Annotated[int, Field(ge=0)] | Literal["none", "all"] | tuple[str, ...] = Field(
         "none",
         description="layers that the GPS averages over all clusters: how many first ones, or their names",
     )
@@ -45,6 +45,8 @@ class Hierarchy(Section):
     @field_validator("common_layers", mode="before")
     @classmethod
     def _single_name(cls, value: object) -> object:
+        if isinstance(value, bool):  # YAML's yes and no are not 1 and 0 layers
+            raise ValueError("give 'all', 'none', a number of layers or their names, not true or false")
         return (value,) if isinstance(value, str) and value not in ("none", "all") else value
 
     def common(self, spec: ModelSpec) -> Segments:
