@@ -130,7 +130,7 @@ def largest_following(counts: np.ndarray, available: np.ndarray) -> int:
 @given(
     classes=st.integers(1, 5),
     clients=st.integers(1, 8),
-    alpha=st.floats(0.1, 10),
+    alpha=st.floats(0.5, 10),
     cap=st.none() | st.integers(1, 30),
     seed=st.integers(0, 10_000),
 )
@@ -158,6 +158,18 @@ def test_test_parts_are_the_largest_that_follow(
     for sets in prefixes.values():  # shared: all are beginnings of one order
         ordered = sorted(sets, key=len)
         assert all(small <= large for small, large in pairwise(ordered))
+
+
+def test_test_samples_are_drawn_at_random() -> None:
+    samples = samples_of([0, 0], np.zeros(1000, int))
+    partition = Given(clients=1, parts=((0, 1),))
+
+    def drawn(seed: int) -> list[int]:
+        federation = build_federation(samples, partition, validation=0, test_samples=100, seed=seed)
+        return federation.test[0].tolist()
+
+    assert np.mean(drawn(0)) == pytest.approx(500, abs=120)
+    assert drawn(0) == drawn(0) != drawn(1)
 
 
 def test_auto_cap(tmp_path: Path) -> None:
