@@ -187,7 +187,7 @@ def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     elif not _is_file(path):
         is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
         remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
-        raise ConfigError(str(source), "no such file" if is_path else "no such preset", remedy)
+        raise ConfigError(_one_line(str(source)), "no such file" if is_path else "no such preset", remedy)
     try:
         settings = _parse(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -214,6 +214,11 @@ def _parse(text: str) -> Any:
     return yaml.load(text, Loader=_Loader)
 
 
+def _one_line(text: str) -> str:
+    """What somebody typed, fit for a message."""
+    return text if text.isprintable() else repr(text)
+
+
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
@@ -231,11 +236,13 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
         if not equals or not all(keys):
-            raise ConfigError(text, "not an override", "expected key=value, e.g. training.lr=0.1")
+            raise ConfigError(_one_line(text), "not an override", "expected key=value, e.g. training.lr=0.1")
         try:
             parsed = _parse(value)
         except _NOT_YAML:
-            raise ConfigError(path, f"{value!r} is not a YAML value", "quote it if it is text") from None
+            raise ConfigError(
+                _one_line(path), f"{value!r} is not a YAML value", "quote it if it is text"
+            ) from None
         _assign(result, keys, parsed)
     return result
 
@@ -399,7 +406,7 @@ def _locate(loc: Sequence[int | str]) -> _Place:
             annotation, metadata = _item(annotation), ()
         elif None in inner:
             owner, siblings, chosen = inner[None], chosen, {}
-            where.append(str(step))
+            where.append(_one_line(str(step)))
             field = owner.model_fields.get(str(step))
             annotation, metadata = (field.annotation, field.metadata) if field else (None, ())
             inner = _sections(annotation)
