@@ -14,7 +14,8 @@ from torch.nn import functional
 
 from rayfl.data import Federation
 from rayfl.random import key
-from rayfl.runtime.jobs import EvalJob, EvalReport, HostSpec, Partial, SignJob, TrainJob, TrainReport
+from rayfl.runtime.jobs import EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
+from rayfl.runtime.lps import Partial
 from rayfl.training import Batches, LoopEngine, gather, raw_features, scatter_
 from rayfl.training.work import complement
 

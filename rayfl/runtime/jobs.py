@@ -77,18 +77,6 @@ class TrainReport:
 
 
 @dataclass(frozen=True)
-class Partial:
-    """A part of one row of ``A W``: ``total = sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
-
-    ``total`` covers the shared (not personal) numbers of the model, in float64: with whole-number weights
-    the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
-    """
-
-    total: NDArray[np.float64]
-    weight: float
-
-
-@dataclass(frozen=True)
 class SignJob:
     """Ask a block of clients for their signatures, or for their relations to all others.
 

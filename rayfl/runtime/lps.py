@@ -1,12 +1,30 @@
-"""The local parameter server (LPS): reduces the partial products of its clusters, by reference."""
+"""The local parameter server (LPS): reduces the partial products of its clusters, by reference.
+
+Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.runtime.jobs import Partial
-from rayfl.training import Segments
+if TYPE_CHECKING:
+    from rayfl.training import Segments
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A part of one row of ``A W``: ``total = sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
+
+    ``total`` covers the shared (not personal) numbers of the model, in float64: with whole-number weights
+    the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
+    """
+
+    total: NDArray[np.float64]
+    weight: float
 
 
 class LocalServer:

@@ -9,6 +9,7 @@ import queue
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +20,7 @@ import pandas as pd
 import psutil
 import ray
 import torch
+from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import Config, load
@@ -35,6 +37,9 @@ from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
 
 Listener = Callable[[Event], None]
+
+_NODES_TIMEOUT = 900.0
+"""Seconds to wait for the nodes of an autoscaler."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +293,28 @@ class DriverActor:
         self._stop.set()
 
 
+def _await_nodes(config: Config, listen: Listener, stop: threading.Event) -> None:
+    """On a cluster of ``ray up``: ask its autoscaler for the actors that the config names, and wait."""
+    e = config.execution
+    if e.actors == "auto" or not (Path.home() / "ray_bootstrap_config.yaml").is_file():
+        return
+    until, told = time.monotonic() + _NODES_TIMEOUT, False
+    while not stop.is_set() and time.monotonic() < until:
+        here, cpus, gpus = this_cluster(), e.actors * e.cpus_per_actor, e.actors * e.gpus_per_actor
+        if here.cpus >= cpus and here.gpus >= gpus:
+            break
+        if not told:
+            request_resources(bundles=[{"CPU": e.cpus_per_actor, "GPU": e.gpus_per_actor}] * e.actors)
+            text = f"waiting for nodes: {e.actors} actors need {cpus:g} CPUs and {gpus:g} GPUs, "
+            listen(Event("note", {"text": f"{text}there are {here.cpus:g} and {here.gpus:g}"}))
+            told = True
+        stop.wait(1.0)
+    if told:
+        request_resources(bundles=[])  # the actors hold the nodes from now on; later they may go
+
+
 def _execute_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
+    _await_nodes(config, listen, stop)
     # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}

@@ -24,7 +24,8 @@ class Task(Section):
     samples: int | None = Field(
         None,
         ge=1,
-        description="mean number of samples of a client; by default all samples of the labels are dealt",
+        description="mean number of samples of a client; by default as many as leave the other tasks' "
+        "clients their foreign share (all if foreign is 0)",
     )
 
     @field_validator("labels")
@@ -98,7 +99,9 @@ class Tasks(SizedPartition):
         for place, (task, pool) in enumerate(zip(self.tasks, pools, strict=True)):
             rng = generator(seed, "partition sizes", place)
             where = f"partition.tasks[{place}]"
-            sizes = self.client_sizes(len(pool), task.clients, task.samples, rng, where)
+            # Without stated sizes, twice the foreign share of the pool is left for the other tasks' clients.
+            room = len(pool) if task.samples is not None else int(len(pool) / (1 + self.foreign))
+            sizes = self.client_sizes(room, task.clients, task.samples, rng, where)
             foreign = np.rint(self.foreign * sizes).astype(np.int64)
             own = sizes - foreign
             owners[pool[: own.sum()]] = np.repeat(first + np.arange(task.clients), own)

@@ -1,0 +1,61 @@
+"""A small federation on real digits, and one local Ray for all tests here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TASKS = [
+    {"labels": [0, 1, 2, 3], "clients": 4},
+    {"labels": [4, 5, 6], "clients": 3},
+    {"labels": [7, 8, 9], "clients": 2},
+]
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray with four logical CPUs and GPUs, so that several actors and fractions fit on any machine."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+        )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """A run of three rounds over nine clients in three planted groups, a second or less inline."""
+    return {
+        "name": "t",
+        "rounds": 3,
+        "seed": 3,
+        "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05},
+        "model": {"name": "mlp", "hidden": [16]},
+        "algorithm": "fedavg",
+        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+        "execution": {"backend": "inline", "block_size": 2},
+        "output": {"root": str(tmp_path), "report": False, "tensorboard": False, "checkpoint_every": 1},
+    }
+
+
+CLUSTERED = {"clustering": {"n_clusters": 3}}
+
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {"training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "participation": 0.7}},
+    "solo": {},
+    "pacfl": CLUSTERED,
+    "mt_hfl": {**CLUSTERED, "hierarchy": {"common_layers": 1, "global_every": 2}},
+    "random_clustering": CLUSTERED,
+}
+"""Every method with settings that exercise it: partial participation, clusters, common layers."""

@@ -1,0 +1,193 @@
+"""One round in detail: blocks, partial products, failures of clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfl.algorithms import Mixing, Plan
+from rayfl.config import load
+from rayfl.data import Federation
+from rayfl.errors import ClientError
+from rayfl.runtime.backend import InlineBackend
+from rayfl.runtime.host import partial_product
+from rayfl.runtime.jobs import HostSpec
+from rayfl.runtime.lps import LocalServer, Partial, merge
+from rayfl.runtime.servers import Servers, cut_blocks
+from rayfl.runtime.session import build, run
+from rayfl.runtime.states import ClientStates
+from rayfl.training import LocalWork
+
+
+@given(
+    groups=st.lists(st.integers(0, 4), min_size=1, max_size=60),
+    size=st.integers(1, 9),
+    pinned=st.one_of(st.none(), st.integers(1, 5)),
+)
+def test_blocks_cover_the_cohort_once_and_keep_groups_and_actors_apart(
+    groups: list[int], size: int, pinned: int | None
+) -> None:
+    group = np.sort(np.array(groups))
+    cohort = np.arange(len(group)) * 2
+    blocks = cut_blocks(Plan(cohort, group, group), size, pinned)
+    assert np.concatenate([cohort[b] for b in blocks]).tolist() == cohort.tolist()
+    for block in blocks:
+        assert 1 <= len(cohort[block]) <= size
+        assert len(set(group[block])) == 1
+        assert pinned is None or len(set(cohort[block] // pinned)) == 1
+
+
+def test_partial_products_sum_to_the_row_of_a_w() -> None:
+    rng = np.random.default_rng(0)
+    w = rng.standard_normal((5, 7)).astype(np.float32)
+    weights = np.array([3.0, 0.0, 5.0, 2.0, 10.0])
+    parts = [partial_product(weights[s], torch.from_numpy(w[s])) for s in (slice(0, 2), slice(2, 5))]
+    new, common = LocalServer().reduce(((0, 7),), ((1, 3), (5, 6)), np.zeros(7, np.float32), *parts)
+    exact = weights @ w.astype(np.float64)
+    np.testing.assert_array_equal(new, (exact / 20).astype(np.float32))
+    np.testing.assert_allclose(common.total, exact[[1, 2, 5]], rtol=1e-15)
+    assert common.weight == 20
+
+
+def test_a_model_that_nobody_trained_is_kept() -> None:
+    model = np.arange(4, dtype=np.float32)
+    nothing = Partial(np.zeros(4), 0.0)
+    new, common = LocalServer().reduce(((0, 4),), ((0, 2),), model, nothing)
+    np.testing.assert_array_equal(new, model)
+    assert merge([common]) is None
+
+
+def test_personal_numbers_are_not_averaged() -> None:
+    model = np.array([9, 9, 9, 9], np.float32)
+    new, _ = LocalServer().reduce(((0, 1), (3, 4)), (), model, Partial(np.array([2.0, 4.0]), 2.0))
+    np.testing.assert_array_equal(new, [1, 9, 9, 2])
+
+
+def test_the_gps_weighs_clusters_by_what_took_part() -> None:
+    merged = merge([Partial(np.array([2.0]), 1.0), Partial(np.array([30.0]), 3.0)])
+    assert merged is not None
+    np.testing.assert_array_equal(merged, [8.0])  # (1 * 2 + 3 * 10) / 4
+
+
+def _servers(
+    settings: dict[str, Any], backend: InlineBackend, **options: Any
+) -> tuple[Servers, Federation, HostSpec]:
+    federation, host = build(load(settings))
+    backend.start(federation, host)
+    servers = Servers(backend, host.spec, federation.sizes, federation.test, block_size=2, **options)
+    servers.models = [host.spec.initial()]
+    return servers, federation, host
+
+
+def test_a_round_is_the_weighted_mean_of_the_clients_models(settings: dict[str, Any]) -> None:
+    backend = InlineBackend()
+    try:
+        servers, federation, host = _servers(settings, backend)
+        cohort = np.array([1, 4, 6])
+        plan = Plan(cohort, np.zeros(3, np.int64), np.zeros(3, np.int64))
+        work = LocalWork(epochs=1, batch_size=10, lr=0.1)
+        sizes = federation.sizes[cohort].astype(np.float64)
+        mixing = Mixing(sp.csr_array(sizes[None, :]))
+        alone = []
+        for i, client in enumerate(cohort):
+            servers.models = [host.spec.initial()]
+            one = Plan(cohort[i : i + 1], plan.start[:1], plan.group[:1])
+            servers.train(0, one, work, Mixing(sp.csr_array(np.ones((1, 1)))))
+            alone.append(servers.models[0].astype(np.float64))
+            assert client == one.cohort[0]
+        servers.models = [host.spec.initial()]
+        servers.train(0, plan, work, mixing)
+        expected = (sizes @ np.stack(alone) / sizes.sum()).astype(np.float32)
+        np.testing.assert_allclose(servers.models[0], expected, rtol=0, atol=1e-7)
+    finally:
+        backend.close()
+
+
+def _break(backend: InlineBackend, clients: set[int]) -> None:
+    """Let the training of some clients raise."""
+    engine = backend._host.engine
+    original = engine.train
+
+    def train(work: Any, round: int, ids: Any, indices: Any, start: Any) -> Any:
+        block = original(work, round, ids, indices, start)
+        failures = {row: "Traceback\nValueError: boom" for row, c in enumerate(ids) if c in clients}
+        return replace(block, failures=failures)
+
+    engine.train = train  # type: ignore[method-assign]
+
+
+def test_a_failing_client_stops_the_round_and_is_named(settings: dict[str, Any]) -> None:
+    backend = InlineBackend()
+    try:
+        servers, federation, host = _servers(settings, backend)
+        _break(backend, {5})
+        everyone = np.arange(federation.clients)
+        plan = Plan(everyone, everyone * 0, everyone * 0)
+        mixing = Mixing(sp.csr_array(federation.sizes[None, :].astype(np.float64)))
+        with pytest.raises(ClientError, match="client 5 failed in round 7: ValueError: boom"):
+            servers.train(7, plan, LocalWork(1, 10, 0.1), mixing)
+        np.testing.assert_array_equal(servers.models[0], host.spec.initial())
+    finally:
+        backend.close()
+
+
+def test_a_tolerated_failure_is_left_out_of_the_average(settings: dict[str, Any]) -> None:
+    backend = InlineBackend()
+    try:
+        servers, federation, host = _servers(settings, backend, tolerate=1)
+        work = LocalWork(1, 10, 0.1)
+
+        def trained(clients: list[int]) -> Any:
+            cohort = np.array(clients)
+            servers.models = [host.spec.initial()]
+            mixing = Mixing(sp.csr_array(federation.sizes[cohort][None, :].astype(np.float64)))
+            report = servers.train(0, Plan(cohort, cohort * 0, cohort * 0), work, mixing)
+            return servers.models[0], report
+
+        without, _ = trained([0, 1, 3])
+        _break(backend, {2})
+        left_out, report = trained([0, 1, 2, 3])
+        np.testing.assert_array_equal(left_out, without)
+        assert list(report.failures) == [2]
+        assert np.isnan(report.losses[2])
+    finally:
+        backend.close()
+
+
+def test_a_diverging_client_is_an_error_that_helps(settings: dict[str, Any]) -> None:
+    wild = {**settings, "training": {**settings["training"], "lr": 1e30}}
+    with pytest.raises(ClientError, match=r"client \d+ failed in round 0: .*smaller training.lr"):
+        run(wild)
+
+
+def test_client_states_are_found_where_they_are_and_packed() -> None:
+    backend = InlineBackend()
+    try:
+        states = ClientStates()
+        for turn in range(200):
+            clients = [turn % 7, 7 + turn % 5, 300 + turn]
+            states.update(
+                clients, np.array([[turn, c] for c in clients], np.float32), [True, True, turn < 100]
+            )
+            states.pack(backend)
+        ids, rows = states.fetch(backend)
+        assert ids.tolist() == [*range(12), *range(300, 400)]
+        np.testing.assert_array_equal(rows[:, 1], ids)
+        latest = {c: max(t for t in range(200) if t % 7 == c) for c in range(7)}
+        np.testing.assert_array_equal(rows[:7, 0], [latest[c] for c in range(7)])
+        assert sum(states._rows.values()) <= 2 * len(states) + 256 + 3
+        restored = ClientStates.restore(backend, ids, rows)
+        np.testing.assert_array_equal(restored.fetch(backend)[1], rows)
+        refs, places = restored.locate([399, 999, 3], 5)
+        assert places[1] is None
+        assert places[0] is not None
+        np.testing.assert_array_equal(refs[places[0][0] - 5][places[0][1]], rows[-1])
+    finally:
+        backend.close()

@@ -1,0 +1,168 @@
+"""Run directories, checkpoints and the resource arithmetic."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from safetensors.torch import load_file
+
+from rayfl.algorithms import ServerState
+from rayfl.config import load
+from rayfl.errors import ConfigError, RayflError
+from rayfl.models import ModelSpec
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.runtime.resources import Available, plan_resources
+from rayfl.runtime.rundir import RunDirectory, write_atomically
+from rayfl.runtime.session import build, resume, run
+
+
+def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> None:
+    config = load(settings, ["output.report=true", "output.tensorboard=true", "algorithm=mt_hfl"])
+    result = run(config)
+    names = {path.name.split(".out")[0] for path in result.path.iterdir()}
+    assert names >= {
+        "config.yaml", "environment.json", "rounds.csv", "clients.csv", "clusters.json", "communication.csv",
+        "checkpoints", "models", "report.html", "summary.json", "events",
+    }  # fmt: skip
+    assert load(result.path / "config.yaml") == config
+    assert len(pd.read_csv(result.path / "rounds.csv")) == config.rounds == len(result.rounds)
+    assert result.clients["n"].tolist() == build(config)[0].sizes.tolist()
+    assert result.clusters["timeline"][0]["round"] == 0
+    assert result.communication["bytes"].sum() == result.summary["bytes_up"] + result.summary["bytes_down"]
+    federation, host = build(config)
+    spec: ModelSpec = host.spec
+    final = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
+    for k, vector in enumerate(final.models):
+        module = spec.build()
+        module.load_state_dict(load_file(result.path / "models" / f"model_{k}.safetensors"))
+        np.testing.assert_array_equal(spec.flatten(module), vector)
+    assert federation.clients == 9
+
+
+def test_evaluation_at_its_cadence_and_always_at_the_end(settings: dict[str, Any]) -> None:
+    rounds = run(settings, ["rounds=5", "evaluation.every=2"]).rounds
+    assert rounds["accuracy_mean"].notna().tolist() == [False, True, False, True, True]
+
+
+def test_a_refused_run_leaves_nothing_behind(settings: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no layer 'conv9'"):
+        run(settings, ["hierarchy.common_layers=conv9"])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_two_processes_cannot_write_one_run(settings: dict[str, Any]) -> None:
+    result = run(settings)
+    with RunDirectory(result.path).locked(), pytest.raises(RayflError, match="another process"):
+        resume(result.path, ["rounds=4"])
+
+
+def test_more_rounds_go_on_from_the_end(settings: dict[str, Any]) -> None:
+    result = resume(run(settings).path, ["rounds=5"])
+    whole = run(settings, ["rounds=5"])
+    assert result.summary["models_sha256"] == whole.summary["models_sha256"]
+    assert len(result.rounds) == 5
+
+
+def test_a_resumed_run_keeps_its_settings(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cannot be changed"):
+        resume(run(settings).path, ["training.lr=1"])
+
+
+def _checkpoint(round: int) -> Checkpoint:
+    state = ServerState(round, 2, np.array([0, 1, 1]), True, {"memory": np.arange(3.0)})
+    return Checkpoint(
+        state, np.ones((2, 4), np.float32), np.array([1, 2]), np.zeros((2, 3), np.float32),
+        {"last": np.array([np.nan, 1.0])}, {"rounds": [{"round": 0, "loss": float("nan")}]},
+    )  # fmt: skip
+
+
+def test_checkpoints_round_trip_and_only_the_newest_are_kept(tmp_path: Path) -> None:
+    for number in (1, 2, 30):
+        _checkpoint(number).save(tmp_path, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["round-00002", "round-00030"]
+    back, saved = Checkpoint.load(checkpoints(tmp_path)[-1]), _checkpoint(30)
+    assert (back.state.round, back.state.models, back.state.clustered) == (30, 2, True)
+    np.testing.assert_array_equal(back.state.assignment, saved.state.assignment)
+    np.testing.assert_array_equal(back.state.extra["memory"], saved.state.extra["memory"])
+    np.testing.assert_array_equal(back.models, saved.models)
+    np.testing.assert_array_equal(back.state_clients, saved.state_clients)
+    np.testing.assert_array_equal(back.arrays["last"], saved.arrays["last"])
+    assert back.tables["rounds"] == [{"round": 0, "loss": None}]
+
+
+def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
+    _checkpoint(1).save(tmp_path, keep=2)
+    (tmp_path / ".part-123").mkdir()
+    assert len(checkpoints(tmp_path)) == 1
+    (checkpoints(tmp_path)[0] / "arrays.safetensors").write_bytes(b"half")
+    with pytest.raises(RayflError, match="not a readable checkpoint"):
+        Checkpoint.load(checkpoints(tmp_path)[0])
+
+
+def test_atomic_writes_leave_the_old_file_when_they_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    write_atomically(path, "old")
+
+    def fail(descriptor: int) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.fsync", fail)
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old"
+
+
+PLENTY = Available(cpus=8, gpus=1, memory=64e9)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "actors"),
+    [
+        ([], 8),  # as many as there are CPUs: there are 15 blocks
+        (["execution.cpus_per_actor=2"], 4),
+        (["execution.cpus_per_actor=0.1", "execution.block_size=50"], 2),
+        (["execution.gpus_per_actor=0.25"], 4),
+        (["execution.clients_per_actor=20"], 5),
+        (["execution.actors=3"], 3),
+    ],
+)
+def test_actors_follow_from_what_there_is(overrides: list[str], actors: int) -> None:
+    plan = plan_resources(load({}, overrides), 100, 1000, 10**6, PLENTY)
+    assert plan.actors == actors
+    assert plan.cpus <= 8
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["execution.actors=20"],
+            "20 actors of 1 CPU need 20, there are 8.*cpus_per_actor=0.4 or .*actors=8",
+        ),
+        (
+            ["execution.clients_per_actor=1"],
+            "100 actors of 1 CPU.*cpus_per_actor=0.08 or .*clients_per_actor=13",
+        ),
+        (["execution.gpus_per_actor=2"], "1 actors of 2 GPU need 2, there are 1.*gpus_per_actor=1 would fit"),
+    ],
+)
+def test_what_cannot_fit_is_refused_with_what_would(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_resources(load({}, overrides), 100, 1000, 10**6, PLENTY)
+
+
+@pytest.mark.parametrize("remedy", ["execution.cpus_per_actor=0.4", "execution.actors=8"])
+def test_the_remedy_does_fit(remedy: str) -> None:
+    settings = ["execution.actors=20", remedy]
+    assert plan_resources(load({}, settings), 100, 1000, 10**6, PLENTY).cpus <= 8
+
+
+def test_memory_is_part_of_the_arithmetic() -> None:
+    with pytest.raises(ConfigError, match=r"need more than the 1\.0 GB"):
+        plan_resources(load({}, ["execution.actors=8"]), 100, 1000, 10**6, Available(8, 0, 1e9))

@@ -1,0 +1,187 @@
+"""Invariant 1: the same result inline, on 1, 2 and 3 actors, with a worker killed, killed and resumed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import yaml
+
+from rayfl.config import load
+from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.ray_backend import RayBackend
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import Result, build, resume, run
+from tests.runtime.conftest import METHODS
+
+
+def assert_same(first: Result, second: Result) -> None:
+    """Equal in every bit and table; seconds aside."""
+    assert first.summary["models_sha256"] == second.summary["models_sha256"]
+    pd.testing.assert_frame_equal(
+        first.rounds.drop(columns="seconds"), second.rounds.drop(columns="seconds"), check_exact=True
+    )
+    pd.testing.assert_frame_equal(first.clients, second.clients, check_exact=True)
+    pd.testing.assert_frame_equal(first.communication, second.communication, check_exact=True)
+    assert first.clusters == second.clusters
+
+
+@pytest.fixture(scope="module")
+def inline(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
+    """Results of the inline backend, one a method, filled on demand."""
+    return {}
+
+
+def _settings(settings: dict[str, Any], method: str, **execution: Any) -> dict[str, Any]:
+    return {
+        **settings,
+        "algorithm": method,
+        **METHODS[method],
+        "execution": {**settings["execution"], **execution},
+    }
+
+
+def _inline(inline: dict[str, Result], settings: dict[str, Any], method: str) -> Result:
+    if method not in inline:
+        inline[method] = run(_settings(settings, method))
+        _ = (
+            inline[method].rounds,
+            inline[method].clients,
+            inline[method].communication,
+        )  # read before tmp goes
+        _ = inline[method].clusters, inline[method].summary
+    return inline[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_same_run_twice_is_the_same(
+    method: str, settings: dict[str, Any], inline: dict[str, Result]
+) -> None:
+    assert_same(_inline(inline, settings, method), run(_settings(settings, method)))
+
+
+def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str, Result]) -> None:
+    other = run({**_settings(settings, "fedavg"), "seed": 4})
+    assert other.summary["models_sha256"] != _inline(inline, settings, "fedavg").summary["models_sha256"]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    ("method", "actors"),
+    [
+        ("mt_hfl", 1),
+        ("mt_hfl", 2),
+        ("mt_hfl", 3),
+        ("solo", 2),
+        ("fedavg", 3),
+        ("pacfl", 2),
+        ("random_clustering", 2),
+    ],
+)
+def test_ray_on_any_number_of_actors_is_inline(
+    method: str, actors: int, settings: dict[str, Any], inline: dict[str, Result], ray_cluster: None
+) -> None:
+    on_ray = run(_settings(settings, method, backend="ray", actors=actors, cpus_per_actor=0.5))
+    assert_same(_inline(inline, settings, method), on_ray)
+
+
+@pytest.mark.ray
+def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_cluster: None) -> None:
+    """Logical GPUs: the scheduling is real, the device falls back to the CPU where there is none."""
+    pinned = _settings(settings, "mt_hfl", clients_per_actor=1, block_size=1)
+    fractions = {"cpus_per_actor": 0.25, "gpus_per_actor": 0.25, "device": "cpu"}
+    on_ray = run({**pinned, "execution": {**pinned["execution"], "backend": "ray", **fractions}})
+    assert RunDirectory(on_ray.path).read_json("environment.json")["resources"]["actors"] == 9
+    assert_same(run(pinned), on_ray)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("method", ["mt_hfl", "solo"])
+def test_a_killed_actor_costs_only_its_block(
+    method: str, settings: dict[str, Any], inline: dict[str, Result], ray_cluster: None
+) -> None:
+    config = load(_settings(settings, method, backend="ray", actors=2))
+    directory = RunDirectory.create(config)
+    federation, host = build(config)
+    backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
+    killed: list[int] = []
+    trained: list[int] = []
+
+    def kill_once(event: Event) -> None:
+        if event.kind == "blocks" and event.data["round"] == 1:
+            trained.append(event.data["done"])
+            if not killed:
+                killed.append(backend.pids()[0])
+                os.kill(killed[0], signal.SIGKILL)
+
+    try:
+        Driver(config, federation, backend, directory, host, kill_once).run()
+        assert len(killed) == 1
+        assert killed[0] not in backend.pids()
+    finally:
+        backend.close()
+    assert trained == list(range(1, trained[-1] + 1))  # no block of the round was reported twice
+    assert_same(_inline(inline, settings, method), Result(directory.path))
+
+
+def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
+    """A run in a process of its own, which announces its directory by making it."""
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    before = set(tmp_path.glob("t-*"))
+    process = subprocess.Popen(
+        [sys.executable, "-m", "rayfl.cli", "run", str(file)], text=True, stdout=subprocess.PIPE
+    )
+    deadline = time.time() + 120
+    while time.time() < deadline:
+        new = set(tmp_path.glob("t-*")) - before
+        if new and (path := new.pop() / "rounds.csv").exists() and len(path.read_text().splitlines()) > 4:
+            return process, path.parent
+        time.sleep(0.01)
+    raise AssertionError("the run did not get to its fourth round")
+
+
+@pytest.mark.parametrize(
+    ("method", "kill", "code"),
+    [
+        ("mt_hfl", signal.SIGKILL, -9),
+        ("mt_hfl", signal.SIGTERM, 130),
+        ("solo", signal.SIGINT, 130),
+        ("solo", signal.SIGKILL, -9),
+    ],
+)
+def test_killed_and_resumed_is_uninterrupted(
+    method: str, kill: signal.Signals, code: int, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    long = {**_settings(settings, method), "rounds": 60}
+    process, path = _start({**long, "output": {**long["output"], "checkpoint_every": 3}}, tmp_path)
+    process.send_signal(kill)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == code
+    done = len((path / "rounds.csv").read_text().splitlines()) - 1
+    assert done < 60
+    assert not (path / "summary.json").exists()
+    if kill != signal.SIGKILL:
+        assert f"rayfl resume {path}" in printed
+        assert (path / "clients.csv").exists()
+    resumed = resume(path)
+    assert_same(run(long), resumed)
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_interrupted_on_ray_and_resumed_inline(settings: dict[str, Any], tmp_path: Path) -> None:
+    long = {**_settings(settings, "mt_hfl", backend="ray"), "rounds": 60}
+    process, path = _start(long, tmp_path)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    assert process.returncode == 130
+    resumed = resume(path, ["execution.backend=inline"])
+    assert_same(run({**long, "execution": settings["execution"]}), resumed)
