@@ -298,15 +298,18 @@ def _await_nodes(config: Config, listen: Listener, stop: threading.Event) -> Non
     e = config.execution
     if e.actors == "auto" or not (Path.home() / "ray_bootstrap_config.yaml").is_file():
         return
+    bundle = {"CPU": e.cpus_per_actor} | ({"GPU": e.gpus_per_actor} if e.gpus_per_actor else {})
     until, told = time.monotonic() + _NODES_TIMEOUT, False
     while not stop.is_set() and time.monotonic() < until:
-        here, cpus, gpus = this_cluster(), e.actors * e.cpus_per_actor, e.actors * e.gpus_per_actor
-        if here.cpus >= cpus and here.gpus >= gpus:
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        room = sum(int(min(node.get(k, 0.0) / v for k, v in bundle.items()) + 1e-9) for node in nodes)
+        if room >= e.actors:
             break
         if not told:
-            request_resources(bundles=[{"CPU": e.cpus_per_actor, "GPU": e.gpus_per_actor}] * e.actors)
-            text = f"waiting for nodes: {e.actors} actors need {cpus:g} CPUs and {gpus:g} GPUs, "
-            listen(Event("note", {"text": f"{text}there are {here.cpus:g} and {here.gpus:g}"}))
+            request_resources(bundles=[bundle] * e.actors)
+            listen(
+                Event("note", {"text": f"waiting for nodes: there is room for {room} of {e.actors} actors"})
+            )
             told = True
         stop.wait(1.0)
     if told:
