@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rayfl.errors import ClientError, ConfigError, RayflError, nearest
@@ -23,6 +24,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 out = Console()
+
+
+def _say(text: str) -> None:
+    """A line of plain text, whatever brackets it holds."""
+    out.print(text, soft_wrap=True, highlight=False, markup=False)
+
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings such as rounds=50 training.lr=0.05", show_default=False)
@@ -74,13 +81,13 @@ def _run_all(configs: list[Config]) -> None:
             display.close()
     out.print(closing_table([result.summary for result in results]))
     for result in results:
-        out.print(f"run directory: {_short(result.path)}", soft_wrap=True, highlight=False)
+        _say(f"run directory: {_short(result.path)}")
     if len(results) > 1:
         page = results[0].path.parent / f"{configs[0].name}-comparison.html"
         write_comparison([result.path for result in results], page)
-        out.print(f"comparison: {_short(page)}", soft_wrap=True, highlight=False)
+        _say(f"comparison: {_short(page)}")
     elif (results[0].path / "report.html").is_file():
-        out.print(f"report: {_short(results[0].path / 'report.html')}", soft_wrap=True, highlight=False)
+        _say(f"report: {_short(results[0].path / 'report.html')}")
 
 
 def _title(config: Config) -> str:
@@ -104,9 +111,9 @@ def _show_plan(config: Config) -> None:
     session.check(config)
     federation, host = session.build(config)
     plan = session.arithmetic(config, federation, host, session.this_machine())
-    out.print(config.to_yaml().rstrip(), highlight=False, soft_wrap=True, markup=False)
+    _say(config.to_yaml().rstrip())
     for line in plan.lines():
-        out.print(f"# {line}", highlight=False, soft_wrap=True)
+        _say(f"# {line}")
 
 
 @app.command()
@@ -124,7 +131,7 @@ def resume(
     finally:
         display.close()
     out.print(closing_table([result.summary]))
-    out.print(f"run directory: {_short(result.path)}", soft_wrap=True, highlight=False)
+    _say(f"run directory: {_short(result.path)}")
 
 
 @app.command()
@@ -142,9 +149,9 @@ def prepare(
     config = load({"data": {"name": dataset}}, changes)
     root = data_root(config)
     if config.data.available(root):
-        out.print(f"{dataset} is there already, in {root}", soft_wrap=True)
+        _say(f"{dataset} is there already, in {root}")
     else:
-        out.print(config.data.prepare(root), soft_wrap=True)
+        _say(config.data.prepare(root))
 
 
 KINDS = ("methods", "models", "datasets", "partitions", "signatures", "presets")
@@ -182,7 +189,7 @@ def list_parts(
         if kind in ("", title):
             table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
             for name, line in entries.items():
-                table.add_row(f"[bold]{name}[/bold]", line)
+                table.add_row(f"[bold]{name}[/bold]", escape(line))
             out.print(table)
 
 
@@ -192,9 +199,7 @@ def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> Non
     from rayfl.report import write_report
     from rayfl.runtime.rundir import RunDirectory
 
-    out.print(
-        f"report: {_short(write_report(RunDirectory.open(path).path))}", soft_wrap=True, highlight=False
-    )
+    _say(f"report: {_short(write_report(RunDirectory.open(path).path))}")
 
 
 @app.command()
@@ -214,7 +219,7 @@ def compare(
             raise ConfigError(str(result.path), "is not finished", f"go on with: rayfl resume {result.path}")
     write_comparison([result.path for result in results], page)
     out.print(closing_table([result.summary for result in results]))
-    out.print(f"comparison: {_short(page)}", soft_wrap=True, highlight=False)
+    _say(f"comparison: {_short(page)}")
 
 
 @app.command()
@@ -228,8 +233,8 @@ def doctor() -> None:
     facts: dict[str, Any] = {**machine(), **versions()}
     facts["gpus"] = ", ".join(facts["gpus"]) or "none (the CPU is used)"
     for name, value in facts.items():
-        table.add_row(f"[bold]{name}[/bold]", str(value))
-    table.add_row("[bold]ray cluster[/bold]", ray_status())
+        table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
+    table.add_row("[bold]ray cluster[/bold]", escape(ray_status()))
     root = data_root()
     for name, dataset in DATASETS.items():
         try:
@@ -237,7 +242,7 @@ def doctor() -> None:
         except ValueError:  # settings without a default, such as a path
             continue
         table.add_row(
-            f"[bold]data: {name}[/bold]", "there" if there else f"not in {root}: rayfl prepare {name}"
+            f"[bold]data: {name}[/bold]", "there" if there else escape(f"not in {root}: rayfl prepare {name}")
         )
     out.print(table)
 

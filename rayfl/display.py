@@ -13,7 +13,7 @@ from rich.table import Table
 def bytes_text(count: float) -> str:
     """``1.2 MB``: decimal units, three digits."""
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
+        if abs(float(f"{count:.3g}")) < 1000:  # as it will be shown
             return f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
@@ -34,7 +34,7 @@ class Display:
 
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
-        console.print(f"[bold]{title}[/bold]")
+        console.print(title, style="bold", highlight=False, markup=False)
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
@@ -62,7 +62,7 @@ class Display:
             self._progress.stop()
 
     def _line(self, text: str) -> None:
-        self.console.print(f"  {text}", highlight=False, soft_wrap=True)
+        self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
     def _on_note(self, data: Mapping[str, Any]) -> None:
         self._line(data["text"])

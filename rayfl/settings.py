@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, Union
 
@@ -91,4 +92,4 @@ def choice(parts: dict[str, type[PartT]]) -> Any:
 def summary(part: type) -> str:
     """The first sentence of a part's docstring, for ``rayfl list``."""
     paragraph = " ".join((inspect.getdoc(part) or "").split("\n\n", 1)[0].split())
-    return paragraph.split(". ", 1)[0].rstrip(".") + "."
+    return re.split(r"\.\s+(?=[A-Z])", paragraph, maxsplit=1)[0].rstrip(".") + "."

@@ -1,0 +1,300 @@
+"""The command line: what people type, what they read, and the exit code."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from rayfl import cli
+from rayfl.config import load, presets
+from rayfl.errors import ClientError
+from rayfl.runtime import session
+
+QUICK = ["execution.backend=inline", "rounds=2", "training.epochs=1", "output.report=false"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+
+Rayfl = Callable[..., Answer]
+
+
+@pytest.fixture
+def rayfl(tmp_path, monkeypatch, capsys) -> Rayfl:
+    """Runs the entry point in an empty folder, with nothing in the home folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def call(*args: str) -> Answer:
+        monkeypatch.setattr(sys, "argv", ["rayfl", *args])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return Answer(int(caught.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+# --- mistakes ------------------------------------------------------------------------------------------
+
+MISTAKES = [
+    (["run", "digits-demo", "rounds=x"], "error: rounds: got 'x'; expected an integer >= 1"),
+    (["run", "digits-demo", "trainin.lr=1"], "error: trainin: no such setting; did you mean 'training'?"),
+    (["run", "digits-dem"], "error: digits-dem: no such preset; did you mean 'digits-demo'?"),
+    (["run", "no.yaml"], "error: no.yaml: no such file; name a preset or an existing file"),
+    (
+        ["run", "digits-demo", "rounds"],
+        "error: rounds: not an override; expected key=value, e.g. training.lr=0.1",
+    ),
+    (
+        ["run", "digits-demo", "--beside", "fedavg,sol"],
+        "error: --beside sol: algorithm: no algorithm named 'sol'; did you mean 'solo'?",
+    ),
+    (
+        ["run", "digits-demo", "clustering.signature.q=7", "--beside", "pacfl"],
+        "error: --beside pacfl: clustering.signature.q: no such setting in clustering.signature (subspace); "
+        "spectrum has it",
+    ),
+    (
+        ["run", "digits-demo", "--dry-run", "hierarchy.common_layers=[fc9]"],
+        "error: model: mlp has no layer 'fc9'; did you mean 'fc2'?",
+    ),
+    (
+        ["run", "digits-demo", "--dry-run", "partition=iid", "partition.clients=5000"],
+        "error: partition.clients: 5000 clients for 1438 training samples; use fewer",
+    ),
+    (
+        ["run", "digits-demo", "--dry-run", "execution.actors=1000"],
+        "error: execution.actors: 1000 actors of ",
+    ),
+    (["run", "digits-demo", "data=mnist", "--dry-run"], "error: dataset mnist is not in "),
+    (["run", "digits-demo", "--beside", "solo", "data=mnist"], "error: dataset mnist is not in "),
+    (["list", "partition"], "error: list: no such kind 'partition'; did you mean 'partitions'?"),
+    (["prepare", "mnits"], "error: data: no data named 'mnits'; did you mean 'mnist'?"),
+    (
+        ["prepare", "digits", "foo=1"],
+        "error: data.foo: no such setting in data (digits); ",
+    ),
+    (["resume", "nowhere"], "error: nowhere: not a run directory; it holds no config.yaml"),
+    (["report", "nowhere"], "error: nowhere: not a run directory; it holds no config.yaml"),
+    (["compare", "nowhere", "there"], "error: nowhere: not a run directory; it holds no config.yaml"),
+    (["run"], "error: Missing argument 'config'; see rayfl run --help"),
+    (["run", "digits-demo", "--dryrun"], "error: No such option: --dryrun"),
+    (["lisst"], "error: No such command 'lisst'"),
+    (["compare", "--out"], "error: Option '--out' requires an argument"),
+]
+
+
+@pytest.mark.parametrize(("args", "line"), MISTAKES, ids=lambda value: " ".join(value)[:40])
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(rayfl, tmp_path, args, line):
+    answer = rayfl(*args)
+    assert answer.code == 2
+    assert answer.err.startswith(line)
+    assert answer.err.count("\n") == 1
+    assert "Traceback" not in answer.out + answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_nothing_runs_when_one_of_several_methods_is_refused(rayfl, tmp_path):
+    answer = rayfl("run", "digits-demo", *QUICK, "--beside", "solo,nonsense")
+    assert (answer.code, answer.out) == (2, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch):
+    def fail(*args: object, **kwargs: object) -> None:
+        raise ClientError(3, 7, "Traceback ...\nValueError: broken")
+
+    monkeypatch.setattr(session, "run", fail)
+    answer = rayfl("run", "digits-demo", *QUICK)
+    assert answer.code == 1
+    assert (
+        answer.err
+        == "Traceback ...\nValueError: broken\nerror: client 3 failed in round 7: ValueError: broken\n"
+    )
+
+
+@pytest.mark.parametrize("error", [session.Interrupted(), KeyboardInterrupt()])
+def test_an_interrupt_exits_with_130(rayfl, monkeypatch, error):
+    def stop(*args: object, **kwargs: object) -> None:
+        raise error
+
+    monkeypatch.setattr(session, "run", stop)
+    answer = rayfl("run", "digits-demo", *QUICK)
+    assert answer.code == 130
+    assert "Traceback" not in answer.err
+
+
+def test_a_bug_is_not_hidden(rayfl, monkeypatch):
+    def bug(*args: object, **kwargs: object) -> None:
+        raise ZeroDivisionError("a bug")
+
+    monkeypatch.setattr(session, "run", bug)
+    with pytest.raises(ZeroDivisionError):
+        rayfl("run", "digits-demo", *QUICK)
+
+
+# --- looking around ------------------------------------------------------------------------------------
+
+
+def test_help(rayfl):
+    assert rayfl("--help") == rayfl()
+    answer = rayfl()
+    assert answer.code == 0
+    for command in ("run", "resume", "prepare", "list", "report", "compare", "doctor"):
+        assert command in answer.out
+        assert rayfl(command, "--help").code == 0
+
+
+def test_help_needs_neither_torch_nor_ray():
+    """They take seconds to import."""
+    code = "import sys, rayfl, rayfl.cli; sys.exit(any(m in sys.modules for m in ('torch', 'ray', 'pandas')))"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_list_all(rayfl):
+    answer = rayfl("list")
+    assert answer.code == 0
+    for name in (*presets(), "fedavg", "mt_hfl", "lenet5", "digits", "label_skew", "spectrum"):
+        assert f"  {name} " in answer.out
+    for kind in cli.KINDS:
+        assert kind in [line.strip() for line in answer.out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "inside", "outside"),
+    [
+        ("methods", "pacfl", "lenet5"),
+        ("models", "resnet9", "fedavg"),
+        ("datasets", "svhn", "iid"),
+        ("partitions", "dirichlet", "svhn"),
+        ("signatures", "subspace", "digits-demo"),
+        ("presets", "digits-demo", "lenet5"),
+    ],
+)
+def test_list_one_kind(rayfl, kind, inside, outside):
+    answer = rayfl("list", kind)
+    assert answer.code == 0
+    assert f"  {inside} " in answer.out
+    assert f"  {outside} " not in answer.out
+    for line in answer.out.splitlines()[1:]:
+        assert len(line.split(maxsplit=1)) == 2, f"nothing is said about {line}"
+
+
+def test_list_schema_is_json(rayfl):
+    import json
+
+    assert json.loads(rayfl("list", "--schema").out)["title"] == "Config"
+
+
+def test_doctor(rayfl, tmp_path):
+    answer = rayfl("doctor")
+    assert answer.code == 0
+    for fact in ("python", "torch", "ray cluster", "data: digits", "cores"):
+        assert fact in answer.out
+    assert "rayfl prepare mnist" in answer.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_what_is_there(rayfl, tmp_path):
+    answer = rayfl("prepare", "digits")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out == f"digits is there already, in {tmp_path / 'no-data'}\n"
+
+
+@pytest.mark.parametrize("extra", [[], ["--beside", "fedavg,solo"], ["execution.backend=inline"]])
+def test_dry_run_prints_a_config_that_can_be_run(rayfl, tmp_path, extra):
+    answer = rayfl("run", "digits-demo", "rounds=7", "--dry-run", *extra)
+    assert (answer.code, answer.err) == (0, "")
+    assert list(tmp_path.iterdir()) == []
+    assert "# 20 clients, 20 a round, in 10 or more blocks of 2 on " in answer.out
+    parts = ("\n" + answer.out).split("\nname: ")[1:]
+    assert len(parts) == (3 if "--beside" in extra else 1)
+    (tmp_path / "again.yaml").write_text("name: " + parts[0])
+    assert load(tmp_path / "again.yaml") == load("digits-demo", ["rounds=7", *(e for e in extra if "=" in e)])
+
+
+# --- running -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def finished(rayfl, tmp_path) -> tuple[Answer, list[Path]]:
+    """Three methods on the same partition."""
+    answer = rayfl("run", "digits-demo", *QUICK, "--beside", "fedavg, solo", "name=demo", "output.root=there")
+    return answer, sorted(p for p in (tmp_path / "there").iterdir() if p.is_dir())
+
+
+def test_run_beside(finished, tmp_path):
+    answer, runs = finished
+    assert (answer.code, answer.err) == (0, "")
+    names = ["demo-fedavg", "demo-mt_hfl", "demo-solo"]
+    assert [p.name.rsplit("-", 2)[0] for p in runs] == names
+    for run in runs:
+        assert f"run directory: {run.relative_to(tmp_path)}" in answer.out
+    assert "comparison: there/demo-comparison.html" in answer.out
+    assert (tmp_path / "there" / "demo-comparison.html").is_file()
+    assert answer.out.count("round   2/2") == 3
+    # the table: one row a method in the order asked for, the clusters of the one that clusters
+    rows = [line.split("│")[1:-1] for line in answer.out.splitlines() if "│" in line]
+    cells = [[cell.strip() for cell in row] for row in rows]
+    assert [row[0] for row in cells] == ["mt_hfl", "fedavg", "solo"]
+    assert cells[0][1:3] == ["3", "1.00"]
+    assert cells[1][1:3] == ["–", "–"]
+    assert cells[2][6:8] == ["0 B", "0 B"]
+    # the same partition
+    sizes = [pd.read_csv(run / "clients.csv")[["n", "group", "test_samples"]] for run in runs]
+    assert sizes[0].equals(sizes[1])
+    assert sizes[0].equals(sizes[2])
+
+
+def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path):
+    runs = finished[1]
+    before = (runs[0] / "summary.json").read_text()
+    answer = rayfl("resume", str(runs[0]))
+    assert answer.code == 0
+    assert "all 2 rounds are complete; nothing to resume" in answer.out
+    assert (runs[0] / "summary.json").read_text() == before
+
+    answer = rayfl("resume", str(runs[0]), "training.lr=0.5")
+    assert answer.code == 2
+    assert "training.lr=0.5: cannot be changed in a resumed run" in answer.err
+    assert rayfl("resume", str(runs[0]), "roundz=5").code == 2
+
+    answer = rayfl("resume", str(runs[0]), "rounds=3")
+    assert answer.code == 0
+    assert "resuming: 2 of 3 rounds are complete" in answer.out
+    assert len(pd.read_csv(runs[0] / "rounds.csv")) == 3
+
+    answer = rayfl("report", str(runs[1]))
+    assert (answer.code, answer.out) == (0, f"report: {runs[1].relative_to(tmp_path)}/report.html\n")
+    assert (runs[1] / "report.html").stat().st_size > 10_000
+
+    answer = rayfl("compare", *map(str, runs), "--out", "page/side.html")
+    assert answer.code == 0
+    assert (tmp_path / "page" / "side.html").is_file()
+    assert len(pd.read_csv(tmp_path / "page" / "side.csv")) == 3
+
+    (runs[2] / "summary.json").unlink()
+    answer = rayfl("compare", *map(str, runs), "--out", "other.html")
+    assert answer.code == 2
+    assert "is not finished; go on with: rayfl resume " in answer.err
+    assert not (tmp_path / "other.html").exists()
+
+
+def test_the_installed_command(tmp_path):
+    """Once as a process: the exit code and the two streams."""
+    command = [sys.executable, "-m", "rayfl.cli", "run", "digits-demo", "rounds=x"]
+    answer = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr == "error: rounds: got 'x'; expected an integer >= 1\n"

@@ -1,0 +1,118 @@
+"""What a person sees of a run."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from rayfl.display import Display, bytes_text, closing_table, percent
+from rayfl.runtime.driver import Event
+
+SUMMARY = {
+    "algorithm": "pacfl",
+    "clusters": 3,
+    "ari": 1.0,
+    "accuracy_mean": 97.46,
+    "accuracy_worst10": 90.0,
+    "accuracy_var": 3.21,
+    "bytes_up": 1_234_567,
+    "bytes_down": 0,
+    "seconds": 12.34,
+}
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (1234, "1.23 kB"),
+        (1_234_567, "1.23 MB"),
+        (5e9, "5 GB"),
+        (2e12, "2 TB"),
+        (3.5e15, "3.5e+03 TB"),
+    ],
+)
+def test_bytes(count, text):
+    assert bytes_text(count) == text
+
+
+@pytest.mark.parametrize("exponent", range(14))
+def test_bytes_never_show_four_digits(exponent):
+    for count in (10**exponent - 1, 10**exponent, 9.996 * 10**exponent):
+        assert "e+" not in bytes_text(count)
+        assert float(bytes_text(count).split()[0]) < 1000
+
+
+def test_percent():
+    assert percent(None) == "–"
+    assert percent(97.46) == "97.5"
+    assert percent(0.0) == "0.0"
+
+
+def lines(*events: Event, terminal: bool = False) -> list[str]:
+    file = io.StringIO()
+    display = Display(Console(file=file, width=200, force_terminal=terminal), "[x] on digits")
+    for event in events:
+        display(event)
+    display.close()
+    return [line.strip() for line in file.getvalue().splitlines()]
+
+
+ROUND = {"round": 4, "rounds": 20, "train_loss": 0.12345, "seconds": 1.5}
+CLUSTERS = {"n_clusters": 3, "seconds": 0.25}
+
+
+def test_plain_lines():
+    tested = {**ROUND, "accuracy_mean": 91.23, "accuracy_worst10": 80.0}
+    assert lines(Event("round", ROUND), Event("round", tested))[1:] == [
+        "round   5/20  loss 0.123  1.50 s",
+        "round   5/20  loss 0.123  accuracy  91.2 %  worst tenth  80.0 %  1.50 s",
+    ]
+
+
+def test_clusters():
+    given = {**CLUSTERS, "threshold": 12.0, "suggested": False, "ari": None}
+    proposed = {**CLUSTERS, "threshold": 0.123456, "suggested": True, "ari": 0.987}
+    assert lines(Event("clusters", given), Event("clusters", proposed))[1:] == [
+        "clustered into 3 groups, cut at 12 (0.2 s)",
+        "clustered into 3 groups (the tree's own proposal), cut at 0.123; "
+        "agreement with the planted groups (ARI) 0.99 (0.2 s)",
+    ]
+
+
+def test_the_end_and_unknown_events():
+    done = {"accuracy_mean": None, "accuracy_worst10": None, "rounds": 3, "seconds": 1.0}
+    stopped = {"round": 2, "path": "runs/x"}
+    shown = lines(Event("something new", {}), Event("stopped", stopped), Event("done", done))[1:]
+    assert shown == [
+        "stopped after 2 complete rounds; go on with: rayfl resume runs/x",
+        "accuracy – %, worst tenth of the clients – % after 3 rounds in 1.0 s",
+    ]
+
+
+def test_text_in_brackets_is_shown_as_it_is():
+    """An override such as model.hidden=[8] or a path with brackets is no markup."""
+    assert "see [bold] runs/[a]" in lines(Event("note", {"text": "see [bold] runs/[a]"}))
+
+
+def test_the_progress_bar_goes_away():
+    shown = lines(Event("blocks", {"round": 4, "done": 1, "total": 2}), Event("round", ROUND), terminal=True)
+    assert not any("round   5/20" in line for line in shown)
+    assert any("5/20" in line for line in shown)
+
+
+def test_closing_table():
+    file = io.StringIO()
+    other = {**SUMMARY, "algorithm": "fedavg", "clusters": 1, "ari": None, "accuracy_mean": None}
+    Console(file=file, width=120).print(closing_table([SUMMARY, other]))
+    rows = [
+        [c.strip() for c in line.split("│")[1:-1]] for line in file.getvalue().splitlines() if "│" in line
+    ]
+    assert rows == [
+        ["pacfl", "3", "1.00", "97.5", "90.0", "3.2", "1.23 MB", "0 B", "12.3"],
+        ["fedavg", "–", "–", "–", "90.0", "3.2", "1.23 MB", "0 B", "12.3"],
+    ]

@@ -1,0 +1,142 @@
+"""Sections and parts."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from rayfl.settings import Section, choice, discover, part_name, summary
+
+
+class Animal(Section):
+    """Base."""
+
+    name: str = ""
+
+
+class Cat(Animal):
+    """A cat. It sleeps."""
+
+    name: Literal["cat"] = "cat"
+    lives: int = 9
+
+
+class Dog(Animal):
+    """A dog, which
+    barks, e.g. at cats
+    """
+
+    name: Literal["dog"] = "dog"
+    owner: str
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """Writes the modules of a package of parts, and imports it."""
+    made: list[str] = []
+
+    def write(name: str, **modules: str) -> str:
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+        for module, text in modules.items():
+            (folder / f"{module}.py").write_text(HEAD + text)
+        monkeypatch.syspath_prepend(str(tmp_path))
+        importlib.invalidate_caches()
+        made.append(name)
+        return name
+
+    yield write
+    for module in [m for m in sys.modules if m.split(".")[0] in made]:
+        del sys.modules[module]
+
+
+HEAD = "from typing import Literal\nfrom tests.test_settings import Animal, Cat\n"
+
+
+def test_parts_are_found_in_their_own_files(package):
+    name = package(
+        "zoo_found",
+        b="class Zebra(Animal):\n    name: Literal['zebra'] = 'zebra'\n",
+        a="class Ant(Animal):\n    name: Literal['ant'] = 'ant'\n\nclass Abstract(Animal):\n    pass\n",
+    )
+    assert list(discover(name, Animal)) == ["ant", "zebra"]  # not Cat, which is only imported there
+
+
+def test_two_parts_of_one_name_are_refused(package):
+    text = "class Ant(Animal):\n    name: Literal['ant'] = 'ant'\n"
+    with pytest.raises(ValueError, match="both named 'ant'"):
+        discover(package("zoo_twice", a=text, b=text), Animal)
+
+
+def test_part_name():
+    assert part_name(Cat) == "cat"
+    assert part_name(Animal) is None
+    assert part_name(Section) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "lives"), [("cat", 9), ({"name": "cat", "lives": 3}, 3), (Cat(lives=2), 2)]
+)
+def test_a_part_is_chosen_by_its_name(value, lives):
+    for parts in ({"cat": Cat, "dog": Dog}, {"cat": Cat}):
+        part: Any = TypeAdapter(choice(parts)).validate_python(value)
+        assert isinstance(part, Cat)
+        assert part.lives == lives
+
+
+@pytest.mark.parametrize(
+    "value", ["cow", {"name": "cow"}, {"lives": 3}, 3, {"name": "cat", "owner": "x"}, "dog"]
+)
+def test_what_is_no_choice(value):
+    with pytest.raises(ValidationError):
+        TypeAdapter(choice({"cat": Cat, "dog": Dog})).validate_python(value)
+
+
+def test_the_schema_offers_the_names_of_parts_that_need_no_setting():
+    schema = TypeAdapter(choice({"cat": Cat, "dog": Dog})).json_schema()
+    assert schema["anyOf"][0] == {"enum": ["cat"], "type": "string"}
+    assert len(schema["anyOf"]) == 3
+
+
+def test_sections_are_frozen_and_strict_about_keys_and_defaults():
+    with pytest.raises(ValidationError, match="frozen"):
+        Cat().lives = 3
+    with pytest.raises(ValidationError, match="Extra"):
+        Cat(tail=1)  # type: ignore[call-arg]
+    with pytest.raises(ValidationError):
+        TypeAdapter(type("Bad", (Section,), {"__annotations__": {"n": int}, "n": "x"})).validate_python({})
+
+
+def test_summary_is_the_first_sentence():
+    assert summary(Cat) == "A cat."
+    assert summary(Dog) == "A dog, which barks, e.g. at cats."
+
+
+def test_imports_run_downwards():
+    """Only rayfl/runtime imports ray, and the lower rooms know nothing of the upper ones."""
+    root = Path(__file__).parents[1] / "rayfl"
+    ranks = {
+        "errors": 0, "settings": 0, "random": 0, "data": 1, "models": 1, "evaluation": 2, "signatures": 2,
+        "training": 2, "clustering": 3, "algorithms": 4, "config": 5, "report": 5, "runtime": 6, "display": 7,
+        "cli": 7,
+    }  # fmt: skip
+    wrong = []
+    for path in root.rglob("*.py"):
+        room = path.relative_to(root).parts[0].removesuffix(".py")
+        for line in path.read_text().splitlines():
+            words = line.split()
+            if len(words) < 2 or words[0] not in ("import", "from"):
+                continue
+            target = words[1].split(".")
+            if target[0] == "ray" and room != "runtime":
+                wrong.append(f"{path.name}: {line}")
+            upwards = len(target) > 1 and ranks.get(target[1], 0) > ranks.get(room, 9)
+            if target[0] == "rayfl" and upwards:
+                wrong.append(f"{path.name}: {line}")
+    assert wrong == []
