@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -118,8 +118,11 @@ def closing_tree(pid: int) -> Iterator[list[psutil.Process]]:
 class Head:
     """A head node started with ``ray start --head --block``, with token authentication."""
 
-    def __init__(self, folder: Path, *options: str, dashboard: bool = False, **environment: str) -> None:
-        gcs, client, agent, grpc, metrics, board = free_ports(6)
+    def __init__(
+        self, folder: Path, *options: str, port: int = 0, dashboard: bool = False, **environment: str
+    ) -> None:
+        spare, client, agent, grpc, metrics, board = free_ports(6)
+        gcs = port or spare
         self.address, self.dashboard = f"127.0.0.1:{gcs}", f"http://127.0.0.1:{board}"
         hidden = ("RAY_ADDRESS", "RAY_AUTH_TOKEN_PATH")
         self.environment = {k: v for k, v in os.environ.items() if k not in hidden} | {
@@ -163,3 +166,197 @@ def short_path() -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="rayfl-"))
     yield folder
     shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def started(head: Head) -> Iterator[Head]:
+    try:
+        head.wait()
+        yield head
+    finally:
+        kill_tree(head.process)
+
+
+def demo(folder: Path, rounds: int, *more: str) -> list[str]:
+    return ["run", "digits-demo", f"rounds={rounds}", f"output.root={folder}", *QUIET, *more]
+
+
+def only_run(folder: Path) -> Path:
+    (config,) = folder.glob("*/config.yaml")
+    return config.parent
+
+
+def models_sha256(folder: Path) -> str:
+    return str(json.loads((only_run(folder) / "summary.json").read_text())["models_sha256"])
+
+
+@pytest.fixture
+def inline_sha256(tmp_path: Path) -> Callable[[int], str]:
+    """The models of the same run in one process."""
+
+    def run(rounds: int) -> str:
+        arguments = demo(tmp_path / "inline", rounds, "execution.backend=inline")
+        subprocess.run([sys.executable, str(LAUNCH), *arguments], check=True, cwd=ROOT, capture_output=True)
+        return models_sha256(tmp_path / "inline")
+
+    return run
+
+
+# -- the launcher -----------------------------------------------------------------------------------------
+
+
+def launched(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    code = f"import os, runpy; runpy.run_path({str(LAUNCH)!r}, run_name='__main__')"
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"HOME": str(home)}
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=60)
+
+
+def test_the_launcher_is_the_command_line(tmp_path: Path) -> None:
+    wrong = launched(tmp_path, "run", "digits-demo", "rond=3")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert wrong.stderr.splitlines() == ["error: rond: no such setting; did you mean 'rounds'?"]
+
+
+@pytest.mark.parametrize("cluster", [False, True])
+def test_the_launcher_takes_the_cluster_that_ray_up_made(tmp_path: Path, cluster: bool) -> None:
+    if cluster:
+        (tmp_path / "ray_bootstrap_config.yaml").touch()
+    result = launched(tmp_path, "doctor")
+    assert result.returncode == 0
+    assert ("RAY_ADDRESS=auto" in result.stdout) == cluster
+
+
+# -- jobs, nodes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_submitted_jobs_finish_fail_and_stop_as_they_should(
+    short_path: Path, tmp_path: Path, inline_sha256: Callable[[int], str]
+) -> None:
+    ray = str(BIN / "ray")
+    with started(Head(short_path, "--num-cpus=2", dashboard=True)) as head:
+
+        def submit(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
+            target = ["--address", head.dashboard, "--working-dir", ".", *options]
+            return head.run(ray, "job", "submit", *target, "--", "python", str(LAUNCH), *arguments)
+
+        unknown = head.run(
+            ray, "job", "list", "--address", head.dashboard, RAY_AUTH_TOKEN="not-the-token-" * 3
+        )
+        assert unknown.returncode != 0
+
+        wrong = submit("run", "digits-demo", "rond=3")
+        assert wrong.returncode == 1
+        assert "error: rond: no such setting; did you mean 'rounds'?" in wrong.stdout
+        assert "exit code 2" in wrong.stdout
+
+        endless = submit(*demo(tmp_path / "jobs", 5000), options=("--no-wait", "--submission-id=endless"))
+        assert endless.returncode == 0
+        rows = wait_for_rounds(tmp_path / "jobs", 3)
+        assert head.run(ray, "job", "stop", "--address", head.dashboard, "endless").returncode == 0
+        log = head.run(ray, "job", "logs", "--address", head.dashboard, "endless").stdout
+        run = only_run(tmp_path / "jobs")
+        assert "round   3/5000  loss" in log
+        assert f"go on with: rayfl resume {run}" in log
+
+    rows = (run / "rounds.csv").read_text().count("\n") - 1
+    resume = [str(BIN / "rayfl"), "resume", str(run), f"rounds={rows + 2}", "execution.backend=inline"]
+    subprocess.run(resume, check=True, capture_output=True)
+    assert models_sha256(tmp_path / "jobs") == inline_sha256(rows + 2)
+
+
+def wait_for_rounds(folder: Path, rounds: int, timeout: float = 60) -> int:
+    begun = time.monotonic()
+    while True:
+        found = [path.read_text().count("\n") - 1 for path in folder.glob("*/rounds.csv")]
+        if found and found[0] >= rounds:
+            return found[0]
+        assert time.monotonic() - begun < timeout, "the job does not get on"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_a_run_waits_for_gpu_nodes_that_the_autoscaler_starts(
+    short_path: Path, tmp_path: Path, inline_sha256: Callable[[int], str]
+) -> None:
+    """Ray's fake provider starts real nodes on this machine; a GPU is a number."""
+    (port,) = free_ports(1)
+    gpu = {"CPU": 1, "GPU": 1, "object_store_memory": 200_000_000}
+    defaults = Path(pytest.importorskip("ray").__file__).parent / "autoscaler" / "local" / "defaults.yaml"
+    config = {
+        **yaml.safe_load(defaults.read_text()),
+        "cluster_name": "fake",
+        "max_workers": 2,
+        "provider": {
+            "type": "fake_multinode",
+            "gcs_address": f"127.0.0.1:{port}",
+            "disable_node_updaters": True,
+        },
+        "head_node_type": "ray.head.default",
+        "available_node_types": {
+            "ray.head.default": {"resources": {"CPU": 1, "GPU": 0}, "node_config": {}, "max_workers": 0},
+            "gpu": {"resources": gpu, "node_config": {}, "min_workers": 0, "max_workers": 2},
+        },
+    }
+    bootstrap = short_path / "ray_bootstrap_config.yaml"
+    bootstrap.write_text(json.dumps(config))
+    options = ("--num-cpus=1", "--num-gpus=0", f"--autoscaling-config={bootstrap}")
+    environment = {"HOME": str(short_path), "RAY_FAKE_CLUSTER": "1", "AUTOSCALER_UPDATE_INTERVAL_S": "1"}
+    with started(Head(short_path, *options, port=port, **environment)) as head:
+        arguments = demo(tmp_path / "runs", 3, "execution.actors=2", "execution.gpus_per_actor=0.5")
+        result = head.run(sys.executable, str(LAUNCH), *arguments, RAY_ADDRESS=head.address)
+    assert result.returncode == 0, result.stderr
+    assert "waiting for nodes: there is room for 0 of 2 actors" in result.stdout
+    assert "on 2 client actors (2 CPUs, 1 GPUs)" in result.stdout
+    assert models_sha256(tmp_path / "runs") == inline_sha256(3)
+
+
+TWO_NODES = """
+import sys
+from ray.cluster_utils import Cluster
+import ray, rayfl
+
+node = {"num_cpus": 2, "num_gpus": 1, "object_store_memory": 200_000_000}
+cluster = Cluster(initialize_head=True, head_node_args=node)
+try:
+    cluster.add_node(**node)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+    busy = []
+    watch = lambda event: busy.append(event.data["busy"]) if event.kind == "round" else None
+    rayfl.run("digits-demo", sys.argv[1:], watch)
+    print("workers", len(busy[-1]), "nodes", sum(node["Alive"] for node in ray.nodes()))
+finally:
+    ray.shutdown()
+    cluster.shutdown()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_two_nodes_and_fractions_of_gpus_give_the_same_bits_as_one_process(
+    tmp_path: Path, inline_sha256: Callable[[int], str]
+) -> None:
+    """Four actors of one CPU and a quarter of a GPU do not fit on one of these nodes: they are on both."""
+    arguments = ["rounds=3", f"output.root={tmp_path / 'runs'}", *QUIET]
+    arguments += ["execution.gpus_per_actor=0.25", "execution.actors=4"]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-token-for-this-test-only-0123456789"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", TWO_NODES, *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        output, _ = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            kill_tree(process)
+    assert process.returncode == 0, output
+    assert "workers 4 nodes 2" in output
+    assert models_sha256(tmp_path / "runs") == inline_sha256(3)
