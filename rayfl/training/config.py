@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.settings import Section
 
@@ -24,6 +24,12 @@ class Training(Section):
     )
     decay: float = Field(0.99, gt=0, description="exponential: eta * decay^t; inverse: eta / (1 + decay * t)")
     engine: Literal["loop"] = Field("loop", description="how a block of clients is trained")
+
+    @model_validator(mode="after")
+    def _rates_fall(self) -> Training:
+        if self.schedule == "exponential" and self.decay > 1:
+            raise ValueError(f"decay {self.decay:g} would make the exponential schedule grow; at most 1")
+        return self
 
     def cohort(self, clients: int) -> int:
         """Number of clients sampled a round: ``max(1, round(rho N))`` (McMahan et al. 2017, Alg. 1)."""

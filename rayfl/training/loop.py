@@ -17,7 +17,7 @@ from torch.nn import functional
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training.batches import Batches
-from rayfl.training.work import LocalWork, TrainedBlock
+from rayfl.training.work import LocalWork, TrainedBlock, check_finite
 
 
 class LoopEngine:
@@ -82,8 +82,7 @@ class LoopEngine:
                 total += loss.detach() * len(batch)
                 steps += 1
         mean = float(total) / max(1, order.size)
-        if not np.isfinite(mean):
-            raise FloatingPointError(f"the training loss is {mean}; a smaller training.lr may help")
+        check_finite(mean, all(bool(torch.isfinite(t).all()) for t in (*parameters, *module.buffers())))
         self.spec.store(module, vector)
         return mean, steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,3 +76,19 @@ def complement(segments: Segments, size: int) -> Segments:
     """The ranges of ``range(size)`` that ``segments`` leave out."""
     edges = [0, *(edge for segment in segments for edge in segment), size]
     return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
+
+
+def check_finite(loss: float, model: bool) -> None:
+    """Refuse what diverged, before it spoils everybody's average.
+
+    Args:
+        loss: a client's mean training loss.
+        model: whether all numbers of its trained model are finite.
+
+    Raises:
+        FloatingPointError: if one of them is not.
+    """
+    if not math.isfinite(loss):
+        raise FloatingPointError(f"the training loss is {loss}; a smaller training.lr may help")
+    if not model:
+        raise FloatingPointError("the trained model is not finite; a smaller training.lr may help")

@@ -1,0 +1,460 @@
+"""Layers whose leading dimension is the client, with hand-written backward passes that apply the update.
+
+Shapes: C clients, B samples of each in a step, then the layer's own. A step may hold fewer than B samples of
+a client: the rest of its rows is padding, whose gradients are zero (the loss sees to it, and BatchNorm,
+the only layer whose samples see each other, leaves padding out).
+
+Each layer keeps what its backward pass needs between :meth:`Layer.forward` and :meth:`Layer.backward`;
+``backward`` returns the gradient with respect to the input *before* it changes its parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.nn import functional
+from typing_extensions import override
+
+from rayfl.training.batched.parameters import Parameter
+
+_aten = torch.ops.aten
+
+
+@dataclass
+class Step:
+    """What a layer may know of the current step.
+
+    Attributes:
+        counts: samples of each client in this step ``(C,)`` int64, or None if all B rows are samples.
+        generators: one a client, for layers that draw random numbers.
+        lengths: the same counts as Python numbers (None likewise).
+    """
+
+    counts: torch.Tensor | None
+    generators: Sequence[torch.Generator]
+    lengths: Sequence[int] | None
+
+
+class Layer:
+    """Base of the batched layers; the defaults are those of a layer without parameters."""
+
+    trainable: bool = False
+    """Whether it, or a layer in it, has parameters."""
+
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        """Take the layer's parameters and buffers, by their names in the module."""
+
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """Output ``(C, B, ...)`` of input ``(C, B, ...)``."""
+        raise NotImplementedError
+
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        """Update the parameters; the gradient with respect to the input if ``need_input``."""
+        raise NotImplementedError
+
+
+class Linear(Layer):
+    """``y = x W^T + b``; ``W -= eta dy^T x`` in one product."""
+
+    trainable = True
+
+    def __init__(self, module: nn.Linear) -> None:
+        self.has_bias = module.bias is not None
+
+    @override
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        self.weight, self.bias = parameters["weight"], parameters.get("bias")
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._x = x
+        weight = self.weight.value.transpose(1, 2)
+        if self.bias is None:
+            return torch.bmm(x, weight)
+        return torch.baddbmm(self.bias.value.unsqueeze(1), x, weight)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        dx = torch.bmm(dy, self.weight.value) if need_input else None
+        self.weight.descend_product(dy.transpose(1, 2), self._x)
+        if self.bias is not None:
+            self.bias.descend(dy.sum(1))
+        return dx
+
+
+class Conv2d(Layer):
+    """Convolution, one call a client on a CPU (where grouping is slower) and one grouped call on a GPU."""
+
+    trainable = True
+
+    def __init__(self, module: nn.Conv2d) -> None:
+        self.stride, self.padding, self.dilation = module.stride, module.padding, module.dilation
+        self.groups = module.groups
+
+    @override
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        self.weight, self.bias = parameters["weight"], parameters.get("bias")
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._x = x
+        weight = self.weight.value
+        bias = None if self.bias is None else self.bias.value
+        if x.is_cuda:
+            return self._grouped_forward(x, weight, bias)
+        each = [
+            functional.conv2d(
+                x[c],
+                weight[c],
+                None if bias is None else bias[c],
+                self.stride,
+                self.padding,
+                self.dilation,
+                self.groups,
+            )
+            for c in range(len(x))
+        ]
+        return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        x, weight = self._x, self.weight.value
+        if x.is_cuda:
+            dx, dw, db = self._grouped_backward(dy, need_input)
+        else:
+            parts = [
+                self._convolution_backward(dy[c], x[c], weight[c], self.groups, need_input)
+                for c in range(len(x))
+            ]
+            dw = torch.stack([p[1] for p in parts])
+            db = None
+            dx = torch.stack([p[0] for p in parts]) if need_input else None
+            if self.bias is not None:
+                db = torch.stack([p[2] for p in parts])
+        self.weight.descend(dw)
+        if self.bias is not None:
+            self.bias.descend(db)
+        return dx
+
+    def _convolution_backward(
+        self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, need_input: bool
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        wanted = [need_input, True, self.bias is not None]
+        return _aten.convolution_backward(  # type: ignore[no-any-return]
+            dy,
+            x,
+            weight,
+            [weight.shape[0]],
+            self.stride,
+            self.padding,
+            self.dilation,
+            False,
+            [0, 0],
+            groups,
+            wanted,
+        )
+
+    def _grouped_forward(
+        self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """One convolution with C times as many groups: channels of the clients side by side."""
+        clients, batch = x.shape[:2]
+        y = functional.conv2d(
+            x.transpose(0, 1).flatten(1, 2),
+            weight.flatten(0, 1),
+            None if bias is None else bias.flatten(),
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.groups * clients,
+        )
+        return y.view(batch, clients, -1, *y.shape[2:]).transpose(0, 1)
+
+    def _grouped_backward(
+        self, dy: torch.Tensor, need_input: bool
+    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+        x, weight = self._x, self.weight.value
+        clients, batch = x.shape[:2]
+        dx, dw, db = self._convolution_backward(
+            dy.transpose(0, 1).flatten(1, 2),
+            x.transpose(0, 1).flatten(1, 2),
+            weight.flatten(0, 1),
+            self.groups * clients,
+            need_input,
+        )
+        back = dx.view(batch, clients, *x.shape[2:]).transpose(0, 1) if need_input else None
+        return back, dw.view_as(weight), None if self.bias is None else db.view(clients, -1)
+
+
+class ReLU(Layer):
+    """``max(x, 0)``, in place: nothing below needs its input."""
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._y = x.clamp_min_(0)
+        return self._y
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        return _aten.threshold_backward(dy, self._y, 0) if need_input else None
+
+
+class MaxPool2d(Layer):
+    """Maximum over windows; the positions found in the forward pass are used again in the backward pass."""
+
+    def __init__(self, module: nn.MaxPool2d) -> None:
+        self.kernel, self.stride = _pair(module.kernel_size), _pair(module.stride)
+        self.padding, self.dilation = _pair(module.padding), _pair(module.dilation)
+        self.ceil = bool(module.ceil_mode)
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._x = x.flatten(0, 1)
+        y, self._where = _aten.max_pool2d_with_indices(
+            self._x, self.kernel, self.stride, self.padding, self.dilation, self.ceil
+        )
+        return y.view(*x.shape[:2], *y.shape[1:])  # type: ignore[no-any-return]
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        if not need_input:
+            return None
+        dx = _aten.max_pool2d_with_indices_backward(
+            dy.flatten(0, 1),
+            self._x,
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.dilation,
+            self.ceil,
+            self._where,
+        )
+        return dx.view(*dy.shape[:2], *dx.shape[1:])  # type: ignore[no-any-return]
+
+
+class Flatten(Layer):
+    """All but clients and samples become one dimension."""
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._shape = x.shape
+        return x.flatten(2)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        return dy.reshape(self._shape) if need_input else None
+
+
+class Dropout(Layer):
+    """Each client draws from its own generator what the plain loop would draw for it."""
+
+    def __init__(self, module: nn.Dropout) -> None:
+        self.p = module.p
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        if self.p == 0:
+            self._scale = None
+            return x
+        scale = torch.zeros_like(x)
+        for c, generator in enumerate(step.generators[: len(x)]):
+            rows = x.shape[1] if step.lengths is None else step.lengths[c]
+            scale[c, :rows].bernoulli_(1 - self.p, generator=generator)
+        self._scale = scale.div_(1 - self.p) if self.p < 1 else scale
+        return x * self._scale
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        if not need_input:
+            return None
+        return dy if self._scale is None else dy * self._scale
+
+
+class GroupNorm(Layer):
+    """Normalisation within each sample, so clients are only more samples; the affine map is the client's."""
+
+    def __init__(self, module: nn.GroupNorm) -> None:
+        self.groups, self.eps = module.num_groups, module.eps
+        self.trainable = module.affine
+
+    @override
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        self.weight, self.bias = parameters.get("weight"), parameters.get("bias")
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        grouped = x.reshape(*x.shape[:2], self.groups, -1)
+        var, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
+        self._inverse = torch.rsqrt(var + self.eps)
+        self._hat = ((grouped - mean) * self._inverse).view(x.shape)
+        if self.weight is None or self.bias is None:
+            return self._hat.clone()  # what comes next may work in place
+        return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        dx = None
+        if need_input:
+            dhat = dy if self.weight is None else dy * _channels(self.weight.value, dy)
+            shape = (*dy.shape[:2], self.groups, -1)
+            dhat, hat = dhat.reshape(shape), self._hat.reshape(shape)
+            mean = dhat.mean(-1, keepdim=True)
+            slope = (dhat * hat).mean(-1, keepdim=True)
+            dx = ((dhat - mean - hat * slope) * self._inverse).view(dy.shape)
+        if self.weight is not None and self.bias is not None:
+            _descend_affine(self.weight, self.bias, dy, self._hat)
+        return dx
+
+
+class BatchNorm(Layer):
+    """BatchNorm of 1d or 2d inputs in its federated meaning: statistics within each client's own batch.
+
+    The running mean and variance are the client's, move with the module's momentum (unbiased variance), and
+    are part of its model: aggregated and evaluated like weights.
+    """
+
+    def __init__(self, module: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        self.eps, self.momentum = module.eps, float(module.momentum or 0.0)
+        self.trainable = module.affine
+
+    @override
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        self.weight, self.bias = parameters.get("weight"), parameters.get("bias")
+        self._mean, self._var = buffers["running_mean"], buffers["running_var"]
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        clients, batch = x.shape[:2]
+        self._over = (1, *range(3, x.dim()))
+        spatial = x[0, 0, 0].numel()
+        self._mask = None
+        if step.counts is None:
+            count = torch.full((), float(batch * spatial), device=x.device)
+        else:
+            rows = torch.arange(batch, device=x.device)[None, :] < step.counts[:, None]
+            self._mask = rows.view(clients, batch, *[1] * (x.dim() - 2)).to(x.dtype)
+            count = (step.counts * spatial).to(x.dtype)[:, None]
+        mean = self._sum(x if self._mask is None else x * self._mask) / count
+        centred = x - _channels(mean, x)
+        if self._mask is not None:
+            centred = centred * self._mask
+        var = self._sum(centred * centred) / count
+        self._count = count
+        self._inverse = torch.rsqrt(var + self.eps)
+        self._hat = centred * _channels(self._inverse, x)
+        self._mean[:clients].lerp_(mean, self.momentum)
+        self._var[:clients].lerp_(var * (count / (count - 1)), self.momentum)
+        if self.weight is None or self.bias is None:
+            return self._hat.clone()  # what comes next may work in place
+        return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        dx = None
+        if need_input:
+            scale = self._inverse if self.weight is None else self._inverse * self.weight.value
+            mean = self._sum(dy) / self._count
+            slope = self._sum(dy * self._hat) / self._count
+            dx = (dy - _channels(mean, dy) - self._hat * _channels(slope, dy)) * _channels(scale, dy)
+            if self._mask is not None:
+                dx = dx * self._mask
+        if self.weight is not None and self.bias is not None:
+            _descend_affine(self.weight, self.bias, dy, self._hat)
+        return dx
+
+    def _sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Sum over samples and pixels: ``(C, channels)``."""
+        return x.sum(self._over)
+
+
+class AvgPool2d(Layer):
+    """Mean over windows."""
+
+    def __init__(self, module: nn.AvgPool2d) -> None:
+        self.kernel, self.stride, self.padding = (
+            _pair(module.kernel_size),
+            _pair(module.stride),
+            _pair(module.padding),
+        )
+        self.ceil, self.include_pad = module.ceil_mode, module.count_include_pad
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._x = x.flatten(0, 1)
+        y = _aten.avg_pool2d(self._x, self.kernel, self.stride, self.padding, self.ceil, self.include_pad)
+        return y.view(*x.shape[:2], *y.shape[1:])  # type: ignore[no-any-return]
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        if not need_input:
+            return None
+        dx = _aten.avg_pool2d_backward(
+            dy.flatten(0, 1),
+            self._x,
+            self.kernel,
+            self.stride,
+            self.padding,
+            self.ceil,
+            self.include_pad,
+            None,
+        )
+        return dx.view(*dy.shape[:2], *dx.shape[1:])  # type: ignore[no-any-return]
+
+
+class Chain(Layer):
+    """Layers one after another."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        self.trainable = any(layer.trainable for layer in layers)
+        self._trainable_below = [any(layer.trainable for layer in layers[:k]) for k in range(len(layers))]
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer.forward(x, step)
+        return x
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        gradient: torch.Tensor | None = dy
+        for layer, below in zip(reversed(self.layers), reversed(self._trainable_below), strict=True):
+            if gradient is None:  # nothing below has parameters, and nobody asks
+                return None
+            gradient = layer.backward(gradient, need_input or below)
+        return gradient
+
+
+class Residual(Layer):
+    """``x + f(x)``."""
+
+    def __init__(self, inner: Layer) -> None:
+        self.inner = inner
+        self.trainable = inner.trainable
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return x + self.inner.forward(x, step)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        inner = self.inner.backward(dy, need_input)
+        return None if inner is None else dy + inner
+
+
+def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """``(C, channels)`` shaped to act on ``(C, B, channels, ...)``."""
+    return values.view(values.shape[0], 1, -1, *[1] * (like.dim() - 3))
+
+
+def _descend_affine(weight: Parameter, bias: Parameter, dy: torch.Tensor, hat: torch.Tensor) -> None:
+    over = (1, *range(3, dy.dim()))
+    weight.descend((dy * hat).sum(over))
+    bias.descend(dy.sum(over))
+
+
+def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

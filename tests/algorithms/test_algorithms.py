@@ -1,0 +1,388 @@
+"""The methods as pure functions: who trains, from what, and what A is."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given
+from hypothesis import strategies as st
+
+import rayfl.algorithms
+from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy, OneShotClustered, ServerState, Setup
+from rayfl.algorithms.base import sample_cohort
+from rayfl.clustering.config import Clustering
+from rayfl.config import load
+from rayfl.errors import ConfigError
+from rayfl.models import MODELS, ModelSpec
+from rayfl.runtime.checkpoint import Checkpoint
+from rayfl.settings import part_name, summary
+from rayfl.training import LocalWork, Training
+
+SPEC = ModelSpec.of(MODELS["mlp"](hidden=(3, 2)), (5,), 4, 0)  # fc1 5*3+3, fc2 3*2+2, fc3 2*4+4
+SIZES = [10, 20, 30, 40, 50, 60]
+
+
+def setup(name: str = "fedavg", sizes: Sequence[int] = SIZES, **sections: Any) -> Setup:
+    """The public facts of a run of ``len(sizes)`` clients, with the method's defaults."""
+    config = load({"algorithm": name, **sections})
+    return Setup(
+        clients=len(sizes),
+        sizes=np.array(sizes, np.int64),
+        spec=SPEC,
+        rounds=8,
+        seed=config.seed,
+        training=config.training,
+        hierarchy=config.hierarchy,
+        clustering=config.clustering,
+    )
+
+
+def algorithm(name: str, **settings: Any) -> Algorithm:
+    return ALGORITHMS[name](**settings)
+
+
+def clustered(labels: Sequence[int], round: int = 0) -> ServerState:
+    found = np.array(labels, np.int64)
+    return ServerState(round, int(found.max()) + 1, found, clustered=True)
+
+
+# --- discovery -----------------------------------------------------------------------------------------
+
+
+def test_every_file_of_the_folder_is_a_method_of_that_name():
+    files = {info.name for info in pkgutil.iter_modules(rayfl.algorithms.__path__)} - {"base"}
+    assert set(ALGORITHMS) == files
+    for name, kind in ALGORITHMS.items():
+        assert kind.__module__ == f"rayfl.algorithms.{name}"
+        assert part_name(kind) == name == kind().name
+
+
+def test_abstract_bases_are_no_choice():
+    assert part_name(Algorithm) is None
+    assert part_name(OneShotClustered) is None
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_method_says_what_it_is(name):
+    assert len(summary(ALGORITHMS[name])) > 30
+    module = importlib.import_module(f"rayfl.algorithms.{name}")
+    assert module.__doc__
+    assert len(module.__doc__.splitlines()[0]) > 20
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_defaults_are_valid_settings_of_other_sections(name):
+    for section, values in ALGORITHMS[name].defaults.items():
+        shown = load({"algorithm": name}).to_dict()[section]
+        for key, value in values.items():
+            found = {k: shown[key][k] for k in value} if isinstance(value, dict) else shown[key]
+            assert found == value
+
+
+# --- cohorts and plans ---------------------------------------------------------------------------------
+
+
+@given(clients=st.integers(1, 300), rho=st.floats(0.01, 1), t=st.integers(0, 50), seed=st.integers(0, 9))
+def test_cohorts(clients, rho, t, seed):
+    """max(1, round(rho N)) different clients in rising order, a function of (seed, round)."""
+    s = dataclasses.replace(setup(sizes=[1] * clients), training=Training(participation=rho), seed=seed)
+    cohort = sample_cohort(s, t)
+    assert len(cohort) == max(1, round(rho * clients))
+    assert (np.diff(cohort) > 0).all()
+    assert 0 <= cohort.min() <= cohort.max() < clients
+    assert (sample_cohort(s, t) == cohort).all()
+
+
+def test_cohorts_differ_between_rounds_and_seeds():
+    s = setup(sizes=[1] * 100, training={"participation": 0.1})
+    drawn = [sample_cohort(s, r).tolist() for r in range(5)]
+    drawn += [sample_cohort(dataclasses.replace(s, seed=1), 0).tolist()]
+    assert len({tuple(d) for d in drawn}) == 6
+
+
+def test_everybody_is_sampled_equally_often():
+    s = setup(sizes=[1] * 20, training={"participation": 0.25})
+    counts = np.bincount(np.concatenate([sample_cohort(s, r) for r in range(2000)]), minlength=20)
+    assert ((counts - 500) ** 2 / 500 / 0.75).sum() < 43.8  # chi-square, 19 degrees of freedom, 0.1 %
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@given(
+    labels=st.lists(st.integers(0, 3), min_size=1, max_size=30),
+    rho=st.floats(0.05, 1),
+    t=st.integers(0, 9),
+)
+def test_plans_are_sorted_by_group_and_client(name, labels, rho, t):
+    s = setup(name, sizes=[1 + i for i in range(len(labels))], training={"participation": rho})
+    state = clustered(labels, t)
+    if name in ("fedavg", "solo"):
+        state = dataclasses.replace(algorithm(name).begin(s), round=t)
+    plan = algorithm(name).plan(s, state)
+    pairs = list(zip(plan.group.tolist(), plan.cohort.tolist(), strict=True))
+    assert pairs == sorted(set(pairs))
+    assert (plan.group == state.assignment[plan.cohort]).all()
+    assert (plan.start == plan.group).all()
+    assert sorted(plan.cohort.tolist()) == (
+        list(range(len(labels))) if name == "solo" else sample_cohort(s, t).tolist()
+    )
+
+
+# --- FedAvg ----------------------------------------------------------------------------------------------
+
+
+def test_fedavg_by_hand():
+    s, method = setup(training={"participation": 0.5, "lr": 0.1, "momentum": 0.5}), algorithm("fedavg")
+    assert method.initial(s) == (0,)
+    state = method.begin(s)
+    assert (state.round, state.models, state.clustered) == (0, 1, False)
+    assert state.assignment.tolist() == [0] * 6
+    assert method.clustering(s, state) is None
+    plan = method.plan(s, state)
+    assert len(plan.cohort) == 3
+    mixing = method.mix(s, state, plan)
+    assert mixing.weights.toarray().tolist() == [[float(SIZES[c]) for c in plan.cohort]]
+    assert mixing.common == ()
+    assert method.work(s, state) == LocalWork(epochs=5, batch_size=10, lr=0.1, momentum=0.5)
+    after = method.end(s, state, plan)
+    assert (after.round, after.models) == (1, 1)
+    assert state.round == 0
+
+
+def test_fedavg_ignores_the_hierarchy():
+    s = setup(hierarchy={"common_layers": "all"})
+    method = algorithm("fedavg")
+    state = method.begin(s)
+    assert method.mix(s, state, method.plan(s, state)).common == ()
+
+
+def test_the_learning_rate_follows_the_round():
+    s = setup(training={"lr": 0.8, "schedule": "exponential", "decay": 0.5, "weight_decay": 0.1})
+    state = algorithm("fedavg").begin(s)
+    works = [algorithm("fedavg").work(s, dataclasses.replace(state, round=t)) for t in (0, 1, 3)]
+    assert [w.lr for w in works] == pytest.approx([0.8, 0.4, 0.1])
+    assert works[0].weight_decay == 0.1
+    assert works[0].personal == ()
+
+
+# --- SOLO ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_solo_by_hand(sampled):
+    s, method = setup("solo", training={"participation": 0.5}), algorithm("solo", sampled=sampled)
+    state = method.begin(s)
+    plan = method.plan(s, state)
+    assert plan.cohort.tolist() == (sample_cohort(s, 0).tolist() if sampled else [0, 1, 2, 3, 4, 5])
+    assert method.work(s, state).personal == ((0, SPEC.P),)  # nothing is sent
+    mixing = method.mix(s, state, plan)
+    assert mixing.weights.shape == (1, len(plan.cohort))
+    assert mixing.weights.nnz == 0
+    assert mixing.common == ()
+    assert method.clustering(s, state) is None
+
+
+# --- one-shot clustering ---------------------------------------------------------------------------------
+
+CLUSTERED = ["pacfl", "mt_hfl", "random_clustering"]
+
+
+@pytest.mark.parametrize("name", CLUSTERED)
+def test_clustering_happens_once_before_the_first_round(name):
+    s, method = setup(name), algorithm(name)
+    state = method.begin(s)
+    asked = method.clustering(s, state)
+    assert asked == s.clustering
+    state = method.regroup(s, state, np.array([0, 0, 1, 1, 2, 0])).state
+    for _ in range(8):
+        assert method.clustering(s, state) is None
+        state = method.end(s, state, method.plan(s, state))
+
+
+def test_clustering_again_every_tau_rounds():
+    s, method = setup("mt_hfl", clustering={"every": 3}), algorithm("mt_hfl")
+    state, when = method.begin(s), []
+    for t in range(8):
+        if method.clustering(s, state) is not None:
+            when.append(t)
+            state = method.regroup(s, state, np.zeros(6, np.int64)).state
+        state = method.end(s, state, method.plan(s, state))
+    assert when == [0, 3, 6]
+
+
+@pytest.mark.parametrize("name", ["pacfl", "mt_hfl"])
+def test_rows_of_a_by_hand(name):
+    """Clusters {0, 3, 5}, {1}, {2, 4}: each row weighs its own members by n_i."""
+    s, method = setup(name), algorithm(name)
+    state = method.regroup(s, method.begin(s), np.array([0, 1, 2, 0, 2, 0])).state
+    assert (state.models, state.clustered) == (3, True)
+    plan = method.plan(s, state)
+    assert plan.cohort.tolist() == [0, 3, 5, 1, 2, 4]
+    assert plan.group.tolist() == [0, 0, 0, 1, 2, 2]
+    assert method.mix(s, state, plan).weights.toarray().tolist() == [
+        [10, 40, 60, 0, 0, 0],
+        [0, 0, 0, 20, 0, 0],
+        [0, 0, 0, 0, 30, 50],
+    ]
+
+
+def test_a_cluster_without_sampled_members_has_an_empty_row():
+    s, method = setup("pacfl", training={"participation": 0.01}), algorithm("pacfl")
+    state = clustered([0, 1, 2, 0, 2, 0])
+    weights = method.mix(s, state, method.plan(s, state)).weights
+    assert weights.shape == (3, 1)
+    assert weights.nnz == 1
+
+
+FC1, FC2, FC3 = (0, 18), (18, 26), (26, 38)
+
+
+@pytest.mark.parametrize(
+    ("layers", "segments"),
+    [
+        ("none", ()),
+        (0, ()),
+        ("all", ((0, 38),)),
+        (1, (FC1,)),
+        (2, ((0, 26),)),
+        (3, ((0, 38),)),
+        ("fc2", (FC2,)),
+        (["fc3", "fc1"], (FC1, FC3)),
+        ([], ()),
+    ],
+)
+def test_common_layers(layers, segments):
+    assert Hierarchy(common_layers=layers).common(SPEC) == segments
+
+
+@pytest.mark.parametrize("layers", [4, ["fc1", "fc9"], "fc0"])
+def test_layers_that_the_model_lacks(layers):
+    with pytest.raises(ConfigError, match="fc"):
+        Hierarchy(common_layers=layers).common(SPEC)
+
+
+@pytest.mark.parametrize(("kappa", "rounds"), [(1, [0, 1, 2, 3, 4, 5, 6, 7]), (3, [2, 5]), (8, [7]), (9, [])])
+@pytest.mark.parametrize("name", ["mt_hfl", "random_clustering"])
+def test_the_global_server_acts_every_kappa_rounds(name, kappa, rounds):
+    """After kappa local rounds, not before the first (Ali and Arafa, Algorithm 1)."""
+    s, method = setup(name, hierarchy={"global_every": kappa}), algorithm(name)
+    acts = []
+    for t in range(8):
+        state = clustered([0, 0, 1, 1, 2, 2], round=t)
+        common = method.mix(s, state, method.plan(s, state)).common
+        assert common in ((), (FC1,))
+        acts += [t] if common else []
+    assert acts == rounds
+
+
+def test_pacfl_has_no_common_layers_unless_asked():
+    for sections, common in (({}, ()), ({"hierarchy": {"common_layers": "all"}}, ((0, 38),))):
+        s, state = setup("pacfl", **sections), clustered([0, 1, 1, 1, 0, 0])
+        method = algorithm("pacfl")
+        assert method.mix(s, state, method.plan(s, state)).common == common
+
+
+def test_parents_of_new_clusters_by_hand():
+    """A new cluster starts from the model that most of its members used; ties go to the smaller id."""
+    s, method = setup("mt_hfl"), algorithm("mt_hfl")
+    old = clustered([0, 0, 1, 1, 2, 2], round=3)
+    new = method.regroup(s, old, np.array([0, 1, 1, 1, 1, 2]))
+    assert new.parents.tolist() == [0, 1, 2]
+    assert (new.state.round, new.state.models) == (3, 3)
+    assert method.regroup(s, old, np.array([0, 0, 0, 0, 0, 0])).parents.tolist() == [0]  # a tie of three
+    assert method.regroup(s, old, np.array([1, 1, 0, 0, 1, 0])).parents.tolist() == [1, 0]
+    fresh = method.regroup(s, method.begin(s), np.array([0, 1, 2, 3, 4, 5]))
+    assert fresh.parents.tolist() == [0] * 6  # everybody from w_0
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=40).map(np.array), st.integers(0, 5))
+def test_random_clustering_keeps_the_sizes_and_mixes_the_members(labels, seed):
+    labels = np.unique(labels, return_inverse=True)[1]
+    s = dataclasses.replace(setup("random_clustering", sizes=[1] * len(labels)), seed=seed)
+    method = algorithm("random_clustering")
+    state = method.regroup(s, method.begin(s), labels).state
+    assert sorted(np.bincount(state.assignment)) == sorted(np.bincount(labels))
+    again = method.regroup(s, method.begin(s), labels).state
+    assert (again.assignment == state.assignment).all()
+
+
+def test_random_clustering_does_mix():
+    labels = np.repeat(np.arange(4), 25)
+    s = setup("random_clustering", sizes=[1] * 100)
+    method = algorithm("random_clustering")
+    assignment = method.regroup(s, method.begin(s), labels).state.assignment
+    together = (assignment[:, None] == assignment) & (labels[:, None] == labels)
+    assert together[:25, :25].mean() < 0.4  # a quarter by chance
+    other = dataclasses.replace(s, seed=1)
+    assert (method.regroup(other, method.begin(other), labels).state.assignment != assignment).any()
+    assert algorithm("random_clustering").defaults == algorithm("mt_hfl").defaults
+
+
+# --- states ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_functions_are_pure(name):
+    """Twice the same answer, and the state and the setup are as before."""
+    s, method = setup(name, training={"participation": 0.5}), algorithm(name)
+    state = clustered([0, 0, 1, 1, 2, 2], 2) if name in CLUSTERED else method.begin(s)
+    before = (state.round, state.models, state.assignment.tolist(), s.sizes.tolist())
+    first, second = method.plan(s, state), method.plan(s, state)
+    assert (first.cohort == second.cohort).all()
+    mixes = [method.mix(s, state, first) for _ in range(2)]
+    assert (mixes[0].weights != mixes[1].weights).nnz == 0
+    assert isinstance(mixes[0].weights, sp.csr_array)
+    after = method.end(s, state, first)
+    assert after is not state
+    assert (state.round, state.models, state.assignment.tolist(), s.sizes.tolist()) == before
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        state.round = 9
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_a_state_written_down_is_the_state(name, tmp_path):
+    s, method = setup(name), algorithm(name)
+    state = method.begin(s)
+    if method.clustering(s, state) is not None:
+        state = method.regroup(s, state, np.array([0, 1, 2, 0, 2, 0])).state
+    state = method.end(s, state, method.plan(s, state))
+    saved = Checkpoint(
+        state,
+        np.zeros((state.models, 3), np.float32),
+        np.zeros(0, np.int64),
+        np.zeros((0, 0), np.float32),
+        {},
+        {},
+    )
+    again = Checkpoint.load(saved.save(tmp_path, keep=1)).state
+    assert (again.round, again.models, again.clustered) == (state.round, state.models, state.clustered)
+    assert again.assignment.tolist() == state.assignment.tolist()
+    assert again.assignment.dtype == state.assignment.dtype
+    assert dict(again.extra) == dict(state.extra)
+
+
+def test_a_method_that_asks_for_clusters_must_use_them():
+    s = setup()
+    with pytest.raises(NotImplementedError, match="FedAvg asked for a clustering"):
+        algorithm("fedavg").regroup(s, algorithm("fedavg").begin(s), np.zeros(6, np.int64))
+
+
+def test_methods_need_no_ray():
+    """Plain functions on arrays: importing all of them does not import ray."""
+    import subprocess
+    import sys
+
+    code = "import sys, rayfl.algorithms, rayfl.config; sys.exit('ray' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_clustering_settings_reach_the_method():
+    assert setup("pacfl").clustering == Clustering(
+        signature={"name": "subspace", "p": 3}, proximity="principal_angle", linkage="average"
+    )
