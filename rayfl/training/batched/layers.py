@@ -130,12 +130,10 @@ class Conv2d(Layer):
                 for c in range(len(x))
             ]
             dw = torch.stack([p[1] for p in parts])
-            db = None
+            db = torch.stack([p[2] for p in parts]) if self.bias is not None else None
             dx = torch.stack([p[0] for p in parts]) if need_input else None
-            if self.bias is not None:
-                db = torch.stack([p[2] for p in parts])
         self.weight.descend(dw)
-        if self.bias is not None:
+        if self.bias is not None and db is not None:
             self.bias.descend(db)
         return dx
 

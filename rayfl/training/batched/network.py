@@ -63,9 +63,7 @@ class BatchedNetwork:
             name: ({}, {}) for name in self._leaves
         }
         for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True):
-            value = rows[:, place].reshape(len(rows), *shape).contiguous()
-            if value.data_ptr() == rows.data_ptr():  # a model of one tensor
-                value = value.clone()
+            value = rows[:, place].view(len(rows), *shape).clone(memory_format=torch.contiguous_format)
             self._values[name] = value
             layer, _, own = name.rpartition(".")
             if name in self._parameter_names:
