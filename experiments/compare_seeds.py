@@ -8,7 +8,8 @@
 Every algorithm of a seed has the same partition. All runs share one connection to Ray
 (``execution.backend=inline`` needs none). ``--out`` gets ``runs.csv`` (a row a run), ``table.csv`` and
 ``table.md`` (a row an algorithm: mean and standard deviation over the seeds), and the run directories.
-A run that is already there, finished, with the same config, is not run again.
+A run that is already there, finished, with the same config, is not run again: after a change of the code
+take another folder.
 """
 
 from __future__ import annotations
@@ -60,8 +61,9 @@ def seeds_of(text: str) -> list[int]:
 
 def run_all(configs: Sequence[Config]) -> Iterator[dict[str, Any]]:
     """Run what is not yet there; a row of ``runs.csv`` each."""
-    for i, config in enumerate(configs, 1):
+    for config in configs:
         session.check(config)
+    for i, config in enumerate(configs, 1):
         result = _finished(config) or session.run(config)
         row = {"algorithm": config.algorithm.name, "seed": config.seed, **result.summary}
         accuracy = f"accuracy {row['accuracy_mean']:.1f} %, worst tenth {row['accuracy_worst10']:.1f} %"
@@ -74,7 +76,7 @@ def _finished(config: Config) -> session.Result | None:
     for path in sorted(config.output.root.glob(f"{config.name}-{config.algorithm.name}-*/summary.json")):
         result = session.Result(path.parent.resolve())
         settings, wanted = result.config.to_dict(), config.to_dict()
-        if all(settings[key] == wanted[key] for key in wanted if key not in ("execution", "output")):
+        if all(settings[key] == wanted[key] for key in wanted if key != "output"):
             return result
     return None
 
@@ -93,6 +95,8 @@ def markdown(summary: pd.DataFrame) -> str:
     """The table as text: ``mean ± standard deviation``, a dash where a number does not apply."""
     lines = [["algorithm", "seeds", *METRICS.values()], ["---", *["--:"] * (len(METRICS) + 1)]]
     for name, row in summary.iterrows():
+        if math.isnan(row["ari"]) and row["clusters"] == 1:  # a method that does not cluster
+            row["clusters"] = math.nan
         cells = [_cell(row[metric], row[f"{metric}_std"]) for metric in METRICS]
         lines.append([str(name), f"{row['seeds']:.0f}", *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"

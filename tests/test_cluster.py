@@ -240,7 +240,9 @@ def test_submitted_jobs_finish_fail_and_stop_as_they_should(
 
         def submit(*arguments: str, options: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
             target = ["--address", head.dashboard, "--working-dir", ".", *options]
-            return head.run(ray, "job", "submit", *target, "--", "python", str(LAUNCH), *arguments)
+            return head.run(
+                ray, "job", "submit", *target, "--", "python", "experiments/launch.py", *arguments
+            )
 
         unknown = head.run(
             ray, "job", "list", "--address", head.dashboard, RAY_AUTH_TOKEN="not-the-token-" * 3
