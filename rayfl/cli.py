@@ -250,7 +250,7 @@ def doctor() -> None:
 def main() -> None:
     """The entry point: mistakes of the user are one line and exit code 2, an interrupt is 130."""
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], standalone_mode=False))
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="rayfl", standalone_mode=False))
     except ClientError as error:
         print(f"{error.cause.rstrip()}\nerror: {error}", file=sys.stderr)
         sys.exit(1)

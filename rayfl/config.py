@@ -180,7 +180,7 @@ def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     if isinstance(source, Config):
         return source.to_dict()
     if isinstance(source, Mapping):
-        return copy.deepcopy(dict(source))
+        return dict(source)
     path = Path(source)
     if str(source) in presets():
         path = presets()[str(source)]

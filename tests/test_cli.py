@@ -96,7 +96,7 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("args", "line"), MISTAKES, ids=lambda value: " ".join(value)[:40])
+@pytest.mark.parametrize(("args", "line"), MISTAKES, ids=[" ".join(args) for args, _ in MISTAKES])
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(rayfl, tmp_path, args, line):
     answer = rayfl(*args)
     assert answer.code == 2
@@ -256,6 +256,23 @@ def test_run_beside(finished, tmp_path):
     sizes = [pd.read_csv(run / "clients.csv")[["n", "group", "test_samples"]] for run in runs]
     assert sizes[0].equals(sizes[1])
     assert sizes[0].equals(sizes[2])
+
+
+def test_one_run_names_its_report(rayfl, tmp_path):
+    answer = rayfl("run", "digits-demo", *QUICK[:3], "output.report=true", "output.root=a[b]")
+    assert answer.code == 0
+    (run,) = (tmp_path / "a[b]").iterdir()
+    assert f"report: {run.relative_to(tmp_path)}/report.html" in answer.out
+    assert "comparison" not in answer.out
+
+
+@pytest.mark.parametrize("mistake", ["partition={name: iid, clients: 5000}", "hierarchy.common_layers=[fc9]"])
+def test_what_only_the_data_show_leaves_no_run_directory(rayfl, tmp_path, mistake):
+    answer = rayfl("run", "digits-demo", *QUICK, mistake)
+    assert answer.code == 2
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+    assert list(tmp_path.glob("runs/*")) == []
 
 
 def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path):

@@ -303,7 +303,9 @@ def test_nested_overrides_and_lists():
 def test_overrides_leave_the_source_alone():
     source = {"training": {"lr": 0.1}, "model": {"name": "mlp", "hidden": [3]}}
     before = yaml.safe_dump(source)
-    load(source, ["training.lr=0.5", "model.hidden=[9]", "algorithm=mt_hfl", "model.name=linear"])
+    overrides = ["training.lr=0.5", "model.hidden=[9]", "algorithm=mt_hfl", "model.name=linear"]
+    load(source, overrides)
+    with_overrides(source, overrides)
     assert yaml.safe_dump(source) == before
 
 
