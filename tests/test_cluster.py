@@ -65,8 +65,9 @@ def test_cluster_yaml_installs_the_package_from_what_it_mounts(cluster: dict[str
     mounted = {Path(remote).name: ROOT / local for remote, local in cluster["file_mounts"].items()}
     assert all(local.exists() for local in mounted.values())
     assert {"rayfl", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} <= set(mounted)
+    assert not any(remote.startswith("~/rayfl/") for remote in cluster["file_mounts"])  # hides the package
     (install,) = [c for c in cluster["setup_commands"] if " -e " in c]
-    assert "-c ~/rayfl/constraints.txt -e ~/rayfl" in install
+    assert "-c ~/checkout/constraints.txt -e ~/checkout" in install
 
 
 def test_the_on_premise_lines_of_cluster_yaml_are_valid(cluster: dict[str, Any]) -> None:
