@@ -214,12 +214,16 @@ def connect(config: Config) -> None:
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = config.execution.address
-    if address is not None:
-        ray.init(address=address, **quiet)
-    elif "RAY_ADDRESS" in os.environ:
-        ray.init(**quiet)
-    else:
-        ray.init(address="local", include_dashboard=False, **quiet)
+    try:
+        if address is not None:
+            ray.init(address=address, **quiet)
+        elif "RAY_ADDRESS" in os.environ:
+            ray.init(**quiet)
+        else:
+            ray.init(address="local", include_dashboard=False, **quiet)
+    except (ConnectionError, ray.exceptions.RayError) as error:
+        where = "RAY_ADDRESS" if address is None else "execution.address"
+        raise ConfigError(where, str(error).split("\n")[0]) from None
 
 
 def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
