@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import socket
@@ -206,26 +207,29 @@ def inline_sha256(tmp_path: Path) -> Callable[[int], str]:
 # -- the launcher -----------------------------------------------------------------------------------------
 
 
-def launched(home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    code = f"import os, runpy; runpy.run_path({str(LAUNCH)!r}, run_name='__main__')"
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"HOME": str(home)}
-    command = [sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, env=environment, cwd=home, capture_output=True, text=True, timeout=60)
-
-
 def test_the_launcher_is_the_command_line(tmp_path: Path) -> None:
-    wrong = launched(tmp_path, "run", "digits-demo", "rond=3")
+    command = [sys.executable, str(LAUNCH), "run", "digits-demo", "rond=3"]
+    wrong = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert (wrong.returncode, wrong.stdout) == (2, "")
     assert wrong.stderr.splitlines() == ["error: rond: no such setting; did you mean 'rounds'?"]
 
 
-@pytest.mark.parametrize("cluster", [False, True])
-def test_the_launcher_takes_the_cluster_that_ray_up_made(tmp_path: Path, cluster: bool) -> None:
+@pytest.mark.parametrize(
+    ("cluster", "given", "expected"), [(0, "", None), (1, "", "auto"), (1, "x:1", "x:1")]
+)
+def test_the_launcher_takes_the_cluster_that_ray_up_made(
+    cluster: int, given: str, expected: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if cluster:
         (tmp_path / "ray_bootstrap_config.yaml").touch()
-    result = launched(tmp_path, "doctor")
-    assert result.returncode == 0
-    assert ("RAY_ADDRESS=auto" in result.stdout) == cluster
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("RAY_ADDRESS", given)
+    if not given:
+        monkeypatch.delenv("RAY_ADDRESS")
+    seen = []
+    monkeypatch.setattr("rayfl.cli.main", lambda: seen.append(os.environ.get("RAY_ADDRESS")))
+    runpy.run_path(str(LAUNCH), run_name="__main__")
+    assert seen == [expected]
 
 
 # -- jobs, nodes ------------------------------------------------------------------------------------------
