@@ -8,6 +8,7 @@ import os
 import queue
 import shutil
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -215,6 +216,7 @@ def connect(config: Config) -> None:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = config.execution.address
     try:
+        _reach(address or os.environ.get("RAY_ADDRESS", ""))
         if address is not None:
             ray.init(address=address, **quiet)
         elif "RAY_ADDRESS" in os.environ:
@@ -224,6 +226,16 @@ def connect(config: Config) -> None:
     except (ConnectionError, ray.exceptions.RayError) as error:
         where = "RAY_ADDRESS" if address is None else "execution.address"
         raise ConfigError(where, str(error).split("\n")[0]) from None
+
+
+def _reach(address: str) -> None:
+    """Ray itself tries an address at which nobody answers for minutes."""
+    host, _, port = address.rpartition(":")
+    if host and "/" not in host and port.isdigit():
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+        except OSError as error:
+            raise ConnectionError(f"nothing answers at {address} ({error})") from None
 
 
 def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
