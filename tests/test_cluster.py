@@ -367,3 +367,14 @@ def test_two_nodes_and_fractions_of_gpus_give_the_same_bits_as_one_process(
     assert process.returncode == 0, output
     assert "workers 4 nodes 2" in output
     assert models_sha256(tmp_path / "runs") == inline_sha256(3)
+
+
+def test_an_address_without_a_ray_is_one_line(tmp_path: Path) -> None:
+    (port,) = free_ports(1)
+    arguments = demo(tmp_path / "runs", 1, f"execution.address=127.0.0.1:{port}")
+    command = [sys.executable, str(LAUNCH), *arguments]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: execution.address: nothing answers at 127.0.0.1:{port} (")
+    assert result.stderr.count("\n") == 1
+    assert not list((tmp_path / "runs").iterdir())
