@@ -107,25 +107,31 @@ class Driver:
             Interrupted: after ``should_stop`` said so.
             RayflError: what the user can mend. In both cases the last complete round is in a checkpoint.
         """
-        self._begun = time.perf_counter()
-        state = self._resume() or self._begin()
-        self.records.start()
-        self.backend.start(self._data, self.host)
-        self.backend.tick = self._check_stop
+        state = self.start()
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             before = (state, list(self.servers.models), self.records.ledger)
             try:
-                state = self._round(state)
+                state = self.round(state)
             except (Interrupted, RayflError) as error:
                 state, self.servers.models, self.records.ledger = before
                 self._checkpoint(state)
+                self.records.write_tables(state)
                 if isinstance(error, Interrupted):
                     self.emit(Event("stopped", {"round": state.round, "path": str(self.run_dir.path)}))
                 raise
             if every and state.round % every == 0:
                 self._checkpoint(state)
         return self._finish(state)
+
+    def start(self) -> ServerState:
+        """Start the client actors; the state before the first round, or that of the newest checkpoint."""
+        self._begun = time.perf_counter()
+        self.backend.start(self._data, self.host)
+        self.backend.tick = self._check_stop
+        state = self._resume() or self._begin()
+        self.records.start()
+        return state
 
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)
@@ -146,7 +152,7 @@ class Driver:
         self.emit(Event("note", {"text": text}))
         return saved.state
 
-    def _round(self, state: ServerState) -> ServerState:
+    def round(self, state: ServerState) -> ServerState:
         """One local round in every cluster: recluster if due, plan, train, mix, evaluate, record."""
         begun = time.perf_counter()
         state = self._recluster(state)
@@ -160,7 +166,7 @@ class Driver:
         row = self.records.round(
             {
                 "round": state.round,
-                "seconds": round(time.perf_counter() - begun, 4),
+                "seconds": time.perf_counter() - begun,
                 "clients": len(plan.cohort),
                 "clusters": new.models,
                 "lr": work.lr,
@@ -236,11 +242,11 @@ class Driver:
             tables={**tables, "seconds": self._seconds()},
         )
         checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
-        self.records.write_tables(state)
         return checkpoint
 
     def _finish(self, state: ServerState) -> dict[str, Any]:
         checkpoint = self._checkpoint(state)
+        self.records.write_tables(state)
         folder = self.run_dir.path / "models"
         folder.mkdir(exist_ok=True)
         for k, vector in enumerate(checkpoint.models):

@@ -16,7 +16,7 @@ from rayfl.data import Federation
 from rayfl.random import key
 from rayfl.runtime.jobs import EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
 from rayfl.runtime.lps import Partial
-from rayfl.training import Batches, LoopEngine, gather, raw_features, scatter_
+from rayfl.training import ENGINES, Batches, Engine, gather, raw_features, scatter_
 from rayfl.training.work import complement
 
 
@@ -36,7 +36,7 @@ class ClientHost:
         if device.type == "cuda" and 0 < host.gpu_fraction < 1:
             torch.cuda.set_per_process_memory_fraction(host.gpu_fraction)
         self.batches = Batches(federation.samples, device)
-        self.engine = LoopEngine(self.spec, self.batches, host.seed)
+        self.engine: Engine = ENGINES[host.engine](self.spec, self.batches, host.seed)
 
     def pid(self) -> int:
         """The process id."""

@@ -21,6 +21,7 @@ class HostSpec:
         spec: the model's flat layout.
         seed: the run's seed.
         engine: name of the training engine.
+        why: why that one, in a line.
         device: ``cpu`` or ``cuda``.
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
     """
@@ -28,6 +29,7 @@ class HostSpec:
     spec: ModelSpec
     seed: int
     engine: str
+    why: str = ""
     device: str = "cpu"
     gpu_fraction: float = 0.0
 

@@ -90,7 +90,7 @@ class Records:
         return complete
 
     def write_tables(self, state: ServerState) -> None:
-        """``communication.csv`` and ``clients.csv``."""
+        """``communication.csv`` and ``clients.csv``: O(N), so only when a run ends or stops."""
         self.run.write_frame("communication.csv", self.ledger.to_frame())
         groups = self.federation.groups
         frame = pd.DataFrame(

@@ -85,7 +85,7 @@ class RunDirectory:
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
             run = cls(path.resolve())
-            write_atomically(run.path / "config.yaml", config.to_yaml())
+            run.write_config(config)
             return run
         raise ConfigError("output.root", f"{base} and 999 more exist already")
 
@@ -100,6 +100,10 @@ class RunDirectory:
         if not (run.path / "config.yaml").is_file():
             raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
         return run
+
+    def write_config(self, config: Config) -> None:
+        """``config.yaml``: what :func:`~rayfl.runtime.session.resume` reads."""
+        write_atomically(self.path / "config.yaml", config.to_yaml())
 
     @property
     def config(self) -> Config:

@@ -36,6 +36,7 @@ from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.ray_backend import RayBackend, plain_errors
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
+from rayfl.training import choose_engine
 
 Listener = Callable[[Event], None]
 
@@ -182,7 +183,8 @@ def build(config: Config) -> tuple[Federation, HostSpec]:
     config.hierarchy.common(spec)  # a layer that the model lacks is refused here
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
-    return federation, HostSpec(spec, config.seed, config.training.engine, device, e.gpus_per_actor)
+    engine, why = choose_engine(spec, config.training.engine)
+    return federation, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor)
 
 
 def arithmetic(config: Config, federation: Federation, host: HostSpec, available: Available) -> ResourcePlan:
@@ -272,8 +274,11 @@ def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop:
             "resources": plan.to_dict(),
         },
     )
-    for line in plan.lines():
+    for line in (*plan.lines(), f"training engine: {host.engine} ({host.why})"):
         emit(Event("note", {"text": line}))
+    # A resumed run must not choose again: another version might choose otherwise.
+    training = config.training.model_copy(update={"engine": host.engine})
+    directory.write_config(config.model_copy(update={"training": training}))
     try:
         Driver(config, federation, backend, directory, host, emit, should_stop).run()
     finally:

@@ -2,17 +2,21 @@
 
 from rayfl.training.batches import Batches, Scaling, raw_features
 from rayfl.training.config import Training
+from rayfl.training.engine import ENGINES, Engine, choose_engine
 from rayfl.training.loop import LoopEngine
 from rayfl.training.work import LocalWork, Segments, TrainedBlock, complement, gather, length, scatter_
 
 __all__ = [
+    "ENGINES",
     "Batches",
+    "Engine",
     "LocalWork",
     "LoopEngine",
     "Scaling",
     "Segments",
     "TrainedBlock",
     "Training",
+    "choose_engine",
     "complement",
     "gather",
     "length",

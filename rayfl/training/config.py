@@ -23,7 +23,10 @@ class Training(Section):
         "constant", description="learning rate over rounds t = 0, 1, ..."
     )
     decay: float = Field(0.99, gt=0, description="exponential: eta * decay^t; inverse: eta / (1 + decay * t)")
-    engine: Literal["loop"] = Field("loop", description="how a block of clients is trained")
+    engine: Literal["auto", "batched", "vmap", "loop"] = Field(
+        "auto",
+        description="how a block of clients is trained; auto: the fastest that covers the model, recorded",
+    )
 
     @model_validator(mode="after")
     def _rates_fall(self) -> Training:

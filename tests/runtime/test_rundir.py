@@ -28,7 +28,7 @@ def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> Non
         "config.yaml", "environment.json", "rounds.csv", "clients.csv", "clusters.json", "communication.csv",
         "checkpoints", "models", "report.html", "summary.json", "events",
     }  # fmt: skip
-    assert load(result.path / "config.yaml") == config
+    assert load(result.path / "config.yaml") == load(config, ["training.engine=batched"])  # what auto chose
     assert len(pd.read_csv(result.path / "rounds.csv")) == config.rounds == len(result.rounds)
     assert result.clients["n"].tolist() == build(config)[0].sizes.tolist()
     assert result.clusters["timeline"][0]["round"] == 0

@@ -10,10 +10,11 @@ import torch
 from numpy.typing import NDArray
 
 from rayfl.models import ModelSpec
-from rayfl.random import key, orders
+from rayfl.random import key
 from rayfl.training.batched.layers import Step
-from rayfl.training.batched.network import BatchedNetwork
+from rayfl.training.batched.network import BatchedNetwork, Network
 from rayfl.training.batched.parameters import Sgd
+from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.work import LocalWork, TrainedBlock, check_finite
 
@@ -28,17 +29,20 @@ class BatchedEngine:
         spec: the model and its flat layout.
         batches: where samples come from.
         seed: the run's seed.
-        clients_per_call: how many train together; None chooses by the cache (all on a GPU).
-
-    Raises:
-        Unsupported: if a layer of the model has no batched twin.
+        network: how a step of many clients is taken.
+        clients_per_call: how many train together; None chooses by the size of the model.
     """
 
     def __init__(
-        self, spec: ModelSpec, batches: Batches, seed: int, clients_per_call: int | None = None
+        self,
+        spec: ModelSpec,
+        batches: Batches,
+        seed: int,
+        network: Network | None = None,
+        clients_per_call: int | None = None,
     ) -> None:
         self.spec, self.batches, self.seed = spec, batches, seed
-        self.network = BatchedNetwork(spec)
+        self.network = network or BatchedNetwork(spec)
         self.module = spec.build().to(batches.device)
         fitting = CACHE_BYTES // (4 * max(1, spec.P))
         self.clients_per_call = clients_per_call or max(4, min(256, fitting))
@@ -84,7 +88,7 @@ class BatchedEngine:
     ) -> None:
         """Train the clients at ``rows`` of the block; all succeed, or it raises and changes nothing."""
         ids = [clients[r] for r in rows]
-        plan = _StepPlan(self.seed, round, ids, np.array([len(indices[r]) for r in rows]), work)
+        plan = StepPlan(self.seed, round, ids, np.array([len(indices[r]) for r in rows]), work)
         where = torch.from_numpy(rows).to(start.device)
         models = start.index_select(0, where)
         means = self._together(work, round, ids, [indices[r] for r in rows], models, plan)
@@ -102,86 +106,38 @@ class BatchedEngine:
         clients: Sequence[int],
         indices: Sequence[NDArray[np.integer]],
         models: torch.Tensor,
-        plan: _StepPlan,
+        plan: StepPlan,
     ) -> NDArray[np.float64]:
         """Train C clients in place; their mean losses ``(C,)``."""
-        device = self.batches.device
+        device, network = self.batches.device, self.network
         x, y = self.batches.train(np.concatenate(indices))
+        # What dropout and the like draw is keyed per client and round, as in the plain loop.
         generators = [
             torch.Generator(device=device).manual_seed(key(self.seed, "train", round, c) >> 1)
-            for c in clients
+            for c in (clients if network.draws else ())
         ]
-        self.network.load(models, Sgd(work.lr, work.momentum, work.weight_decay))
-        places = torch.from_numpy(plan.places).to(device)
-        weights = torch.from_numpy(plan.weights).to(device)
+        network.load(models, Sgd(work.lr, work.momentum, work.weight_decay))
+        places, weights = torch.from_numpy(plan.places).to(device), torch.from_numpy(plan.weights).to(device)
+        counts = torch.from_numpy(plan.counts).to(device)
         totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
-        active = len(clients)
-        for t in range(plan.steps):
-            now = int(plan.active[t])
-            if now != active:
-                self.network.narrow(now)
-                active = now
-            width = int(plan.widths[t])
-            at = places[t, :now, :width]
-            flat = at.reshape(-1)
-            counts = plan.counts[t, :now]
-            full = bool((counts == width).all())
-            step = Step(
-                None if full else torch.from_numpy(counts).to(device),
-                generators,
-                None if full else counts.tolist(),
+        before = len(clients)
+        for t, (now, width, full) in enumerate(
+            zip(plan.active.tolist(), plan.widths.tolist(), plan.full.tolist(), strict=True)
+        ):
+            if now != before:
+                network.narrow(now)
+                before = now
+            at = places[t, :now, :width].reshape(-1)
+            step = (
+                Step(generators) if full else Step(generators, counts[t, :now], plan.counts[t, :now].tolist())
             )
-            loss = self.network.step(
-                x.index_select(0, flat).view(now, width, *x.shape[1:]),
-                y.index_select(0, flat).view(now, width),
+            loss = network.step(
+                x.index_select(0, at).view(now, width, *x.shape[1:]),
+                y.index_select(0, at).view(now, width),
                 weights[t, :now, :width],
                 step,
             )
-            totals[:now] += loss * torch.from_numpy(counts).to(device)
-        self.network.store(models)
+            totals[:now].addcmul_(loss, counts[t, :now])
+        network.store(models)
         means: NDArray[np.float64] = totals.cpu().numpy() / np.maximum(1, plan.seen)
         return means
-
-
-class _StepPlan:
-    """Which samples each of C clients visits in each step, for clients sorted by falling number of steps.
-
-    Attributes:
-        steps: T, of the client with the most.
-        totals: steps of each client ``(C,)``.
-        active: clients that still train in each step ``(T,)``: a prefix.
-        counts: samples of each client in each step ``(T, C)``.
-        widths: the most samples of any client in each step ``(T,)``.
-        places: rows of the chunk's samples ``(T, C, B)``; 0 for padding.
-        weights: ``1 / count`` for samples, 0 for padding, ``(T, C, B)`` float32.
-        seen: samples visited by each client over all epochs ``(C,)``.
-    """
-
-    def __init__(
-        self, seed: int, round: int, clients: Sequence[int], sizes: NDArray[np.int64], work: LocalWork
-    ) -> None:
-        batch = work.batch_size
-        per_epoch = -(-sizes // batch)
-        self.totals = per_epoch * work.epochs
-        self.steps = int(self.totals.max(initial=0))
-        shape = (self.steps, len(clients))
-        width = int(min(batch, sizes.max(initial=1)))
-        self.counts = np.zeros(shape, np.int64)
-        self.places = np.zeros((*shape, width), np.int64)
-        firsts = np.concatenate([[0], np.cumsum(sizes)[:-1]])
-        shuffled = orders(seed, round, clients, sizes.tolist(), work.epochs)
-        for c, order in enumerate(shuffled):
-            n, s = int(sizes[c]), int(per_epoch[c])
-            if n == 0:
-                continue
-            padded = np.zeros((work.epochs, s * batch), np.int64)
-            padded[:, :n] = order + firsts[c]
-            self.places[: s * work.epochs, c] = padded.reshape(work.epochs * s, batch)[:, :width]
-            ends = np.full(s, batch)
-            ends[-1] = n - (s - 1) * batch
-            self.counts[: s * work.epochs, c] = np.tile(ends, work.epochs)
-        self.widths = self.counts.max(axis=1, initial=0)
-        self.active = (self.counts > 0).sum(axis=1)
-        valid = np.arange(width)[None, None, :] < self.counts[:, :, None]
-        self.weights = (valid / np.maximum(1, self.counts)[:, :, None]).astype(np.float32)
-        self.seen = sizes * work.epochs

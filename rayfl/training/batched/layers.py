@@ -28,14 +28,14 @@ class Step:
     """What a layer may know of the current step.
 
     Attributes:
+        generators: one a client, for layers that draw random numbers (none if the network has no such).
         counts: samples of each client in this step ``(C,)`` int64, or None if all B rows are samples.
-        generators: one a client, for layers that draw random numbers.
         lengths: the same counts as Python numbers (None likewise).
     """
 
-    counts: torch.Tensor | None
     generators: Sequence[torch.Generator]
-    lengths: Sequence[int] | None
+    counts: torch.Tensor | None = None
+    lengths: Sequence[int] | None = None
 
 
 class Layer:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from typing_extensions import override
 
 from rayfl.models import ModelSpec
 from rayfl.models.resnet9 import Residual as ResidualModule
@@ -32,52 +33,35 @@ class Unsupported(Exception):
     """The module tree holds something that has no batched twin: which."""
 
 
-class BatchedNetwork:
-    """A network for many clients at once, generated from the module of a :class:`ModelSpec`.
+class Network:
+    """The parameters of many clients side by side; subclasses say how a step is taken.
 
-    Raises:
-        Unsupported: if a module has no twin.
+    Attributes:
+        draws: whether a step draws random numbers.
+        parameters, buffers: by their names in the module; valid after :meth:`load`.
     """
+
+    draws = False
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._leaves: dict[str, Layer] = {}
-        self.root = self._twin(spec.build(), "")
         self._parameter_names = {name for name, _ in spec.build().named_parameters()}
-
-    def _twin(self, module: nn.Module, name: str) -> Layer:
-        if type(module) in (nn.Sequential, ResidualModule):
-            prefix = name + "." if name else ""
-            chain = Chain(_pool_first([self._twin(m, prefix + n) for n, m in module.named_children()]))
-            return chain if type(module) is nn.Sequential else Residual(chain)
-        _check(module, name)
-        layer = _TWINS[type(module)](module)
-        self._leaves[name] = layer
-        return layer
+        self.parameters: dict[str, Parameter] = {}
+        self.buffers: dict[str, torch.Tensor] = {}
 
     def load(self, rows: torch.Tensor, sgd: Sgd) -> None:
         """Take the models ``(C, P)`` of C clients; the copy is contiguous tensor by tensor."""
-        self._values: dict[str, torch.Tensor] = {}
-        self._parameters: list[Parameter] = []
-        owned: dict[str, tuple[dict[str, Parameter], dict[str, torch.Tensor]]] = {
-            name: ({}, {}) for name in self._leaves
+        self._values = {
+            name: rows[:, place].view(len(rows), *shape).clone(memory_format=torch.contiguous_format)
+            for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True)
         }
-        for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True):
-            value = rows[:, place].view(len(rows), *shape).clone(memory_format=torch.contiguous_format)
-            self._values[name] = value
-            layer, _, own = name.rpartition(".")
-            if name in self._parameter_names:
-                parameter = Parameter(value, sgd)
-                self._parameters.append(parameter)
-                owned[layer][0][own] = parameter
-            else:
-                owned[layer][1][own] = value
-        for name, layer_ in self._leaves.items():
-            layer_.bind(*owned[name])
+        names = self._parameter_names
+        self.parameters = {n: Parameter(value, sgd) for n, value in self._values.items() if n in names}
+        self.buffers = {n: value for n, value in self._values.items() if n not in names}
 
     def narrow(self, clients: int) -> None:
         """Only the first ``clients`` still train."""
-        for parameter in self._parameters:
+        for parameter in self.parameters.values():
             parameter.narrow(clients)
 
     def store(self, rows: torch.Tensor) -> None:
@@ -98,15 +82,59 @@ class BatchedNetwork:
         Returns:
             The clients' losses before the step, ``(C,)``.
         """
+        raise NotImplementedError
+
+
+class BatchedNetwork(Network):
+    """Batched layers generated from the module tree, with hand-written backward passes.
+
+    Raises:
+        Unsupported: if a module has no twin.
+    """
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec)
+        self._leaves: dict[str, Layer] = {}
+        self.root = self._twin(spec.build(), "")
+        self.draws = any(isinstance(leaf, layers.Dropout) for leaf in self._leaves.values())
+
+    def _twin(self, module: nn.Module, name: str) -> Layer:
+        prefix = name + "." if name else ""
+        if type(module) in (nn.Sequential, ResidualModule):
+            chain = Chain(_pool_first([self._twin(m, prefix + n) for n, m in module.named_children()]))
+            return chain if type(module) is nn.Sequential else Residual(chain)
+        _check(module, name)
+        self._leaves[prefix] = layer = _TWINS[type(module)](module)
+        return layer
+
+    @override
+    def load(self, rows: torch.Tensor, sgd: Sgd) -> None:
+        super().load(rows, sgd)
+        for prefix, leaf in self._leaves.items():
+            leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
+
+    @override
+    def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         logits = self.root.forward(x, step)
         log_p = torch.log_softmax(logits, -1)
         labels = y.unsqueeze(-1)
         loss = -(log_p.gather(-1, labels).squeeze(-1) * weights).sum(1)
+        # The gradient of the loss with respect to the logits: (softmax - one-hot) * weight.
         delta = log_p.exp_()
         delta.scatter_add_(-1, labels, delta.new_full((), -1.0).expand(labels.shape))
         delta.mul_(weights.unsqueeze(-1))
         self.root.backward(delta, False)
         return loss
+
+
+_T = TypeVar("_T")
+
+
+def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
+    """What belongs to the module of this prefix itself, by its own names."""
+    return {
+        n[len(prefix) :]: v for n, v in named.items() if n.rpartition(".")[0] + "." * ("." in n) == prefix
+    }
 
 
 def _check(module: nn.Module, name: str) -> None:

@@ -1,0 +1,114 @@
+"""The three workloads: FedAvg on random images, no evaluation inside the timed part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayfl.config import Config, load
+from rayfl.data import Samples, write_npz
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A workload.
+
+    Attributes:
+        name: for tables.
+        about: what it stands for.
+        clients: N.
+        samples: training samples of each client.
+        cohort: clients a round.
+        shape: of an image ``(C, H, W)``.
+        classes: number of labels.
+        model: the ``model`` section.
+        training: the ``training`` section, without participation.
+    """
+
+    name: str
+    about: str
+    clients: int
+    samples: int
+    cohort: int
+    shape: tuple[int, int, int]
+    classes: int
+    model: dict[str, Any]
+    training: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Client-steps (optimizer steps of one client) in a round."""
+        return self.cohort * self.training["epochs"] * -(-self.samples // self.training["batch_size"])
+
+    def arrays(
+        self, seed: int = 0
+    ) -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
+        """Random images ``(N * samples, C, H, W)`` and labels."""
+        rng = np.random.default_rng(seed)
+        count = self.clients * self.samples
+        x = rng.integers(0, 256, (count, *self.shape), dtype=np.uint8)
+        return x, rng.integers(0, self.classes, count)
+
+    def config(self, folder: Path, **execution: Any) -> Config:
+        """The rayfl config, with its data written to ``folder``; IID, so every client has equally many."""
+        path = folder / f"{self.name}.npz"
+        if not path.exists():
+            x, y = self.arrays()
+            test = min(len(x), 1000)
+            write_npz(path, Samples(self.name, x, y, x[:test], y[:test], self.classes))
+        return load(
+            {
+                "name": f"bench-{self.name}",
+                "rounds": 1_000_000,
+                "data": {"name": "npz", "path": str(path)},
+                "partition": {"name": "iid", "clients": self.clients, "validation": 0.0, "test_samples": 1},
+                "model": self.model,
+                "training": {**self.training, "participation": self.cohort / self.clients},
+                "evaluation": {"every": 1_000_000},
+                "execution": execution,
+                "output": {"root": str(folder), "tensorboard": False, "report": False, "checkpoint_every": 0},
+            }
+        )
+
+
+WORKLOADS = {
+    w.name: w
+    for w in (
+        Workload(
+            "W1",
+            "many small clients, MLP 784-200-47",
+            clients=2400,
+            samples=47,
+            cohort=480,
+            shape=(1, 28, 28),
+            classes=47,
+            model={"name": "mlp", "hidden": [200]},
+            training={"epochs": 5, "batch_size": 10, "lr": 0.01},
+        ),
+        Workload(
+            "W2",
+            "PACFL's setting, LeNet-5",
+            clients=100,
+            samples=600,
+            cohort=10,
+            shape=(1, 28, 28),
+            classes=10,
+            model={"name": "lenet5"},
+            training={"epochs": 2, "batch_size": 10, "lr": 0.01, "momentum": 0.5},
+        ),
+        Workload(
+            "W3",
+            "tiny rounds, MLP 64-32-10",
+            clients=10_000,
+            samples=20,
+            cohort=1000,
+            shape=(1, 8, 8),
+            classes=10,
+            model={"name": "mlp", "hidden": [32]},
+            training={"epochs": 1, "batch_size": 20, "lr": 0.05},
+        ),
+    )
+}
