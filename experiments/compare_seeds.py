@@ -76,6 +76,8 @@ def _finished(config: Config) -> session.Result | None:
     for path in sorted(config.output.root.glob(f"{config.name}-{config.algorithm.name}-*/summary.json")):
         result = session.Result(path.parent.resolve())
         settings, wanted = result.config.to_dict(), config.to_dict()
+        if wanted["training"]["engine"] == "auto":  # the run wrote down which one it was
+            wanted["training"]["engine"] = settings["training"]["engine"]
         if all(settings[key] == wanted[key] for key in wanted if key != "output"):
             return result
     return None
