@@ -1,16 +1,21 @@
-"""From signatures to clusters: the work of the remote clustering task."""
+"""From signatures to clusters: the work of the remote clustering tasks.
+
+Up to ``exact_up_to`` clients all pairs are compared and linked; beyond that, representatives are
+(:mod:`rayfl.clustering.two_stage`). :func:`cluster_signatures` does everything in this process. A run on
+many workers makes the tiles, or the answers who is nearest to whom, on these, and ends in
+:func:`from_distances` or :func:`from_representatives` in one of them.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
-from rayfl.clustering import grouping
+from rayfl.clustering import grouping, two_stage
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import (
     Curve,
@@ -22,16 +27,25 @@ from rayfl.clustering.linkage import (
     suggest,
     threshold_for,
 )
-from rayfl.clustering.proximity import RELEVANCE, condensed_distances, relevance_distances
+from rayfl.clustering.memory import RELATION_BYTES_PER_PAIR, bytes_per_pair, check_memory, free_memory
+from rayfl.clustering.proximity import (
+    BLOCK,
+    RELEVANCE,
+    Block,
+    Distances,
+    condensed_blocks,
+    pack,
+    relevance_distances,
+    take,
+)
 from rayfl.clustering.quality import adjusted_rand_index
-from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.errors import ConfigError, DataError
+from rayfl.random import generator
 
 Array = NDArray[np.float64]
 
-BYTES_PER_PAIR = 20
-"""Peak memory per pair of clients: the distance, the copy that the linkage works on, and temporaries."""
-RELEVANCE_BYTES_PER_PAIR = 40
-"""The same where the distances come from a matrix of relations: that is full, and needs its transpose."""
+SUBSET = 2000
+"""Clients on which the agreement of representatives with the exact way is estimated."""
 
 
 @dataclass(frozen=True)
@@ -44,22 +58,29 @@ class Clusters:
         suggested: whether the number is the tree's own proposal, neither threshold nor count being given.
         threshold: the beta of the cut: as given, or one that gives the same number of clusters (None if
             ties allow none); None for groupings without a tree.
-        distances: condensed ``(N (N - 1) / 2,)``; None for groupings without a tree.
+        distances: condensed ``(N (N - 1) / 2,)``, in double precision; None for more than ``BLOCK`` clients
+            and for groupings without a tree.
         linkage: SciPy's linkage matrix ``(N - 1, 4)``; None likewise.
         curve: the number of clusters over beta; None likewise.
         ari: adjusted Rand index against the true groups, None if these are not known.
         seconds: what it took.
+        representatives: how many clients stood for all; None if all were linked.
+        radius: nobody is farther from its representative; None likewise.
+        agreement: adjusted Rand index against the exact way, estimated on a random subset; None likewise.
     """
 
     labels: Labels
     n_clusters: int
-    suggested: bool
-    threshold: float | None
-    distances: Array | None
-    linkage: Array | None
-    curve: Curve | None
-    ari: float | None
-    seconds: float
+    suggested: bool = False
+    threshold: float | None = None
+    distances: Array | None = None
+    linkage: Array | None = None
+    curve: Curve | None = None
+    ari: float | None = None
+    seconds: float = 0.0
+    representatives: int | None = None
+    radius: float | None = None
+    agreement: float | None = None
 
 
 def cluster_signatures(
@@ -94,65 +115,137 @@ def cluster_signatures(
     if wanted is not None and wanted > clients:
         raise ConfigError("clustering.n_clusters", f"{wanted} of {clients} clients", f"at most {clients}")
 
-    distances = linkage = curve = threshold = None
-    if clustering.grouping == "hierarchical":
-        per_pair = RELEVANCE_BYTES_PER_PAIR if clustering.measure == RELEVANCE else BYTES_PER_PAIR
-        check_memory(clients, int(psutil.virtual_memory().available), per_pair)
-        distances = _distances(clustering, signatures, relations, clients)
-        linkage = build_linkage(distances, clustering.linkage)
-        curve = clusters_over_threshold(linkage)
-        if clustering.threshold is not None:
-            threshold = clustering.threshold
-            labels = cut_at_threshold(linkage, threshold)
-        else:
-            count = wanted if wanted is not None else suggest(linkage)
-            threshold = threshold_for(linkage, count) if clients > 1 else None
-            labels = cut_into(linkage, count)
-    else:
+    if clustering.grouping != "hierarchical":
         labels = _without_distances(clustering, clients, groups, seed)
-    return Clusters(
-        labels=labels,
-        n_clusters=int(labels.max()) + 1,
-        suggested=clustering.grouping == "hierarchical" and clustering.threshold is None and wanted is None,
-        threshold=threshold,
-        distances=distances,
-        linkage=linkage,
-        curve=curve,
-        ari=None if groups is None else adjusted_rand_index(labels, groups),
+        return Clusters(
+            labels=labels,
+            n_clusters=int(labels.max()) + 1,
+            ari=None if groups is None else adjusted_rand_index(labels, groups),
+            seconds=time.perf_counter() - start,
+        )
+    refuse(clustering, clients, relations is not None)
+    measure, precise = clustering.measure, clients <= BLOCK
+    if measure == RELEVANCE:
+        if relations is None or len(relations) != clients:
+            given = 0 if relations is None else len(relations)
+            raise DataError(f"relevance needs the relations of all {clients} clients, not of {given}")
+        distances = relevance_distances(relations, precise)
+        return from_distances(clustering, distances, groups, start)
+    if len(signatures) != clients:
+        raise DataError(f"there are {len(signatures)} signatures of {clients} clients")
+    blocks = [pack(measure, signatures[first : first + BLOCK], first) for first in range(0, clients, BLOCK)]
+    if clients <= clustering.exact_up_to:
+        return from_distances(clustering, condensed_blocks(measure, blocks, precise), groups, start)
+    sampled = two_stage.sample(clients, clustering.exact_up_to, seed)
+    representatives = take(blocks, sampled)
+    answers = [two_stage.nearest(measure, block, representatives) for block in blocks]
+    return from_representatives(clustering, blocks, sampled, answers, groups, seed, start)
+
+
+def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> None:
+    """Refuse what has no chance, before anybody computes a signature.
+
+    Args:
+        clustering: the settings.
+        clients: N.
+        exchanged: whether the relations of an exchange are there already, so that they need no more memory.
+
+    Raises:
+        ConfigError: if signatures with an exchange are to be clustered by representatives.
+        RayflError: if the distances do not fit in memory.
+    """
+    if clustering.grouping != "hierarchical":
+        return
+    exchange = clustering.signature.needs_exchange
+    if clients > clustering.exact_up_to:
+        if exchange:
+            raise ConfigError(
+                "clustering.exact_up_to",
+                f"{clients:,} clients, and {clustering.signature.name} compares each with each: "
+                "representatives will not do",
+                f"at least {clients}, or a signature without an exchange such as subspace",
+            )
+        return
+    per_pair = bytes_per_pair(clients) + (RELATION_BYTES_PER_PAIR if exchange and not exchanged else 0)
+    check_memory(clients, free_memory(), per_pair)
+
+
+def from_distances(
+    clustering: Clustering,
+    distances: Distances,
+    groups: NDArray[np.integer] | None = None,
+    start: float | None = None,
+) -> Clusters:
+    """Link and cut condensed distances ``(N (N - 1) / 2,)``.
+
+    Args:
+        clustering: the settings.
+        distances: overwritten if in single precision.
+        groups: true groups ``(N,)`` if known.
+        start: when the work began (``time.perf_counter``).
+    """
+    start = time.perf_counter() if start is None else start
+    linkage = build_linkage(distances, clustering.linkage)
+    clusters = _cut(clustering, linkage, groups)
+    kept = distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None
+    return replace(clusters, distances=kept, seconds=time.perf_counter() - start)
+
+
+def from_representatives(
+    clustering: Clustering,
+    blocks: Sequence[Block],
+    sampled: NDArray[np.int64],
+    answers: Sequence[tuple[NDArray[np.int64], Distances]],
+    groups: NDArray[np.integer] | None = None,
+    seed: int = 0,
+    start: float | None = None,
+) -> Clusters:
+    """Link by way of representatives and cut; arguments as :func:`two_stage.link` and :func:`from_distances`.
+
+    The agreement with the exact way is estimated on ``SUBSET`` clients.
+    """
+    start = time.perf_counter() if start is None else start
+    measure, method = clustering.measure, clustering.linkage
+    found = two_stage.link(
+        measure, method, blocks, sampled, answers, clustering.threshold, clustering.exact_up_to
+    )
+    clusters = _cut(clustering, found.linkage, groups)
+    clients = len(clusters.labels)
+    draw = generator(seed, "agreement").choice(clients, min(SUBSET, clients), replace=False)
+    subset = np.sort(draw)
+    exact = build_linkage(condensed_blocks(measure, [take(blocks, subset)], precise=True), method)
+    labels = clusters.labels[subset]
+    if clustering.threshold is not None:
+        expected = cut_at_threshold(exact, clustering.threshold)
+    else:
+        expected = cut_into(exact, len(np.unique(labels)))
+    return replace(
+        clusters,
+        representatives=found.representatives,
+        radius=found.radius,
+        agreement=adjusted_rand_index(labels, expected),
         seconds=time.perf_counter() - start,
     )
 
 
-def check_memory(clients: int, available: int, bytes_per_pair: int = BYTES_PER_PAIR) -> None:
-    """Refuse a population whose distances would not fit in ``available`` bytes.
-
-    Raises:
-        RayflError: one line with the figures and what would fit.
-    """
-    needed = bytes_per_pair * clients * (clients - 1) // 2
-    if needed > available:
-        fits = int((2 * available / bytes_per_pair) ** 0.5)
-        raise RayflError(
-            f"clustering: the distances of {clients:,} clients need {needed / 1e9:.1f} GB, "
-            f"{available / 1e9:.1f} GB are free; up to {fits:,} clients would fit, "
-            "and the groupings planted, random, single and singletons need no distances"
-        )
-
-
-def _distances(
-    clustering: Clustering,
-    signatures: Sequence[NDArray[np.floating]],
-    relations: Sequence[NDArray[np.floating]] | None,
-    clients: int,
-) -> Array:
-    if clustering.measure == RELEVANCE:
-        if relations is None or len(relations) != clients:
-            given = 0 if relations is None else len(relations)
-            raise DataError(f"relevance needs the relations of all {clients} clients, not of {given}")
-        return relevance_distances(relations)
-    if len(signatures) != clients:
-        raise DataError(f"there are {len(signatures)} signatures of {clients} clients")
-    return condensed_distances(clustering.measure, signatures)
+def _cut(clustering: Clustering, linkage: Array, groups: NDArray[np.integer] | None) -> Clusters:
+    """Cut the tree at the threshold, into the number, or where it proposes itself."""
+    wanted, threshold = clustering.n_clusters, clustering.threshold
+    if threshold is not None:
+        labels = cut_at_threshold(linkage, threshold)
+    else:
+        count = wanted if wanted is not None else suggest(linkage)
+        threshold = threshold_for(linkage, count) if len(linkage) else None
+        labels = cut_into(linkage, count)
+    return Clusters(
+        labels=labels,
+        n_clusters=int(labels.max()) + 1,
+        suggested=clustering.threshold is None and wanted is None,
+        threshold=threshold,
+        linkage=linkage,
+        curve=clusters_over_threshold(linkage),
+        ari=None if groups is None else adjusted_rand_index(labels, groups),
+    )
 
 
 def _without_distances(

@@ -44,6 +44,12 @@ class Clustering(Section):
     linkage: Method = Field("average", description="linkage of the hierarchical clustering")
     threshold: float | None = Field(None, ge=0, description="cut at this distance (beta)")
     n_clusters: int | None = Field(None, ge=1, description="cut into this many clusters")
+    exact_up_to: int = Field(
+        30_000,
+        ge=2,
+        description="link all pairs of up to so many clients (30,000 need 3.6 GB); more are linked by way of "
+        "representatives",
+    )
     every: int = Field(0, ge=0, description="cluster again every so many rounds (tau); 0: once, at the start")
 
     @model_validator(mode="after")

@@ -1,4 +1,9 @@
-"""Agglomerative hierarchical clustering on condensed distances: the tree, its cuts, and where to cut."""
+"""Agglomerative hierarchical clustering on condensed distances: the tree, its cuts, and where to cut.
+
+Distances in float64 are linked by SciPy. Those of many clients are kept in float32 and linked here, in
+place, by the nearest-neighbour chain (Murtagh 1985) with the update formula of Lance and Williams: 4 bytes
+a pair in all where SciPy needs 16, O(N^2) time likewise, and clients may stand for several.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +16,7 @@ from numpy.typing import NDArray
 
 Method = Literal["average", "single", "complete", "ward"]
 Array = NDArray[np.float64]
+Distances = NDArray[np.floating]
 Labels = NDArray[np.int64]
 
 CLEAR_GAP = 1.5
@@ -31,13 +37,17 @@ class Curve:
     counts: NDArray[np.int64]
 
 
-def build_linkage(distances: Array, method: Method = "average") -> Array:
+def build_linkage(
+    distances: Distances, method: Method = "average", sizes: NDArray[np.integer] | None = None
+) -> Array:
     """The merges of hierarchical clustering.
 
     Args:
-        distances: condensed, ``(N (N - 1) / 2,)``; empty for a single client.
+        distances: condensed, ``(N (N - 1) / 2,)``; empty for a single client. Overwritten if they are
+            float32: there may be no room for a copy.
         method: how the distance between two groups follows from that of their members. Ward assumes
             Euclidean distances.
+        sizes: how many clients each of the N stands for, ``(N,)``; default: itself.
 
     Returns:
         SciPy's linkage matrix ``(N - 1, 4)``: rows (a, b, height, size) in rising height; a and b are
@@ -45,7 +55,102 @@ def build_linkage(distances: Array, method: Method = "average") -> Array:
     """
     if len(distances) == 0:
         return np.empty((0, 4))
+    if distances.dtype == np.float32 or sizes is not None:
+        count = round((1 + (1 + 8 * len(distances)) ** 0.5) / 2)
+        sizes = np.ones(count, np.int64) if sizes is None else sizes
+        pairs, heights = _nearest_neighbour_chain(distances, sizes, method)
+        return linkage_of(pairs, heights, sizes)
     return np.asarray(scipy.cluster.hierarchy.linkage(distances, method), np.float64)
+
+
+def linkage_of(pairs: NDArray[np.integer], heights: Distances, sizes: NDArray[np.integer]) -> Array:
+    """SciPy's linkage matrix of merges in any order.
+
+    Args:
+        pairs: a member of each of the two groups that merge, ``(N - 1, 2)``.
+        heights: at which they do ``(N - 1,)``; of equal ones the first goes first.
+        sizes: how many clients each of the N stands for.
+    """
+    count = len(sizes)
+    root, node, size = list(range(count)), list(range(count)), sizes.tolist()
+
+    def find(i: int) -> int:
+        while root[i] != i:
+            root[i] = i = root[root[i]]
+        return i
+
+    linkage = np.empty((len(pairs), 4))
+    order = np.argsort(heights, kind="stable")
+    for merge, ((i, j), height) in enumerate(
+        zip(pairs[order].tolist(), heights[order].tolist(), strict=True)
+    ):
+        a, b = find(i), find(j)
+        root[a] = b
+        size[b] += size[a]
+        linkage[merge] = (*sorted((node[a], node[b])), height, size[b])
+        node[b] = count + merge
+    return linkage
+
+
+def _nearest_neighbour_chain(
+    distances: Distances, sizes: NDArray[np.integer], method: Method
+) -> tuple[NDArray[np.int64], Distances]:
+    """Merges (pairs of places, heights) in the order in which they are found; overwrites ``distances``.
+
+    Go from a group to its nearest, from there to its nearest, and so on: the distances fall, so two are
+    each other's nearest in the end, and these merge (``i``, ``j`` into place ``j``). All four linkages are
+    *reducible*: that brings no other group nearer, so the rest of the chain stands.
+    """
+    count = len(sizes)
+    places = np.arange(count)
+    start = count * places - places * (places + 1) // 2 - places - 1  # of row i: (i, j) is at start[i] + j
+    size = sizes.astype(np.float64)
+    active = places
+    pairs, heights = np.empty((count - 1, 2), np.int64), np.empty(count - 1, distances.dtype)
+
+    def index(i: int, others: NDArray[np.int64]) -> NDArray[np.int64]:
+        split = int(np.searchsorted(others, i))
+        return np.concatenate([start[others[:split]] + i, start[i] + others[split:]])
+
+    chain: list[int] = []
+    for merge in range(count - 1):
+        chain = chain or [int(active[0])]
+        while True:
+            here = int(np.searchsorted(active, chain[-1]))
+            others = np.delete(active, here)
+            row = distances[index(chain[-1], others)]
+            place = int(row.argmin())
+            if len(chain) > 1:  # of several nearest the one before, so that the chain ends
+                before = int(np.searchsorted(others, chain[-2]))
+                place = before if row[before] <= row[place] else place
+            following = int(others[place])
+            if len(chain) > 1 and following == chain[-2]:
+                break
+            chain.append(following)
+        i, j = sorted((chain.pop(), chain.pop()))
+        pairs[merge], heights[merge] = (i, j), row[place]
+        others = np.delete(active, np.searchsorted(active, (i, j)))
+        at_j = index(j, others)
+        distances[at_j] = _lance_williams(
+            method, distances[index(i, others)], distances[at_j], row[place], size[i], size[j], size[others]
+        )
+        size[j] += size[i]
+        active = np.delete(active, np.searchsorted(active, i))
+    return pairs, heights
+
+
+def _lance_williams(
+    method: Method, to_i: Distances, to_j: Distances, ij: float, n_i: float, n_j: float, n_k: Array
+) -> Distances:
+    """The distances of all groups k to the union of i and j."""
+    if method == "single":
+        return np.minimum(to_i, to_j)
+    if method == "complete":
+        return np.maximum(to_i, to_j)
+    if method == "average":
+        return (n_i * to_i + n_j * to_j) / (n_i + n_j)
+    squared = (n_i + n_k) * to_i**2.0 + (n_j + n_k) * to_j**2.0 - n_k * float(ij) ** 2
+    return np.asarray(np.sqrt(np.maximum(squared / (n_i + n_j + n_k), 0.0)))
 
 
 def number_by_first(labels: NDArray[np.integer]) -> Labels:
@@ -118,7 +223,7 @@ def suggest(linkage: Array, clear_gap: float = CLEAR_GAP) -> int:
     if len(counts) == 0:
         return 1
     made, following = heights[clients - counts - 1], heights[clients - counts]
-    floor = 1e-12 * float(heights[-1])  # merges of equal clients have height 0, up to rounding
+    floor = 1e-4 * float(heights[-1])  # merges of equal clients have height 0, up to the angles' accuracy
     if floor == 0:
         return 1
     ratios = np.maximum(following, floor) / np.maximum(made, floor)

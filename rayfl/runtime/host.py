@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,10 @@ class ClientHost:
             ]
         )
         return rows.size, rows
+
+    def apply(self, function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
+        """Call a plain function here; its result comes second, so that it may stay in the object store."""
+        return None, function(*args)
 
     def _features(self, client: int, job: SignJob) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         samples, indices = self.federation.samples, self.federation.train[client]

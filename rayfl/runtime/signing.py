@@ -1,16 +1,25 @@
-"""One-shot clustering: signatures at the clients, the second step of an exchange, the remote task."""
+"""One-shot clustering: signatures at the clients, the second step of an exchange, the remote tasks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.clustering.cluster import Clusters, cluster_signatures
+from rayfl.clustering.cluster import (
+    Clusters,
+    cluster_signatures,
+    from_distances,
+    from_representatives,
+    refuse,
+)
 from rayfl.clustering.config import Clustering
+from rayfl.clustering.memory import check_memory, free_memory
+from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, place, take, tile
+from rayfl.clustering.two_stage import nearest, sample
 from rayfl.data import Federation
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
@@ -20,19 +29,34 @@ from rayfl.training import raw_features
 
 
 def cluster_clients(
-    backend: Backend, federation: Federation, clustering: Clustering, seed: int, round: int, block_size: int
+    backend: Backend,
+    federation: Federation,
+    clustering: Clustering,
+    seed: int,
+    round: int,
+    block_size: int,
+    tile_size: int = BLOCK,
 ) -> tuple[Clusters, list[Transfer]]:
     """Cluster all clients by their signatures, which stay in the object store.
 
+    Up to ``tile_size`` clients, and relations of an exchange, are one remote task. Otherwise the client
+    actors, which have nothing else to do then, make the tiles of ``tile_size`` x ``tile_size`` clients (or,
+    above ``exact_up_to``, find the nearest representatives), and one task links them.
+
     Returns:
         The clusters, and the bytes that the signatures cost (4 a number).
+
+    Raises:
+        RayflError: before any signature is computed, if the clients are too many (see
+            :func:`rayfl.clustering.cluster.refuse`).
     """
+    clients, groups = federation.clients, federation.groups
     if not clustering.needs_signatures:
-        task = backend.call(_cluster, clustering, federation.groups, seed, federation.clients, 0)
-        return backend.get(task), []
+        return backend.get(backend.call(_cluster, clustering, groups, seed, clients, 0)), []
+    refuse(clustering, clients)
     public = _public_sample(federation, clustering.features.public_samples, seed)
     fitted = clustering.features.fit(public, key(seed, "features"))
-    ids = np.arange(federation.clients)
+    ids = np.arange(clients)
     blocks = [ids[start : start + block_size] for start in range(0, len(ids), block_size)]
     jobs = [SignJob(block, clustering.signature, fitted, seed) for block in blocks]
     costs = [float(federation.sizes[block].sum()) for block in blocks]
@@ -41,22 +65,119 @@ def cluster_clients(
     down = answers = 0
     if clustering.signature.needs_exchange:
         relations, answers = _collect(backend, "relate", jobs, costs, signatures)
-        down = floats * federation.clients
-    task = backend.call(
-        _cluster,
-        clustering,
-        federation.groups,
-        seed,
-        federation.clients,
-        len(signatures),
-        *signatures,
-        *relations,
-    )
+        down = floats * clients
     up = floats + answers
     transfers = [Transfer(round, "client_lps", "up", "signature", 4 * up)]
     if down:
         transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * down))
+    if relations or clients <= tile_size:
+        task = backend.call(
+            _cluster, clustering, groups, seed, clients, len(signatures), *signatures, *relations
+        )
+    else:
+        packed = _pack(backend, clustering.measure, signatures, clients, block_size, tile_size)
+        del signatures
+        if clients <= clustering.exact_up_to:
+            task = _link_tiles(backend, clustering, packed, groups, clients, tile_size)
+        else:
+            task = _link_representatives(backend, clustering, packed, groups, clients, seed)
     return backend.get(task), transfers
+
+
+def _pack(
+    backend: Backend, measure: str, signatures: Sequence[Ref], clients: int, block_size: int, tile_size: int
+) -> list[Ref]:
+    """The signatures of ``tile_size`` clients each, side by side."""
+    calls = []
+    for start in range(0, clients, tile_size):
+        first, last = start // block_size, -(-min(start + tile_size, clients) // block_size)
+        skip = start - first * block_size
+        calls.append((1.0, _pack_block, (measure, start, skip, tile_size, *signatures[first:last])))
+    return _spread(backend, calls)
+
+
+def _pack_block(measure: str, start: int, skip: int, count: int, *parts: list[NDArray[np.float32]]) -> Block:
+    signatures = [signature for part in parts for signature in part]
+    return pack(measure, signatures[skip : skip + count], start)
+
+
+def _link_tiles(
+    backend: Backend,
+    clustering: Clustering,
+    packed: Sequence[Ref],
+    groups: NDArray[np.int64] | None,
+    clients: int,
+    tile_size: int,
+) -> Ref:
+    """The symmetric half of the tiles, then the tree of all clients."""
+    at = [(i, j) for i in range(len(packed)) for j in range(i, len(packed))]
+    calls = [
+        (1.0 + (i != j), tile, (clustering.measure, packed[i], packed[j] if i != j else None)) for i, j in at
+    ]
+    tiles = _spread(backend, calls)
+    corners = [(i * tile_size, j * tile_size) for i, j in at]
+    return backend.call(_from_tiles, clustering, groups, clients, corners, *tiles)
+
+
+def _from_tiles(
+    clustering: Clustering,
+    groups: NDArray[np.int64] | None,
+    clients: int,
+    corners: Sequence[tuple[int, int]],
+    *tiles: Distances,
+) -> Clusters:
+    """The remote task: tiles into condensed form, and that into clusters."""
+    check_memory(clients, free_memory(), tiles[0].itemsize)  # here: the tiles are in the object store already
+    distances = np.empty(clients * (clients - 1) // 2, tiles[0].dtype)
+    for (row, column), values in zip(corners, tiles, strict=True):
+        place(distances, clients, row, column, values)
+    return _lean(from_distances(clustering, distances, groups))
+
+
+def _link_representatives(
+    backend: Backend,
+    clustering: Clustering,
+    packed: Sequence[Ref],
+    groups: NDArray[np.int64] | None,
+    clients: int,
+    seed: int,
+) -> Ref:
+    """The nearest representative of everyone, then the tree by way of representatives."""
+    sampled = sample(clients, clustering.exact_up_to, seed)
+    representatives = backend.call(_take, sampled, *packed)
+    answers = _spread(
+        backend, [(1.0, nearest, (clustering.measure, block, representatives)) for block in packed]
+    )
+    return backend.call(
+        _from_representatives, clustering, groups, seed, sampled, len(packed), *packed, *answers
+    )
+
+
+def _take(ids: NDArray[np.int64], *blocks: Block) -> Block:
+    return take(blocks, ids)
+
+
+def _from_representatives(
+    clustering: Clustering,
+    groups: NDArray[np.int64] | None,
+    seed: int,
+    sampled: NDArray[np.int64],
+    blocks: int,
+    *objects: Any,
+) -> Clusters:
+    """The remote task: blocks and who is nearest to whom into clusters."""
+    return _lean(from_representatives(clustering, objects[:blocks], sampled, objects[blocks:], groups, seed))
+
+
+def _spread(
+    backend: Backend, calls: Sequence[tuple[float, Callable[..., Any], tuple[Any, ...]]]
+) -> list[Ref]:
+    """Do (cost, function, arguments) on the client actors; the refs of the results, in order."""
+    tasks = [Task("apply", (function, *args), cost, returns=2) for cost, function, args in calls]
+    refs: list[Ref] = [None] * len(tasks)
+    for index, (_, ref) in backend.run(tasks):
+        refs[index] = ref
+    return refs
 
 
 def _collect(
@@ -90,17 +211,33 @@ def _cluster(
     """The remote task ``cluster_signatures``: references in, clusters out."""
     signatures = [signature for block in objects[:blocks] for signature in block]
     relations = [row for block in objects[blocks:] for row in block]
-    clusters = cluster_signatures(clustering, signatures, relations or None, groups, seed, clients=clients)
-    return replace(clusters, distances=None, linkage=None)  # N^2 numbers that the driver has no use for
+    return _lean(cluster_signatures(clustering, signatures, relations or None, groups, seed, clients=clients))
+
+
+def _lean(clusters: Clusters) -> Clusters:
+    """Without the N^2 numbers that the driver has no use for."""
+    return replace(clusters, distances=None, linkage=None)
+
+
+CURVE = 1000
+"""Steps of the beta -> number curve that are written for each of its halves: few clusters, and many."""
 
 
 def facts(clusters: Clusters) -> dict[str, Any]:
-    """How the clusters were found, for ``clusters.json``: the cut, and the whole beta -> number curve."""
-    curve = clusters.curve
-    return {
-        "threshold": clusters.threshold,
-        "suggested": clusters.suggested,
-        "curve": None
-        if curve is None
-        else {"threshold": curve.thresholds.tolist(), "n_clusters": curve.counts.tolist()},
-    }
+    """How the clusters were found, for ``clusters.json``: the cut, and the beta -> number curve.
+
+    The curve is whole up to ``CURVE`` clusters; of its steps to more, at most ``CURVE`` are kept.
+    """
+    found: dict[str, Any] = {"threshold": clusters.threshold, "suggested": clusters.suggested, "curve": None}
+    if clusters.curve is not None:
+        thresholds, counts = clusters.curve.thresholds, clusters.curve.counts
+        many = int((counts > CURVE).sum())
+        kept = np.r_[: many : max(1, -(-many // CURVE)), many : len(counts)]
+        found["curve"] = {"threshold": thresholds[kept].tolist(), "n_clusters": counts[kept].tolist()}
+    if clusters.representatives is not None:
+        found["two_stage"] = {
+            "representatives": clusters.representatives,
+            "radius": clusters.radius,
+            "agreement": clusters.agreement,
+        }
+    return found

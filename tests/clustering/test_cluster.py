@@ -5,15 +5,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from rayfl.clustering.cluster import (
-    BYTES_PER_PAIR,
-    RELEVANCE_BYTES_PER_PAIR,
-    check_memory,
-    cluster_signatures,
-)
+from rayfl.clustering.cluster import cluster_signatures
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.grouping import shuffle_members
 from rayfl.clustering.linkage import cut_at_threshold
+from rayfl.clustering.memory import BYTES_PER_PAIR, check_memory
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.signatures.label_histogram import LabelHistogram
 from rayfl.signatures.spectrum import Spectrum
@@ -203,17 +199,17 @@ def test_what_cannot_be_met_is_refused_in_one_line():
 
 def test_too_many_clients_for_the_memory_are_refused_with_the_figures():
     with pytest.raises(RayflError, match=r"100,000 clients need 100\.0 GB, 8\.0 GB are free") as caught:
-        check_memory(100_000, 8 * 10**9)
+        check_memory(100_000, 8 * 10**9, BYTES_PER_PAIR)
     fits = int(str(caught.value).split("up to ")[1].split(" ")[0].replace(",", ""))
-    check_memory(fits, 8 * 10**9)
+    check_memory(fits, 8 * 10**9, BYTES_PER_PAIR)
     with pytest.raises(RayflError):
-        check_memory(fits + 2, 8 * 10**9)
+        check_memory(fits + 2, 8 * 10**9, BYTES_PER_PAIR)
 
 
 def test_memory_is_checked_before_the_distances(monkeypatch):
     data, _ = planted_clients()
     free = types.SimpleNamespace(available=100)
-    monkeypatch.setattr("rayfl.clustering.cluster.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("rayfl.clustering.memory.psutil.virtual_memory", lambda: free)
     with pytest.raises(RayflError, match="24 clients"):
         cluster_signatures(Clustering(), signatures_of(data, Subspace()))
 
@@ -225,7 +221,7 @@ def test_the_memory_that_is_asked_for_is_enough(proximity):
     signatures = [rng.normal(size=(9, 2)) for _ in range(clients)]
     relations = [rng.random(clients) for _ in range(clients)]
     if proximity == "relevance":
-        clustering, per_pair = Clustering(signature=Spectrum(), n_clusters=2), RELEVANCE_BYTES_PER_PAIR
+        clustering, per_pair = Clustering(signature=Spectrum(), n_clusters=2), BYTES_PER_PAIR
     else:
         clustering, per_pair = Clustering(n_clusters=2), BYTES_PER_PAIR
     tracemalloc.start()

@@ -69,7 +69,7 @@ def test_tiles_of_any_size_equal_the_double_loop(seed, clients, columns, proximi
     expected = [
         naive(proximity, signatures[i], signatures[j]) for i in range(clients) for j in range(i + 1, clients)
     ]
-    found = condensed_distances(proximity, signatures, tile_columns=columns)
+    found = condensed_distances(proximity, signatures, block=columns)
     assert found.shape == (clients * (clients - 1) // 2,)
     # float32 columns have length 1 +- 1e-7 only: near 0 the angle is that of the arccos, near 90 it is exact
     assert np.allclose(found, expected, atol=0.05)

@@ -1,0 +1,55 @@
+"""How much memory a clustering may take, and a refusal with the figures where that does not suffice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+
+from rayfl.clustering.proximity import BLOCK
+from rayfl.errors import RayflError
+
+BYTES_PER_PAIR = 20
+"""Peak memory per pair of up to ``BLOCK`` clients: the distance, SciPy's copy of it, and temporaries."""
+LEAN_BYTES_PER_PAIR = 8
+"""The same for more: the distance in single precision, in its tile and in the condensed form."""
+RELATION_BYTES_PER_PAIR = 16
+"""What an exchange of signatures adds: two relations."""
+
+
+def bytes_per_pair(clients: int) -> int:
+    """Peak memory per pair of clients."""
+    return BYTES_PER_PAIR if clients <= BLOCK else LEAN_BYTES_PER_PAIR
+
+
+def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Bytes that this process could still get: of the machine, or of its control group if that has less."""
+    free = int(psutil.virtual_memory().available)
+    for limit, used, reclaimable in (
+        ("memory.max", "memory.current", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
+    ):
+        try:
+            most, now = (int((cgroup / name).read_text()) for name in (limit, used))
+            stat = (cgroup / limit).with_name("memory.stat").read_text().split()
+            free = min(free, most - now + int(stat[stat.index(reclaimable) + 1]))
+        except (OSError, ValueError):  # no such group, or no limit ("max")
+            continue
+    return max(free, 0)
+
+
+def check_memory(clients: int, available: int, per_pair: int) -> None:
+    """Refuse a population whose distances would not fit in ``available`` bytes.
+
+    Raises:
+        RayflError: one line with the figures and what would fit.
+    """
+    needed = per_pair * clients * (clients - 1) // 2
+    if needed > available:
+        fits = int((2 * available / per_pair) ** 0.5)
+        raise RayflError(
+            f"clustering: the distances of {clients:,} clients need {needed / 1e9:.1f} GB, "
+            f"{available / 1e9:.1f} GB are free; up to {fits:,} clients would fit (signatures that need no "
+            f"exchange are clustered by representatives above clustering.exact_up_to={fits}), "
+            "and the groupings planted, random, single and singletons need no distances"
+        )

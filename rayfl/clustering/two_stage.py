@@ -1,0 +1,158 @@
+"""Clustering of more clients than a matrix of distances has room for: representatives first, then everyone.
+
+1. A keyed random sample of the clients are *representatives*.
+2. Every other client follows the nearest of them, at the distance d. Clients farther from all of them than
+   the sampled ones are from one another (99 % of those) are *strangers*: a small cluster that the sample
+   missed, for instance. Among these whoever has no representative within that radius becomes one (leader
+   clustering), so that no group, however small, is swallowed by one that is unlike it.
+3. The representatives are linked exactly, each counting as many times as it has followers.
+4. A follower enters the tree where its representative is at height d: the result is a tree of all clients,
+   which is cut like any other.
+
+Representatives are members drawn at random, not medoids: average linkage compares members, and medoids
+are nearer to one another than members are, so that a threshold would mean something else.
+
+O(N R) distances for R representatives, made in blocks of clients that any worker can do; the result does
+not depend on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.clustering.linkage import Array, Method, build_linkage, linkage_of
+from rayfl.clustering.proximity import BLOCK, Block, Distances, condensed_blocks, take, tile
+from rayfl.errors import RayflError
+from rayfl.random import generator
+
+Ids = NDArray[np.int64]
+
+REPRESENTATIVES = 4096
+"""Clients that are sampled: as many distances for 100,000 clients as 30,000 have among themselves."""
+
+USUAL = 0.99
+"""The share of the sampled clients that have another of them within the radius."""
+
+
+@dataclass(frozen=True)
+class Represented:
+    """A tree of all clients, by way of representatives.
+
+    Attributes:
+        linkage: SciPy's linkage matrix ``(N - 1, 4)``.
+        representatives: their number R.
+        radius: nobody follows a representative that is farther away.
+    """
+
+    linkage: Array
+    representatives: int
+    radius: float
+
+
+def sample(clients: int, most: int, seed: int) -> Ids:
+    """The sampled representatives, rising: ``REPRESENTATIVES`` of N clients, or ``most`` if that is less."""
+    count = min(REPRESENTATIVES, most, clients)
+    return np.sort(generator(seed, "representatives").choice(clients, count, replace=False)).astype(np.int64)
+
+
+def nearest(proximity: str, block: Block, representatives: Block) -> tuple[Ids, Distances]:
+    """For every client of a block the nearest representative (the first of several), and its distance."""
+    values = tile(proximity, block, representatives)
+    who = values.argmin(axis=1)
+    return who.astype(np.int64), values[np.arange(block.size), who]
+
+
+def link(
+    proximity: str,
+    method: Method,
+    blocks: Sequence[Block],
+    sampled: Ids,
+    answers: Sequence[tuple[Ids, Distances]],
+    threshold: float | None = None,
+    most: int = 30_000,
+) -> Represented:
+    """The tree of all N clients.
+
+    Args:
+        proximity, method: how signatures compare, and groups.
+        blocks: the signatures of all clients, in order.
+        sampled: :func:`sample`.
+        answers: :func:`nearest` of every block to the sampled.
+        threshold: beta if one is given; nobody follows a representative beyond it.
+        most: how many representatives can be linked.
+
+    Raises:
+        RayflError: if more than ``most`` representatives are needed.
+    """
+    who = sampled[np.concatenate([index for index, _ in answers])]
+    away = np.concatenate([distance for _, distance in answers])
+    who[sampled], away[sampled] = sampled, 0.0
+    radius = _usual_distance(proximity, take(blocks, sampled))
+    radius = radius if threshold is None else min(radius, threshold)
+    strangers = np.flatnonzero(away > radius)
+    who[strangers], away[strangers] = _lead(proximity, blocks, strangers, radius, most - len(sampled))
+
+    everyone = np.arange(len(who))
+    representatives, sizes = np.unique(who, return_counts=True)
+    cuts = range(0, len(representatives), BLOCK)
+    packed = [take(blocks, representatives[start : start + BLOCK]) for start in cuts]
+    tree = build_linkage(condensed_blocks(proximity, packed), method, sizes)
+    followers = everyone[who != everyone]
+    pairs = np.concatenate(
+        [np.stack([followers, who[followers]], axis=1), representatives[_members(tree, len(sizes))]]
+    )
+    heights = np.concatenate([away[followers].astype(np.float64), tree[:, 2]])
+    return Represented(linkage_of(pairs, heights, np.ones_like(everyone)), len(representatives), radius)
+
+
+def _usual_distance(proximity: str, block: Block) -> float:
+    """The distance within which ``USUAL`` of a block's clients have another of them."""
+    if block.size < 2:
+        return 0.0
+    values = tile(proximity, block, block)
+    np.fill_diagonal(values, np.inf)
+    return float(np.quantile(values.min(axis=1), USUAL))
+
+
+def _lead(
+    proximity: str, blocks: Sequence[Block], strangers: Ids, radius: float, most: int
+) -> tuple[Ids, Distances]:
+    """Whom every stranger follows, and at what distance; itself if nobody before it is within the radius."""
+    who, away = strangers.copy(), np.zeros(len(strangers), np.float32)
+    leaders: list[int] = []
+    for start in range(0, len(strangers), BLOCK):
+        ids = strangers[start : start + BLOCK]
+        here = take(blocks, ids)
+        free = np.ones(len(ids), np.bool_)
+        if leaders:
+            index, distance = nearest(proximity, here, take(blocks, np.array(leaders)))
+            near = np.flatnonzero(distance <= radius)
+            who[start + near], away[start + near] = np.array(leaders)[index[near]], distance[near]
+            free[near] = False
+        among = tile(proximity, here)
+        for place in range(len(ids)):
+            if not free[place]:
+                continue
+            follow = place + 1 + np.flatnonzero((among[place] <= radius)[place + 1 :] & free[place + 1 :])
+            who[start + follow], away[start + follow] = ids[place], among[place, follow]
+            free[follow] = False
+            leaders.append(int(ids[place]))
+        if len(leaders) > most:
+            raise RayflError(
+                f"clustering: over {most:,} clients have no like within {radius:.3g}, too many to link; "
+                "give a larger clustering.threshold or clustering.exact_up_to"
+            )
+    return who, away
+
+
+def _members(linkage: Array, count: int) -> Ids:
+    """A member of each of the two groups that merge, ``(count - 1, 2)``."""
+    member = np.arange(count + len(linkage))
+    pairs = linkage[:, :2].astype(np.int64)
+    for merge, (a, _) in enumerate(pairs.tolist()):
+        member[count + merge] = member[a]
+    return np.asarray(member[pairs], np.int64)
