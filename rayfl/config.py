@@ -7,6 +7,7 @@ mistake into one line that says where, what, and what would be right.
 from __future__ import annotations
 
 import copy
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 else:
     DatasetChoice, PartitionChoice = choice(DATASETS), choice(PARTITIONS)
     ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
+
+
+_BLOCK_WORK = 1e7
+"""Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
 
 class Evaluation(Section):
@@ -77,9 +82,20 @@ class Execution(Section):
         0, ge=0, description="clients that may fail in a round and are then left out of its average"
     )
 
-    def clients_per_block(self, cohort: int) -> int:
-        """The block size: a matter of config alone, so that sums do not depend on the workers."""
-        size = min(64, -(-cohort // 16)) if self.block_size == "auto" else self.block_size
+    def clients_per_block(self, cohort: int, work: float = math.inf) -> int:
+        """The block size: a matter of config and data alone, so that sums do not depend on the workers.
+
+        Args:
+            cohort: clients a round.
+            work: of a client in a round: parameters times samples times epochs. Blocks of tiny clients are
+                doubled until they are worth a message, but eight or so remain.
+        """
+        if self.block_size == "auto":
+            size = min(64, -(-cohort // 16))
+            while size * work < _BLOCK_WORK and 8 * size <= cohort:
+                size *= 2
+        else:
+            size = self.block_size
         return min(size, self.clients_per_actor or size)
 
 

@@ -47,9 +47,9 @@ def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, training: d
     """E epochs of SGD."""
     optimizer = torch.optim.SGD(model.parameters(), lr=training["lr"], momentum=training.get("momentum", 0.0))
     for _ in range(training["epochs"]):
-        for batch in torch.randperm(len(x)).split(training["batch_size"]):
+        for batch in torch.randperm(len(x)).split(training["batch_size"]):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            functional.cross_entropy(model(x[batch]), y[batch]).backward()
+            functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 
@@ -107,7 +107,7 @@ class NaiveFedAvg:
         for k, pipe in enumerate(self._pipes):
             pipe.send((self.state, cohort[k :: len(self._pipes)]))
         totals = [pipe.recv() for pipe in self._pipes]
-        self.state = {n: sum(total[n] for total in totals) / len(cohort) for n in self.state}  # type: ignore[misc]
+        self.state = {n: sum(total[n] for total in totals) / len(cohort) for n in self.state}
         return time.perf_counter() - begun
 
     def close(self) -> None:

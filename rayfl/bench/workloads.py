@@ -41,7 +41,8 @@ class Workload:
     @property
     def steps(self) -> int:
         """Client-steps (optimizer steps of one client) in a round."""
-        return self.cohort * self.training["epochs"] * -(-self.samples // self.training["batch_size"])
+        batches = -(-self.samples // int(self.training["batch_size"]))
+        return self.cohort * int(self.training["epochs"]) * batches
 
     def arrays(
         self, seed: int = 0

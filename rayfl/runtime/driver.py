@@ -85,7 +85,7 @@ class Driver:
             hierarchy=config.hierarchy,
             clustering=config.clustering,
         )
-        self.block_size = config.execution.clients_per_block(config.training.cohort(federation.clients))
+        self.block_size = blocks_of(config, self.federation, host)
         self.servers = Servers(
             backend,
             host.spec,
@@ -266,6 +266,13 @@ class Driver:
             write_report(self.run_dir.path)
         self.emit(Event("done", {**summary, "path": str(self.run_dir.path)}))
         return summary
+
+
+def blocks_of(config: Config, federation: Federation, host: HostSpec) -> int:
+    """Clients in a block of this run."""
+    cohort = config.training.cohort(federation.clients)
+    work = host.spec.P * float(federation.sizes.mean()) * config.training.epochs
+    return config.execution.clients_per_block(cohort, work)
 
 
 def _weighted_loss(report: RoundReport, sizes: NDArray[np.int64]) -> float:

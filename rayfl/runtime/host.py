@@ -47,9 +47,9 @@ class ClientHost:
         """Train a block: a report, then one :class:`Partial` a row of A, then the client states if any."""
         begun = time.perf_counter()
         work, device = job.work, self.batches.device
-        rows = torch.empty((len(job.clients), self.spec.P), dtype=torch.float32, device=device)
-        for row, (at, state) in enumerate(zip(job.start, job.states, strict=True)):
-            rows[row] = _tensor(objects[at])
+        starts = torch.stack([_tensor(objects[at]) for at in range(int(job.start.max()) + 1)])
+        rows = starts.to(device)[torch.from_numpy(job.start).to(device)]
+        for row, state in enumerate(job.states):
             if state is not None:
                 scatter_(rows[row], work.personal, _tensor(objects[state[0]][state[1]]).to(device))
         indices = [self.federation.train[int(c)] for c in job.clients]

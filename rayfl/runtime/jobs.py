@@ -44,7 +44,8 @@ class TrainJob:
         round: 0-based.
         clients: ids ``(B,)``.
         start: for each client the position of its start model among the references, ``(B,)``.
-        states: for each client (position among the references, row) of its state, or None if it has none yet.
+        states: for each client (position among the references, row) of its state, or None if it has none yet;
+            empty for methods without client state.
         work: the local work.
         rows: numbers of the output models that the block contributes to, ``(R,)``.
         weights: their part of A, ``(R, B)``, not normalised.

@@ -12,12 +12,42 @@ WORKER_BYTES = 270e6
 
 
 @dataclass(frozen=True)
-class Available:
-    """What there is, on this machine or in the whole Ray cluster."""
+class Node:
+    """What one machine has free."""
 
     cpus: float
     gpus: float
+
+
+@dataclass(frozen=True)
+class Available:
+    """What there is, on this machine or in the whole Ray cluster.
+
+    Attributes:
+        nodes: an actor must fit on one of them.
+        memory: in bytes, over all.
+    """
+
+    nodes: tuple[Node, ...]
     memory: float
+
+    @property
+    def cpus(self) -> float:
+        """Over all nodes."""
+        return sum(node.cpus for node in self.nodes)
+
+    @property
+    def gpus(self) -> float:
+        """Over all nodes."""
+        return sum(node.gpus for node in self.nodes)
+
+    def room(self, cpus: float, gpus: float) -> int:
+        """How many actors of so many CPUs and GPUs can be placed."""
+        by_cpu = [int(node.cpus / cpus + 1e-9) for node in self.nodes]
+        by_gpu = [
+            int(node.gpus / gpus + 1e-9) if gpus else n for node, n in zip(self.nodes, by_cpu, strict=True)
+        ]
+        return sum(min(pair) for pair in zip(by_cpu, by_gpu, strict=True))
 
 
 @dataclass(frozen=True)
@@ -65,20 +95,25 @@ class ResourcePlan:
 
 
 def plan_resources(
-    config: Config, clients: int, parameters: int, data_bytes: int, available: Available
+    config: Config, clients: int, block: int, parameters: int, data_bytes: int, available: Available
 ) -> ResourcePlan:
     """Do the arithmetic.
+
+    Args:
+        config: the run.
+        clients: N.
+        block: clients in a block.
+        parameters: P.
+        data_bytes: of samples and index lists.
+        available: what there is.
 
     Raises:
         ConfigError: if the actors cannot be placed or the memory does not suffice; it names what would fit.
     """
     e = config.execution
     cohort = config.training.cohort(clients)
-    block = e.clients_per_block(cohort)
     blocks = -(-cohort // block)
-    cpu_room = int(available.cpus / e.cpus_per_actor + 1e-9)
-    gpu_room = int(available.gpus / e.gpus_per_actor + 1e-9) if e.gpus_per_actor else cpu_room
-    room = min(cpu_room, gpu_room)
+    room = available.room(e.cpus_per_actor, e.gpus_per_actor)
     if e.backend == "inline":
         actors = 1
     elif e.clients_per_actor is not None:
@@ -89,8 +124,14 @@ def plan_resources(
         actors = e.actors
     if e.backend == "ray" and actors > room:
         lacking, per, have = ("cpus", e.cpus_per_actor, available.cpus)
-        if gpu_room < cpu_room:
+        if room < available.room(e.cpus_per_actor, 0):
             lacking, per, have = ("gpus", e.gpus_per_actor, available.gpus)
+        if room == 0 and per <= have:
+            raise ConfigError(
+                "execution",
+                f"no node has {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs free for an actor",
+                "lower execution.cpus_per_actor or execution.gpus_per_actor",
+            )
         share = int(1000 * have / actors) / 1000
         many = "execution.clients_per_actor" if e.clients_per_actor else "execution.actors"
         fewer = -(-clients // max(1, room)) if e.clients_per_actor else max(1, room)

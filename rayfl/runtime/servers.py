@@ -137,9 +137,7 @@ class Servers:
         weights = np.zeros((len(rows), len(clients)))
         weights[np.searchsorted(rows, part.coords[0]), part.coords[1]] = part.data
         used, start = np.unique(plan.start[block], return_inverse=True)
-        refs, located = (
-            self.states.locate(clients.tolist(), len(used)) if work.personal else ([], (None,) * len(clients))
-        )
+        refs, located = self.states.locate(clients.tolist(), len(used)) if work.personal else ([], ())
         job = TrainJob(round, clients, start, located, work, rows.astype(np.int64), weights)
         return Task(
             "train",

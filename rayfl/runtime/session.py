@@ -30,11 +30,11 @@ from rayfl.data import data_root as default_root
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.models import ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
-from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.driver import Driver, Event, Interrupted, blocks_of
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.ray_backend import RayBackend, plain_errors
-from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
+from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.training import choose_engine
 
@@ -195,18 +195,21 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     """
     samples = federation.samples
     size = samples.x_train.nbytes + samples.x_test.nbytes + federation.train.values.nbytes * 2
-    return plan_resources(config, federation.clients, host.spec.P, size, available)
+    block = blocks_of(config, federation, host)
+    return plan_resources(config, federation.clients, block, host.spec.P, size, available)
 
 
 def this_machine() -> Available:
     """What this machine has."""
-    return Available(os.cpu_count() or 1, torch.cuda.device_count(), psutil.virtual_memory().available)
+    node = Node(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
+    return Available((node,), float(psutil.virtual_memory().available))
 
 
 def this_cluster() -> Available:
-    """What the connected Ray cluster has free."""
-    free = ray.available_resources()
-    return Available(free.get("CPU", 0.0), free.get("GPU", 0.0), free.get("memory", 0.0))
+    """What the connected Ray cluster has free, node by node."""
+    free = ray.state.available_resources_per_node()
+    nodes = tuple(Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in free.values())
+    return Available(nodes, sum(node.get("memory", 0.0) for node in free.values()))
 
 
 def connect(config: Config) -> None:
@@ -253,17 +256,20 @@ def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Resul
     return Result(directory.path)
 
 
+def make_backend(config: Config, plan: ResourcePlan) -> Backend:
+    """The backend that the config names; with Ray it must be connected."""
+    e = config.execution
+    if e.backend == "inline":
+        return InlineBackend()
+    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors)
+
+
 def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
     federation, host = build(config)
     inline = config.execution.backend == "inline"
     plan = arithmetic(config, federation, host, this_machine() if inline else this_cluster())
-    e = config.execution
-    backend: Backend = (
-        InlineBackend()
-        if inline
-        else RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors)
-    )
+    backend = make_backend(config, plan)
     directory.write_json(
         "environment.json",
         {
@@ -322,8 +328,7 @@ def _await_nodes(config: Config, listen: Listener, stop: threading.Event) -> Non
     bundle = {"CPU": e.cpus_per_actor} | ({"GPU": e.gpus_per_actor} if e.gpus_per_actor else {})
     until, told = time.monotonic() + _NODES_TIMEOUT, False
     while not stop.is_set() and time.monotonic() < until:
-        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = sum(int(min(node.get(k, 0.0) / v for k, v in bundle.items()) + 1e-9) for node in nodes)
+        room = this_cluster().room(e.cpus_per_actor, e.gpus_per_actor)
         if room >= e.actors:
             break
         if not told:

@@ -38,14 +38,14 @@ class Batches:
     def __init__(self, samples: Samples, device: torch.device, scaling: Scaling | None = None) -> None:
         self.samples, self.device = samples, device
         scaling = scaling or Scaling.of(samples)
-        self._factor = scaling.factor
         shape = (-1, 1, 1) if samples.x_train.ndim == 4 else (-1,)
-        self._mean = torch.tensor(scaling.mean, device=device).reshape(shape)
-        self._std = torch.tensor(scaling.std, device=device).reshape(shape)
+        mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (scaling.mean, scaling.std))
+        self._slope = (scaling.factor / std).to(torch.float32).to(device)
+        self._shift = (mean / std).to(torch.float32).to(device)
 
     def _inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
         tensor = torch.from_numpy(x).to(self.device).to(torch.float32)
-        return tensor.mul_(self._factor).sub_(self._mean).div_(self._std)
+        return tensor.mul_(self._slope).sub_(self._shift)
 
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(n, ...)`` float32 and labels ``(n,)`` int64 of training samples."""

@@ -11,11 +11,11 @@ import pytest
 from safetensors.torch import load_file
 
 from rayfl.algorithms import ServerState
-from rayfl.config import load
+from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
 from rayfl.models import ModelSpec
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.resources import Available, plan_resources
+from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory, write_atomically
 from rayfl.runtime.session import build, resume, run
 
@@ -118,7 +118,21 @@ def test_atomic_writes_leave_the_old_file_when_they_fail(
     assert path.read_text() == "old"
 
 
-PLENTY = Available(cpus=8, gpus=1, memory=64e9)
+def plan(config: Config, available: Available) -> ResourcePlan:
+    block = config.execution.clients_per_block(config.training.cohort(100))
+    return plan_resources(config, 100, block, 1000, 10**6, available)
+
+
+def test_an_actor_must_fit_on_one_node() -> None:
+    apart = Available((Node(4, 0), Node(0, 1)), 64e9)
+    assert apart.room(1, 0) == 4
+    assert apart.room(1, 0.5) == 0
+    with pytest.raises(ConfigError, match=r"no node has 1 CPUs and 0\.5 GPUs"):
+        plan(load({}, ["execution.actors=1", "execution.gpus_per_actor=0.5"]), apart)
+    assert Available((Node(4, 1), Node(1, 1)), 64e9).room(1, 0.5) == 3
+
+
+PLENTY = Available((Node(8, 1),), memory=64e9)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +147,9 @@ PLENTY = Available(cpus=8, gpus=1, memory=64e9)
     ],
 )
 def test_actors_follow_from_what_there_is(overrides: list[str], actors: int) -> None:
-    plan = plan_resources(load({}, overrides), 100, 1000, 10**6, PLENTY)
-    assert plan.actors == actors
-    assert plan.cpus <= 8
+    planned = plan(load({}, overrides), PLENTY)
+    assert planned.actors == actors
+    assert planned.cpus <= 8
 
 
 @pytest.mark.parametrize(
@@ -154,15 +168,15 @@ def test_actors_follow_from_what_there_is(overrides: list[str], actors: int) -> 
 )
 def test_what_cannot_fit_is_refused_with_what_would(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        plan_resources(load({}, overrides), 100, 1000, 10**6, PLENTY)
+        plan(load({}, overrides), PLENTY)
 
 
 @pytest.mark.parametrize("remedy", ["execution.cpus_per_actor=0.4", "execution.actors=8"])
 def test_the_remedy_does_fit(remedy: str) -> None:
     settings = ["execution.actors=20", remedy]
-    assert plan_resources(load({}, settings), 100, 1000, 10**6, PLENTY).cpus <= 8
+    assert plan(load({}, settings), PLENTY).cpus <= 8
 
 
 def test_memory_is_part_of_the_arithmetic() -> None:
     with pytest.raises(ConfigError, match=r"need more than the 1\.0 GB"):
-        plan_resources(load({}, ["execution.actors=8"]), 100, 1000, 10**6, Available(8, 0, 1e9))
+        plan(load({}, ["execution.actors=8"]), Available((Node(8, 0),), 1e9))

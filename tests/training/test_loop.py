@@ -14,7 +14,7 @@ from torch import nn
 from rayfl.data import Samples
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
-from rayfl.training import Batches, LocalWork, LoopEngine, Scaling
+from rayfl.training import Batches, LocalWork, LoopEngine
 from tests.training.conftest import make_samples, make_spec
 
 WORK = LocalWork(epochs=2, batch_size=8, lr=0.05)
@@ -49,11 +49,7 @@ def reference(
     own: np.ndarray,
 ) -> tuple[np.ndarray, float]:
     """What everybody would write: nn.Module, CrossEntropyLoss, torch.optim.SGD."""
-    scaling = Scaling.of(samples)
-    x = torch.from_numpy(samples.x_train[own]).float() * scaling.factor
-    if samples.x_train.ndim == 4:
-        x = (x - torch.tensor(scaling.mean).reshape(-1, 1, 1)) / torch.tensor(scaling.std).reshape(-1, 1, 1)
-    y = torch.from_numpy(samples.y_train[own])
+    x, y = Batches(samples, torch.device("cpu")).train(own)
     module = spec.build().train()
     optimizer = torch.optim.SGD(
         module.parameters(), lr=work.lr, momentum=work.momentum, weight_decay=work.weight_decay

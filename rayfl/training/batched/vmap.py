@@ -41,7 +41,7 @@ class VmapNetwork(Network):
             logits = functional_call(module, values, (x,))
             return (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
 
-        self._gradients = vmap(grad_and_value(loss))
+        self._gradients: Any = vmap(grad_and_value(loss))
 
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:

@@ -1,0 +1,176 @@
+"""Measure the workloads: rayfl and the plain loop interleaved in one run, medians and ratios."""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rayfl.bench.naive import NaiveFedAvg
+from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import arithmetic, build, connect, make_backend, this_cluster, this_machine
+
+Say = Callable[[str], None]
+
+
+def tree_memory() -> float:
+    """Memory of this process and all below it in GB: proportional set size, shared pages counted once."""
+    total = 0
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            full = process.memory_full_info()
+            total += getattr(full, "pss", full.rss)
+        except (psutil.Error, OSError):
+            continue
+    return total / 1e9
+
+
+class PeakMemory:
+    """The highest :func:`tree_memory` while it is open, looked at a few times a second."""
+
+    def __enter__(self) -> PeakMemory:
+        self.gb, self._stop = tree_memory(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.3):
+            self.gb = max(self.gb, tree_memory())
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.gb = max(self.gb, tree_memory())
+
+
+@dataclass
+class Rayfl:
+    """A running rayfl driver that does one round at a time.
+
+    Attributes:
+        driver, state: the driver and where it is.
+        busy: seconds that each worker trained in the last round.
+    """
+
+    driver: Driver
+    state: Any
+    busy: dict[int, float]
+
+    def round(self) -> float:
+        """One round; its seconds."""
+        begun = time.perf_counter()
+        self.state = self.driver.round(self.state)
+        return time.perf_counter() - begun
+
+
+@contextmanager
+def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iterator[Rayfl]:
+    """Start rayfl on a workload, in this process and with its actors on Ray, and stop it in the end."""
+    config = workload.config(folder, **execution)
+    federation, host = build(config)
+    inline = config.execution.backend == "inline"
+    if not inline:
+        connect(config)
+    plan = arithmetic(config, federation, host, this_machine() if inline else this_cluster())
+    backend = make_backend(config, plan)
+    busy: dict[int, float] = {}
+
+    def listen(event: Event) -> None:
+        if event.kind == "round":
+            busy.clear()
+            busy.update(event.data["busy"])
+
+    driver = Driver(config, federation, backend, RunDirectory.create(config), host, listen)
+    try:
+        yield Rayfl(driver, driver.start(), busy)
+    finally:
+        backend.close()
+
+
+def measure(workload: Workload, rounds: int, execution: dict[str, Any], say: Say = print) -> dict[str, Any]:
+    """Rounds of rayfl and of the plain loop, one after the other, the first of each left out.
+
+    Returns:
+        Medians of seconds a round and client-steps per second of both, the median of the paired ratios
+        (plain loop / rayfl: above 1 rayfl is faster), utilisation of the client actors, peak memory in GB.
+    """
+    with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
+        naive = NaiveFedAvg(workload)
+        base = tree_memory()
+        try:
+            with running(workload, Path(folder), execution) as rayfl, PeakMemory() as peak:
+                naive.round(), rayfl.round()
+                pairs, used = [], []
+                for number in range(rounds):
+                    theirs, ours = naive.round(), rayfl.round()
+                    actors = rayfl.driver.backend.actors
+                    pairs.append((theirs, ours))
+                    used.append(sum(rayfl.busy.values()) / (actors * ours))
+                    say(f"{workload.name} {number + 1}/{rounds}: plain {theirs:.3f} s, rayfl {ours:.3f} s")
+        finally:
+            naive.close()
+    theirs, ours = (statistics.median(column) for column in zip(*pairs, strict=True))
+    return {
+        "workload": workload.name,
+        "about": workload.about,
+        "rounds": rounds,
+        "client_steps_a_round": workload.steps,
+        "plain_seconds": theirs,
+        "rayfl_seconds": ours,
+        "plain_steps_per_second": workload.steps / theirs,
+        "rayfl_steps_per_second": workload.steps / ours,
+        "ratio": statistics.median(t / o for t, o in pairs),
+        "ratios": [t / o for t, o in pairs],
+        "utilisation": statistics.median(used),
+        "memory_gb": peak.gb - base,
+        "plain_memory_gb": base,
+        "engine": rayfl.driver.host.engine,
+    }
+
+
+def startup(workload: Workload, side: str) -> float:
+    """Seconds from starting a process to the end of its first round, less a second round's time.
+
+    Args:
+        workload: what to run.
+        side: ``rayfl`` or ``plain``.
+    """
+    begun = time.time()
+    command = [sys.executable, "-m", "rayfl.bench.measure", side, workload.name, str(begun)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return float(done.stdout.strip().splitlines()[-1])
+
+
+def _startup_here(side: str, workload: Workload, begun: float) -> float:
+    if side == "plain":
+        naive = NaiveFedAvg(workload)
+        naive.round()
+        first = time.time() - begun
+        usual = naive.round()
+        naive.close()
+        return first - usual
+    with (
+        tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
+        running(workload, Path(folder), {}) as rayfl,
+    ):
+        rayfl.round()
+        first = time.time() - begun
+        return first - rayfl.round()
+
+
+if __name__ == "__main__":
+    print(_startup_here(sys.argv[1], WORKLOADS[sys.argv[2]], float(sys.argv[3])))

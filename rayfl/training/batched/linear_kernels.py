@@ -1,0 +1,77 @@
+"""The forward product of a linear layer for many clients with small batches, compiled by Numba.
+
+With ten samples a batch the product is thin: a general matrix library reaches a third of what the core can
+do, because it is made for square ones. This loop keeps ten sums in registers (two outputs times five
+samples) and lets the compiler vectorise along the features: measured 1.3 to 5 times faster than MKL's
+batched product for 5 to 32 samples, from 84 x 10 to 3136 x 2048 weights. The same was tried for the two
+products of the backward pass, which MKL does as fast or faster.
+
+Clients are independent and each sum has a fixed order: results do not depend on who shares a call.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rayfl.training.batched.jit import jit
+
+_ZERO = np.float32(0)
+
+
+@jit
+def forward(x, w, bias, y):  # type: ignore[no-untyped-def]
+    """``y = x w^T + bias``.
+
+    Args:
+        x: ``(C, B, D)``, like all arrays here C-contiguous float32.
+        w: ``(C, O, D)``.
+        bias: ``(C, O)``.
+        y: ``(C, B, O)``, written.
+    """
+    clients, batch, features = x.shape
+    outputs = w.shape[1]
+    for c in range(clients):
+        for o in range(0, outputs - 1, 2):
+            b = 0
+            while b + 5 <= batch:
+                s0 = s1 = s2 = s3 = s4 = t0 = t1 = t2 = t3 = t4 = _ZERO
+                for k in range(features):
+                    u, v = w[c, o, k], w[c, o + 1, k]
+                    x0, x1, x2, x3, x4 = (
+                        x[c, b, k],
+                        x[c, b + 1, k],
+                        x[c, b + 2, k],
+                        x[c, b + 3, k],
+                        x[c, b + 4, k],
+                    )
+                    s0 += u * x0
+                    s1 += u * x1
+                    s2 += u * x2
+                    s3 += u * x3
+                    s4 += u * x4
+                    t0 += v * x0
+                    t1 += v * x1
+                    t2 += v * x2
+                    t3 += v * x3
+                    t4 += v * x4
+                p, q = bias[c, o], bias[c, o + 1]
+                y[c, b, o], y[c, b, o + 1] = s0 + p, t0 + q
+                y[c, b + 1, o], y[c, b + 1, o + 1] = s1 + p, t1 + q
+                y[c, b + 2, o], y[c, b + 2, o + 1] = s2 + p, t2 + q
+                y[c, b + 3, o], y[c, b + 3, o + 1] = s3 + p, t3 + q
+                y[c, b + 4, o], y[c, b + 4, o + 1] = s4 + p, t4 + q
+                b += 5
+            while b < batch:
+                s0 = t0 = _ZERO
+                for k in range(features):
+                    s0 += w[c, o, k] * x[c, b, k]
+                    t0 += w[c, o + 1, k] * x[c, b, k]
+                y[c, b, o], y[c, b, o + 1] = s0 + bias[c, o], t0 + bias[c, o + 1]
+                b += 1
+        if outputs % 2:
+            o = outputs - 1
+            for b in range(batch):
+                s0 = _ZERO
+                for k in range(features):
+                    s0 += w[c, o, k] * x[c, b, k]
+                y[c, b, o] = s0 + bias[c, o]

@@ -1,0 +1,223 @@
+"""The batched and vmap engines equal the plain loop, for every model and option."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from torch import nn
+
+from rayfl.data import Samples
+from rayfl.errors import ConfigError
+from rayfl.models import MODELS, Model, ModelSpec
+from rayfl.training import Batches, LocalWork, LoopEngine, choose_engine
+from rayfl.training.batched import BatchedEngine, Unsupported
+from rayfl.training.batched.network import BatchedNetwork
+from rayfl.training.batched.steps import StepPlan
+from rayfl.training.batched.vmap import VmapNetwork
+
+CASES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+    ("linear", {}, (20,)),
+    ("mlp", {"hidden": [30]}, (20,)),
+    ("mlp", {"hidden": [16, 8], "dropout": 0.5}, (1, 4, 4)),
+    ("lenet5", {}, (1, 28, 28)),
+    ("lenet5", {}, (3, 32, 32)),
+    ("lenet5", {"batch_norm": True}, (1, 28, 28)),
+    ("mthfl_cnn", {}, (3, 32, 32)),
+    ("mthfl_mlp", {}, (1, 8, 8)),
+    ("subfedavg_cnn", {}, (1, 28, 28)),
+    ("leaf_cnn", {}, (1, 28, 28)),
+    ("resnet9", {}, (3, 32, 32)),
+]
+SGDS = [LocalWork(2, 5, 0.05), LocalWork(2, 5, 0.05, momentum=0.5, weight_decay=0.01)]
+
+
+def random_samples(shape: tuple[int, ...], count: int, classes: int, seed: int = 0) -> Samples:
+    rng = np.random.default_rng(seed)
+    if len(shape) == 3:
+        x: NDArray[Any] = rng.integers(0, 256, (count, *shape)).astype(np.uint8)
+    else:
+        x = rng.standard_normal((count, *shape)).astype(np.float32)
+    y = rng.integers(0, classes, count)
+    return Samples("random", x, y, x[:1], y[:1], classes)
+
+
+def assert_equal(
+    spec: ModelSpec, work: LocalWork, sizes: list[int], network: Any = None, together: int | None = 3
+) -> None:
+    """Ragged clients trained by both engines end at the same models, losses and steps."""
+    batches = Batches(random_samples(spec.shape, 60, spec.classes), torch.device("cpu"))
+    rng = np.random.default_rng(1)
+    indices = [rng.choice(60, n, replace=False) for n in sizes]
+    start = torch.from_numpy(np.tile(spec.initial(), (len(sizes), 1)))
+    ids = range(10, 10 + len(sizes))
+    loop = LoopEngine(spec, batches, 0).train(work, 1, ids, indices, start.clone())
+    other = BatchedEngine(spec, batches, 0, network, together).train(work, 1, ids, indices, start.clone())
+    assert not loop.failures
+    assert not other.failures
+    assert loop.steps.tolist() == other.steps.tolist()
+    np.testing.assert_allclose(other.losses, loop.losses, rtol=1e-5)
+    moved = (loop.rows - start).norm(dim=1)
+    assert (moved > 0).all()
+    assert ((other.rows - loop.rows).norm(dim=1) / moved).max() < 1e-4
+
+
+@pytest.mark.parametrize("work", SGDS, ids=["plain", "momentum-decay"])
+@pytest.mark.parametrize(("name", "settings", "shape"), CASES)
+def test_every_model_equals_the_loop(
+    name: str, settings: dict[str, Any], shape: tuple[int, ...], work: LocalWork
+) -> None:
+    spec = ModelSpec.of(MODELS[name](**settings), shape, 7, 0)
+    sizes = [3, 2] if name in ("resnet9", "leaf_cnn") else [23, 10, 4, 31, 7]
+    assert_equal(spec, work, sizes)
+
+
+def test_the_cases_cover_all_models() -> None:
+    assert {name for name, _, _ in CASES} == set(MODELS)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=7),
+    batch=st.integers(1, 12),
+    epochs=st.integers(1, 3),
+    hidden=st.integers(1, 40),
+    features=st.integers(1, 50),
+    classes=st.integers(2, 9),
+    together=st.integers(1, 8),
+    momentum=st.sampled_from([0.0, 0.9]),
+    decay=st.sampled_from([0.0, 0.1]),
+)
+def test_any_shape_and_any_ragged_clients(
+    sizes: list[int], batch: int, epochs: int, hidden: int, features: int, classes: int, together: int,
+    momentum: float, decay: float,
+) -> None:  # fmt: skip
+    spec = ModelSpec.of(MODELS["mlp"](hidden=[hidden]), (features,), classes, 0)
+    assert_equal(spec, LocalWork(epochs, batch, 0.005, momentum, decay), sizes, together=together)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape"), [c for c in CASES if c[0] in ("linear", "mthfl_mlp", "lenet5")]
+)
+@pytest.mark.parametrize("work", SGDS, ids=["plain", "momentum-decay"])
+def test_vmap_equals_the_loop(
+    name: str, settings: dict[str, Any], shape: tuple[int, ...], work: LocalWork
+) -> None:
+    spec = ModelSpec.of(MODELS[name](**settings), shape, 7, 0)
+    if settings.get("batch_norm"):
+        with pytest.raises(Unsupported, match="buffers"):
+            VmapNetwork(spec)
+        return
+    assert_equal(spec, work, [9, 4, 12], VmapNetwork(spec))
+
+
+class Wavy(Model):
+    """Has a layer without a batched twin."""
+
+    name: str = "wavy"
+    draws: bool = False
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        return {"fc": ("0",), "out": ("2",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        middle = nn.RReLU() if self.draws else nn.Tanh()
+        return nn.Sequential(nn.Linear(shape[0], 8), middle, nn.Linear(8, classes))
+
+
+def test_what_has_no_twin_goes_to_vmap_and_then_to_the_loop() -> None:
+    tanh = ModelSpec.of(Wavy(), (6,), 3, 0)
+    with pytest.raises(Unsupported, match="1 is a Tanh"):
+        BatchedNetwork(tanh)
+    name, why = choose_engine(tanh)
+    assert name == "vmap"
+    assert "not batched: 1 is a Tanh" in why
+    assert_equal(tanh, SGDS[1], [5, 7, 3], VmapNetwork(tanh))
+    name, why = choose_engine(ModelSpec.of(Wavy(draws=True), (6,), 3, 0))
+    assert name == "loop"
+    assert "not vmap: 1 draws random numbers" in why
+
+
+def test_a_wanted_engine_that_cannot_is_refused() -> None:
+    spec = ModelSpec.of(Wavy(), (6,), 3, 0)
+    with pytest.raises(ConfigError, match=r"training\.engine: batched does not cover this model.*Tanh"):
+        choose_engine(spec, "batched")
+    assert choose_engine(spec, "loop")[0] == "loop"
+    assert choose_engine(ModelSpec.of(MODELS["lenet5"](), (1, 28, 28), 10, 0)) == (
+        "batched",
+        "equals the plain loop in a trial",
+    )
+
+
+def test_a_wrong_engine_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The trial is there to refuse an engine that does not equal the loop on this machine."""
+    spec = ModelSpec.of(MODELS["mlp"](hidden=[5]), (6,), 3, 0)
+    original = BatchedNetwork.step
+
+    def wrong(self: Any, x: Any, y: Any, weights: Any, step: Any) -> Any:
+        return original(self, x, y, weights * 1.01, step)
+
+    monkeypatch.setattr(BatchedNetwork, "step", wrong)
+    name, why = choose_engine(spec)
+    assert name == "vmap"
+    assert "not batched" in why
+
+
+def test_a_diverging_client_fails_alone() -> None:
+    spec = ModelSpec.of(MODELS["mlp"](hidden=[5]), (6,), 3, 0)
+    batches = Batches(random_samples((6,), 40, 3), torch.device("cpu"))
+    indices = [np.arange(0, 10), np.arange(10, 20), np.arange(20, 30)]
+    start = torch.from_numpy(np.tile(spec.initial(), (3, 1)))
+    start[1] *= 1e25
+    before = start.clone()
+    block = BatchedEngine(spec, batches, 0).train(SGDS[0], 0, [4, 5, 6], indices, start)
+    assert list(block.failures) == [1]
+    assert "smaller training.lr" in block.failures[1]
+    torch.testing.assert_close(start[1], before[1], rtol=0, atol=0)
+    assert (start[[0, 2]] != before[[0, 2]]).any()
+
+
+@pytest.mark.parametrize("name", ["mlp", "lenet5"])
+def test_a_clients_result_does_not_depend_on_its_company(name: str) -> None:
+    """Not even in the last bit on the CPU, so blocks may be cut in any way."""
+    shape = (1, 28, 28)
+    spec = ModelSpec.of(MODELS[name](), shape, 5, 0)
+    batches = Batches(random_samples(shape, 60, 5), torch.device("cpu"))
+    rng = np.random.default_rng(1)
+    indices = [rng.choice(60, n, replace=False) for n in (20, 20, 20, 20, 20)]
+    start = torch.from_numpy(np.tile(spec.initial(), (5, 1)))
+    engine = BatchedEngine(spec, batches, 0, None, 4)
+    together = engine.train(SGDS[1], 2, range(5), indices, start.clone()).rows
+    alone = engine.train(SGDS[1], 2, [3], indices[3:4], start[3:4].clone()).rows
+    torch.testing.assert_close(alone[0], together[3], rtol=0, atol=0)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 25), min_size=1, max_size=6),
+    batch=st.integers(1, 9),
+    epochs=st.integers(1, 3),
+)
+def test_a_step_plan_visits_every_sample_once_an_epoch(sizes: list[int], batch: int, epochs: int) -> None:
+    counts = np.array(sorted(sizes, key=lambda n: -(-n // batch), reverse=True))
+    plan = StepPlan(0, 0, range(len(counts)), counts, LocalWork(epochs, batch, 0.1))
+    firsts = np.cumsum(counts) - counts
+    for c, n in enumerate(counts.tolist()):
+        visited = [
+            plan.places[t, c, : plan.counts[t, c]].tolist() for t in range(plan.steps) if plan.counts[t, c]
+        ]
+        assert plan.totals[c] == len(visited) == epochs * -(-n // batch)
+        per_epoch = [v for v in visited]
+        for e in range(epochs):
+            epoch = per_epoch[e * -(-n // batch) : (e + 1) * -(-n // batch)]
+            assert sorted(p for step in epoch for p in step) == list(range(firsts[c], firsts[c] + n))
+    for t in range(plan.steps):
+        assert (plan.counts[t, : plan.active[t]] > 0).all()
+        assert (plan.counts[t, plan.active[t] :] == 0).all()
+        sums = plan.weights[t, : plan.active[t]].sum(1)
+        np.testing.assert_allclose(sums, 1, rtol=1e-5)
