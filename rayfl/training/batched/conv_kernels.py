@@ -114,13 +114,14 @@ def _load(typing: Any, array: Any, index: Any) -> Any:
 
 @_operation
 def _store(typing: Any, array: Any, index: Any, value: Any) -> Any:
-    """``array[index : index + LANES] = value``."""
+    """``array[index] = value`` for an index that is known to be in range; from there on for a vector."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        builder.store(args[2], _pointer(context, builder, array, args[0], args[1], _FLOATS), align=4)
+        kind = context.get_value_type(value)
+        builder.store(args[2], _pointer(context, builder, array, args[0], args[1], kind), align=4)
         return context.get_dummy_value()
 
-    return types.void(array, types.intp, _vector), generate
+    return types.void(array, types.intp, value), generate
 
 
 @_operation
@@ -333,7 +334,8 @@ def _backward(
                 for _ in range(batch):
                     start, gradient = _get(winner, at), _get(dy, at)
                     at += pooled * outputs
-                    starts[count], gradients[count] = start, gradient
+                    _store(starts, count, start)
+                    _store(gradients, count, gradient)
                     count += (start >= 0) & (gradient != 0)
             total = np.float32(0)
             for e in range(count):
