@@ -90,25 +90,22 @@ class BatchedEngine:
         ids = [clients[r] for r in rows]
         plan = StepPlan(self.seed, round, ids, np.array([len(indices[r]) for r in rows]), work)
         where = torch.from_numpy(rows).to(start.device)
-        models = start.index_select(0, where)
-        means = self._together(work, round, ids, [indices[r] for r in rows], models, plan)
-        finite = torch.isfinite(models.sum(1)).tolist()  # one pass; a single NaN or infinity shows in the sum
-        for mean, whole in zip(means.tolist(), finite, strict=True):
-            check_finite(mean, whole)
-        start.index_copy_(0, where, models)
+        self.network.load(start, where, Sgd(work.lr, work.momentum, work.weight_decay))
+        means = self._together(round, ids, [indices[r] for r in rows], plan)
+        for mean, finite in zip(means.tolist(), self.network.finite(), strict=True):
+            check_finite(mean, finite)
+        self.network.store(start, where)
         losses[rows], steps[rows] = means, plan.totals
 
     @torch.no_grad()
     def _together(
         self,
-        work: LocalWork,
         round: int,
         clients: Sequence[int],
         indices: Sequence[NDArray[np.integer]],
-        models: torch.Tensor,
         plan: StepPlan,
     ) -> NDArray[np.float64]:
-        """Train C clients in place; their mean losses ``(C,)``."""
+        """Train the C clients whose models the network holds; their mean losses ``(C,)``."""
         device, network = self.batches.device, self.network
         x, y = self.batches.train(np.concatenate(indices))
         # What dropout and the like draw is keyed per client and round, as in the plain loop.
@@ -116,7 +113,6 @@ class BatchedEngine:
             torch.Generator(device=device).manual_seed(key(self.seed, "train", round, c) >> 1)
             for c in (clients if network.draws else ())
         ]
-        network.load(models, Sgd(work.lr, work.momentum, work.weight_decay))
         places, weights = torch.from_numpy(plan.places).to(device), torch.from_numpy(plan.weights).to(device)
         counts = torch.from_numpy(plan.counts).to(device)
         totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
@@ -138,6 +134,5 @@ class BatchedEngine:
                 step,
             )
             totals[:now].addcmul_(loss, counts[t, :now])
-        network.store(models)
         means: NDArray[np.float64] = totals.cpu().numpy() / np.maximum(1, plan.seen)
         return means

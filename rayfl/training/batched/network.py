@@ -49,10 +49,16 @@ class Network:
         self.parameters: dict[str, Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
 
-    def load(self, rows: torch.Tensor, sgd: Sgd) -> None:
-        """Take the models ``(C, P)`` of C clients; the copy is contiguous tensor by tensor."""
+    def load(self, models: torch.Tensor, rows: torch.Tensor, sgd: Sgd) -> None:
+        """Take the models of C clients; the copy is contiguous tensor by tensor.
+
+        Args:
+            models: ``(>= C, P)``.
+            rows: which of them, ``(C,)``.
+            sgd: the step.
+        """
         self._values = {
-            name: rows[:, place].view(len(rows), *shape).clone(memory_format=torch.contiguous_format)
+            name: models[:, place].index_select(0, rows).view(len(rows), *shape)
             for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True)
         }
         names = self._parameter_names
@@ -64,10 +70,15 @@ class Network:
         for parameter in self.parameters.values():
             parameter.narrow(clients)
 
-    def store(self, rows: torch.Tensor) -> None:
-        """Put the models back into ``rows`` ``(C, P)``."""
+    def store(self, models: torch.Tensor, rows: torch.Tensor) -> None:
+        """Put the models back where :meth:`load` took them."""
         for name, place in zip(self.spec.names, self.spec.slices, strict=True):
-            rows[:, place] = self._values[name].flatten(1)
+            models[:, place].index_copy_(0, rows, self._values[name].flatten(1))
+
+    def finite(self) -> list[bool]:
+        """Whether all numbers of each client's model are finite: a NaN or infinity shows in the sum."""
+        sums = [value.flatten(1).sum(1) for value in self._values.values()]
+        return torch.isfinite(torch.stack(sums)).all(0).tolist()
 
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         """One SGD step of every client.
@@ -108,8 +119,8 @@ class BatchedNetwork(Network):
         return layer
 
     @override
-    def load(self, rows: torch.Tensor, sgd: Sgd) -> None:
-        super().load(rows, sgd)
+    def load(self, models: torch.Tensor, rows: torch.Tensor, sgd: Sgd) -> None:
+        super().load(models, rows, sgd)
         for prefix, leaf in self._leaves.items():
             leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
 

@@ -37,7 +37,9 @@ class VmapNetwork(Network):
             raise Unsupported("the model has buffers")
         module.train()
 
-        def loss(values: dict[str, torch.Tensor], x: Any, y: Any, weights: Any) -> torch.Tensor:
+        def loss(
+            values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+        ) -> torch.Tensor:
             logits = functional_call(module, values, (x,))
             return (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
 
