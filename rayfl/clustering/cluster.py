@@ -206,9 +206,7 @@ def from_representatives(
     """
     start = time.perf_counter() if start is None else start
     measure, method = clustering.measure, clustering.linkage
-    found = two_stage.link(
-        measure, method, blocks, sampled, answers, clustering.threshold, clustering.exact_up_to
-    )
+    found = two_stage.link(measure, method, blocks, sampled, answers, clustering.threshold)
     clusters = _cut(clustering, found.linkage, groups)
     clients = len(clusters.labels)
     draw = generator(seed, "agreement").choice(clients, min(SUBSET, clients), replace=False)

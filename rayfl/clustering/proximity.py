@@ -11,9 +11,10 @@ The angles between subspaces are PACFL's, in degrees. Thesis Eq. 3.1 is ``princi
 ``vector_angle_sum``; ``vector_angle_min`` is what its published angles are. Singular vectors have no sign,
 so all three use ``|u . v|``, clipped to [0, 1].
 
-Accuracy against an SVD in float64 of each pair: 1e-6 degrees in double precision (0.01 where two angles
-coincide near 0, since the closed form then loses half the digits); 0.002 degrees in single precision, whose
-products are 1e-6 off: angles below ``NEAR``, where that would matter, are taken in double precision.
+Accuracy against an SVD in float64 of each pair: in double precision 1e-5 degrees, and 0.01 where two
+angles coincide near 0, since the closed form of the largest eigenvalue then loses half the digits; in single
+precision 0.005 degrees (an angle's; ``vector_angle_sum`` adds p of them). Its products are up to 1e-6 off,
+which matters most near 0, so angles below ``NEAR`` are taken in double precision there too.
 """
 
 from __future__ import annotations
@@ -36,8 +37,11 @@ Distances = NDArray[np.floating]
 BLOCK = 2048
 """Clients in a block, whatever the number of workers: a tile of two blocks is 17 MB in single precision."""
 
-TILE_COLUMNS = 1024
-"""Vectors on each side of one matrix product: what is made of it stays in the cache."""
+PRODUCT = (384, 1024)
+"""Vectors on either side of one matrix product: what is made of it stays in the cache."""
+
+STRIP = 12_000
+"""Pairs whose angles are worked out at a time: temporaries of less than 128 kB, which malloc reuses."""
 
 NEAR = 1.0
 """Degrees below which single precision does not do."""
@@ -334,23 +338,38 @@ def _compare_parts(
     if u.shape[-1] != v.shape[-1]:
         raise DataError(f"signatures of {u.shape[-1]} and of {v.shape[-1]} features cannot be compared")
     same = within and u is v
-    exact: list[Array] = []
-    step, stride = max(1, TILE_COLUMNS // len(u)), max(1, TILE_COLUMNS // len(v))
+    step, stride = max(1, PRODUCT[0] // len(u)), max(1, PRODUCT[1] // len(v))
+    cuts = [slice(j, j + stride) for j in range(0, len(to), stride)]
+    singles = [] if precise else [v[:, cut].astype(np.float32) for cut in cuts]
+    doubles: dict[int, Array] = {}  # of ``cuts`` in which double precision is called for
     for i in range(0, len(at), step):
-        rows, mine = slice(i, i + step), at[i : i + step]
-        for j in range(i if same else 0, len(to), stride):
-            columns, theirs = slice(j, j + stride), to[j : j + stride]
+        rows = slice(i, i + step)
+        single, double = u[:, rows].astype(np.float32), None
+        for number, columns in enumerate(cuts):
+            if same and columns.stop <= i:
+                continue  # below the diagonal
             if not precise:
-                products = _products(u[:, rows].astype(np.float32), v[:, columns].astype(np.float32))
-                values = ANGLES[proximity](products)
+                products = _products(single, singles[number])
+                values = _angles(proximity, products)
                 near = _near(proximity, products, values)
+                if same:
+                    near &= at[rows, None] < to[columns]  # not from a client to itself
             if precise or near.any():
-                exact = exact or [_refined(proximity, u), _refined(proximity, v)]
-                again = ANGLES[proximity](_products(exact[0][:, rows], exact[1][:, columns]))
+                double = _refined(proximity, u[:, rows]) if double is None else double
+                if number not in doubles:
+                    doubles[number] = _refined(proximity, v[:, columns])
+                again = _angles(proximity, _products(double, doubles[number]))
                 values = again if precise else np.where(near, again, values)
-            out[np.ix_(mine, theirs)] = values
+            out[np.ix_(at[rows], to[columns])] = values
             if within and not same:  # clients of either part may come first
-                out[np.ix_(theirs, mine)] = values.T
+                out[np.ix_(to[columns], at[rows])] = values.T
+
+
+def _angles(proximity: str, products: Distances) -> Array:
+    """The angles of products ``(n, m, p_i, p_j)``, a strip at a time."""
+    step = max(1, STRIP // products.shape[1])
+    strips = [products[start : start + step] for start in range(0, len(products), step)]
+    return np.concatenate([ANGLES[proximity](strip) for strip in strips])
 
 
 def _products(u: Distances, v: Distances) -> Distances:

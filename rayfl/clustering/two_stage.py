@@ -2,9 +2,9 @@
 
 1. A keyed random sample of the clients are *representatives*.
 2. Every other client follows the nearest of them, at the distance d. Clients farther from all of them than
-   the sampled ones are from one another (99 % of those) are *strangers*: a small cluster that the sample
-   missed, for instance. Among these whoever has no representative within that radius becomes one (leader
-   clustering), so that no group, however small, is swallowed by one that is unlike it.
+   the sampled ones usually are from the nearest other one (the *radius*) are *strangers*: a small cluster
+   that the sample missed, for instance. Among these whoever has no representative within the radius becomes
+   one (leader clustering), so that no group, however small, is swallowed by one that is unlike it.
 3. The representatives are linked exactly, each counting as many times as it has followers.
 4. A follower enters the tree where its representative is at height d: the result is a tree of all clients,
    which is cut like any other.
@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 
 from rayfl.clustering.linkage import Array, Method, build_linkage, linkage_of
 from rayfl.clustering.proximity import BLOCK, Block, Distances, condensed_blocks, take, tile
-from rayfl.errors import RayflError
 from rayfl.random import generator
 
 Ids = NDArray[np.int64]
@@ -34,8 +33,11 @@ Ids = NDArray[np.int64]
 REPRESENTATIVES = 4096
 """Clients that are sampled: as many distances for 100,000 clients as 30,000 have among themselves."""
 
-USUAL = 0.99
-"""The share of the sampled clients that have another of them within the radius."""
+FENCE = 1.5
+"""The radius is this many interquartile ranges above the third quartile of the nearest distances (Tukey)."""
+
+WIDEN = 1.5
+"""If a radius leaves more strangers without a representative than were sampled, it grows by this factor."""
 
 
 @dataclass(frozen=True)
@@ -54,8 +56,11 @@ class Represented:
 
 
 def sample(clients: int, most: int, seed: int) -> Ids:
-    """The sampled representatives, rising: ``REPRESENTATIVES`` of N clients, or ``most`` if that is less."""
-    count = min(REPRESENTATIVES, most, clients)
+    """The sampled representatives, rising: ``REPRESENTATIVES`` of N clients, at most half of ``most``.
+
+    The other half is for those that the sample missed.
+    """
+    count = max(1, min(REPRESENTATIVES, most // 2, clients))
     return np.sort(generator(seed, "representatives").choice(clients, count, replace=False)).astype(np.int64)
 
 
@@ -73,7 +78,6 @@ def link(
     sampled: Ids,
     answers: Sequence[tuple[Ids, Distances]],
     threshold: float | None = None,
-    most: int = 30_000,
 ) -> Represented:
     """The tree of all N clients.
 
@@ -82,19 +86,20 @@ def link(
         blocks: the signatures of all clients, in order.
         sampled: :func:`sample`.
         answers: :func:`nearest` of every block to the sampled.
-        threshold: beta if one is given; nobody follows a representative beyond it.
-        most: how many representatives can be linked.
-
-    Raises:
-        RayflError: if more than ``most`` representatives are needed.
+        threshold: beta if one is given; the radius is at most that.
     """
     who = sampled[np.concatenate([index for index, _ in answers])]
     away = np.concatenate([distance for _, distance in answers])
     who[sampled], away[sampled] = sampled, 0.0
     radius = _usual_distance(proximity, take(blocks, sampled))
     radius = radius if threshold is None else min(radius, threshold)
-    strangers = np.flatnonzero(away > radius)
-    who[strangers], away[strangers] = _lead(proximity, blocks, strangers, radius, most - len(sampled))
+    while True:
+        strangers = np.flatnonzero(away > radius)
+        led = _lead(proximity, blocks, strangers, radius, len(sampled))
+        if led is not None:
+            break
+        radius = max(radius * WIDEN, 1e-3 * float(away.max()))
+    who[strangers], away[strangers] = led
 
     everyone = np.arange(len(who))
     representatives, sizes = np.unique(who, return_counts=True)
@@ -110,18 +115,22 @@ def link(
 
 
 def _usual_distance(proximity: str, block: Block) -> float:
-    """The distance within which ``USUAL`` of a block's clients have another of them."""
+    """The distance within which a client usually has another: what is beyond is an outlier to Tukey."""
     if block.size < 2:
         return 0.0
     values = tile(proximity, block, block)
     np.fill_diagonal(values, np.inf)
-    return float(np.quantile(values.min(axis=1), USUAL))
+    low, high = np.quantile(values.min(axis=1), (0.25, 0.75))
+    return float(high + FENCE * (high - low))
 
 
 def _lead(
     proximity: str, blocks: Sequence[Block], strangers: Ids, radius: float, most: int
-) -> tuple[Ids, Distances]:
-    """Whom every stranger follows, and at what distance; itself if nobody before it is within the radius."""
+) -> tuple[Ids, Distances] | None:
+    """Whom every stranger follows, and at what distance; itself if nobody before it is within the radius.
+
+    None if over ``most`` of them would follow themselves.
+    """
     who, away = strangers.copy(), np.zeros(len(strangers), np.float32)
     leaders: list[int] = []
     for start in range(0, len(strangers), BLOCK):
@@ -142,10 +151,7 @@ def _lead(
             free[follow] = False
             leaders.append(int(ids[place]))
         if len(leaders) > most:
-            raise RayflError(
-                f"clustering: over {most:,} clients have no like within {radius:.3g}, too many to link; "
-                "give a larger clustering.threshold or clustering.exact_up_to"
-            )
+            return None
     return who, away
 
 

@@ -1,0 +1,157 @@
+"""Measure clustering at scale: seconds and memory of ``cluster_signatures`` over the number of clients.
+
+The signatures are planted: every client's subspace lies near that of its cluster. Beside it the double loop
+over pairs as such code usually is, timed on some pairs and extrapolated. Every size runs in a process of its
+own, so that the peak of memory is its own; it holds the signatures and some 0.1 GB of imports as well.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from rayfl.clustering.cluster import Clusters
+
+FEATURES, VECTORS, CLUSTERS = 784, 3, 20
+
+SPREAD = 0.6
+"""How far the clusters' subspaces are from a common one: 21 to 38 degrees from one another."""
+NOISE = 0.008
+"""How far clients are from their cluster: 6 to 18 degrees from one another."""
+
+BESIDE = 10_000
+"""The number of clients at which the two-stage way is compared with the exact one, client by client."""
+SHARE = 25
+"""Clients to a sampled representative there, as there are at 100,000."""
+
+
+def planted(
+    clients: int, noise: float = NOISE, seed: int = 0
+) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
+    """Signatures ``(784, 3)`` of clients in 20 clusters, the largest 20 times the smallest, and the truth."""
+    rng = np.random.default_rng(seed)
+    common = _orthonormal(rng.standard_normal((FEATURES, VECTORS)))
+    own = _orthonormal(rng.standard_normal((CLUSTERS, FEATURES, VECTORS)))
+    bases = _orthonormal(common + SPREAD * own)
+    share = np.arange(1, CLUSTERS + 1) / (CLUSTERS * (CLUSTERS + 1) / 2)
+    truth = rng.permutation(np.searchsorted(np.cumsum(share), (np.arange(clients) + 0.5) / clients))
+    signatures: list[NDArray[np.float32]] = []
+    for start in range(0, clients, 1024):
+        groups = truth[start : start + 1024]
+        scale = noise * rng.uniform(0.2, 1.0, (len(groups), 1, 1))
+        moved = bases[groups] + scale * rng.standard_normal((len(groups), FEATURES, VECTORS))
+        signatures.extend(_orthonormal(moved).astype(np.float32))
+    return signatures, truth.astype(np.int64)
+
+
+def double_loop(signatures: Sequence[NDArray[np.float32]], pairs: int = 3000) -> float:
+    """Seconds that the double loop over all pairs of clients takes, from those of the first ``pairs``."""
+    clients = len(signatures)
+    done = 0
+    begun = time.perf_counter()
+    for i in range(clients):
+        for j in range(i + 1, clients):
+            cosines = np.linalg.svd(signatures[i].T @ signatures[j], compute_uv=False)
+            np.degrees(np.arccos(np.clip(cosines[0], -1.0, 1.0)))
+            done += 1
+            if done == pairs:
+                break
+        if done == pairs:
+            break
+    return (time.perf_counter() - begun) / max(done, 1) * (clients * (clients - 1) / 2)
+
+
+def run(
+    sizes: Sequence[int] = (1000, 10_000, 30_000, 100_000),
+    beside: int | None = BESIDE,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Measure.
+
+    Args:
+        sizes: numbers of clients; those above ``Clustering.exact_up_to`` go the two-stage way.
+        beside: the number of clients at which both ways are compared; None: not at all.
+        say: called with a line a result.
+
+    Returns:
+        A row a size: ``clients``, ``way`` (exact or two-stage), ``seconds``, ``peak_gb``, ``signatures_gb``
+        (that part of it which is given), ``double_loop_seconds`` (extrapolated), ``n_clusters``, ``ari``
+        (against the planted clusters), and for the two-stage way ``representatives`` and ``agreement`` (ARI
+        against the exact way: estimated, or at ``beside`` clients that of all).
+    """
+    plans: list[tuple[Callable[..., dict[str, Any]], int]] = [(measure, size) for size in sizes]
+    if beside is not None:
+        plans.append((measure_beside, beside))
+    rows = []
+    for function, size in plans:
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
+            row = fresh.submit(function, size).result()
+        say(
+            f"{row['clients']:,} clients, {row['way']}: {row['seconds']:.1f} s, {row['peak_gb']:.2f} GB, "
+            f"ARI {row['ari']:.3f}; the double loop {row['double_loop_seconds']:,.0f} s"
+        )
+        rows.append(row)
+    return rows
+
+
+def measure(clients: int) -> dict[str, Any]:
+    """One row of :func:`run`, in this process."""
+    from rayfl.clustering.cluster import cluster_signatures
+    from rayfl.clustering.config import Clustering
+
+    signatures, truth = planted(clients)
+    loop = double_loop(signatures)
+    return _row(clients, cluster_signatures(Clustering(), signatures, groups=truth), loop)
+
+
+def measure_beside(clients: int) -> dict[str, Any]:
+    """The two-stage way at a number of clients that the exact one can do, compared with it."""
+    from rayfl.clustering.cluster import cluster_signatures
+    from rayfl.clustering.config import Clustering
+    from rayfl.clustering.quality import adjusted_rand_index
+
+    signatures, truth = planted(clients)
+    loop = double_loop(signatures)
+    staged = Clustering(exact_up_to=2 * clients // SHARE)
+    row = _row(clients, cluster_signatures(staged, signatures, groups=truth), loop)
+    exact = cluster_signatures(Clustering(exact_up_to=clients), signatures)
+    found = cluster_signatures(staged, signatures)
+    return {**row, "agreement": adjusted_rand_index(found.labels, exact.labels)}
+
+
+def _row(clients: int, clusters: Clusters, loop: float) -> dict[str, Any]:
+    return {
+        "clients": clients,
+        "way": "exact" if clusters.representatives is None else "two-stage",
+        "seconds": clusters.seconds,
+        "peak_gb": _peak_memory() / 1e9,
+        "signatures_gb": clients * FEATURES * VECTORS * 4 / 1e9,
+        "double_loop_seconds": loop,
+        "n_clusters": clusters.n_clusters,
+        "ari": clusters.ari,
+        "representatives": clusters.representatives,
+        "agreement": clusters.agreement,
+    }
+
+
+def _orthonormal(bases: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.asarray(np.linalg.qr(bases)[0], np.float64)
+
+
+def _peak_memory() -> int:
+    """The most bytes that this process has had in memory so far."""
+    status = Path("/proc/self/status")
+    if status.exists():  # what getrusage says there was inherited from whoever started the process
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
