@@ -44,7 +44,7 @@ def build_linkage(
 
     Args:
         distances: condensed, ``(N (N - 1) / 2,)``; empty for a single client. Overwritten if they are
-            float32: there may be no room for a copy.
+            float32 or ``sizes`` are given: there may be no room for a copy.
         method: how the distance between two groups follows from that of their members. Ward assumes
             Euclidean distances.
         sizes: how many clients each of the N stands for, ``(N,)``; default: itself.
@@ -57,10 +57,22 @@ def build_linkage(
         return np.empty((0, 4))
     if distances.dtype == np.float32 or sizes is not None:
         count = round((1 + (1 + 8 * len(distances)) ** 0.5) / 2)
-        sizes = np.ones(count, np.int64) if sizes is None else sizes
+        if sizes is None:
+            sizes = np.ones(count, np.int64)
+        elif method == "ward":
+            _weigh(distances, sizes)
         pairs, heights = _nearest_neighbour_chain(distances, sizes, method)
         return linkage_of(pairs, heights, sizes)
     return np.asarray(scipy.cluster.hierarchy.linkage(distances, method), np.float64)
+
+
+def _weigh(distances: Distances, sizes: NDArray[np.integer]) -> None:
+    """Ward's distance of groups of equal members, n and m of them: ``sqrt(2 n m / (n + m))`` times theirs."""
+    start = 0
+    for i, n in enumerate(sizes[:-1].tolist()):
+        m = sizes[i + 1 :]
+        distances[start : start + len(m)] *= np.sqrt(2 * n * m / (n + m))
+        start += len(m)
 
 
 def linkage_of(pairs: NDArray[np.integer], heights: Distances, sizes: NDArray[np.integer]) -> Array:

@@ -1,3 +1,5 @@
+import tracemalloc
+
 import numpy as np
 import pytest
 import scipy.cluster.hierarchy
@@ -161,3 +163,58 @@ def test_shuffled_members_are_random():
     truth = np.repeat([0, 1], 50)
     scores = [adjusted_rand_index(shuffle_members(truth, seed), truth) for seed in range(20)]
     assert abs(np.mean(scores)) < 0.05
+
+
+# ---- linkage in place, for many clients ------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), clients=st.integers(2, 40), method=st.sampled_from(METHODS))
+def test_the_chain_in_single_precision_is_scipys_tree(seed, clients, method):
+    points = np.random.default_rng(seed).normal(size=(clients, 3))
+    expected = build_linkage(pdist(points), method)
+    found = build_linkage(pdist(points).astype(np.float32), method)
+    assert np.allclose(found[:, 2], expected[:, 2], rtol=1e-4)
+    assert (np.diff(found[:, 2]) >= 0).all()
+    gaps = np.diff(expected[:, 2])
+    for merge in np.flatnonzero(gaps > 1e-3):  # nearer heights may change their order
+        cut = expected[merge, 2] + gaps[merge] / 2
+        assert np.array_equal(cut_at_threshold(found, cut), cut_at_threshold(expected, cut))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_chain_in_double_precision_is_scipys_tree_number_by_number(method):
+    distances = pdist(np.random.default_rng(0).normal(size=(60, 4)))
+    found = build_linkage(distances.copy(), method, np.ones(60, np.int64))
+    expected = build_linkage(distances, method)
+    assert np.array_equal(found[:, [0, 1, 3]], expected[:, [0, 1, 3]])
+    assert np.allclose(found[:, 2], expected[:, 2], rtol=1e-12)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    sizes=st.lists(st.integers(1, 5), min_size=2, max_size=9),
+    method=st.sampled_from(METHODS),
+)
+def test_a_client_that_stands_for_several_counts_as_that_many_equal_ones(seed, sizes, method):
+    points = np.random.default_rng(seed).normal(size=(len(sizes), 3))
+    found = build_linkage(pdist(points), method, np.array(sizes))
+    copies = build_linkage(pdist(np.repeat(points, sizes, axis=0)), method)[sum(sizes) - len(sizes) :]
+    assert np.allclose(found[:, 2:], copies[:, 2:])
+
+
+def test_the_chain_needs_no_second_copy_of_the_distances():
+    distances = pdist(np.random.default_rng(0).normal(size=(1000, 3))).astype(np.float32)
+    tracemalloc.start()
+    build_linkage(distances)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < distances.nbytes / 2
+
+
+def test_equal_clients_up_to_the_angles_accuracy_propose_nothing():
+    """1e-4 degrees between copies is rounding, not a gap of infinite ratio over those at 0."""
+    points = np.repeat([0.0, 3.0, 6.0, 50.0, 53.0, 56.0], 4)
+    points[::4] += 1e-4  # of four copies one is that far off, and the others not at all
+    assert suggest(build_linkage(line(*points))) == 6

@@ -3,7 +3,7 @@ import pytest
 import scipy.linalg
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import squareform
+from scipy.spatial.distance import pdist, squareform
 
 from rayfl.clustering.proximity import (
     ANGLES,
@@ -11,8 +11,13 @@ from rayfl.clustering.proximity import (
     condensed_distances,
     condensed_index,
     cross_distances,
+    pack,
+    place,
+    principal_angle,
     relevance_distances,
     relevance_matrix,
+    take,
+    tile,
 )
 from rayfl.errors import ConfigError, DataError
 from rayfl.signatures.subspace import Subspace
@@ -167,3 +172,152 @@ def test_what_does_not_fit_is_refused():
         condensed_distances("cosine", [np.ones(2), np.zeros(2)])
     with pytest.raises(DataError, match="2 relations"):
         relevance_matrix([np.ones(2), np.ones(3)])
+
+
+# ---- tiles -----------------------------------------------------------------------------------------------
+
+
+def family(rng, clients, vectors, noise, features=60):
+    """Bases of ``vectors`` columns at ``noise`` (about radians) from a common one."""
+    common = np.linalg.qr(rng.normal(size=(features, vectors)))[0]
+    moved = common + noise * rng.normal(size=(clients, features, vectors)) / features**0.5
+    return list(np.linalg.qr(moved)[0].astype(np.float32))
+
+
+def by_svd(signatures):
+    """Smallest principal angles of all pairs in float64, of the float32 columns' own spans."""
+    spans = [np.linalg.qr(s.astype(np.float64))[0] for s in signatures]
+    pairs = zip(*np.triu_indices(len(spans), k=1), strict=True)
+    largest = [np.linalg.svd(spans[i].T @ spans[j], compute_uv=False)[0] for i, j in pairs]
+    return np.degrees(np.arccos(np.minimum(largest, 1.0)))
+
+
+@pytest.mark.parametrize("vectors", [1, 2, 3, 4])
+@pytest.mark.parametrize("noise", [1e-4, 1e-2, 0.03, 0.3, 3.0])
+def test_angles_in_single_precision_are_those_of_an_svd_in_double(vectors, noise):
+    rng = np.random.default_rng(vectors)
+    signatures = family(rng, 30, vectors, noise) + family(rng, 30, vectors, noise)
+    expected = by_svd(signatures)
+    assert np.allclose(condensed_distances("principal_angle", signatures), expected, rtol=0, atol=1e-4)
+    found = condensed_distances("principal_angle", signatures, precise=False)
+    assert found.dtype == np.float32
+    assert np.abs(found - expected).max() < 0.005
+
+
+def test_single_precision_alone_would_not_do_near_zero(monkeypatch):
+    signatures = family(np.random.default_rng(0), 60, 3, 1e-4)
+    expected = by_svd(signatures)
+    monkeypatch.setattr("rayfl.clustering.proximity.NEAR", 0.0)
+    found = condensed_distances("principal_angle", signatures, precise=False)
+    assert np.abs(found - expected).max() > 0.01
+
+
+@pytest.mark.parametrize("proximity", ["vector_angle_sum", "vector_angle_min"])
+@pytest.mark.parametrize("noise", [1e-4, 0.03, 0.3])
+def test_vector_angles_in_single_precision_are_those_in_double(proximity, noise):
+    signatures = family(np.random.default_rng(1), 40, 3, noise)
+    exact = condensed_distances(proximity, signatures)
+    found = condensed_distances(proximity, signatures, precise=False)
+    assert np.abs(found - exact).max() < (0.015 if proximity == "vector_angle_sum" else 0.005)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    equal=st.sampled_from([(), (0, 1), (1, 2), (0, 1, 2)]),
+    shape=st.sampled_from([(3, 3), (3, 5), (5, 3), (2, 3), (2, 2), (1, 3), (4, 4)]),
+)
+def test_the_closed_form_is_the_largest_singular_value_also_where_some_coincide(seed, equal, shape):
+    rng = np.random.default_rng(seed)
+    size = min(shape)
+    values = np.sort(rng.random((50, size)))[:, ::-1]
+    for place_ in equal:
+        values[:, min(place_, size - 1)] = values[:, min(equal[0], size - 1)]
+    left = np.linalg.qr(rng.normal(size=(50, shape[0], size)))[0]
+    right = np.linalg.qr(rng.normal(size=(50, shape[1], size)))[0]
+    products = (left * values[:, None, :]) @ right.swapaxes(1, 2)
+    expected = np.degrees(np.arccos(np.minimum(values.max(axis=1), 1)))
+    assert np.abs(principal_angle(products) - expected).max() < 1e-4
+
+
+def test_equal_spans_are_at_0_and_right_angles_at_90():
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    for products, expected in (
+        (np.eye(3), 0),
+        (turn, 0),
+        (np.diag([1.0, 1.0, 0.2]), 0),
+        (np.zeros((3, 3)), 90),
+        (np.diag([0.5, 0.0, 0.0]), 60),
+    ):
+        assert abs(principal_angle(products[None])[0] - expected) < 0.01
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 14),
+    block=st.integers(1, 16),
+    proximity=st.sampled_from(sorted(ANGLES)),
+    data=st.data(),
+)
+def test_tiles_in_any_order_are_the_condensed_form_bit_for_bit(seed, clients, block, proximity, data):
+    signatures = bases(np.random.default_rng(seed), clients)
+    starts = list(range(0, clients, block))
+    blocks = [pack(proximity, signatures[start : start + block], start) for start in starts]
+    corners = [(i, j) for i in range(len(blocks)) for j in range(i, len(blocks))]
+    distances = np.full(clients * (clients - 1) // 2, np.nan, np.float32)
+    for i, j in data.draw(st.permutations(corners)):
+        values = tile(proximity, blocks[i], blocks[j] if j > i else None)
+        place(distances, clients, starts[i], starts[j], values)
+    assert np.array_equal(distances, condensed_distances(proximity, signatures, False, block))
+    exact = condensed_distances(proximity, signatures)
+    assert np.abs(distances - exact).max(initial=0) < 0.02
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 12),
+    block=st.integers(1, 13),
+    proximity=st.sampled_from(sorted(VECTOR_DISTANCES)),
+)
+def test_vector_distances_in_tiles_are_those_of_all(seed, clients, block, proximity):
+    rng = np.random.default_rng(seed)
+    histograms = [rng.random(rng.integers(1, 6)) + 0.01 for _ in range(clients)]
+    rows = np.array([np.pad(h, (0, 6 - len(h))) for h in histograms])
+    for precise, close in ((True, 1e-12), (False, 1e-6)):
+        found = condensed_distances(proximity, histograms, precise, block)
+        assert np.allclose(found, pdist(rows, proximity) if clients > 1 else [], rtol=0, atol=close)
+
+
+@settings(deadline=None)
+@given(seed=st.integers(0, 10**6), clients=st.integers(1, 12), block=st.integers(1, 13))
+def test_relevance_in_tiles_is_that_of_the_whole_matrix(seed, clients, block):
+    rows = list(np.random.default_rng(seed).random((clients, clients)))
+    expected = squareform(1.0 - relevance_matrix(rows), checks=False)
+    assert np.array_equal(relevance_distances(rows, block=block), expected)
+    assert np.allclose(relevance_distances(rows, False, block), expected, atol=1e-7)
+
+
+@settings(deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    clients=st.integers(1, 14),
+    block=st.integers(1, 15),
+    proximity=st.sampled_from(["principal_angle", "vector_angle_sum", "euclidean"]),
+    data=st.data(),
+)
+def test_a_part_of_the_blocks_is_that_part_of_the_distances(seed, clients, block, proximity, data):
+    rng = np.random.default_rng(seed)
+    if proximity == "euclidean":
+        signatures = [rng.random(rng.integers(1, 6)) + 0.01 for _ in range(clients)]
+    else:
+        signatures = bases(rng, clients)
+    packed = [pack(proximity, signatures[i : i + block], i) for i in range(0, clients, block)]
+    ids = np.array(sorted(data.draw(st.sets(st.integers(0, clients - 1), min_size=1))))
+    part = take(packed, ids)
+    assert part.size == len(ids)
+    whole = squareform(condensed_distances(proximity, signatures)) if clients > 1 else np.zeros((1, 1))
+    found = tile(proximity, part, part, precise=True)
+    off = ~np.eye(len(ids), dtype=bool)
+    assert np.allclose(found[off], whole[np.ix_(ids, ids)][off], atol=1e-5)

@@ -1,0 +1,80 @@
+import types
+
+import pytest
+
+from rayfl.clustering.cluster import refuse
+from rayfl.clustering.config import Clustering
+from rayfl.clustering.memory import check_memory, free_memory
+from rayfl.errors import RayflError
+from rayfl.signatures.spectrum import Spectrum
+
+
+@pytest.fixture(autouse=True)
+def machine(monkeypatch):
+    """A machine with 10 GB free."""
+    free = types.SimpleNamespace(available=10 * 10**9)
+    monkeypatch.setattr("rayfl.clustering.memory.psutil.virtual_memory", lambda: free)
+
+
+def write(folder, **files):
+    folder.mkdir(exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+def test_without_a_control_group_it_is_what_the_machine_has(tmp_path):
+    assert free_memory(tmp_path) == 10 * 10**9
+
+
+def test_a_control_group_has_its_limit_less_what_cannot_be_reclaimed(tmp_path):
+    write(
+        tmp_path,
+        memory__max=6 * 10**9,
+        memory__current=5 * 10**9,
+        memory__stat=f"anon 1\ninactive_file {2 * 10**9}",
+    )
+    assert free_memory(tmp_path) == 3 * 10**9
+
+
+@pytest.mark.parametrize("limit", ["max", 10**15])
+def test_a_control_group_without_a_limit_does_not_count(tmp_path, limit):
+    write(tmp_path, memory__max=limit, memory__current=5, memory__stat="inactive_file 0")
+    assert free_memory(tmp_path) == 10 * 10**9
+
+
+def test_the_first_version_of_control_groups(tmp_path):
+    write(
+        tmp_path / "memory",
+        memory__limit_in_bytes=4 * 10**9,
+        memory__usage_in_bytes=3 * 10**9,
+        memory__stat="inactive_file 7\ntotal_inactive_file 500000000",
+    )
+    assert free_memory(tmp_path) == 15 * 10**8
+
+
+def test_a_full_control_group_has_nothing_left(tmp_path):
+    write(tmp_path, memory__max=10, memory__current=20, memory__stat="inactive_file 0")
+    assert free_memory(tmp_path) == 0
+
+
+def test_thirty_thousand_clients_fit_into_4_gb_and_not_into_3():
+    check_memory(30_000, 4 * 10**9, 8)
+    with pytest.raises(RayflError, match=r"30,000 clients need 3\.6 GB, 3\.0 GB are free; up to 27,386"):
+        check_memory(30_000, 3 * 10**9, 8)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_computed(monkeypatch):
+    monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
+    many = Clustering(exact_up_to=10**6)
+    refuse(many, 15_000)
+    with pytest.raises(RayflError, match=r"20,000 clients need 1\.6 GB.*clustering\.exact_up_to=15811"):
+        refuse(many, 20_000)
+    refuse(Clustering(exact_up_to=15_811), 20_000)  # as the message says
+
+
+def test_an_exchange_needs_room_for_its_relations_too(monkeypatch):
+    monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
+    spectrum = Clustering(signature=Spectrum())
+    with pytest.raises(RayflError, match=r"15,000 clients need 2\.7 GB"):
+        refuse(spectrum, 15_000)
+    refuse(spectrum, 15_000, exchanged=True)  # they are in memory already
