@@ -223,6 +223,21 @@ def compare(
 
 
 @app.command()
+def bench(
+    tasks: Annotated[
+        list[str] | None,
+        typer.Argument(help="W1, W2, W3, startup, cluster, population; the workloads W1-W3 if left out"),
+    ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="measured rounds of each workload")] = 7,
+    json_file: Annotated[Path | None, typer.Option("--json", help="a file for all figures")] = None,
+) -> None:
+    """Measure rayfl against a plain PyTorch loop in the same run: medians and ratios."""
+    from rayfl.bench.command import bench as run_bench
+
+    run_bench(tasks or [], rounds, json_file, out)
+
+
+@app.command()
 def doctor() -> None:
     """Show what rayfl would run on: versions, cores, memory, GPUs, Ray, datasets."""
     from rayfl.data import DATASETS, data_root

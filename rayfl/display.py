@@ -108,7 +108,7 @@ class Display:
 def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """The table at the end: one row a method, accuracies in percent over the clients' own test data."""
     table = Table(
-        caption="mean, worst 10 %, variance: of the clients' accuracies in %, each on its own test data\n"
+        caption="mean, worst 10 %, variance: of the clients' accuracies in %, each on its own test data "
         "with the model that it would use; up, down: bytes that the clients and servers send",
         caption_justify="left",
         padding=(0, 0),

@@ -1,0 +1,95 @@
+"""What ``rayfl bench`` runs, prints and writes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rayfl.bench import cluster, measure, population
+from rayfl.bench.workloads import WORKLOADS
+from rayfl.errors import ConfigError, nearest
+from rayfl.runtime.environment import machine, versions
+
+TASKS = (*WORKLOADS, "startup", "cluster", "population")
+
+
+def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
+    """Run the named benchmarks (all workloads if none is named), print tables, write JSON.
+
+    Raises:
+        ConfigError: for an unknown name.
+    """
+    for name in tasks:
+        if name not in TASKS:
+            raise ConfigError("bench", f"no such benchmark {name!r}", nearest(name, TASKS))
+    chosen = list(tasks) or list(WORKLOADS)
+    result: dict[str, Any] = {"machine": machine(), "versions": versions()}
+
+    def say(text: str) -> None:
+        console.print(f"  {text}", highlight=False)
+
+    workloads = [WORKLOADS[name] for name in chosen if name in WORKLOADS]
+    if workloads:
+        result["workloads"] = [measure.measure(w, rounds, {}, say) for w in workloads]
+        console.print(
+            _table("rayfl against a plain PyTorch loop in two processes", result["workloads"], _SPEED)
+        )
+    parts: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], dict[str, str]]] = {
+        "startup": ("seconds to the first round", _startup, {}),
+        "cluster": ("clustering of signatures", cluster.run, {}),
+        "population": ("1,000 clients a round", population.run, {}),
+    }
+    for name, (title, run, columns) in parts.items():
+        if name in chosen:
+            result[name] = run()
+            console.print(_table(title, result[name], columns))
+    if out is not None:
+        out.write_text(json.dumps(result, indent=1) + "\n")
+        console.print(f"written: {out}", soft_wrap=True, highlight=False)
+    return result
+
+
+def _startup() -> list[dict[str, Any]]:
+    return [
+        {"workload": w.name, **{f"{side}_seconds": measure.startup(w, side) for side in ("plain", "rayfl")}}
+        for w in WORKLOADS.values()
+    ]
+
+
+_SPEED = {
+    "workload": "workload",
+    "plain_seconds": "plain s/round",
+    "rayfl_seconds": "rayfl s/round",
+    "ratio": "times faster",
+    "rayfl_steps_per_second": "client-steps/s",
+    "utilisation": "utilisation",
+    "memory_gb": "GB",
+    "plain_memory_gb": "plain GB",
+    "engine": "engine",
+}
+
+
+def _table(title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str]) -> Table:
+    """Rows as a table; ``columns`` maps keys to headings (all keys if empty)."""
+    headings = columns or {
+        key: key.replace("_", " ") for key in dict.fromkeys(k for row in rows for k in row)
+    }
+    table = Table(title=title, title_justify="left")
+    for heading in headings.values():
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*(_text(row.get(key)) for key in headings))
+    return table
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "–"
+    if isinstance(value, float):
+        return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
