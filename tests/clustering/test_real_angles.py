@@ -7,6 +7,7 @@ from scipy.spatial.distance import squareform
 from rayfl.clustering.cluster import cluster_signatures
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.proximity import condensed_distances
+from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.signatures.subspace import Subspace
 
 TROUSER, DRESS, BAG = 1, 3, 8
@@ -66,3 +67,22 @@ def test_clients_of_one_distribution_are_one_cluster(fashion):
     parts = np.random.default_rng(0).permutation(len(x))[:6000].reshape(30, 200)
     signatures = [Subspace(p=3).compute(x[part] / np.float32(255), y[part]) for part in parts]
     assert cluster_signatures(Clustering(), signatures).n_clusters == 1
+
+
+@pytest.mark.slow
+def test_representatives_agree_with_the_exact_way_on_real_images(fashion):
+    """Clients of 60 images, whose clusters overlap: the exact way itself is far from the planted groups."""
+    x, y = fashion
+    rng = np.random.default_rng(0)
+    pairs = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (0, 9), (1, 8)]
+    there = [np.flatnonzero(np.isin(y, pair)) for pair in pairs]
+    signatures = []
+    for group in rng.integers(0, len(pairs), 3000):
+        own = rng.choice(there[group], 60, replace=False)
+        signatures.append(Subspace(p=3).compute(x[own] / np.float32(255), y[own]))
+    for how in ({"n_clusters": 7}, {"threshold": 6.0}):
+        exact = cluster_signatures(Clustering(**how), signatures)
+        found = cluster_signatures(Clustering(exact_up_to=400, **how), signatures)
+        agreement = adjusted_rand_index(found.labels, exact.labels)
+        assert agreement > 0.9
+        assert found.agreement == pytest.approx(agreement, abs=0.05)
