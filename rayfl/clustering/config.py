@@ -47,7 +47,7 @@ class Clustering(Section):
     exact_up_to: int = Field(
         30_000,
         ge=2,
-        description="link all pairs of up to so many clients (30,000 need 3.6 GB); more are linked by way of "
+        description="link all pairs of up to so many clients (30,000 need 4.5 GB); more are linked by way of "
         "representatives",
     )
     every: int = Field(0, ge=0, description="cluster again every so many rounds (tau); 0: once, at the start")

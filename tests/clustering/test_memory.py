@@ -4,7 +4,7 @@ import pytest
 
 from rayfl.clustering.cluster import refuse
 from rayfl.clustering.config import Clustering
-from rayfl.clustering.memory import check_memory, free_memory
+from rayfl.clustering.memory import bytes_per_pair, check_memory, free_memory
 from rayfl.errors import RayflError
 from rayfl.signatures.spectrum import Spectrum
 
@@ -57,24 +57,26 @@ def test_a_full_control_group_has_nothing_left(tmp_path):
     assert free_memory(tmp_path) == 0
 
 
-def test_thirty_thousand_clients_fit_into_4_gb_and_not_into_3():
-    check_memory(30_000, 4 * 10**9, 8)
-    with pytest.raises(RayflError, match=r"30,000 clients need 3\.6 GB, 3\.0 GB are free; up to 27,386"):
-        check_memory(30_000, 3 * 10**9, 8)
+def test_thirty_thousand_clients_fit_into_5_gb_and_not_into_4():
+    per_pair = bytes_per_pair(30_000)
+    check_memory(30_000, 5 * 10**9, per_pair)
+    with pytest.raises(RayflError, match=r"30,000 clients need 4\.5 GB, 4\.0 GB are free; up to 28,284"):
+        check_memory(30_000, 4 * 10**9, per_pair)
+    check_memory(28_284, 4 * 10**9, per_pair)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_computed(monkeypatch):
     monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
     many = Clustering(exact_up_to=10**6)
-    refuse(many, 15_000)
-    with pytest.raises(RayflError, match=r"20,000 clients need 1\.6 GB.*clustering\.exact_up_to=15811"):
+    refuse(many, 14_000)
+    with pytest.raises(RayflError, match=r"20,000 clients need 2\.0 GB.*clustering\.exact_up_to=14142"):
         refuse(many, 20_000)
-    refuse(Clustering(exact_up_to=15_811), 20_000)  # as the message says
+    refuse(Clustering(exact_up_to=14_142), 20_000)  # as the message says
 
 
 def test_an_exchange_needs_room_for_its_relations_too(monkeypatch):
     monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
     spectrum = Clustering(signature=Spectrum())
-    with pytest.raises(RayflError, match=r"15,000 clients need 2\.7 GB"):
-        refuse(spectrum, 15_000)
-    refuse(spectrum, 15_000, exchanged=True)  # they are in memory already
+    with pytest.raises(RayflError, match=r"14,000 clients need 2\.5 GB"):
+        refuse(spectrum, 14_000)
+    refuse(spectrum, 14_000, exchanged=True)  # they are in memory already
