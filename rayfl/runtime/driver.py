@@ -85,7 +85,7 @@ class Driver:
             hierarchy=config.hierarchy,
             clustering=config.clustering,
         )
-        self.block_size = blocks_of(config, self.federation, host)
+        self.block_size = block_rule(config, self.federation, host)
         self.servers = Servers(
             backend,
             host.spec,
@@ -201,7 +201,12 @@ class Driver:
             return state
         begun = time.perf_counter()
         clusters, transfers = cluster_clients(
-            self.backend, self.federation, clustering, self.config.seed, state.round, self.block_size
+            self.backend,
+            self.federation,
+            clustering,
+            self.config.seed,
+            state.round,
+            self.block_size(self.federation.clients),
         )
         regrouping = self.algorithm.regroup(self.setup, state, clusters.labels)
         self.servers.models = [self.servers.models[parent] for parent in regrouping.parents.tolist()]
@@ -268,11 +273,10 @@ class Driver:
         return summary
 
 
-def blocks_of(config: Config, federation: Federation, host: HostSpec) -> int:
-    """Clients in a block of this run."""
-    cohort = config.training.cohort(federation.clients)
+def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:
+    """Clients in a block, given how many train in a round."""
     work = host.spec.P * float(federation.sizes.mean()) * config.training.epochs
-    return config.execution.clients_per_block(cohort, work)
+    return lambda cohort: config.execution.clients_per_block(cohort, work)
 
 
 def _weighted_loss(report: RoundReport, sizes: NDArray[np.int64]) -> float:

@@ -66,7 +66,7 @@ class Servers:
         spec: the model's flat layout.
         sizes: training samples of each client ``(N,)``.
         tests: test samples of each client.
-        block_size: clients in a block.
+        block_size: clients in a block, given how many train.
         clients_per_actor: pins clients to actors if given.
         tolerate: clients that may fail in a round.
         batch_size: test samples in a forward pass.
@@ -79,7 +79,7 @@ class Servers:
         sizes: NDArray[np.int64],
         tests: Ragged,
         *,
-        block_size: int,
+        block_size: Callable[[int], int],
         clients_per_actor: int | None = None,
         tolerate: int = 0,
         batch_size: int = 500,
@@ -105,7 +105,7 @@ class Servers:
         Raises:
             ClientError: if more than ``tolerate`` clients failed: the first of them.
         """
-        blocks = cut_blocks(plan, self.block_size, self.clients_per_actor)
+        blocks = cut_blocks(plan, self.block_size(len(plan.cohort)), self.clients_per_actor)
         columns = mixing.weights.tocsc()
         tasks = [self._task(round, plan, work, columns, block) for block in blocks]
         answers: list[list[Any]] = [[]] * len(tasks)

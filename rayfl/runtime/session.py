@@ -30,7 +30,7 @@ from rayfl.data import data_root as default_root
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.models import ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
-from rayfl.runtime.driver import Driver, Event, Interrupted, blocks_of
+from rayfl.runtime.driver import Driver, Event, Interrupted, block_rule
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.ray_backend import RayBackend, plain_errors
@@ -195,7 +195,7 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     """
     samples = federation.samples
     size = samples.x_train.nbytes + samples.x_test.nbytes + federation.train.values.nbytes * 2
-    block = blocks_of(config, federation, host)
+    block = block_rule(config, federation, host)(config.training.cohort(federation.clients))
     return plan_resources(config, federation.clients, block, host.spec.P, size, available)
 
 

@@ -221,6 +221,18 @@ def test_vector_angles_in_single_precision_are_those_in_double(proximity, noise)
     assert np.abs(found - exact).max() < (0.015 if proximity == "vector_angle_sum" else 0.005)
 
 
+def test_one_small_angle_among_large_ones_is_exact_in_their_sum():
+    rng = np.random.default_rng(2)
+    first = rng.normal(size=60)
+    signatures = []
+    for _ in range(40):
+        columns = np.column_stack([first + 1e-5 * rng.normal(size=60), rng.normal(size=(60, 2))])
+        signatures.append(np.linalg.qr(columns)[0].astype(np.float32))
+    exact = condensed_distances("vector_angle_sum", signatures)
+    assert exact.min() > 100
+    assert np.abs(condensed_distances("vector_angle_sum", signatures, precise=False) - exact).max() < 0.005
+
+
 @settings(deadline=None)
 @given(
     seed=st.integers(0, 10**6),

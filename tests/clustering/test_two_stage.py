@@ -168,6 +168,23 @@ def test_strangers_of_several_blocks_follow_leaders_of_earlier_ones(monkeypatch)
     assert cut_at_threshold(found.linkage, 1).tolist() == [0, 0, 0, 0, 1, 2, 1, 2, 1, 3]
 
 
+def test_the_radius_widens_no_more_than_it_must():
+    # the radius begins at 0.1; ten strangers, 1 apart, need one of 2 to have no more leaders than were sampled
+    found = tree(on_a_line(0, 0.1, 0.2, 0.3, *range(100, 110)), range(4))
+    assert 2 <= found.radius < 3
+    assert found.representatives == 4 + 4
+
+
+def test_the_sample_leaves_room_for_those_that_it_missed():
+    assert len(two_stage.sample(1000, 100, 0)) == 50
+    assert len(two_stage.sample(10**5, 30_000, 0)) == two_stage.REPRESENTATIVES
+    assert two_stage.sample(5, 100, 0).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_sampled_client_follows_itself_even_if_another_is_as_near():
+    assert tree(on_a_line(0, 0, 0, 5, 5), [0, 1, 3]).representatives == 3
+
+
 def test_an_exchange_of_everyone_with_everyone_is_refused_beyond_the_exact_way():
     clustering = Clustering(signature=Spectrum(), exact_up_to=50)
     refuse(clustering, 50)

@@ -81,7 +81,9 @@ def _servers(
 ) -> tuple[Servers, Federation, HostSpec]:
     federation, host = build(load(settings))
     backend.start(federation, host)
-    servers = Servers(backend, host.spec, federation.sizes, federation.test, block_size=2, **options)
+    servers = Servers(
+        backend, host.spec, federation.sizes, federation.test, block_size=lambda cohort: 2, **options
+    )
     servers.models = [host.spec.initial()]
     return servers, federation, host
 
