@@ -131,10 +131,7 @@ def _nearest_neighbour_chain(
             here = int(np.searchsorted(active, chain[-1]))
             others = np.delete(active, here)
             row = distances[index(chain[-1], others)]
-            place = int(row.argmin())
-            if len(chain) > 1:  # of several nearest the one before, so that the chain ends
-                before = int(np.searchsorted(others, chain[-2]))
-                place = before if row[before] <= row[place] else place
+            place = int(row.argmin())  # the first of several, so that the chain cannot go in a circle
             following = int(others[place])
             if len(chain) > 1 and following == chain[-2]:
                 break

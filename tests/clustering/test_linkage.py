@@ -5,7 +5,7 @@ import pytest
 import scipy.cluster.hierarchy
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.spatial.distance import pdist, squareform
+from scipy.spatial.distance import pdist
 
 from rayfl.clustering.grouping import members, random_clusters, shuffle_members, single, singletons
 from rayfl.clustering.linkage import (
@@ -228,13 +228,3 @@ def test_the_chain_ends_where_many_distances_are_equal(seed, clients, method):
     assert scipy.cluster.hierarchy.is_valid_linkage(found)
     if method == "single":  # whose heights do not depend on which of several equal pairs merges first
         assert np.array_equal(found[:, 2], build_linkage(distances.astype(float), method)[:, 2])
-
-
-def test_of_several_nearest_the_chain_takes_the_one_before():
-    # it goes 0, 3, 2 and finds 1 as near to 2 as 3: on to 1, it would come back to 2 by way of 3 for ever
-    square = np.full((4, 4), 9.0)
-    for (i, j), d in {(0, 3): 2.0, (2, 3): 1.0, (1, 2): 1.0, (1, 3): 1.0}.items():
-        square[i, j] = square[j, i] = d
-    np.fill_diagonal(square, 0)
-    found = build_linkage(squareform(square).astype(np.float32), "single")
-    assert found[:, 2].tolist() == [1, 1, 2]

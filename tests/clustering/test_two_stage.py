@@ -169,7 +169,7 @@ def test_strangers_of_several_blocks_follow_leaders_of_earlier_ones(monkeypatch)
 
 
 def test_the_radius_widens_no_more_than_it_must():
-    # the radius begins at 0.1; ten strangers, 1 apart, need one of 2 to have no more leaders than were sampled
+    # it begins at 0.1; ten strangers, 1 apart, need 2 to have no more leaders than were sampled
     found = tree(on_a_line(0, 0.1, 0.2, 0.3, *range(100, 110)), range(4))
     assert 2 <= found.radius < 3
     assert found.representatives == 4 + 4
