@@ -140,7 +140,7 @@ class Config(Section):
 
     def to_yaml(self) -> str:
         """YAML that :func:`load` reads back to an equal config."""
-        return yaml.dump(self.to_dict(), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+        return yaml.dump(self.to_dict(), Dumper=_Dumper, sort_keys=False)
 
 
 class _Loader(yaml.SafeLoader):

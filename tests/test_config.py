@@ -437,7 +437,7 @@ def test_a_config_of_every_part_round_trips(section, name, tmp_path):
     ),
 )
 @example(lr=1e-05, name="1e5", layers=["1e-3", "yes", "null", "~"])
-@example(lr=1.0, name="0x1", layers=["2020-01-01", "1_0e1", ""])
+@example(lr=1.0, name="0x1", layers=["2020-01-01", "1_0e1", "", "\x85"])
 def test_any_values_round_trip(lr, name, layers):
     config = load({"name": name, "training": {"lr": lr}, "hierarchy": {"common_layers": layers}})
     again = load(yaml_mapping(config.to_yaml()))

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from rayfl.algorithms import Mixing, Plan, ServerState, Setup
 from rayfl.config import Config
 from rayfl.data import Federation
-from rayfl.errors import RayflError
+from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation.ledger import Direction, Transfer
 from rayfl.report import write_report
 from rayfl.runtime.backend import Backend
@@ -115,8 +115,9 @@ class Driver:
                 state = self.round(state)
             except (Interrupted, RayflError) as error:
                 state, self.servers.models, self.records.ledger = before
-                self._checkpoint(state)
-                self.records.write_tables(state)
+                if state.round or not isinstance(error, ConfigError | DataError):
+                    self._checkpoint(state)
+                    self.records.write_tables(state)
                 if isinstance(error, Interrupted):
                     self.emit(Event("stopped", {"round": state.round, "path": str(self.run_dir.path)}))
                 raise
@@ -225,12 +226,15 @@ class Driver:
     def _account(self, state: ServerState, plan: Plan, work: LocalWork, mixing: Mixing) -> None:
         """Enter the round's model traffic into the ledger, 4 bytes a number."""
         sent = 4 * (self.host.spec.P - length(work.personal)) * len(plan.cohort)
-        common = 4 * length(mixing.common) * state.models
+        common = 4 * length(mixing.common)
+        # Every LPS receives the common layers; those whose clients took part have sent theirs.
+        servers = {"up": len(np.unique(mixing.weights.nonzero()[0])), "down": state.models}
         directions: tuple[Direction, ...] = ("up", "down")
         for direction in directions:
             self.records.transfer(Transfer(state.round, "client_lps", direction, "model", sent))
             if common:
-                self.records.transfer(Transfer(state.round, "lps_gps", direction, "model", common))
+                count = common * servers[direction]
+                self.records.transfer(Transfer(state.round, "lps_gps", direction, "model", count))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._begun

@@ -101,6 +101,11 @@ class RunDirectory:
             raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
         return run
 
+    def is_empty(self) -> bool:
+        """Whether no round is complete."""
+        path = self.path / "rounds.csv"
+        return not path.exists() or len(path.read_text().splitlines()) <= 1
+
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.runtime.session.resume` reads."""
         write_atomically(self.path / "config.yaml", config.to_yaml())

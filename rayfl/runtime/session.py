@@ -107,7 +107,7 @@ def run(
     try:
         return _execute(resolved, directory, on_event)
     except (ConfigError, DataError):
-        if not (directory.path / "rounds.csv").exists():  # refused before anything started
+        if directory.is_empty():  # refused before anything was trained
             shutil.rmtree(directory.path, ignore_errors=True)
         raise
 

@@ -264,3 +264,9 @@ def test_learning_from_the_right_neighbours_beats_random_ones(run):
     wrong = [run("random_clustering", *settings, f"seed={s}").summary["accuracy_mean"] for s in range(3)]
     assert np.mean(right) > np.mean(wrong) + 5
     assert min(right) > 70
+
+
+def test_an_lps_without_participants_sends_nothing_up(run):
+    one = run("mt_hfl", "training.participation=0.1", "hierarchy.common_layers=1", "clustering.n_clusters=3")
+    assert one.bytes(tier="lps_gps", direction="up") == 3 * 4 * FC1  # three rounds, one LPS in each
+    assert one.bytes(tier="lps_gps", direction="down") == 3 * 4 * FC1 * 3

@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from rayfl.training.batched.jit import jit
 from rayfl.training.batched.layers import Conv2d, Layer, MaxPool2d, ReLU, Step
 
 LANES = 8
@@ -195,16 +196,7 @@ class Geometry(NamedTuple):
     padding: int
 
 
-def _compiled(function: Callable[..., None]) -> Callable[..., None]:
-    """Compile at the first call and keep the result on disk: beside this file, or in the user's cache."""
-    try:
-        compiled: Callable[..., None] = njit(cache=True, nogil=True, error_model="numpy")(function)
-    except RuntimeError:  # neither place can be written to
-        compiled = njit(nogil=True, error_model="numpy")(function)
-    return compiled
-
-
-@_compiled
+@jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
 def _forward(
     x: NDArray[np.float32],
     weight: NDArray[np.float32],
@@ -279,7 +271,7 @@ def _forward(
                             _store_maximum(y, winner, at_b, beside, channels, row, b00, b01, b10, b11)
 
 
-@_compiled
+@jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
 def _backward(
     dy: NDArray[np.float32],
     winner: NDArray[np.int32],

@@ -13,9 +13,19 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(Path.home() / ".cache" / "rayfl" / 
 import numba
 
 
-def jit(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile for the types it is called with, at the first call; sums may be reordered for vector units."""
-    compiled: Callable[..., Any] = numba.njit(
-        cache=True, fastmath=True, error_model="numpy", nogil=True, boundscheck=False
-    )(function)
-    return compiled
+def jit(*, fastmath: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile for the types it is called with, at the first call, and keep the result on disk if possible.
+
+    Args:
+        fastmath: let sums be reordered for vector units, and NaN be ignored.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        options = {"fastmath": fastmath, "error_model": "numpy", "nogil": True, "boundscheck": False}
+        try:
+            compiled: Callable[..., Any] = numba.njit(cache=True, **options)(function)
+        except RuntimeError:  # no place for the cache can be written to
+            compiled = numba.njit(**options)(function)
+        return compiled
+
+    return decorate

@@ -18,7 +18,7 @@ from rayfl.training.batched.jit import jit
 _ZERO = np.float32(0)
 
 
-@jit
+@jit(fastmath=True)
 def forward(x, w, bias, y):  # type: ignore[no-untyped-def]
     """``y = x w^T + bias``.
 
