@@ -115,6 +115,10 @@ class ClientHost:
         return job.features.apply(raw_features(samples.x_train[indices])), samples.y_train[indices]
 
 
+_TOGETHER = 1 << 18
+"""Numbers that are summed in one call: small models many at a time, large ones one by one."""
+
+
 def partial_product(weights: NDArray[np.float64], rows: torch.Tensor) -> Partial:
     """``sum_j a_j w_j`` in float64, in the order of the rows, and ``sum_j a_j``.
 
@@ -123,9 +127,19 @@ def partial_product(weights: NDArray[np.float64], rows: torch.Tensor) -> Partial
         rows: ``(B, S)`` float32.
     """
     total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    for weight, row in zip(weights.tolist(), rows, strict=True):
-        if weight:
+    # A client that failed may hold anything, NaN too: it is left out, not multiplied by zero.
+    kept = np.flatnonzero(weights)
+    if len(kept) < len(rows):
+        rows, weights = rows[torch.from_numpy(kept).to(rows.device)], weights[kept]
+    together = _TOGETHER // max(1, rows.shape[1])
+    if together < 2:
+        for weight, row in zip(weights.tolist(), rows, strict=True):
             total.add_(row, alpha=weight)
+    else:
+        factors = torch.from_numpy(weights).to(rows.device)[:, None]
+        for start in range(0, len(rows), together):
+            part = slice(start, start + together)
+            total += (rows[part].to(torch.float64) * factors[part]).sum(0)
     return Partial(total.cpu().numpy(), float(weights.sum()))
 
 

@@ -18,8 +18,9 @@ from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.work import LocalWork, TrainedBlock, check_finite
 
-CACHE_BYTES = 1 << 20
-"""Models that train together should fit in a core's cache; four at least, to share the cost of the calls."""
+CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
+"""Models that train together should fit in a core's share of the cache; but eight at least share the cost of
+the calls, as long as they are not too large."""
 
 
 class BatchedEngine:
@@ -44,8 +45,9 @@ class BatchedEngine:
         self.spec, self.batches, self.seed = spec, batches, seed
         self.network = network or BatchedNetwork(spec)
         self.module = spec.build().to(batches.device)
-        fitting = CACHE_BYTES // (4 * max(1, spec.P))
-        self.clients_per_call = clients_per_call or max(4, min(256, fitting))
+        size = 4 * max(1, spec.P)
+        least, most = max(1, min(8, MEMORY_BYTES // size)), 256
+        self.clients_per_call = clients_per_call or max(least, min(most, CACHE_BYTES // size))
 
     def train(
         self,
