@@ -88,12 +88,14 @@ class Execution(Section):
         Args:
             cohort: clients a round.
             work: of a client in a round: parameters times samples times epochs. Blocks of tiny clients are
-                doubled until they are worth a message, but eight or so remain.
+                larger, until they are worth a message, but there are four at least.
         """
         if self.block_size == "auto":
-            size = min(64, -(-cohort // 16))
-            while size * work < _BLOCK_WORK and 8 * size <= cohort:
-                size *= 2
+            blocks = 16
+            while blocks > 4 and work * cohort / blocks < _BLOCK_WORK:
+                blocks //= 2
+            size = -(-cohort // blocks)
+            size = min(64, size) if blocks == 16 else size
         else:
             size = self.block_size
         return min(size, self.clients_per_actor or size)

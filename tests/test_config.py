@@ -586,7 +586,7 @@ def test_the_block_size_is_a_matter_of_config_alone():
     assert [size(c) for c in (1, 16, 17, 32, 33, 1024, 100_000)] == [1, 1, 2, 2, 3, 64, 64]
     assert size(100, block_size=7) == 7
     tiny = load({}).execution
-    assert [tiny.clients_per_block(c, 48_000) for c in (1, 16, 100, 1000)] == [1, 4, 14, 126]
+    assert [tiny.clients_per_block(c, 48_000) for c in (1, 16, 100, 1000)] == [1, 4, 25, 250]
     assert tiny.clients_per_block(1000, 1e6) == 63  # 63 * 1e6 is worth a message
     assert size(1000, clients_per_actor=5) == 5
     assert size(10, clients_per_actor=5) == 1
