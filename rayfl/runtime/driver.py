@@ -111,10 +111,12 @@ class Driver:
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             before = (state, list(self.servers.models), self.records.ledger)
+            states = self.servers.states.copy()  # a stop may come after training, while clients are tested
             try:
                 state = self.round(state)
             except (Interrupted, RayflError) as error:
                 state, self.servers.models, self.records.ledger = before
+                self.servers.states = states
                 if state.round or not isinstance(error, ConfigError | DataError):
                     self._checkpoint(state)
                     self.records.write_tables(state)

@@ -31,6 +31,13 @@ class ClientStates:
     def __len__(self) -> int:
         return len(self._where)
 
+    def copy(self) -> ClientStates:
+        """The same states, untouched by later updates of these; the objects are shared."""
+        other = ClientStates()
+        other._objects, other._alive = dict(self._objects), dict(self._alive)
+        other._rows, other._where, other._next = dict(self._rows), dict(self._where), self._next
+        return other
+
     def update(self, clients: Sequence[int], ref: Ref, valid: Sequence[bool] | None = None) -> None:
         """Row ``r`` of the object is now the state of ``clients[r]``, where ``valid`` (default: all)."""
         rows = [r for r in range(len(clients)) if valid is None or valid[r]]

@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from rayfl.config import load
-from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.backend import InlineBackend
+from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import Result, build, resume, run
@@ -173,6 +174,29 @@ def test_killed_and_resumed_is_uninterrupted(
         assert (path / "clients.csv").exists()
     resumed = resume(path)
     assert_same(run(long), resumed)
+
+
+@pytest.mark.parametrize("method", ["mt_hfl", "solo"])
+def test_stopped_while_clients_are_tested_and_resumed(
+    method: str, settings: dict[str, Any], inline: dict[str, Result]
+) -> None:
+    """The round's training is done but its test is not: models and client states go back together."""
+    config = load(_settings(settings, method))
+    directory = RunDirectory.create(config)
+    federation, host = build(config)
+    trained: list[bool] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "blocks" and event.data["round"] == 1 and event.data["done"] == event.data["total"]:
+            trained.append(True)
+
+    backend = InlineBackend()
+    try:
+        with pytest.raises(Interrupted):
+            Driver(config, federation, backend, directory, host, watch, lambda: bool(trained)).run()
+    finally:
+        backend.close()
+    assert_same(_inline(inline, settings, method), resume(directory.path))
 
 
 @pytest.mark.ray
