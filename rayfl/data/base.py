@@ -166,14 +166,13 @@ class Partition(Section):
         "distribution, or 'auto' (all, as long as the clients together hold at most 20 million)",
     )
 
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
-        """Divide the samples ``range(len(labels))`` among the clients.
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        """Divide the training samples ``range(len(samples.y_train))`` among the clients.
 
-        Every client gets at least one sample; no sample is given twice.
+        Every client gets at least one sample; no sample is given twice. Most partitions look at labels
+        and domains only; the pixels are there for those that divide by likeness or difficulty.
 
         Raises:
-            DataError: if the request is impossible for these labels (one line; bounded attempts).
+            DataError: if the request is impossible for these samples (one line; bounded attempts).
         """
         raise NotImplementedError

@@ -57,7 +57,7 @@ def build_federation(
             f"dataset {samples.name} has only one of domain_train and domain_test; give both or none"
         )
 
-    assignment = partition.assign(samples.y_train, samples.domain_train, samples.classes, seed)
+    assignment = partition.assign(samples, seed)
     assigned = Ragged.of(assignment.clients)
     cap: int | None = None
     if test_samples == "auto":

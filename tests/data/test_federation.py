@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
 
 from rayfl.data import (
     DATASETS,
@@ -34,9 +33,7 @@ class Given(Partition):
 
     parts: tuple[tuple[int, ...], ...]
 
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
+    def assign(self, samples: Samples, seed: int) -> Assignment:
         return Assignment([np.array(part) for part in self.parts])
 
 
@@ -190,7 +187,7 @@ def test_auto_cap(tmp_path: Path) -> None:
 def test_validation_is_a_fraction_and_training_is_the_rest(clients: int, fraction: float, seed: int) -> None:
     samples = samples_of(np.random.default_rng(seed).integers(0, 3, 90), [0, 1, 2])
     partition = PARTITIONS["iid"](clients=clients, sizes="lognormal")
-    assigned = partition.assign(samples.y_train, None, 3, seed).clients
+    assigned = partition.assign(samples, seed).clients
     federation = build_federation(samples, partition, validation=fraction, test_samples=None, seed=seed)
     for whole, train, held in zip(assigned, federation.train, federation.validation, strict=True):
         assert len(held) == min(np.rint(fraction * len(whole)), len(whole) - 1)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.base import Assignment, Partition
+from rayfl.data.base import Assignment, Partition, Samples
 from rayfl.data.partitions._dealing import by_owner, check_labels, dirichlet_owners
 
 
@@ -29,10 +27,9 @@ class Dirichlet(Partition):
     )
 
     @override
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
-        check_labels(labels, classes, self.clients)
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels = samples.y_train
+        check_labels(labels, samples.classes, self.clients)
         owners = dirichlet_owners(
             labels, self.clients, self.alpha, self.min_samples, self.attempts, self.capped, seed
         )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.data.base import Assignment
+from rayfl.data.base import Assignment, Samples
 from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels, dirichlet_owners
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -53,10 +52,9 @@ class Domains(SizedPartition):
         return self
 
     @override
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
-        check_labels(labels, classes, self.clients)
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels, domains = samples.y_train, samples.domain_train
+        check_labels(labels, samples.classes, self.clients)
         if domains is None:
             raise DataError(
                 "partition: domains needs data with domains (data.name=synthetic, or an npz with "

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
-from rayfl.data.base import Assignment
+from rayfl.data.base import Assignment, Samples
 from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels
 from rayfl.random import generator
 
@@ -19,10 +18,9 @@ class Iid(SizedPartition):
     name: Literal["iid"] = "iid"
 
     @override
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
-        check_labels(labels, classes, self.clients)
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels = samples.y_train
+        check_labels(labels, samples.classes, self.clients)
         rng = generator(seed, "partition")
         sizes = self.client_sizes(len(labels), self.clients, self.samples, rng, "partition")
         owners = np.full(len(labels), -1)

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.base import Assignment, Partition
+from rayfl.data.base import Assignment, Partition, Samples
 from rayfl.data.partitions._dealing import by_owner, check_labels
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -27,9 +27,8 @@ class LabelSkew(Partition):
     rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that every client has")
 
     @override
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels, classes = samples.y_train, samples.classes
         check_labels(labels, classes, self.clients)
         present = np.unique(labels)
         each = min(max(1, round(self.rho * classes)), len(present))

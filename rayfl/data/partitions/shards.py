@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.base import Assignment, Partition
+from rayfl.data.base import Assignment, Partition, Samples
 from rayfl.data.partitions._dealing import by_owner, check_labels
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -26,10 +25,9 @@ class Shards(Partition):
     shards_per_client: int = Field(2, ge=1, description="shards s of every client")
 
     @override
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
-        check_labels(labels, classes, self.clients)
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels = samples.y_train
+        check_labels(labels, samples.classes, self.clients)
         shards = self.clients * self.shards_per_client
         if shards > len(labels):
             raise DataError(

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
-from rayfl.data.base import Assignment
+from rayfl.data.base import Assignment, Samples
 from rayfl.data.partitions._dealing import Owners, SizedPartition, apportion, by_owner, check_labels
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -82,9 +82,8 @@ class Tasks(SizedPartition):
         return self
 
     @override
-    def assign(
-        self, labels: NDArray[np.int64], domains: NDArray[np.int64] | None, classes: int, seed: int
-    ) -> Assignment:
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels, classes = samples.y_train, samples.classes
         check_labels(labels, classes, self.clients)
         for place, task in enumerate(self.tasks):
             if max(task.labels) >= classes:
