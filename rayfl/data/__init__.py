@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayfl.data.arrays import fingerprint, read_npz, write_npz
-from rayfl.data.base import Assignment, Dataset, Federation, Partition, Ragged, Samples, data_root
+from rayfl.data.base import IGNORED, Assignment, Dataset, Federation, Partition, Ragged, Samples, data_root
 from rayfl.data.federation import build_federation, describe
 from rayfl.settings import discover
 
@@ -12,6 +12,7 @@ PARTITIONS = discover("rayfl.data.partitions", Partition)
 
 __all__ = [
     "DATASETS",
+    "IGNORED",
     "PARTITIONS",
     "Assignment",
     "Dataset",

@@ -18,6 +18,9 @@ from pydantic import Field
 
 from rayfl.settings import Section
 
+IGNORED = -100
+"""The target that counts in no loss and no accuracy (PyTorch's default ``ignore_index``)."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -25,13 +28,17 @@ class Samples:
 
     Attributes:
         name: what it is, for reports.
-        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device) or
-            ``(n, D)`` features (float32).
+        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device),
+            ``(n, D)`` features (float32), or ``(n, L)`` words of texts (int32, places in ``vocabulary``).
         y_train, y_test: class labels ``(n,)``, int64, in ``range(classes)``.
         classes: number of classes.
         domain_train, domain_test: for data drawn from several sources or distributions (synthetic tasks,
             mixes of datasets) the source of each sample ``(n,)``, int64; None otherwise.
         class_names: for reports; may be empty.
+        targets_train, targets_test: what a model is to predict where that is not the class: for texts the
+            word that follows each word, ``(n, L)`` int64, :data:`IGNORED` behind the end of a text. None
+            otherwise. The class of a text (its topic) is what partitions and signatures go by.
+        vocabulary: for texts, the words that a model knows and predicts.
     """
 
     name: str
@@ -43,11 +50,24 @@ class Samples:
     domain_train: NDArray[np.int64] | None = None
     domain_test: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
+    targets_train: NDArray[np.int64] | None = None
+    targets_test: NDArray[np.int64] | None = None
+    vocabulary: tuple[str, ...] = ()
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The shape of one sample, ``(C, H, W)`` or ``(D,)``."""
+        """The shape of one sample, ``(C, H, W)``, ``(D,)`` or ``(L,)``."""
         return tuple(self.x_train.shape[1:])
+
+    @property
+    def outputs(self) -> int:
+        """Among how many a model chooses in each of its predictions: the classes, or the words."""
+        return len(self.vocabulary) or self.classes
+
+    @property
+    def tokens(self) -> bool:
+        """Whether the inputs are places in the vocabulary, to be looked up and not calculated with."""
+        return bool(self.vocabulary)
 
 
 @dataclass(frozen=True)
