@@ -154,7 +154,7 @@ def write_npz(path: Path, samples: Samples) -> None:
 def fingerprint(samples: Samples) -> str:
     """16 hexadecimal digits (of a sha256) over the contents of a dataset, names apart."""
     digest = hashlib.sha256(str(samples.classes).encode())
-    for key in (*_REQUIRED, "domain_train", "domain_test", "targets_train", "targets_test"):
+    for key in (*_REQUIRED, "domain_train", "domain_test", "targets_train", "targets_test", "label_maps"):
         array = getattr(samples, key)
         if array is not None:
             digest.update(f"{key} {array.dtype.str} {array.shape}".encode())

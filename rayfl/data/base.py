@@ -16,10 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rayfl.errors import DataError
 from rayfl.settings import Section
 
 IGNORED = -100
 """The target that counts in no loss and no accuracy (PyTorch's default ``ignore_index``)."""
+
+Part = Literal["train", "test"]
+"""Which half of a dataset."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,15 @@ class Samples:
             word that follows each word, ``(n, L)`` int64, :data:`IGNORED` behind the end of a text. None
             otherwise. The class of a text (its topic) is what partitions and signatures go by.
         vocabulary: for texts, the words that a model knows and predicts.
+        label_maps: ``(V, classes)``, int64, or None. Clients may see the same samples under other labels
+            (CFL's swapped and permuted labels, drift): row ``v`` says what each label becomes, row 0
+            changes nothing. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the
+            *virtual id* ``v * n + i``; without maps ids are plain indices. Whoever reads samples by the
+            ids of clients does so through :meth:`inputs`, :meth:`labels`, :meth:`targets` and
+            :meth:`domains`.
+
+    Raises:
+        DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.
     """
 
     name: str
@@ -53,6 +66,56 @@ class Samples:
     targets_train: NDArray[np.int64] | None = None
     targets_test: NDArray[np.int64] | None = None
     vocabulary: tuple[str, ...] = ()
+    label_maps: NDArray[np.int64] | None = None
+
+    def __post_init__(self) -> None:
+        if self.label_maps is not None:
+            self._check_maps(self.label_maps)
+
+    def _check_maps(self, maps: NDArray[np.int64]) -> None:
+        where = f"dataset {self.name}: label_maps"
+        if maps.ndim != 2 or not len(maps) or maps.shape[1] != self.classes or maps.dtype.kind not in "iu":
+            raise DataError(
+                f"{where} has shape {maps.shape} and type {maps.dtype}; expected integers (V, {self.classes})"
+            )
+        if maps.min() < 0 or maps.max() >= self.classes:
+            raise DataError(f"{where} holds labels outside range({self.classes})")
+        if not np.array_equal(maps[0], np.arange(self.classes)):
+            raise DataError(f"{where}: the first map must leave the labels as they are")
+        if self.targets_train is not None or self.targets_test is not None:
+            raise DataError(f"{where}: the labels of {self.name} are not what its models predict")
+        most = max(len(self.x_train), len(self.x_test))
+        if len(maps) * most > np.iinfo(np.int32).max:
+            raise DataError(
+                f"{where}: {len(maps)} maps of {most} samples are more than 2^31 - 1 ids; "
+                f"use at most {np.iinfo(np.int32).max // most} different maps or fewer samples"
+            )
+
+    def inputs(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.generic]:
+        """The inputs of samples by their (virtual) ids, ``(len(ids), ...)``."""
+        x = self.x_train if part == "train" else self.x_test
+        found: NDArray[np.generic] = x[self._plain(len(x), ids)]
+        return found
+
+    def labels(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The labels of samples by their (virtual) ids, ``(len(ids),)``."""
+        y = self.y_train if part == "train" else self.y_test
+        maps = self.label_maps
+        labels: NDArray[np.int64] = y[ids] if maps is None else maps[ids // len(y), y[ids % len(y)]]
+        return labels
+
+    def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64]:
+        """What a model is to predict: the words that follow, or the labels."""
+        targets = self.targets_train if part == "train" else self.targets_test
+        return self.labels(part, ids) if targets is None else targets[ids]
+
+    def domains(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | None:
+        """The sources of samples by their (virtual) ids, ``(len(ids),)``, if the data have sources."""
+        domain = self.domain_train if part == "train" else self.domain_test
+        return None if domain is None else domain[self._plain(len(domain), ids)]
+
+    def _plain(self, count: int, ids: NDArray[np.integer]) -> NDArray[np.integer]:
+        return ids if self.label_maps is None else ids % count
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,8 +129,8 @@ class Samples:
 
     @property
     def tokens(self) -> bool:
-        """Whether the inputs are places in the vocabulary, to be looked up and not calculated with."""
-        return bool(self.vocabulary)
+        """Whether the inputs are places in a vocabulary, to be looked up and not calculated with."""
+        return self.x_train.dtype == np.int32
 
 
 @dataclass(frozen=True)
@@ -106,9 +169,10 @@ class Federation:
 
     Attributes:
         samples: the data, once.
-        train, validation: per client, indices into ``samples.x_train``; disjoint within a client.
-        test: per client, indices into ``samples.x_test``, following the client's label distribution.
-            Clients share test samples.
+        train, validation: per client, ids of training samples (see :class:`Samples`: indices, or virtual
+            ids where clients see labels differently); disjoint within a client.
+        test: per client, ids of test samples, following the client's label distribution. Clients share
+            test samples.
         groups: the planted (ground-truth) group of each client ``(N,)``, int64, or None if there is none.
     """
 
@@ -165,10 +229,22 @@ class Dataset(Section):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a partition decides: the training indices of each client, and its planted group if it has one."""
+    """What a partition decides.
+
+    Attributes:
+        clients: indices of the training samples of each client (plain, not virtual, whatever its map).
+        groups: the planted group of each client ``(N,)``, if groups were planted.
+        label_map: through which row of ``label_maps`` each client sees its samples, ``(N,)``; None: as
+            they are.
+        label_maps: ``(V, classes)``, as in :class:`Samples`; goes with ``label_map``.
+        test: indices of each client's own test samples; None: test samples that follow its labels.
+    """
 
     clients: list[NDArray[np.integer]]
     groups: NDArray[np.int64] | None = None
+    label_map: NDArray[np.int64] | None = None
+    label_maps: NDArray[np.int64] | None = None
+    test: list[NDArray[np.integer]] | None = None
 
 
 class Partition(Section):

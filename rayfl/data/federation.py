@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.base import Federation, Partition, Ragged, Samples
+from rayfl.data.base import Assignment, Federation, Partition, Ragged, Samples
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
 
@@ -40,11 +41,32 @@ def build_federation(
     Returns:
         The federation. Every list of indices is ascending. The test part of a client has the proportions
         of the labels (and domains) of all samples it was assigned, validation part included; a label that
-        has no test sample is left out of them.
+        has no test sample is left out of them. Where the partition gives clients label maps, all three
+        parts hold virtual ids (see :class:`Samples`).
 
     Raises:
         ConfigError: if ``validation`` or ``test_samples`` is out of range.
         DataError: if the partition is impossible, or a client has no label with a test sample.
+    """
+    check_settings(samples, validation, test_samples)
+    assignment = partition.assign(samples, seed)
+    assigned = Ragged.of(assignment.clients)
+    samples, maps = with_label_maps(samples, assignment)
+    train, held_out = split(assigned, validation, seed)
+    test = client_tests(samples, assigned, assignment.test, most_tests(test_samples, len(assigned)), seed)
+    if maps is not None:
+        train, held_out = (seen_through(lists, maps, len(samples.y_train)) for lists in (train, held_out))
+        test = seen_through(test, maps, len(samples.y_test))
+    return Federation(samples, train, held_out, test, assignment.groups)
+
+
+def check_settings(
+    samples: Samples, validation: float, test_samples: int | Literal["auto", "all"] | None
+) -> None:
+    """Refuse what no federation can be built from.
+
+    Raises:
+        ConfigError, DataError: as :func:`build_federation`.
     """
     if not 0 <= validation < 1:
         raise ConfigError("validation", f"{validation} is not a fraction", "it must lie in [0, 1)")
@@ -57,18 +79,43 @@ def build_federation(
             f"dataset {samples.name} has only one of domain_train and domain_test; give both or none"
         )
 
-    assignment = partition.assign(samples, seed)
-    assigned = Ragged.of(assignment.clients)
-    cap: int | None = None
+
+def most_tests(test_samples: int | Literal["auto", "all"] | None, clients: int) -> int | None:
+    """Most test samples of a client; None: no limit."""
     if test_samples == "auto":
-        cap = max(_AUTO_LEAST, _AUTO_TOTAL // len(assigned))
-    elif isinstance(test_samples, int):
-        cap = test_samples
-    train, held_out = _split(assigned, validation, seed)
-    return Federation(samples, train, held_out, _test_parts(samples, assigned, cap, seed), assignment.groups)
+        return max(_AUTO_LEAST, _AUTO_TOTAL // clients)
+    return test_samples if isinstance(test_samples, int) else None
 
 
-def _split(assigned: Ragged, fraction: float, seed: int) -> tuple[Ragged, Ragged]:
+def with_label_maps(samples: Samples, assignment: Assignment) -> tuple[Samples, NDArray[np.int64] | None]:
+    """The samples with the partition's label maps, and the map of each client ``(N,)`` or None.
+
+    Raises:
+        DataError: if data and partition both have maps, or the partition's do not fit.
+    """
+    if assignment.label_map is None:
+        return samples, None
+    if assignment.label_maps is not None:
+        if samples.label_maps is not None:
+            raise DataError(f"dataset {samples.name} has label maps already; the partition's cannot be added")
+        samples = replace(samples, label_maps=assignment.label_maps)
+    maps = np.asarray(assignment.label_map, np.int64)
+    rows = 0 if samples.label_maps is None else len(samples.label_maps)
+    if maps.shape != (len(assignment.clients),) or maps.min() < 0 or maps.max() >= rows:
+        raise DataError(
+            f"partition: label_map names rows of {rows} label maps for {len(assignment.clients)} clients, "
+            f"each in range({rows}); got shape {maps.shape}"
+        )
+    return samples, maps
+
+
+def seen_through(lists: Ragged, maps: NDArray[np.int64], count: int) -> Ragged:
+    """Virtual ids: client ``i``'s samples, out of ``count``, seen through label map ``maps[i]``."""
+    shifted = lists.values + np.repeat(maps * count, lists.sizes)
+    return Ragged(shifted.astype(np.int32), lists.offsets)
+
+
+def split(assigned: Ragged, fraction: float, seed: int) -> tuple[Ragged, Ragged]:
     """Every client's samples in two lists; the second gets ``round(fraction * n)``, never all."""
     sizes = assigned.sizes
     held = np.minimum(np.rint(fraction * sizes).astype(np.int64), sizes - 1)
@@ -89,7 +136,37 @@ def _sorted(values: NDArray[np.int32], sizes: NDArray[np.int64]) -> Ragged:
     return lists
 
 
-def _test_parts(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -> Ragged:
+def client_tests(
+    samples: Samples,
+    assigned: Ragged,
+    own: list[NDArray[np.integer]] | None,
+    cap: int | None,
+    seed: int,
+) -> Ragged:
+    """The test samples of every client: ``own``, or those that follow its training samples; ``cap`` at most.
+
+    Raises:
+        DataError: if a client has none.
+    """
+    if own is None:
+        return _following(samples, assigned, cap, seed)
+    tests = Ragged.of(own)
+    without = np.flatnonzero(tests.sizes == 0)
+    if len(without):
+        raise DataError(
+            f"dataset {samples.name}: client {without[0]} has no test sample ({len(without)} such clients); "
+            "every client needs one"
+        )
+    if cap is None or tests.sizes.max() <= cap:
+        return _sorted(tests.values.copy(), tests.sizes)
+    lists = [
+        part if len(part) <= cap else generator(seed, "own test", client).permutation(part)[:cap]
+        for client, part in enumerate(tests)
+    ]
+    return _sorted(np.concatenate(lists), np.minimum(tests.sizes, cap))
+
+
+def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -> Ragged:
     """The test samples of every client, in the proportions of its training samples.
 
     Strata ``c`` are the pairs of domain and label. With ``p_ic`` the share of stratum c among client i's
@@ -149,13 +226,14 @@ def _strata(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], int
 def describe(federation: Federation) -> pd.DataFrame:
     """One row a client: ``n``, ``validation``, ``test`` (numbers of samples), ``group``, ``class_0``, ...
 
-    The class columns count training samples. ``group`` is missing (NA) if no groups were planted.
+    The class columns count training samples, under the labels that the client sees. ``group`` is missing
+    (NA) if no groups were planted.
     """
     import pandas as pd  # deferred: workers do without it
 
     samples, train = federation.samples, federation.train
     owner = np.repeat(np.arange(len(train)), train.sizes)
-    cells = owner * samples.classes + samples.y_train[train.values]
+    cells = owner * samples.classes + samples.labels("train", train.values)
     counts = np.bincount(cells, minlength=len(train) * samples.classes).reshape(len(train), samples.classes)
     groups = [pd.NA] * len(train) if federation.groups is None else federation.groups
     columns = {

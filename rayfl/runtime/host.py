@@ -112,7 +112,8 @@ class ClientHost:
 
     def _features(self, client: int, job: SignJob) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         samples, indices = self.federation.samples, self.federation.train[client]
-        return job.features.apply(raw_features(samples.x_train[indices])), samples.y_train[indices]
+        inputs = raw_features(samples.inputs("train", indices))
+        return job.features.apply(inputs), samples.labels("train", indices)
 
 
 _TOGETHER = 1 << 18

@@ -103,7 +103,7 @@ class EvalItem:
     Attributes:
         model: position of the model among the references.
         state: (position, row) of the client state that overlays it, or None.
-        samples: indices into ``x_test``, ``(n,)``.
+        samples: ids of test samples, ``(n,)``.
     """
 
     model: int

@@ -33,7 +33,7 @@ class Scaling:
 
 
 class Batches:
-    """Gathers samples by index and turns them into float32 tensors on a device."""
+    """Gathers samples by index and turns them into tensors on a device: float32, or int64 for words."""
 
     def __init__(self, samples: Samples, device: torch.device, scaling: Scaling | None = None) -> None:
         self.samples, self.device = samples, device
@@ -44,16 +44,20 @@ class Batches:
         self._shift = (mean / std).to(torch.float32).to(device)
 
     def _inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
-        tensor = torch.from_numpy(x).to(self.device).to(torch.float32)
-        return tensor.mul_(self._slope).sub_(self._shift)
+        tensor = torch.from_numpy(x).to(self.device)
+        if self.samples.tokens:
+            return tensor.to(torch.int64)
+        return tensor.to(torch.float32).mul_(self._slope).sub_(self._shift)
 
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs ``(n, ...)`` float32 and labels ``(n,)`` int64 of training samples."""
-        return self._inputs(self.samples.x_train[indices]), self._labels(self.samples.y_train[indices])
+        """Inputs ``(n, ...)`` and targets (labels ``(n,)``, int64) of training samples, by their ids."""
+        samples = self.samples
+        return self._inputs(samples.inputs("train", indices)), self._labels(samples.targets("train", indices))
 
     def test(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and labels of test samples."""
-        return self._inputs(self.samples.x_test[indices]), self._labels(self.samples.y_test[indices])
+        """Inputs and targets of test samples."""
+        samples = self.samples
+        return self._inputs(samples.inputs("test", indices)), self._labels(samples.targets("test", indices))
 
     def _labels(self, y: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(y).to(self.device)
