@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rayfl.linalg import leading_eigenpairs, one_thread
 from rayfl.random import generator
 from rayfl.signatures.base import Signature, sample_matrix
-from rayfl.signatures.linalg import leading_eigenpairs, one_thread
 
 BLOCK = 256
 """How many users' eigenvectors are projected at a time; bounds the memory of :meth:`Spectrum.relate`."""

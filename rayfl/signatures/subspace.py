@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.errors import DataError
+from rayfl.linalg import leading_eigenpairs
 from rayfl.signatures.base import Signature, sample_matrix
-from rayfl.signatures.linalg import leading_eigenpairs
 
 RANK_TOLERANCE = 1e-10
 """A direction belongs to the data if its squared singular value exceeds this share of the largest."""

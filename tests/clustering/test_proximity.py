@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.spatial.distance import pdist, squareform
 
+from rayfl.angles import principal_angle
 from rayfl.clustering.proximity import (
     ANGLES,
     VECTOR_DISTANCES,
@@ -13,7 +14,6 @@ from rayfl.clustering.proximity import (
     cross_distances,
     pack,
     place,
-    principal_angle,
     relevance_distances,
     relevance_matrix,
     take,

@@ -6,10 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.errors import DataError
+from rayfl.linalg import fix_signs, leading_eigenpairs
 from rayfl.settings import discover
 from rayfl.signatures.base import Signature, sample_matrix
 from rayfl.signatures.label_histogram import LabelHistogram
-from rayfl.signatures.linalg import fix_signs, leading_eigenpairs
 from rayfl.signatures.subspace import Subspace
 
 

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.errors import DataError
+from rayfl.linalg import leading_eigenpairs, one_thread
 from rayfl.signatures.base import sample_matrix
 from rayfl.signatures.features.base import FeatureMap, flat
-from rayfl.signatures.linalg import leading_eigenpairs, one_thread
 
 
 @dataclass(frozen=True)
