@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection
+from typing import ClassVar
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import nn
 
 from rayfl.errors import ConfigError
@@ -21,6 +24,9 @@ class Model(Section):
     """
 
     name: str = ""
+
+    tokens: ClassVar[bool] = False
+    """Whether it takes words, places in a vocabulary, instead of numbers to calculate with."""
 
     @classmethod
     def name_of(cls) -> str:
@@ -40,16 +46,24 @@ class Model(Section):
         """A freshly initialised network on the CPU, from torch's global generator.
 
         Args:
-            shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
+            shape: shape of one sample, ``(C, H, W)``, ``(D,)`` or ``(L,)``.
             classes: number of outputs (logits, no softmax).
 
         Returns:
-            A module that maps ``(batch, *shape)`` float32 to logits ``(batch, classes)``.
+            A module that maps ``(batch, *shape)`` float32 to logits ``(batch, classes)``; where it takes
+            words, ``(batch, L)`` int64 to logits ``(batch, classes, L)``, one prediction a word.
 
         Raises:
             ConfigError: if the network does not suit samples of this shape.
         """
         raise NotImplementedError
+
+    def example(
+        self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+        """Random samples of the kind that the network takes ``(count, *shape)``, and targets, for trials."""
+        x = rng.standard_normal((count, *shape)).astype(np.float32)
+        return x, rng.integers(0, classes, count)
 
 
 def fan_in(shape: tuple[int, ...]) -> int:

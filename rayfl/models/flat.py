@@ -35,8 +35,8 @@ class ModelSpec:
 
     Attributes:
         model: the architecture.
-        shape: shape of one sample, ``(C, H, W)`` or ``(D,)``.
-        classes: number of outputs.
+        shape: shape of one sample, ``(C, H, W)``, ``(D,)`` or ``(L,)``.
+        classes: number of outputs: of classes, or of words.
         seed: the run's seed, which fixes :meth:`initial`.
         names: every parameter, then every floating-point buffer, by its dotted name.
         shapes: the shape of each.

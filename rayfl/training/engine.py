@@ -98,9 +98,10 @@ def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
 def _trial(spec: ModelSpec, make: Callable[[ModelSpec, Batches, int], Engine]) -> float:
     """Two clients, a step or two each: the gap to the plain loop, relative to how far the models moved."""
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((7, *spec.shape)).astype(np.float32)
-    y = rng.integers(0, spec.classes, 7)
-    batches = Batches(Samples("trial", x, y, x, y, spec.classes), torch.device("cpu"))
+    x, targets = spec.model.example(spec.shape, spec.classes, 7, rng)
+    labels = np.zeros(7, np.int64)
+    samples = Samples("trial", x, labels, x, labels, 1, targets_train=targets, targets_test=targets)
+    batches = Batches(samples, torch.device("cpu"))
     work = LocalWork(epochs=1, batch_size=3, lr=1e-2)
     start = torch.from_numpy(np.tile(spec.initial(), (2, 1)))
     ends = [

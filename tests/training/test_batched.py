@@ -78,7 +78,8 @@ def test_every_model_equals_the_loop(
 
 
 def test_the_cases_cover_all_models() -> None:
-    assert {name for name, _, _ in CASES} == set(MODELS)
+    calculating = {name for name, model in MODELS.items() if not model.tokens}  # texts: test_recurrent.py
+    assert {name for name, _, _ in CASES} == calculating
 
 
 @settings(max_examples=25, deadline=None)

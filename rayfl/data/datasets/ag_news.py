@@ -1,0 +1,204 @@
+"""AG's news (A. Gulli; in the form of Zhang, Zhao, LeCun 2015): articles on four topics, word by word."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import html
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.arrays import one_line
+from rayfl.data.base import IGNORED, Dataset, Samples
+from rayfl.errors import DataError
+from rayfl.random import generator
+
+TOPICS = ("World", "Sports", "Business", "Sci/Tech")
+PADDING, UNKNOWN = "<padding>", "<unknown>"
+
+_LABELS = ("label", "class", "class index", "topic")
+_TEXTS = ("title", "description", "content", "text")
+_EXPECTED = f"expected topics 1 to {len(TOPICS)}, then texts, or a header with label and content"
+_ENTITY = re.compile(r"(?<![&\w])(#\d+|quot|amp|lt|gt|nbsp);")
+_TAG = re.compile(r"<[^<>]*>")
+_TORN = re.compile(r" '(s|t|d|m|re|ve|ll)\b")
+_WORD = re.compile(r"[^\W\d_]+(?:'[^\W\d_]+)*|\d+(?:[.,]\d+)*|[^\w\s]")
+
+
+class AgNews(Dataset):
+    """AG News: articles on World, Sports, Business and Sci/Tech, for predicting the next word.
+
+    An article is one sample: its first ``length + 1`` words give ``length`` inputs and as many targets, each
+    the word that follows (many to many: one pass of a recurrent network over ``length`` words is worth
+    ``length`` predictions). Shorter articles are padded, what is behind their end is not counted; an
+    article of one word is left out.
+
+    Words are in lower case and punctuation marks are words. The most frequent words of the training
+    articles, ties in alphabetical order, are the vocabulary, together with one word for padding and one
+    for all unknown words; the latter is also a target. As usual in simulations all clients know the
+    vocabulary from the start.
+
+    The label of an article is its topic, and so is its domain: with the partition ``domains`` every client
+    has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2), with the
+    others topics are dealt like classes.
+
+    ``root/ag_news`` (or ``root`` itself) holds ``train*.csv`` and ``test*.csv``, one of each, or the same
+    ending in ``.csv.gz``: the topic 1 to 4 in the first column and texts in the others, or a header that
+    names the columns.
+    """
+
+    name: Literal["ag_news"] = "ag_news"
+    vocabulary: int = Field(
+        5_000, ge=2, le=1_000_000, description="words that are told apart; all others are one unknown word"
+    )
+    length: int = Field(30, ge=1, le=10_000, description="words of an article that are read, L")
+    samples: int | None = Field(
+        None, ge=1, description="number of training articles, drawn from all topics; by default all"
+    )
+    test_size: int | None = Field(None, ge=1, description="number of test articles; by default all")
+
+    @override
+    def available(self, root: Path) -> bool:
+        return all(len(_found(root, part)) == 1 for part in ("train", "test"))
+
+    @override
+    def prepare(self, root: Path) -> str:
+        """Nothing is downloaded: say where the files must lie."""
+        if self.available(root):
+            return f"{self.name}: already in {root}"
+        raise DataError(f"{self.name} is not downloaded; {_remedy(root)}")
+
+    @override
+    def load(self, root: Path) -> Samples:
+        train, y_train = self._read(root, "train", self.samples)
+        test, y_test = self._read(root, "test", self.test_size)
+        words = (PADDING, UNKNOWN, *most_frequent(train, self.vocabulary))
+        x_train, targets_train = encode(train, words, self.length)
+        x_test, targets_test = encode(test, words, self.length)
+        return Samples(
+            self.name,
+            x_train,
+            y_train,
+            x_test,
+            y_test,
+            classes=len(TOPICS),
+            domain_train=y_train,
+            domain_test=y_test,
+            class_names=TOPICS,
+            targets_train=targets_train,
+            targets_test=targets_test,
+            vocabulary=words,
+        )
+
+    def _read(self, root: Path, part: str, count: int | None) -> tuple[list[list[str]], NDArray[np.int64]]:
+        """The words and the topic of ``count`` articles (or all), in the order of the file."""
+        files = _found(root, part)
+        if not files:
+            raise DataError(f"dataset {self.name} is not in {root}; {_remedy(root)}")
+        if len(files) > 1:
+            names = " and ".join(file.name for file in files[:2])
+            raise DataError(f"{files[0].parent}: {names} are both there; keep one file of {part} articles")
+        labels, texts = zip(*read_articles(files[0]), strict=True)
+        articles = [tokenise(text) for text in texts]
+        kept = np.array([i for i, words in enumerate(articles) if len(words) > 1])
+        if len(kept) == 0:
+            raise DataError(f"{files[0]}: no article has two words; there is nothing to predict")
+        if count is not None and count > len(kept):
+            setting = "data.samples" if part == "train" else "data.test_size"
+            raise DataError(
+                f"{setting}: {count} articles wanted, {files[0]} has {len(kept)}; use fewer"
+            )
+        if count is not None:  # the file may be sorted by topic
+            kept = np.sort(generator(0, f"ag_news {part}").permutation(kept)[:count])
+        return [articles[i] for i in kept.tolist()], np.array(labels, np.int64)[kept]
+
+
+def tokenise(text: str) -> list[str]:
+    r"""The words of a text in lower case; numbers and punctuation marks are words too.
+
+    The remains of HTML in these articles are undone first: ``&lt;b&gt;`` and ``<b>`` are dropped, ``#39;``
+    and ``&#39;`` are apostrophes (``company #39;s`` is one word), a backslash is a line break.
+    """
+    text = html.unescape(_ENTITY.sub(r"&\1;", text))
+    text = _TAG.sub(" ", html.unescape(text)).replace("\\", " ").lower()
+    return _WORD.findall(_TORN.sub(r"'\1", text))
+
+
+def most_frequent(articles: Sequence[Sequence[str]], count: int) -> list[str]:
+    """The ``count`` most frequent words, from the most frequent down; ties in alphabetical order."""
+    counts = Counter(word for words in articles for word in words)
+    return sorted(counts, key=lambda word: (-counts[word], word))[:count]
+
+
+def encode(
+    articles: Sequence[Sequence[str]], vocabulary: Sequence[str], length: int
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Articles as numbers.
+
+    Args:
+        articles: their words, two or more each.
+        vocabulary: all words that are told apart; the first is for padding, the second for unknown words.
+        length: L.
+
+    Returns:
+        Inputs ``(n, L)``: the place of each word in the vocabulary, 0 behind the end. Targets ``(n, L)``: the
+        place of the word that follows it, :data:`~rayfl.data.base.IGNORED` where none does.
+    """
+    place = {word: i for i, word in enumerate(vocabulary)}
+    x = np.zeros((len(articles), length), np.int32)
+    targets = np.full((len(articles), length), IGNORED, np.int64)
+    for row, words in enumerate(articles):
+        places = [place.get(word, 1) for word in words[: length + 1]]
+        x[row, : len(places) - 1], targets[row, : len(places) - 1] = places[:-1], places[1:]
+    return x, targets
+
+
+def read_articles(path: Path) -> Iterator[tuple[int, str]]:
+    """The topic (0 to 3) and the text of every article of a CSV file, which may be packed with gzip.
+
+    Raises:
+        DataError: if it cannot be read or has other columns; one line.
+    """
+    opened = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opened(path, "rt", encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.reader(file) if row]
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{path}: cannot be read as CSV ({one_line(error)}); fetch it again") from error
+    if not rows:
+        raise DataError(f"{path}: is empty; {_EXPECTED}")
+    label, texts, first = _columns(path, rows[0])
+    for number, row in enumerate(rows[first:], start=first + 1):
+        if len(row) != len(rows[0]) or row[label].strip() not in ("1", "2", "3", "4"):
+            raise DataError(f"{path}: row {number} is {str(row)[:60]}; {_EXPECTED}")
+        yield int(row[label]) - 1, " ".join(row[column] for column in texts)
+
+
+def _columns(path: Path, row: list[str]) -> tuple[int, list[int], int]:
+    """Where the topic and the texts are, and the first row of articles, going by the first row."""
+    if row[0].strip().isdigit() and len(row) > 1:
+        return 0, list(range(1, len(row))), 0
+    names = [name.strip().lower() for name in row]
+    labels = [i for i, name in enumerate(names) if name in _LABELS]
+    texts = [i for i, name in enumerate(names) if name in _TEXTS]
+    if len(labels) != 1 or not texts:
+        raise DataError(f"{path}: its columns are {', '.join(names)[:60]}; {_EXPECTED}")
+    return labels[0], texts, 1
+
+
+def _found(root: Path, part: str) -> list[Path]:
+    """The files of a part, ``train`` or ``test``."""
+    folder = root / "ag_news" if (root / "ag_news").is_dir() else root
+    return sorted(file for end in ("csv", "csv.gz") for file in folder.glob(f"{part}*.{end}"))
+
+
+def _remedy(root: Path) -> str:
+    return f"put train.csv and test.csv (or .csv.gz) into {root / 'ag_news'}, or set data.root"

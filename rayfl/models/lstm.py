@@ -1,0 +1,85 @@
+"""The recurrent network for texts."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+from torch import nn
+from typing_extensions import override
+
+from rayfl.models.base import Model, named
+
+_IGNORED = -100
+"""PyTorch's default ``ignore_index``: what stands behind the end of a text."""
+
+
+class Lstm(Model):
+    """LSTM for predicting the next word: embedding, two layers of LSTM, a linear map to the vocabulary.
+
+    As in Clustered Federated Learning (Sattler et al. 2019, section 5.2), which does not state the sizes.
+    """
+
+    name: Literal["lstm"] = "lstm"
+    tokens: ClassVar[bool] = True
+    embedding: int = Field(64, ge=1, description="numbers that stand for a word")
+    hidden: int = Field(64, ge=1, description="units of each layer of LSTM")
+    depth: int = Field(2, ge=1, le=16, description="layers of LSTM")
+    tied: bool = Field(
+        False,
+        description="use the embedding of a word also as the weights of its output (embedding = hidden)",
+    )
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Lstm:
+        if self.tied and self.embedding != self.hidden:
+            raise ValueError(f"tied needs embedding equal to hidden, not {self.embedding} and {self.hidden}")
+        return self
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        """``embedding``, ``lstm`` (all its layers) and ``fc1``; tied weights belong to the embedding."""
+        return {layer: (layer,) for layer in ("embedding", "lstm", "fc1")}
+
+    @override
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """For texts ``(L,)``: words ``(batch, L)`` int64 become logits ``(batch, classes, L)``."""
+        embedding, last = nn.Embedding(classes, self.embedding), nn.Linear(self.hidden, classes)
+        if self.tied:
+            last.weight = embedding.weight
+        return named(
+            ("embedding", embedding),
+            ("lstm", States(self.embedding, self.hidden, self.depth, batch_first=True)),
+            ("fc1", last),
+            ("logits", ClassesSecond()),
+        )
+
+    @override
+    def example(
+        self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+        words = rng.integers(0, classes, (count, shape[0] + 1))
+        targets = np.where(rng.random((count, shape[0])) < 0.2, _IGNORED, words[:, 1:])
+        targets[:, 0] = words[:, 1]  # a text has at least two words
+        return words[:, :-1].astype(np.int32), targets
+
+
+class States(nn.LSTM):
+    """``nn.LSTM`` that gives the states of its last layer alone, so that it is a link of a chain."""
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """``(batch, L, features)`` to ``(batch, L, hidden)``."""
+        states: torch.Tensor = super().forward(x)[0]
+        return states
+
+
+class ClassesSecond(nn.Module):
+    """``(batch, L, classes)`` to ``(batch, classes, L)``, as PyTorch's cross-entropy takes them."""
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)
