@@ -13,8 +13,11 @@ from rayfl.settings import Section
 class Fitted(Protocol):
     """A feature map ready for use; it is pickled to the workers."""
 
-    def apply(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
-        """Features ``(n, d)`` of samples ``(n, C, H, W)`` or ``(n, D)``, pixels in [0, 1]."""
+    def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
+        """Features ``(n, d)`` of one client's samples ``(n, C, H, W)`` or ``(n, D)``, pixels in [0, 1].
+
+        ``key`` is that of the client's random numbers, for maps that it adapts to its own samples.
+        """
         ...
 
 

@@ -15,7 +15,7 @@ from rayfl.signatures.features.base import FeatureMap, flat
 class Pixels:
     """The identity, up to flattening."""
 
-    def apply(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
+    def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """The pixels ``(n, D)``."""
         return flat(x).astype(np.float32, copy=False)
 

@@ -22,7 +22,7 @@ class Projection:
     mean: NDArray[np.float64]
     components: NDArray[np.float64]
 
-    def apply(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
+    def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, d)``.
 
         Raises:

@@ -38,7 +38,7 @@ class ResNetFeatures:
         model.load_state_dict({name: torch.from_numpy(np.array(w)) for name, w in self.weights.items()})
         return model.eval()
 
-    def apply(self, x: NDArray[np.floating]) -> NDArray[np.float32]:
+    def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, 512)`` of images ``(n, C, H, W)`` in [0, 1]; grey ones are repeated to 3 channels.
 
         Raises:
