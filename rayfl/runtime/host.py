@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,78 +15,257 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from rayfl.data import Federation
+from rayfl.data import Federation, Part
+from rayfl.errors import ClientError
+from rayfl.local import Start
+from rayfl.ordering import Arrival
 from rayfl.random import key
-from rayfl.runtime.jobs import EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
+from rayfl.runtime.jobs import AdaptJob, EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
 from rayfl.runtime.lps import Partial
-from rayfl.training import ENGINES, Batches, Engine, gather, raw_features, scatter_
-from rayfl.training.work import complement
+from rayfl.training import (
+    ENGINES,
+    Batches,
+    Engine,
+    Segments,
+    complement,
+    gather,
+    length,
+    raw_features,
+    scatter_,
+)
+from rayfl.training.observations import Observation, Trained
 
 
 class ClientHost:
     """Hosts any number of clients: everything it keeps is its model, its engine and the shared data.
 
     Args:
-        federation: the data; arrays are read where they lie.
+        stages: the federation, one for each stage of the run; arrays are read where they lie.
         host: what to run.
     """
 
-    def __init__(self, federation: Federation, host: HostSpec) -> None:
-        self.federation, self.host, self.spec = federation, host, host.spec
+    def __init__(self, stages: Sequence[Federation], host: HostSpec) -> None:
+        self.stages, self.host, self.spec = stages, host, host.spec
         device = torch.device(
             host.device if host.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         )
         if device.type == "cuda" and 0 < host.gpu_fraction < 1:
             torch.cuda.set_per_process_memory_fraction(host.gpu_fraction)
-        self.batches = Batches(federation.samples, device)
+        self.samples = stages[0].samples
+        self.batches = Batches(self.samples, device)
         self.engine: Engine = ENGINES[host.engine](self.spec, self.batches, host.seed)
 
     def pid(self) -> int:
         """The process id."""
         return os.getpid()
 
-    def train(self, job: TrainJob, *objects: NDArray[np.float32]) -> Any:
-        """Train a block: a report, then one :class:`Partial` a row of A, then the client states if any."""
+    def train(self, job: TrainJob, *objects: Any) -> Any:
+        """Train a block.
+
+        Returns:
+            A report; then a :class:`Partial` for each row of A (or, if ``job.deliver``, the trained rows), the
+            observation if one is asked for, the updates if they are, and the client states if there are any.
+        """
         begun = time.perf_counter()
-        work, device = job.work, self.batches.device
-        starts = torch.stack([_tensor(objects[at]) for at in range(int(job.start.max()) + 1)])
-        rows = starts.to(device)[torch.from_numpy(job.start).to(device)]
-        for row, state in enumerate(job.states):
-            if state is not None:
-                scatter_(rows[row], work.personal, _tensor(objects[state[0]][state[1]]).to(device))
-        indices = [self.federation.train[int(c)] for c in job.clients]
-        block = self.engine.train(work, job.round, job.clients.tolist(), indices, rows)
+        work, local, spec = job.work, job.local, self.spec
+        rows = self._gather(objects, job.start)
+        states, fresh = self._states(job, objects, rows)
+        own, mine, order = states.split(
+            [length(work.personal), local.state_size(spec), job.order.state_size(spec)], dim=1
+        )
+        _overlay(rows, work.personal, own, fresh)
+        indices = [self.stages[job.stage].train[int(c)] for c in job.clients]
+        # The engine trains in place; most methods have no use for where it started.
+        keeps = job.updates or local.state_size(spec) or local.server_size(spec) or local.personal
+        start = Start(
+            spec=spec,
+            work=work,
+            models=rows.clone() if keeps else rows,
+            server=rows[:, :0] if job.servers is None else self._gather(objects[job.servers :], job.start),
+            state=mine,
+            fresh=fresh,
+            sizes=np.array([len(i) for i in indices]),
+            test=partial(self._validate, job),
+        )
+        visits = job.order.visits(self._arrival(job, start, order, indices))
+        terms = replace(local.terms(start), visits=visits)
+        block = self.engine.train(work, job.round, job.clients.tolist(), indices, rows, terms)
+        outcome = local.finish(start, block)
 
         delivered = np.ones(len(job.clients))
         delivered[list(block.failures)] = 0.0
-        shared = complement(work.personal, self.spec.P)
-        values = block.rows if not work.personal else gather(block.rows, shared)
-        partials = [partial_product(weights * delivered, values) for weights in job.weights]
+        shared = complement(work.personal, spec.P)
+        values, kept = outcome.rows, outcome.kept
+        if work.personal:
+            values = gather(values, shared)
+            kept = None if kept is None else gather(kept, shared)
+        answer: list[Any] = [None]
+        if job.deliver:
+            answer.append(values.cpu().numpy())
+        else:
+            extra = outcome.server if job.servers is not None else None
+            answer += [
+                self._partial(job, row, delivered, values, kept, extra) for row in range(len(job.rows))
+            ]
+        if job.observe is not None:
+            observation: Observation = objects[job.observe]
+            models = [_tensor(o) for o in objects[job.observe + 1 : job.observe + 1 + job.models]]
+            trained = Trained(spec, self.engine.module, self.batches, block.rows, models)
+            answer.append(observation.compute(trained))
+        norms = np.full(len(job.clients), np.nan)
+        if job.updates:
+            updates = block.rows - start.models
+            norms = updates.double().norm(dim=1).cpu().numpy()
+            norms[list(block.failures)] = np.nan
+            answer.append(updates.cpu().numpy())
+        if states.shape[1]:
+            new = [gather(block.rows, work.personal), outcome.state, job.order.keep(block.rows)]
+            answer.append(torch.cat(new, dim=1).cpu().numpy())
+        numbers = 4 * (length(shared) + (0 if job.servers is None else start.server.shape[1]))
+        up, down = (
+            numbers * len(job.clients) if each is None else int(each.sum())
+            for each in (outcome.bytes_up, outcome.bytes_down)
+        )
         failures = {int(job.clients[row]): text for row, text in block.failures.items()}
-        report = TrainReport(block.losses, block.steps, failures, time.perf_counter() - begun, os.getpid())
-        own = [gather(block.rows, work.personal).cpu().numpy()] if work.personal else []
-        answer = [report, *partials, *own]
-        return answer if len(answer) > 1 else report
+        seconds = time.perf_counter() - begun
+        answer[0] = TrainReport(
+            block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down
+        )
+        return answer if len(answer) > 1 else answer[0]
+
+    def _gather(self, objects: Sequence[Any], at: NDArray[np.int64]) -> torch.Tensor:
+        """The vectors at these positions, one a client: ``(B, ...)``, to be written to."""
+        device = self.batches.device
+        different = torch.stack([_tensor(objects[k]) for k in range(int(at.max()) + 1)]).to(device)
+        return different[torch.from_numpy(at).to(device)]
+
+    def _states(
+        self, job: TrainJob | AdaptJob, objects: Sequence[Any], rows: torch.Tensor
+    ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
+        """The clients' states ``(B, S)``, zeros where there is none yet, and where that is ``(B,)``."""
+        fresh = np.array([state is None for state in job.states], np.bool_)
+        if not len(fresh):
+            return rows[:, :0], np.ones(len(rows), np.bool_)
+        order_size = job.order.state_size(self.spec) if isinstance(job, TrainJob) else None
+        size = length(job.work.personal) + job.local.state_size(self.spec) + (order_size or 0)
+        if order_size is None:  # of an adaptation: whatever the order of samples keeps is of no interest
+            size = max((objects[s[0]].shape[1] for s in job.states if s is not None), default=size)
+        states = rows.new_zeros(len(rows), size)
+        for row, state in enumerate(job.states):
+            if state is not None:
+                states[row] = _tensor(objects[state[0]][state[1]])
+        return states, fresh
+
+    def _arrival(
+        self, job: TrainJob, start: Start, state: torch.Tensor, indices: Sequence[NDArray[np.int32]]
+    ) -> Arrival:
+        def logits(model: torch.Tensor, row: int) -> tuple[torch.Tensor, torch.Tensor]:
+            return self._logits(model, "train", indices[row])
+
+        return Arrival(
+            spec=self.spec,
+            work=job.work,
+            round=job.round,
+            seed=self.host.seed,
+            clients=job.clients,
+            sizes=start.sizes,
+            models=start.models,
+            state=state,
+            fresh=start.fresh,
+            logits=logits,
+        )
+
+    def _partial(
+        self,
+        job: TrainJob,
+        row: int,
+        delivered: NDArray[np.float64],
+        values: torch.Tensor,
+        kept: torch.Tensor | None,
+        extra: torch.Tensor | None,
+    ) -> Partial:
+        weights = job.weights[row] * delivered
+        part = partial_product(weights, values, kept)
+        keep = 0.0 if job.keep is None else float((job.keep[row] * delivered).sum())
+        if extra is None:
+            return replace(part, keep=keep)
+        took_part = (weights > 0).astype(np.float64)
+        return replace(part, keep=keep, extra=partial_product(took_part, extra).total)
+
+    def _logits(
+        self, model: torch.Tensor, part: Part, ids: NDArray[np.integer]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of a model on samples, and what they should be."""
+        module = self.engine.module.eval()
+        self.spec.load(module, model)
+        x, y = self.batches.test(ids) if part == "test" else self.batches.train(ids)
+        with torch.inference_mode():
+            return module(x), y
+
+    def _validate(self, job: TrainJob, model: torch.Tensor, row: int) -> float:
+        """Accuracy on a client's validation samples."""
+        ids = self.stages[job.stage].validation[int(job.clients[row])]
+        if not len(ids):
+            return float("nan")
+        logits, y = self._logits(model, "train", ids)
+        return float((logits.argmax(1) == y).double().mean())
+
+    def adapt(self, job: AdaptJob, *objects: Any) -> Any:
+        """Train a block of clients on, without telling anybody.
+
+        Returns:
+            For every client how many of its test samples the new model gets right and the sum of their
+            losses; then the updates ``(B, P)``.
+        """
+        rows = self._gather(objects, job.start)
+        states, fresh = self._states(job, objects, rows)
+        own = states[:, : length(job.work.personal)]
+        _overlay(rows, job.work.personal, own, fresh)
+        mine = states[:, own.shape[1] : own.shape[1] + job.local.state_size(self.spec)]
+        for row in range(len(rows)):
+            if not fresh[row]:
+                rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
+        before = rows.clone()
+        federation = self.stages[job.stage]
+        indices = [federation.train[int(c)] for c in job.clients]
+        block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows)
+        if block.failures:
+            row, text = next(iter(sorted(block.failures.items())))
+            raise ClientError(int(job.clients[row]), job.round, text)
+        correct, losses = [], []
+        for row, client in enumerate(job.clients.tolist()):
+            right, loss = self._test(block.rows[row], "test", federation.test[client], job.batch_size)
+            correct.append(int(right.sum()))
+            losses.append(float(loss.sum()))
+        scores = np.array(correct, np.int64), np.array(losses, np.float64)
+        return scores, (block.rows - before).cpu().numpy()
+
+    def _test(
+        self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
+        """Whether each sample is right, and its loss."""
+        correct, losses = [torch.empty(0, dtype=torch.bool)], [torch.empty(0)]
+        for start in range(0, len(ids), batch_size):
+            logits, y = self._logits(model, part, ids[start : start + batch_size])
+            correct.append((logits.argmax(1) == y).cpu())
+            losses.append(functional.cross_entropy(logits, y, reduction="none").cpu())
+        return torch.cat(correct).numpy(), torch.cat(losses).numpy()
 
     def evaluate(self, job: EvalJob, *objects: NDArray[np.float32]) -> EvalReport:
-        """Forward passes over test samples."""
+        """Forward passes over samples."""
         report = EvalReport()
-        module = self.engine.module.eval()
         for item in job.items:
             vector = _tensor(objects[item.model])
             if item.state is not None:
+                state = _tensor(objects[item.state[0]][item.state[1]])
+                own = length(job.personal)
                 vector = vector.clone()
-                scatter_(vector, job.personal, _tensor(objects[item.state[0]][item.state[1]]))
-            self.spec.load(module, vector)
-            correct, losses = [], []
-            with torch.inference_mode():
-                for start in range(0, len(item.samples), job.batch_size):
-                    x, y = self.batches.test(item.samples[start : start + job.batch_size])
-                    logits = module(x)
-                    correct.append((logits.argmax(1) == y).cpu())
-                    losses.append(functional.cross_entropy(logits, y, reduction="none").cpu())
-            report.correct.append(torch.cat(correct).numpy())
-            report.loss.append(torch.cat(losses).numpy())
+                scatter_(vector, job.personal, state[:own])
+                mine = state[own : own + job.local.state_size(self.spec)]
+                vector = job.local.client_model(vector, mine, self.spec)
+            right, loss = self._test(vector, job.part, item.samples, job.batch_size)
+            report.correct.append(right)
+            report.loss.append(loss)
         return report
 
     def sign(self, job: SignJob) -> tuple[int, list[NDArray[np.float32]]]:
@@ -111,7 +292,7 @@ class ClientHost:
         return None, function(*args)
 
     def _features(self, client: int, job: SignJob) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        samples, indices = self.federation.samples, self.federation.train[client]
+        samples, indices = self.samples, self.stages[job.stage].train[client]
         inputs = raw_features(samples.inputs("train", indices))
         return job.features.apply(inputs), samples.labels("train", indices)
 
@@ -120,18 +301,30 @@ _TOGETHER = 1 << 18
 """Numbers that are summed in one call: small models many at a time, large ones one by one."""
 
 
-def partial_product(weights: NDArray[np.float64], rows: torch.Tensor) -> Partial:
+def partial_product(
+    weights: NDArray[np.float64], rows: torch.Tensor, kept: torch.Tensor | None = None
+) -> Partial:
     """``sum_j a_j w_j`` in float64, in the order of the rows, and ``sum_j a_j``.
 
     Args:
         weights: ``(B,)``.
         rows: ``(B, S)`` float32.
+        kept: 1 for the numbers that take part, 0 for the others, ``(B, S)``; None for all. The weight is then
+            one of each number.
     """
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     # A client that failed may hold anything, NaN too: it is left out, not multiplied by zero.
-    kept = np.flatnonzero(weights)
-    if len(kept) < len(rows):
-        rows, weights = rows[torch.from_numpy(kept).to(rows.device)], weights[kept]
+    there = np.flatnonzero(weights)
+    if len(there) < len(rows):
+        at = torch.from_numpy(there).to(rows.device)
+        rows, weights, kept = rows[at], weights[there], None if kept is None else kept[at]
+    if kept is not None:
+        total = _weighted_sum(weights, rows * kept)
+        return Partial(total.cpu().numpy(), _weighted_sum(weights, kept).cpu().numpy())
+    return Partial(_weighted_sum(weights, rows).cpu().numpy(), float(weights.sum()))
+
+
+def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Tensor:
+    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
     together = _TOGETHER // max(1, rows.shape[1])
     if together < 2:
         for weight, row in zip(weights.tolist(), rows, strict=True):
@@ -141,7 +334,15 @@ def partial_product(weights: NDArray[np.float64], rows: torch.Tensor) -> Partial
         for start in range(0, len(rows), together):
             part = slice(start, start + together)
             total += (rows[part].to(torch.float64) * factors[part]).sum(0)
-    return Partial(total.cpu().numpy(), float(weights.sum()))
+    return total
+
+
+def _overlay(
+    rows: torch.Tensor, segments: Segments, values: torch.Tensor, fresh: NDArray[np.bool_]
+) -> None:
+    """Put the clients' own numbers into their models, in place, where they have some."""
+    for row in np.flatnonzero(~fresh).tolist() if segments else ():
+        scatter_(rows[row], segments, values[row])
 
 
 def _tensor(array: NDArray[np.float32]) -> torch.Tensor:
