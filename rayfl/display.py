@@ -84,6 +84,8 @@ class Display:
             if accuracy is None
             else f"  accuracy {accuracy:5.1f} %  worst tenth {data['accuracy_worst10']:5.1f} %"
         )
+        if data.get("perplexity_mean") is not None:
+            tested += f"  perplexity {data['perplexity_mean']:.1f}"
         text = f"loss {data['train_loss']:.3f}{tested}"
         if self._progress is None:
             done = data["round"] + 1

@@ -192,6 +192,16 @@ class Federation:
         """Training samples of each client, ``n_i``, ``(N,)``."""
         return self.train.sizes
 
+    @property
+    def predictions(self) -> NDArray[np.int64]:
+        """What each client is tested on, ``(N,)``: one prediction a test sample, in a text one a word."""
+        targets = self.samples.targets_test
+        if targets is None:
+            return self.test.sizes
+        words = (targets != IGNORED).sum(axis=1)[self.test.values]
+        before = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
+        return np.diff(before[self.test.offsets])
+
 
 def data_root() -> Path:
     """Where downloaded datasets lie unless ``data.root`` is set: ``$RAYFL_DATA``, else ``~/.cache/rayfl``."""

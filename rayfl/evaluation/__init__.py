@@ -1,8 +1,8 @@
 """What a round is worth: accuracies and their spread over clients, best and last, bytes moved."""
 
 from rayfl.evaluation.ledger import Ledger, Transfer
-from rayfl.evaluation.metrics import accuracy, summary
+from rayfl.evaluation.metrics import accuracy, perplexity, summary
 from rayfl.evaluation.sharing import EvaluationPlan, Job
 from rayfl.evaluation.tracker import BestLast
 
-__all__ = ["BestLast", "EvaluationPlan", "Job", "Ledger", "Transfer", "accuracy", "summary"]
+__all__ = ["BestLast", "EvaluationPlan", "Job", "Ledger", "Transfer", "accuracy", "perplexity", "summary"]

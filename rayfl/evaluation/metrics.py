@@ -2,6 +2,9 @@
 
 The unit of all accuracies is percent, of variances percent squared. A client without test samples has no
 accuracy (NaN) and counts in none of the numbers.
+
+For texts, where a model predicts every next word of a sample, what is counted here are not samples but
+predictions: sizes are words, accuracies the share of words that were predicted, losses those of a word.
 """
 
 from __future__ import annotations
@@ -36,6 +39,22 @@ def accuracy(correct: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
     percent_N = np.full(sizes_N.shape, np.nan)
     np.divide(100.0 * correct_N, sizes_N, out=percent_N, where=sizes_N > 0)
     return percent_N
+
+
+def perplexity(loss_sums: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
+    """Perplexity of each client, ``(N,)``: ``exp`` of its mean loss for a word, at best 1.
+
+    Among V words of which each is as likely as the others it is V.
+
+    Args:
+        loss_sums: sum of the losses of each client's words in nats, ``(N,)``.
+        sizes: their number, ``(N,)``; where it is 0 the perplexity is NaN.
+    """
+    sizes_N = np.asarray(sizes, np.float64)
+    mean_N = np.full(sizes_N.shape, np.nan)
+    np.divide(np.asarray(loss_sums, np.float64), sizes_N, out=mean_N, where=sizes_N > 0)
+    with np.errstate(over="ignore"):
+        return np.exp(mean_N)
 
 
 def summary(correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike) -> dict[str, float]:

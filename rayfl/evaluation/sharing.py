@@ -93,14 +93,14 @@ class EvaluationPlan:
         ]
 
     def gather(
-        self, correct: Sequence[NDArray[np.bool_]], loss: Sequence[NDArray[np.float32]]
+        self, correct: Sequence[NDArray[np.generic]], loss: Sequence[NDArray[np.float32]]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Deal the jobs' results to the clients.
 
         Args:
             correct: for each job, in the order of :attr:`jobs`, whether each sample was classified
-                correctly.
-            loss: likewise each sample's loss.
+                correctly, or how many of its predictions were right.
+            loss: likewise each sample's loss (the sum over its predictions).
 
         Returns:
             Correct counts ``(M,)`` and loss sums ``(M,)`` of the clients, in the caller's order.

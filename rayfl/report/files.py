@@ -169,6 +169,7 @@ LAST = (
     "accuracy_best10",
     "accuracy_var",
     "loss_mean",
+    "perplexity_mean",
 )
 
 

@@ -122,6 +122,7 @@ def _headline(headline: Mapping[str, Value]) -> Table:
         ["Variance over clients, %²", number(headline["accuracy_var"], 1), ""],
         ["Mean of each client's own best round", "", percent(headline["accuracy_client_best"])],
         ["Test loss, mean over clients", number(headline["loss_mean"], 4), ""],
+        ["Perplexity, mean over clients", number(headline["perplexity_mean"], 1), ""],
     ]
     return Table.of(
         ["", last, "best"],

@@ -219,7 +219,7 @@ class Driver:
         self.emit(Event("clusters", {k: v for k, v in entry.items() if k != "labels"} | {"seconds": seconds}))
         return regrouping.state
 
-    def _evaluate(self, state: ServerState, work: LocalWork) -> dict[str, float]:
+    def _evaluate(self, state: ServerState, work: LocalWork) -> dict[str, float | None]:
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
             return {}
         correct, losses = self.servers.evaluate(state.assignment, work.personal)

@@ -242,13 +242,13 @@ class ClientHost:
 
     def _test(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
-    ) -> tuple[NDArray[np.bool_], NDArray[np.float32]]:
-        """Whether each sample is right, and its loss."""
-        correct, losses = [torch.empty(0, dtype=torch.bool)], [torch.empty(0)]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """How many predictions of each sample are right, and the sum of their losses."""
+        correct, losses = [torch.empty(0, dtype=torch.int64)], [torch.empty(0)]
         for start in range(0, len(ids), batch_size):
             logits, y = self._logits(model, part, ids[start : start + batch_size])
-            correct.append((logits.argmax(1) == y).cpu())
-            losses.append(functional.cross_entropy(logits, y, reduction="none").cpu())
+            correct.append(_of_samples(logits.argmax(1) == y).cpu())
+            losses.append(_of_samples(functional.cross_entropy(logits, y, reduction="none")).cpu())
         return torch.cat(correct).numpy(), torch.cat(losses).numpy()
 
     def evaluate(self, job: EvalJob, *objects: NDArray[np.float32]) -> EvalReport:
@@ -343,6 +343,11 @@ def _overlay(
     """Put the clients' own numbers into their models, in place, where they have some."""
     for row in np.flatnonzero(~fresh).tolist() if segments else ():
         scatter_(rows[row], segments, values[row])
+
+
+def _of_samples(values: torch.Tensor) -> torch.Tensor:
+    """The sum over the predictions of each sample: ``(n,)`` or ``(n, L)`` to ``(n,)``."""
+    return values.reshape(len(values), -1).sum(1)
 
 
 def _tensor(array: NDArray[np.float32]) -> torch.Tensor:

@@ -122,7 +122,8 @@ class EvalJob:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """For every item in order, whether each sample was right, and its cross-entropy (natural log)."""
+    """For every item in order, how many predictions of each sample were right (of one, or of one a word), and
+    the sum of their cross-entropies (natural log)."""
 
-    correct: list[NDArray[np.bool_]] = field(default_factory=list)
+    correct: list[NDArray[np.int64]] = field(default_factory=list)
     loss: list[NDArray[np.float32]] = field(default_factory=list)

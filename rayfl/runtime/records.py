@@ -13,10 +13,19 @@ from tensorboardX import SummaryWriter
 
 from rayfl.algorithms import ServerState
 from rayfl.data import Federation
-from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, summary
+from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, perplexity, summary
 from rayfl.runtime.rundir import RunDirectory
 
-_SCALARS = ("train_loss", "accuracy_mean", "accuracy_worst10", "accuracy_var", "loss_mean", "ari", "clusters")
+_SCALARS = (
+    "train_loss",
+    "accuracy_mean",
+    "accuracy_worst10",
+    "accuracy_var",
+    "loss_mean",
+    "perplexity_mean",
+    "ari",
+    "clusters",
+)
 
 
 class Records:
@@ -66,12 +75,16 @@ class Records:
 
     def evaluation(
         self, round: int, correct: NDArray[np.int64], losses: NDArray[np.float64]
-    ) -> dict[str, float]:
-        """Record every client's test; the metrics over clients."""
-        sizes = self.federation.test.sizes
+    ) -> dict[str, float | None]:
+        """Record every client's test; the metrics over clients. Perplexity is one of texts."""
+        sizes = self.federation.predictions
         everyone = np.arange(self.federation.clients)
         self.best_last = self.best_last.update(round, everyone, accuracy(correct, sizes))
-        return summary(correct, losses, sizes)
+        words = self.federation.samples.tokens
+        return {
+            **summary(correct, losses, sizes),
+            "perplexity_mean": float(np.nanmean(perplexity(losses, sizes))) if words else None,
+        }
 
     def round(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Record a round, completed by its bytes."""
@@ -115,7 +128,14 @@ class Records:
         """The numbers of the closing table."""
         tested = [row for row in self.rounds if row.get("accuracy_mean") is not None]
         last = tested[-1] if tested else {}
-        names = ("accuracy_mean", "accuracy_weighted", "accuracy_median", "accuracy_worst10", "accuracy_var")
+        names = (
+            "accuracy_mean",
+            "accuracy_weighted",
+            "accuracy_median",
+            "accuracy_worst10",
+            "accuracy_var",
+            "perplexity_mean",
+        )
         return {
             "rounds": state.round,
             "clients": self.federation.clients,

@@ -44,6 +44,7 @@ ROUND_COLUMNS = (
     "accuracy_best10",
     "accuracy_var",
     "loss_mean",
+    "perplexity_mean",
     "ari",
     "bytes_up",
     "bytes_down",

@@ -25,10 +25,10 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import Config, load
-from rayfl.data import Federation, build_federation, fingerprint
+from rayfl.data import Federation, Samples, build_federation, fingerprint
 from rayfl.data import data_root as default_root
 from rayfl.errors import ConfigError, DataError, RayflError
-from rayfl.models import ModelSpec
+from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.driver import Driver, Event, Interrupted, block_rule
 from rayfl.runtime.environment import machine, versions
@@ -179,12 +179,28 @@ def build(config: Config) -> tuple[Federation, HostSpec]:
         test_samples=config.partition.test_samples,
         seed=config.seed,
     )
-    spec = ModelSpec.of(config.model, samples.shape, samples.classes, config.seed)
+    check_inputs(config.model, samples)
+    spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
     config.hierarchy.common(spec)  # a layer that the model lacks is refused here
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)
     return federation, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor)
+
+
+def check_inputs(model: Model, samples: Samples) -> None:
+    """Refuse a network for words on other data, and the other way round.
+
+    Raises:
+        ConfigError
+    """
+    if model.tokens == samples.tokens:
+        return
+    kind, other = ("words", "other data") if model.tokens else ("images and features", "texts")
+    suited = ", ".join(name for name, part in MODELS.items() if part.tokens == samples.tokens)
+    raise ConfigError(
+        "model.name", f"{model.name_of()!r} takes {kind}; {samples.name} has {other}", f"use one of {suited}"
+    )
 
 
 def arithmetic(config: Config, federation: Federation, host: HostSpec, available: Available) -> ResourcePlan:
