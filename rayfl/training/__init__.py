@@ -4,16 +4,28 @@ from rayfl.training.batches import Batches, Scaling, raw_features
 from rayfl.training.config import Training
 from rayfl.training.engine import ENGINES, Engine, choose_engine
 from rayfl.training.loop import LoopEngine
-from rayfl.training.work import LocalWork, Segments, TrainedBlock, complement, gather, length, scatter_
+from rayfl.training.work import (
+    NO_TERMS,
+    LocalWork,
+    Segments,
+    Terms,
+    TrainedBlock,
+    complement,
+    gather,
+    length,
+    scatter_,
+)
 
 __all__ = [
     "ENGINES",
+    "NO_TERMS",
     "Batches",
     "Engine",
     "LocalWork",
     "LoopEngine",
     "Scaling",
     "Segments",
+    "Terms",
     "TrainedBlock",
     "Training",
     "choose_engine",

@@ -23,6 +23,12 @@ class Training(Section):
         "constant", description="learning rate over rounds t = 0, 1, ..."
     )
     decay: float = Field(0.99, gt=0, description="exponential: eta * decay^t; inverse: eta / (1 + decay * t)")
+    lr_alpha: float = Field(
+        0.0,
+        ge=0,
+        description="alpha of the rate inside a round, eta (1 + alpha i)^-b at local step i; 0: constant",
+    )
+    lr_power: float = Field(1.0, ge=0, description="b of the rate inside a round")
     engine: Literal["auto", "batched", "vmap", "loop"] = Field(
         "auto",
         description="how a block of clients is trained; auto: the fastest that covers the model, recorded",

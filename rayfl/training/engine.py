@@ -18,7 +18,7 @@ from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
-from rayfl.training.work import LocalWork, TrainedBlock
+from rayfl.training.work import NO_TERMS, LocalWork, Terms, TrainedBlock
 
 TOLERANCE = 1e-3
 """How far an engine may be from the plain loop in the trial, relative to how far the model moved."""
@@ -27,8 +27,8 @@ TOLERANCE = 1e-3
 class Engine(Protocol):
     """Trains the clients of a block, each from its own start model on its own samples.
 
-    The result for a client depends on the work, the round, its id, its samples and its start model; up to
-    rounding not on which other clients are in the block, nor on the engine.
+    The result for a client depends on the work, the round, its id, its samples, its start model and its
+    terms; up to rounding not on which other clients are in the block, nor on the engine.
     """
 
     module: nn.Module
@@ -40,6 +40,7 @@ class Engine(Protocol):
         clients: Sequence[int],
         indices: Sequence[NDArray[np.integer]],
         start: torch.Tensor,
+        terms: Terms = NO_TERMS,
     ) -> TrainedBlock:
         """Train B clients.
 
@@ -50,6 +51,10 @@ class Engine(Protocol):
             indices: each client's training samples.
             start: start models ``(B, P)`` float32; overwritten with the trained models, except where a
                 client failed.
+            terms: what is a client's own.
+
+        Raises:
+            ValueError: if the terms are not of this block.
         """
 
 

@@ -17,7 +17,7 @@ from torch.nn import functional
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training.batches import Batches
-from rayfl.training.work import LocalWork, TrainedBlock, check_finite
+from rayfl.training.work import NO_TERMS, LocalWork, Terms, TrainedBlock, check_finite, check_visits
 
 
 class LoopEngine:
@@ -40,6 +40,7 @@ class LoopEngine:
         clients: Sequence[int],
         indices: Sequence[NDArray[np.integer]],
         start: torch.Tensor,
+        terms: Terms = NO_TERMS,
     ) -> TrainedBlock:
         """Train every client of a block from its row of ``start``.
 
@@ -49,42 +50,110 @@ class LoopEngine:
             clients: ids of the B clients.
             indices: each client's training samples.
             start: start models ``(B, P)`` float32; overwritten with the trained models.
+            terms: what is a client's own.
+
+        Raises:
+            ValueError: if the terms are not of this block.
         """
+        terms.check(start)
         losses, steps = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         failures: dict[int, str] = {}
+        snapshots = start.clone() if work.snapshot_epoch else None
         shuffled = orders(self.seed, round, clients, [len(i) for i in indices], work.epochs)
         for row, client in enumerate(clients):
             try:
+                plan = _steps(work, shuffled[row], None if terms.visits is None else terms.visits[row])
                 # Dropout and the like draw from torch's generator: keyed per client and round.
                 with torch.random.fork_rng(devices=[]):
                     torch.manual_seed(key(self.seed, "train", round, client) >> 1)
-                    losses[row], steps[row] = self._client(work, indices[row], shuffled[row], start[row])
+                    losses[row] = self._client(
+                        work,
+                        indices[row],
+                        plan,
+                        start[row],
+                        None if terms.offset is None else terms.offset[row],
+                        None if terms.mask is None else terms.mask[row],
+                        None if snapshots is None else snapshots[row],
+                    )
+                steps[row] = len(plan)
             except Exception:
                 failures[row] = traceback.format_exc()
-        return TrainedBlock(start, losses, steps, failures)
+        return TrainedBlock(start, losses, steps, failures, snapshots)
 
     def _client(
-        self, work: LocalWork, indices: NDArray[np.integer], order: NDArray[np.intp], vector: torch.Tensor
-    ) -> tuple[float, int]:
-        """Train one client in place; mean loss over its samples and epochs, and number of steps."""
+        self,
+        work: LocalWork,
+        indices: NDArray[np.integer],
+        plan: Sequence[Sequence[NDArray[np.intp]]],
+        vector: torch.Tensor,
+        offset: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        snapshot: torch.Tensor | None,
+    ) -> float:
+        """Train one client, whose model is ``vector``, in place; mean loss over the samples of its steps."""
         x, y = self.batches.train(indices)
         module = self.module.train()
         self.spec.load(module, vector)
         parameters = list(module.parameters())
+        offsets = None if offset is None else self._like(parameters, offset)
+        masks = None if mask is None else self._like(parameters, mask)
+        _hold_at_zero(parameters, masks)
+        anchor = _copies(parameters) if work.proximal else None
         velocity: list[torch.Tensor | None] = [None] * len(parameters)
-        total = torch.zeros((), dtype=torch.float64, device=x.device)
-        steps = 0
-        for epoch in torch.from_numpy(order).to(x.device):
-            for batch in epoch.split(work.batch_size):
-                loss = functional.cross_entropy(module(x[batch]), y[batch])
-                gradients = torch.autograd.grad(loss, parameters)
-                sgd_step(parameters, gradients, velocity, work)
-                total += loss.detach() * len(batch)
-                steps += 1
-        mean = float(total) / max(1, order.size)
+        total, seen = torch.zeros((), dtype=torch.float64, device=x.device), 0
+        snapshot_step, kept = work.snapshot_step(len(indices), len(plan)), None
+
+        def descent(positions: NDArray[np.intp]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
+            batch = torch.from_numpy(positions).to(x.device)
+            loss = functional.cross_entropy(module(x[batch]), y[batch])
+            return loss.detach(), torch.autograd.grad(loss, parameters)
+
+        for step, batches in enumerate(plan):
+            if work.inner_lr:
+                weights = _copies(parameters)
+                _, gradients = descent(batches[0])
+                _look_ahead(parameters, gradients, work.inner_lr)
+                _hold_at_zero(parameters, masks)
+                loss, gradients = descent(batches[1])
+                _assign(parameters, weights)
+            else:
+                loss, gradients = descent(batches[0])
+            sgd_step(parameters, gradients, velocity, work, work.rate(step), anchor, offsets)
+            _hold_at_zero(parameters, masks)
+            total += loss * len(batches[-1])
+            seen += len(batches[-1])
+            if step + 1 == snapshot_step:
+                kept = torch.from_numpy(self.spec.flatten(module))
+        mean = float(total) / max(1, seen)
         check_finite(mean, all(bool(torch.isfinite(t).all()) for t in (*parameters, *module.buffers())))
         self.spec.store(module, vector)
-        return mean, steps
+        if snapshot is not None and kept is not None:
+            snapshot.copy_(kept)
+        return mean
+
+    def _like(self, parameters: Sequence[nn.Parameter], vector: torch.Tensor) -> list[torch.Tensor]:
+        """The parts of a vector ``(P,)`` that belong to the parameters (they come first), shaped as they."""
+        places = self.spec.slices[: len(parameters)]
+        return [vector[s].view_as(p).to(p) for s, p in zip(places, parameters, strict=True)]
+
+
+def _steps(
+    work: LocalWork, order: NDArray[np.intp], visits: Sequence[NDArray[np.intp]] | None
+) -> list[list[NDArray[np.intp]]]:
+    """The batches of every local step, one or (Per-FedAvg) two, from shuffled epochs ``(E, n)`` or visits."""
+    if visits is None:
+        n, size = order.shape[1], work.batch_size
+        epochs = [[epoch[at : at + size] for at in range(0, n, size)] for epoch in order]
+    else:
+        check_visits(visits, order.shape[1])
+        epochs = [list(visits)]
+    if not work.inner_lr:
+        return [[batch] for epoch in epochs for batch in epoch]
+    return [
+        [epoch[k], epoch[k + 1] if k + 1 < len(epoch) else epoch[0]]
+        for epoch in epochs
+        for k in range(0, len(epoch), 2)
+    ]
 
 
 @torch.no_grad()
@@ -93,16 +162,50 @@ def sgd_step(
     gradients: Sequence[torch.Tensor],
     velocity: list[torch.Tensor | None],
     work: LocalWork,
+    lr: float,
+    anchor: Sequence[torch.Tensor] | None,
+    offset: Sequence[torch.Tensor] | None,
 ) -> None:
-    """One step of SGD as ``torch.optim.SGD`` defines it: ``v = mu v + g + lambda w``, ``w -= eta v``.
+    """One step of SGD as ``torch.optim.SGD`` defines it: ``v = m v + g + lambda w``, ``w -= eta v``.
 
+    To the gradient are added ``mu (w - anchor)`` of FedProx and ``offset``, as if the loss had them.
     Written out because the first ``torch.optim.SGD`` of a process imports a compiler for 1.6 s.
     """
     for k, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
         if work.weight_decay:
             g = g.add(p, alpha=work.weight_decay)
+        if anchor is not None:
+            g = g.add(p - anchor[k], alpha=work.proximal)
+        if offset is not None:
+            g = g + offset[k]
         if work.momentum:
             previous = velocity[k]
             g = g.clone() if previous is None else previous.mul_(work.momentum).add_(g)
             velocity[k] = g
-        p.add_(g, alpha=-work.lr)
+        p.add_(g, alpha=-lr)
+
+
+@torch.no_grad()
+def _look_ahead(
+    parameters: Sequence[nn.Parameter], gradients: Sequence[torch.Tensor], inner_lr: float
+) -> None:
+    """``w' = w - alpha g``, in place."""
+    for p, g in zip(parameters, gradients, strict=True):
+        p.add_(g, alpha=-inner_lr)
+
+
+@torch.no_grad()
+def _hold_at_zero(parameters: Sequence[nn.Parameter], masks: Sequence[torch.Tensor] | None) -> None:
+    """Multiply by the masks, if there are any."""
+    for p, mask in zip(parameters, masks or (), strict=masks is not None):
+        p.mul_(mask)
+
+
+def _copies(parameters: Sequence[nn.Parameter]) -> list[torch.Tensor]:
+    return [p.detach().clone() for p in parameters]
+
+
+@torch.no_grad()
+def _assign(parameters: Sequence[nn.Parameter], values: Sequence[torch.Tensor]) -> None:
+    for p, value in zip(parameters, values, strict=True):
+        p.copy_(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +26,17 @@ class LocalWork:
         personal: the part of the model that stays with the client (client state): it starts a round from the
             client's own values instead of the downloaded ones, and is never sent. Empty for FedAvg,
             everything for SOLO, the first layers for LG-FedAvg.
+        proximal: mu of FedProx: ``(mu / 2) ||w - w_start||^2`` is added to the local loss.
+        inner_lr: alpha of first-order Per-FedAvg (Fallah et al. 2020); 0 for plain SGD. A local step takes
+            two batches: ``w' = w - alpha grad(w; batch 1)``, then ``w <- w - eta grad(w'; batch 2)``.
+            Consecutive batches of an epoch are paired, an odd last one with the epoch's first. Weight decay,
+            the proximal term and an offset act on the second, at w; the losses are those of batch 2 at w'.
+        lr_alpha, lr_power: the learning rate inside a round, ``eta (1 + lr_alpha i)^-lr_power`` for the
+            local steps i = 0, 1, ... (Vahidian's thesis, ch. 2).
+        snapshot_epoch: keep each client's model after so many of its own epochs; 0 for none.
+
+    Raises:
+        ValueError: for ``inner_lr`` together with ``momentum``: a velocity over two points has no meaning.
     """
 
     epochs: int
@@ -33,6 +45,72 @@ class LocalWork:
     momentum: float = 0.0
     weight_decay: float = 0.0
     personal: Segments = ()
+    proximal: float = 0.0
+    inner_lr: float = 0.0
+    lr_alpha: float = 0.0
+    lr_power: float = 1.0
+    snapshot_epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.inner_lr and self.momentum:
+            raise ValueError("first-order Per-FedAvg (inner_lr) takes no momentum")
+
+    @property
+    def batches_a_step(self) -> int:
+        """Batches of samples that a local step takes: two for Per-FedAvg."""
+        return 2 if self.inner_lr else 1
+
+    def rate(self, step: int) -> float:
+        """The learning rate of local step ``step`` (0-based)."""
+        return self.lr * (1 + self.lr_alpha * step) ** -self.lr_power if self.lr_alpha else self.lr
+
+    def steps_an_epoch(self, samples: int) -> int:
+        """Local steps of an epoch over so many samples."""
+        return -(-samples // (self.batch_size * self.batches_a_step))
+
+    def snapshot_step(self, samples: int, steps: int) -> int:
+        """After how many of its ``steps`` local steps a client's model is kept; 0 for never.
+
+        An epoch is as many steps as shuffled batches would take, whatever the client really visits.
+        """
+        return min(steps, self.snapshot_epoch * self.steps_an_epoch(samples))
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What is a client's own in the local work of a round, a row a client of the block; None: nothing.
+
+    Attributes:
+        offset: ``(B, P)``, added to every gradient: ``c - c_i`` of SCAFFOLD. Entries of buffers (running
+            statistics of BatchNorm) are ignored.
+        mask: ``(B, P)``; where it is 0 the weight is held at zero, in the start model and after every step.
+            Entries of buffers are ignored.
+        visits: for each client the positions among its samples that every local step visits (every batch,
+            for Per-FedAvg), in place of the shuffled epochs; ``LocalWork.epochs`` is then ignored.
+            Clients may have different numbers of steps, and batches of any length but zero.
+    """
+
+    offset: torch.Tensor | None = None
+    mask: torch.Tensor | None = None
+    visits: Sequence[Sequence[NDArray[np.intp]]] | None = None
+
+    def check(self, start: torch.Tensor) -> None:
+        """Refuse terms that are not of the block whose start models ``(B, P)`` are given.
+
+        Raises:
+            ValueError: if a shape does not fit.
+        """
+        for name, values in (("offset", self.offset), ("mask", self.mask)):
+            if values is not None and values.shape != start.shape:
+                raise ValueError(
+                    f"{name}: a tensor {tuple(start.shape)} is needed, not {tuple(values.shape)}"
+                )
+        if self.visits is not None and len(self.visits) != len(start):
+            raise ValueError(f"visits: of {len(self.visits)} clients; {len(start)} are needed")
+
+
+NO_TERMS = Terms()
+"""What FedAvg has."""
 
 
 @dataclass(frozen=True)
@@ -44,12 +122,15 @@ class TrainedBlock:
         losses: mean training loss of each client over its local steps (weighted by batch size), ``(B,)``.
         steps: local optimizer steps tau_i of each client, ``(B,)``.
         failures: position in the block -> traceback, for clients whose training raised.
+        snapshots: the models after ``LocalWork.snapshot_epoch`` epochs, ``(B, P)``; a client that trains
+            fewer has its last model there, one that failed its start model. None if not asked for.
     """
 
     rows: torch.Tensor
     losses: NDArray[np.float64]
     steps: NDArray[np.int64]
     failures: dict[int, str]
+    snapshots: torch.Tensor | None = None
 
 
 def gather(vector: torch.Tensor, segments: Segments) -> torch.Tensor:
@@ -92,3 +173,16 @@ def check_finite(loss: float, model: bool) -> None:
         raise FloatingPointError(f"the training loss is {loss}; a smaller training.lr may help")
     if not model:
         raise FloatingPointError("the trained model is not finite; a smaller training.lr may help")
+
+
+def check_visits(visits: Sequence[NDArray[np.intp]], samples: int) -> None:
+    """Refuse visits of samples that a client does not have.
+
+    Raises:
+        IndexError: if a position is not below ``samples``, or a batch is empty.
+    """
+    for batch in visits:
+        if len(batch) == 0:
+            raise IndexError("visits: a batch without samples")
+        if batch.min() < 0 or batch.max() >= samples:
+            raise IndexError(f"visits: positions from {batch.min()} to {batch.max()} of {samples} samples")

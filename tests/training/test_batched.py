@@ -210,14 +210,14 @@ def test_a_step_plan_visits_every_sample_once_an_epoch(sizes: list[int], batch: 
     firsts = np.cumsum(counts) - counts
     for c, n in enumerate(counts.tolist()):
         visited = [
-            plan.places[t, c, : plan.counts[t, c]].tolist() for t in range(plan.steps) if plan.counts[t, c]
+            plan.places[t, c, : plan.counts[t, c]].tolist() for t in range(plan.passes) if plan.counts[t, c]
         ]
         assert plan.totals[c] == len(visited) == epochs * -(-n // batch)
         per_epoch = [v for v in visited]
         for e in range(epochs):
             epoch = per_epoch[e * -(-n // batch) : (e + 1) * -(-n // batch)]
             assert sorted(p for step in epoch for p in step) == list(range(firsts[c], firsts[c] + n))
-    for t in range(plan.steps):
+    for t in range(plan.passes):
         assert (plan.counts[t, : plan.active[t]] > 0).all()
         assert (plan.counts[t, plan.active[t] :] == 0).all()
         sums = plan.weights[t, : plan.active[t]].sum(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from rayfl.training.batched.network import BatchedNetwork, Network
 from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
-from rayfl.training.work import LocalWork, TrainedBlock, check_finite
+from rayfl.training.work import NO_TERMS, LocalWork, Terms, TrainedBlock, check_finite
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
 """Models that train together should fit in a core's share of the cache; but eight at least share the cost of
@@ -56,68 +57,75 @@ class BatchedEngine:
         clients: Sequence[int],
         indices: Sequence[NDArray[np.integer]],
         start: torch.Tensor,
+        terms: Terms = NO_TERMS,
     ) -> TrainedBlock:
         """Train every client of a block from its row of ``start``; see :meth:`LoopEngine.train`."""
-        losses, steps = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
-        failures: dict[int, str] = {}
-        sizes = np.array([len(i) for i in indices])
-        per_epoch = -(-sizes // work.batch_size)
+        terms.check(start)
+        on_device = replace(
+            terms,
+            offset=None if terms.offset is None else terms.offset.to(start),
+            mask=None if terms.mask is None else terms.mask.to(start),
+        )
+        snapshots = start.clone() if work.snapshot_epoch else None
+        result = TrainedBlock(start, np.zeros(len(clients)), np.zeros(len(clients), np.int64), {}, snapshots)
+        block = _Block(work, round, clients, indices, on_device, result)
+        if terms.visits is None:
+            steps = np.array([work.steps_an_epoch(len(i)) for i in indices], np.int64)
+        else:
+            steps = np.array([len(own) for own in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
-        ranking = np.argsort(-per_epoch, kind="stable")
+        ranking = np.argsort(-steps, kind="stable")
         for begin in range(0, len(clients), self.clients_per_call):
             rows = ranking[begin : begin + self.clients_per_call]
             try:
-                self._chunk(work, round, clients, indices, start, rows, losses, steps)
+                self._chunk(block, rows)
             except Exception:
                 # Whose fault was it? Train them one by one; nothing of ``start`` has changed.
                 for row in rows:
                     try:
-                        self._chunk(work, round, clients, indices, start, row[None], losses, steps)
+                        self._chunk(block, row[None])
                     except Exception:
-                        failures[int(row)] = traceback.format_exc()
-        return TrainedBlock(start, losses, steps, failures)
+                        result.failures[int(row)] = traceback.format_exc()
+                        if snapshots is not None:
+                            snapshots[row] = start[row]
+        return result
 
-    def _chunk(
-        self,
-        work: LocalWork,
-        round: int,
-        clients: Sequence[int],
-        indices: Sequence[NDArray[np.integer]],
-        start: torch.Tensor,
-        rows: NDArray[np.intp],
-        losses: NDArray[np.float64],
-        steps: NDArray[np.int64],
-    ) -> None:
-        """Train the clients at ``rows`` of the block; all succeed, or it raises and changes nothing."""
-        ids = [clients[r] for r in rows]
-        plan = StepPlan(self.seed, round, ids, np.array([len(indices[r]) for r in rows]), work)
-        where = torch.from_numpy(rows).to(start.device)
-        self.network.load(start, where, Sgd(work.lr, work.momentum, work.weight_decay))
-        means = self._together(round, ids, [indices[r] for r in rows], plan)
+    def _chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
+        """Train the clients at ``rows`` of the block; all succeed, or it raises and changes no model."""
+        work, terms, result = block.work, block.terms, block.result
+        ids = [block.clients[r] for r in rows]
+        indices = [block.indices[r] for r in rows]
+        visits = None if terms.visits is None else [terms.visits[r] for r in rows]
+        plan = StepPlan(self.seed, block.round, ids, np.array([len(i) for i in indices]), work, visits)
+        where = torch.from_numpy(rows).to(result.rows.device)
+        self.network.load(result.rows, where, Sgd.of(work), terms.offset, terms.mask)
+        means = self._together(block, ids, indices, plan, where)
         for mean, finite in zip(means.tolist(), self.network.finite(), strict=True):
             check_finite(mean, finite)
-        self.network.store(start, where)
-        losses[rows], steps[rows] = means, plan.totals
+        self.network.store(result.rows, where)
+        result.losses[rows], result.steps[rows] = means, plan.totals
 
     @torch.no_grad()
     def _together(
         self,
-        round: int,
+        block: _Block,
         clients: Sequence[int],
         indices: Sequence[NDArray[np.integer]],
         plan: StepPlan,
+        where: torch.Tensor,
     ) -> NDArray[np.float64]:
         """Train the C clients whose models the network holds; their mean losses ``(C,)``."""
-        device, network = self.batches.device, self.network
+        device, network, work = self.batches.device, self.network, block.work
         x, y = self.batches.train(np.concatenate(indices))
         # What dropout and the like draw is keyed per client and round, as in the plain loop.
         generators = [
-            torch.Generator(device=device).manual_seed(key(self.seed, "train", round, c) >> 1)
+            torch.Generator(device=device).manual_seed(key(self.seed, "train", block.round, c) >> 1)
             for c in (clients if network.draws else ())
         ]
         places, weights = torch.from_numpy(plan.places).to(device), torch.from_numpy(plan.weights).to(device)
         counts = torch.from_numpy(plan.counts).to(device)
         totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
+        per_step, changing = work.batches_a_step, bool(work.inner_lr or work.lr_alpha)
         before = len(clients)
         for t, (now, width, full) in enumerate(
             zip(plan.active.tolist(), plan.widths.tolist(), plan.full.tolist(), strict=True)
@@ -125,6 +133,9 @@ class BatchedEngine:
             if now != before:
                 network.narrow(now)
                 before = now
+            ends_step = (t + 1) % per_step == 0
+            if changing:
+                network.prepare(work.rate(t // per_step), looking_ahead=not ends_step)
             at = places[t, :now, :width].reshape(-1)
             step = (
                 Step(generators) if full else Step(generators, counts[t, :now], plan.counts[t, :now].tolist())
@@ -135,6 +146,23 @@ class BatchedEngine:
                 weights[t, :now, :width],
                 step,
             )
-            totals[:now].addcmul_(loss, counts[t, :now])
+            if ends_step:
+                totals[:now].addcmul_(loss, counts[t, :now])
+                if block.result.snapshots is not None:
+                    due = torch.from_numpy(np.flatnonzero(plan.snapshots == (t + 1) // per_step)).to(device)
+                    if len(due):
+                        network.store(block.result.snapshots, where[due], due)
         means: NDArray[np.float64] = totals.cpu().numpy() / np.maximum(1, plan.seen)
         return means
+
+
+@dataclass(frozen=True)
+class _Block:
+    """What :meth:`BatchedEngine.train` was called with, its terms on the device, and the growing result."""
+
+    work: LocalWork
+    round: int
+    clients: Sequence[int]
+    indices: Sequence[NDArray[np.integer]]
+    terms: Terms
+    result: TrainedBlock

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -49,31 +49,64 @@ class Network:
         self.parameters: dict[str, Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
 
-    def load(self, models: torch.Tensor, rows: torch.Tensor, sgd: Sgd) -> None:
+    def load(
+        self,
+        models: torch.Tensor,
+        rows: torch.Tensor,
+        sgd: Sgd,
+        offset: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
         """Take the models of C clients; the copy is contiguous tensor by tensor.
 
         Args:
             models: ``(>= C, P)``.
             rows: which of them, ``(C,)``.
             sgd: the step.
+            offset: added to the gradients, shaped as ``models``; entries of buffers are ignored.
+            mask: 0 where a weight is held at zero, likewise.
         """
-        self._values = {
-            name: models[:, place].index_select(0, rows).view(len(rows), *shape)
-            for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True)
+        self._values, names = self._take(models, rows), self._parameter_names
+        offsets = self._take(offset, rows, names) if offset is not None else {}
+        masks = self._take(mask, rows, names) if mask is not None else {}
+        self.parameters = {
+            n: Parameter(value, sgd, offsets.get(n), masks.get(n))
+            for n, value in self._values.items()
+            if n in names
         }
-        names = self._parameter_names
-        self.parameters = {n: Parameter(value, sgd) for n, value in self._values.items() if n in names}
         self.buffers = {n: value for n, value in self._values.items() if n not in names}
+
+    def _take(
+        self, vectors: torch.Tensor, rows: torch.Tensor, names: Collection[str] | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Copies of the tensors (those in ``names``) of some rows of flat vectors, ``(C, *shape)`` each."""
+        return {
+            name: vectors[:, place].index_select(0, rows).view(len(rows), *shape)
+            for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True)
+            if names is None or name in names
+        }
+
+    def prepare(self, lr: float, looking_ahead: bool) -> None:
+        """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg."""
+        for parameter in self.parameters.values():
+            parameter.lr, parameter.looking_ahead = lr, looking_ahead
 
     def narrow(self, clients: int) -> None:
         """Only the first ``clients`` still train."""
         for parameter in self.parameters.values():
             parameter.narrow(clients)
 
-    def store(self, models: torch.Tensor, rows: torch.Tensor) -> None:
-        """Put the models back where :meth:`load` took them."""
+    def store(self, models: torch.Tensor, rows: torch.Tensor, which: torch.Tensor | None = None) -> None:
+        """Put the models back where :meth:`load` took them.
+
+        Args:
+            models: ``(>= C, P)``, written.
+            rows: which of them, ``(C,)``.
+            which: only these of the C clients, ``(c,)``; then ``rows`` are theirs.
+        """
         for name, place in zip(self.spec.names, self.spec.slices, strict=True):
-            models[:, place].index_copy_(0, rows, self._values[name].flatten(1))
+            values = self._values[name].flatten(1)
+            models[:, place].index_copy_(0, rows, values if which is None else values[which])
 
     def finite(self) -> list[bool]:
         """Whether all numbers of each client's model are finite: a NaN or infinity shows in the sum."""
@@ -119,8 +152,15 @@ class BatchedNetwork(Network):
         return layer
 
     @override
-    def load(self, models: torch.Tensor, rows: torch.Tensor, sgd: Sgd) -> None:
-        super().load(models, rows, sgd)
+    def load(
+        self,
+        models: torch.Tensor,
+        rows: torch.Tensor,
+        sgd: Sgd,
+        offset: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        super().load(models, rows, sgd, offset, mask)
         for prefix, leaf in self._leaves.items():
             leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
 

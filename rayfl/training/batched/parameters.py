@@ -6,20 +6,52 @@ from dataclasses import dataclass
 
 import torch
 
+from rayfl.training.work import LocalWork
+
 
 @dataclass(frozen=True)
 class Sgd:
-    """``g + lambda w``, ``v = mu v + g``, ``w -= eta v``, as ``torch.optim.SGD``.
+    """``v = m v + g + lambda w + mu (w - w_start) + offset``, ``w -= eta v``, as ``torch.optim.SGD``.
 
     Attributes:
         lr: eta.
-        momentum: mu.
+        momentum: m.
         weight_decay: lambda.
+        proximal: mu of FedProx.
+        inner_lr: alpha of Per-FedAvg: every other gradient only says where the next one is taken.
     """
 
     lr: float
     momentum: float = 0.0
     weight_decay: float = 0.0
+    proximal: float = 0.0
+    inner_lr: float = 0.0
+
+    @classmethod
+    def of(cls, work: LocalWork) -> Sgd:
+        """What the work of a round asks for."""
+        return cls(work.lr, work.momentum, work.weight_decay, work.proximal, work.inner_lr)
+
+
+@dataclass
+class _Tensors:
+    """What belongs to a parameter, each ``(C, *shape)``; None: not needed, and then free of cost."""
+
+    weights: torch.Tensor
+    velocity: torch.Tensor | None
+    target: torch.Tensor | None
+    offset: torch.Tensor | None
+    mask: torch.Tensor | None
+    ahead: torch.Tensor | None
+
+    def narrow(self, clients: int) -> _Tensors:
+        return _Tensors(
+            self.weights[:clients],
+            *(
+                None if t is None else t[:clients]
+                for t in (self.velocity, self.target, self.offset, self.mask, self.ahead)
+            ),
+        )
 
 
 class Parameter:
@@ -28,28 +60,60 @@ class Parameter:
     Args:
         value: the tensor.
         sgd: the step.
+        offset: added to every gradient, ``(C, *shape)``.
+        mask: multiplied into the tensor, now and after every step, ``(C, *shape)``.
+
+    Attributes:
+        value: where the next gradient is taken: the weights, or those that Per-FedAvg looks ahead to.
+        lr: eta of the coming step.
+        looking_ahead: whether the coming gradient is the first of a step of Per-FedAvg.
     """
 
-    def __init__(self, value: torch.Tensor, sgd: Sgd) -> None:
-        self._all, self._sgd = value, sgd
-        self._velocity = torch.zeros_like(value) if sgd.momentum else None
-        self.value, self.velocity = value, self._velocity
+    def __init__(
+        self,
+        value: torch.Tensor,
+        sgd: Sgd,
+        offset: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        self._sgd, self.lr, self.looking_ahead = sgd, sgd.lr, False
+        if mask is not None:
+            value.mul_(mask)
+        # lambda w + mu (w - w_start) = (lambda + mu) (w - target). A difference, because the product
+        # w (1 - eta mu) would be rounded: by a third of a percent of eta mu if that is 1e-5.
+        self._decay = sgd.weight_decay + sgd.proximal
+        self._all = self._now = _Tensors(
+            value,
+            velocity=torch.zeros_like(value) if sgd.momentum else None,
+            target=value * (sgd.proximal / self._decay) if sgd.proximal else None,
+            offset=offset,
+            mask=mask,
+            ahead=torch.empty_like(value) if sgd.inner_lr else None,
+        )
+        self.value = value
 
     def narrow(self, clients: int) -> None:
         """Only the first ``clients`` still train."""
-        self.value = self._all[:clients]
-        self.velocity = None if self._velocity is None else self._velocity[:clients]
+        self._now = self._all.narrow(clients)
+        self.value = self._now.weights
 
     def descend(self, gradient: torch.Tensor) -> None:
         """One SGD step along ``gradient`` ``(C, *shape)``."""
-        sgd = self._sgd
-        if self.velocity is None:
-            if sgd.weight_decay:
-                self.value.mul_(1 - sgd.lr * sgd.weight_decay)
-            self.value.add_(gradient, alpha=-sgd.lr)
+        now = self._now
+        if self.looking_ahead:
+            assert now.ahead is not None
+            torch.add(now.weights, gradient, alpha=-self._sgd.inner_lr, out=now.ahead)
+            self._look_ahead(now.ahead)
+        elif now.velocity is None:
+            shrink = self._shrink()
+            if shrink != 1:
+                now.weights.mul_(shrink)
+            now.weights.add_(gradient, alpha=-self.lr)
+            if now.offset is not None:
+                now.weights.add_(now.offset, alpha=-self.lr)
+            self._end()
         else:
-            self.velocity.mul_(sgd.momentum).add_(gradient)
-            self._move()
+            self._move(now.velocity.mul_(self._sgd.momentum).add_(gradient))
 
     def descend_product(self, left: torch.Tensor, right: torch.Tensor) -> None:
         """One SGD step along the gradient ``left @ right``, which is never formed without momentum.
@@ -58,15 +122,46 @@ class Parameter:
             left: ``(C, m, k)``.
             right: ``(C, k, n)``, for a parameter ``(C, m, n)``.
         """
-        sgd = self._sgd
-        if self.velocity is None:
-            self.value.baddbmm_(left, right, beta=1 - sgd.lr * sgd.weight_decay, alpha=-sgd.lr)
+        now = self._now
+        if self.looking_ahead:
+            assert now.ahead is not None
+            torch.baddbmm(now.weights, left, right, alpha=-self._sgd.inner_lr, out=now.ahead)
+            self._look_ahead(now.ahead)
+        elif now.velocity is None:
+            now.weights.baddbmm_(left, right, beta=self._shrink(), alpha=-self.lr)
+            if now.offset is not None:
+                now.weights.add_(now.offset, alpha=-self.lr)
+            self._end()
         else:
-            self.velocity.baddbmm_(left, right, beta=sgd.momentum)
-            self._move()
+            self._move(now.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
 
-    def _move(self) -> None:
-        assert self.velocity is not None
-        if self._sgd.weight_decay:
-            self.velocity.add_(self.value, alpha=self._sgd.weight_decay)
-        self.value.add_(self.velocity, alpha=-self._sgd.lr)
+    def _shrink(self) -> float:
+        """Weight decay and the proximal term, before the gradient: moves, or a factor left to the caller."""
+        if self._now.target is None:
+            return 1 - self.lr * self._decay
+        self._now.weights.lerp_(self._now.target, self.lr * self._decay)
+        return 1.0
+
+    def _move(self, velocity: torch.Tensor) -> None:
+        """``velocity`` is ``m v + g`` so far: add what else counts as gradient, and go."""
+        now = self._now
+        if now.target is not None:
+            velocity.add_(now.weights - now.target, alpha=self._decay)
+        elif self._decay:
+            velocity.add_(now.weights, alpha=self._decay)
+        if now.offset is not None:
+            velocity.add_(now.offset)
+        now.weights.add_(velocity, alpha=-self.lr)
+        self._end()
+
+    def _look_ahead(self, ahead: torch.Tensor) -> None:
+        """The next gradient is taken at ``ahead``."""
+        if self._now.mask is not None:
+            ahead.mul_(self._now.mask)
+        self.value = ahead
+
+    def _end(self) -> None:
+        """After a step."""
+        if self._now.mask is not None:
+            self._now.weights.mul_(self._now.mask)
+        self.value = self._now.weights

@@ -8,34 +8,68 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.random import orders
-from rayfl.training.work import LocalWork
+from rayfl.training.work import LocalWork, check_visits
 
 
 class StepPlan:
     """The steps of C clients, sorted by falling number of steps.
 
+    A step is one pass over a batch, forward and backward; in Per-FedAvg it is two, over two batches. So that
+    both look the same, the arrays below have a row for each of T passes.
+
+    Args:
+        seed, round: keys of the shuffled orders.
+        clients: their ids.
+        sizes: samples of each client ``(C,)``.
+        work: what to do.
+        visits: samples of each client's passes in place of the shuffled epochs, see ``Terms.visits``.
+
     Attributes:
-        steps: T, of the client with the most.
+        passes: T, of the client with the most.
         totals: steps tau_i of each client ``(C,)``.
-        active: clients that still train in each step ``(T,)``: the first so many.
-        counts: samples of each client in each step ``(T, C)``.
-        widths: the most samples of any client in each step ``(T,)``.
+        active: clients that still train in each pass ``(T,)``: the first so many.
+        counts: samples of each client in each pass ``(T, C)``.
+        widths: the most samples of any client in each pass ``(T,)``.
         full: whether all active clients have that many, so that nothing is padding, ``(T,)``.
         places: rows of the samples of all C clients, one after the other, ``(T, C, B)``; 0 for padding.
         weights: ``1 / count`` for samples, 0 for padding, ``(T, C, B)`` float32.
-        seen: samples visited by each client over all epochs ``(C,)``.
+        seen: samples whose loss counts, of each client over all steps ``(C,)``.
+        snapshots: after which step each client's model is kept ``(C,)``; 0 for never.
+
+    Raises:
+        IndexError: if a client is to visit samples that it does not have.
     """
 
     def __init__(
+        self,
+        seed: int,
+        round: int,
+        clients: Sequence[int],
+        sizes: NDArray[np.int64],
+        work: LocalWork,
+        visits: Sequence[Sequence[NDArray[np.intp]]] | None = None,
+    ) -> None:
+        self._per_step = work.batches_a_step
+        if visits is None:
+            self._shuffle(seed, round, clients, sizes, work)
+        else:
+            self._visit(visits, sizes)
+        self.widths = self.counts.max(axis=1, initial=0)
+        self.active = (self.counts > 0).sum(axis=1)
+        self.full = ((self.counts == self.widths[:, None]) | (self.counts == 0)).all(axis=1)
+        valid = np.arange(self.places.shape[2]) < self.counts[:, :, None]
+        self.weights = (valid / np.maximum(1, self.counts)[:, :, None]).astype(np.float32)
+        self.seen = self.counts[self._per_step - 1 :: self._per_step].sum(axis=0)
+        steps = zip(sizes.tolist(), self.totals.tolist(), strict=True)
+        self.snapshots = np.array([work.snapshot_step(n, total) for n, total in steps], np.int64)
+
+    def _shuffle(
         self, seed: int, round: int, clients: Sequence[int], sizes: NDArray[np.int64], work: LocalWork
     ) -> None:
+        """Epochs over shuffled samples."""
         epochs, batch = work.epochs, work.batch_size
-        per_epoch = -(-sizes // batch)
-        self.totals = per_epoch * epochs
-        self.steps = int(self.totals.max(initial=0))
-        width = int(min(batch, sizes.max(initial=1)))
-        self.counts = np.zeros((self.steps, len(clients)), np.int64)
-        self.places = np.zeros((self.steps, len(clients), width), np.int64)
+        self.totals = -(-sizes // (batch * self._per_step)) * epochs
+        self._make(int(min(batch, sizes.max(initial=1))), len(clients))
         firsts = np.cumsum(sizes) - sizes
         shuffled = orders(seed, round, clients, sizes.tolist(), epochs)
         for n in np.unique(sizes[sizes > 0]).tolist():  # clients of one size at a time
@@ -43,13 +77,30 @@ class StepPlan:
             s = -(-n // batch)
             padded = np.zeros((len(same), epochs, s * batch), np.int64)
             padded[:, :, :n] = np.stack([shuffled[c] for c in same]) + firsts[same, None, None]
-            visits = padded.reshape(len(same), epochs * s, batch)[:, :, :width]
-            self.places[: epochs * s, same] = visits.transpose(1, 0, 2)
+            batches = padded.reshape(len(same), epochs, s, batch)[:, :, :, : self.places.shape[2]]
             ends = np.minimum(batch, n - batch * np.arange(s))
-            self.counts[: epochs * s, same] = np.tile(ends, epochs)[:, None]
-        self.widths = self.counts.max(axis=1, initial=0)
-        self.active = (self.counts > 0).sum(axis=1)
-        self.full = ((self.counts == self.widths[:, None]) | (self.counts == 0)).all(axis=1)
-        valid = np.arange(width) < self.counts[:, :, None]
-        self.weights = (valid / np.maximum(1, self.counts)[:, :, None]).astype(np.float32)
-        self.seen = sizes * epochs
+            if s % self._per_step:  # an odd last one is paired with the first
+                batches, ends = np.concatenate([batches, batches[:, :, :1]], axis=2), np.append(ends, ends[0])
+            passes = epochs * len(ends)
+            self.places[:passes, same] = batches.reshape(len(same), passes, -1).transpose(1, 0, 2)
+            self.counts[:passes, same] = np.tile(ends, epochs)[:, None]
+
+    def _visit(self, visits: Sequence[Sequence[NDArray[np.intp]]], sizes: NDArray[np.int64]) -> None:
+        """The given passes."""
+        self.totals = np.array([-(-len(own) // self._per_step) for own in visits], np.int64)
+        self._make(max((len(batch) for own in visits for batch in own), default=1), len(visits))
+        firsts = np.cumsum(sizes) - sizes
+        for c, given in enumerate(visits):
+            check_visits(given, int(sizes[c]))
+            if not given:
+                continue
+            own = [*given, given[0]] if len(given) % self._per_step else given
+            lengths = np.array([len(batch) for batch in own])
+            valid = np.arange(self.places.shape[2]) < lengths[:, None]
+            self.places[: len(own), c][valid] = np.concatenate(own) + firsts[c]
+            self.counts[: len(own), c] = lengths
+
+    def _make(self, width: int, clients: int) -> None:
+        self.passes = int(self.totals.max(initial=0)) * self._per_step
+        self.counts = np.zeros((self.passes, clients), np.int64)
+        self.places = np.zeros((self.passes, clients, width), np.int64)
