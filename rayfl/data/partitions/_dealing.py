@@ -131,6 +131,69 @@ def apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
     return counts
 
 
+def shard_owners(
+    labels: NDArray[np.int64], clients: int, shards_per_client: int, rng: np.random.Generator
+) -> Owners:
+    """Sort by label, cut into ``clients * shards_per_client`` equal shards, deal each client as many.
+
+    McMahan et al. 2017, section 3. All samples are dealt; if they cannot be cut evenly, the first shards
+    have one sample more.
+
+    Raises:
+        DataError: if there are more shards than samples.
+    """
+    shards = clients * shards_per_client
+    if shards > len(labels):
+        raise DataError(
+            f"partition: {clients} clients with {shards_per_client} shards need {shards} "
+            f"samples, there are {len(labels)}; use fewer clients or shards_per_client"
+        )
+    shuffled = rng.permutation(len(labels))
+    by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
+    sizes = len(labels) // shards + (np.arange(shards) < len(labels) % shards)
+    owner_of_shard = rng.permutation(shards) // shards_per_client
+    owners = np.empty(len(labels), np.int64)
+    owners[by_label] = np.repeat(owner_of_shard, sizes)
+    return owners
+
+
+def label_skew_owners(labels: NDArray[np.int64], clients: int, each: int, rng: np.random.Generator) -> Owners:
+    """Every client has ``each`` random labels; the samples of a label go evenly to those who have it.
+
+    Raises:
+        DataError: if a label has fewer samples than owners.
+    """
+    present = np.unique(labels)
+    has = draw_labels(clients, len(present), min(each, len(present)), rng)
+    owners = np.full(len(labels), -1)
+    for place, label in enumerate(present):
+        holders = np.flatnonzero(has[:, place])
+        members = rng.permutation(np.flatnonzero(labels == label))
+        if len(holders) > len(members):
+            raise DataError(
+                f"partition: label {label} has {len(members)} samples for {len(holders)} clients; "
+                "use fewer clients or a smaller rho"
+            )
+        if len(holders):
+            owners[members] = rng.permutation(holders)[np.arange(len(members)) % len(holders)]
+    return owners
+
+
+def draw_labels(clients: int, labels: int, each: int, rng: np.random.Generator) -> NDArray[np.bool_]:
+    """Which labels each client has, ``(clients, labels)``, ``each`` in every row.
+
+    The draws are random, except that a few random clients share out a permutation of all labels, so
+    that no label is left over if ``clients * each >= labels``.
+    """
+    chosen = np.argsort(rng.random((clients, labels)), axis=1)[:, :each]
+    sharing = rng.permutation(clients)[: -(-labels // each)]
+    shared = np.arange(len(sharing) * each).reshape(len(sharing), each) % labels
+    chosen[sharing] = rng.permutation(labels)[shared]
+    has = np.zeros((clients, labels), bool)
+    np.put_along_axis(has, chosen, True, axis=1)
+    return has
+
+
 def dirichlet_owners(
     labels: NDArray[np.int64],
     clients: int,

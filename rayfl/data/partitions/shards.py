@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from typing import Literal
 
-import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition, Samples
-from rayfl.data.partitions._dealing import by_owner, check_labels
-from rayfl.errors import DataError
+from rayfl.data.partitions._dealing import by_owner, check_labels, shard_owners
 from rayfl.random import generator
 
 
@@ -28,17 +26,5 @@ class Shards(Partition):
     def assign(self, samples: Samples, seed: int) -> Assignment:
         labels = samples.y_train
         check_labels(labels, samples.classes, self.clients)
-        shards = self.clients * self.shards_per_client
-        if shards > len(labels):
-            raise DataError(
-                f"partition: {self.clients} clients with {self.shards_per_client} shards need {shards} "
-                f"samples, there are {len(labels)}; use fewer clients or shards_per_client"
-            )
-        rng = generator(seed, "partition")
-        shuffled = rng.permutation(len(labels))
-        by_label = shuffled[np.argsort(labels[shuffled], kind="stable")]
-        sizes = len(labels) // shards + (np.arange(shards) < len(labels) % shards)
-        owner_of_shard = rng.permutation(shards) // self.shards_per_client
-        owners = np.empty(len(labels), np.int64)
-        owners[by_label] = np.repeat(owner_of_shard, sizes)
+        owners = shard_owners(labels, self.clients, self.shards_per_client, generator(seed, "partition"))
         return Assignment(by_owner(owners, self.clients))

@@ -1,0 +1,76 @@
+"""The contract of a measure between the data of two clients."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.data.base import Samples
+from rayfl.errors import DataError
+from rayfl.settings import Section
+
+Array = NDArray[np.float64]
+
+
+class Measure(Section):
+    """How far apart the data of two clients are, by name; subclasses live in ``heterogeneity/measures``.
+
+    A client is reduced to a summary once (:meth:`summary`); pairs of summaries are compared
+    (:meth:`compare`). What all clients share, such as a common coordinate system, is worked out first from
+    the whole dataset (:meth:`common`).
+
+    Attributes:
+        similarity: whether a larger value means more alike, as for CKA.
+        labels_only: whether inputs are not looked at.
+        unit: of the value, for reports.
+    """
+
+    similarity: ClassVar[bool] = False
+    labels_only: ClassVar[bool] = False
+    unit: ClassVar[str] = ""
+
+    name: str = ""
+    samples: int | None = Field(
+        500, ge=1, description="most samples of a client that are looked at, drawn at random; null: all"
+    )
+
+    def common(self, samples: Samples, seed: int) -> Any:
+        """What the comparisons of all pairs share; by default nothing."""
+        return None
+
+    def summary(self, x: NDArray[np.float32], y: NDArray[np.int64], classes: int, common: Any) -> Any:
+        """What is kept of one client.
+
+        Args:
+            x: its inputs ``(n, D)``, pixels in [0, 1]; ``(n, 0)`` for a measure of labels only.
+            y: its labels ``(n,)``.
+            classes: number of classes there are.
+            common: the result of :meth:`common`.
+
+        Raises:
+            DataError: if the measure is not defined for these data.
+        """
+        raise NotImplementedError
+
+    def compare(self, a: Any, b: Any, common: Any) -> float:
+        """The measure between two clients, from their summaries."""
+        raise NotImplementedError
+
+
+def matrix(x: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Inputs as a matrix ``(n, D)``; bytes become numbers in [0, 1]."""
+    values = x.reshape(len(x), -1).astype(np.float32)
+    return values / np.float32(255) if x.dtype == np.uint8 else values
+
+
+def refuse_texts(samples: Samples, what: str) -> None:
+    """Words are places in a vocabulary: neither angles nor kernels of them mean anything.
+
+    Raises:
+        DataError: if the samples are texts.
+    """
+    if samples.tokens:
+        raise DataError(f"{what} compares numbers, {samples.name} holds words; compare labels, with emd")

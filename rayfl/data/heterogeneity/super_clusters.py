@@ -1,0 +1,134 @@
+"""Super-clusters of classes: which classes of a dataset have data alike (thesis 5.2)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import scipy.cluster.hierarchy
+from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
+
+from rayfl.angles import ANGLES
+from rayfl.data.base import Samples
+from rayfl.data.heterogeneity.base import matrix, refuse_texts
+from rayfl.errors import ConfigError, DataError
+from rayfl.linalg import leading_eigenpairs, one_thread
+
+Proximity = Literal["vector_angle_min", "principal_angle", "vector_angle_sum"]
+Linkage = Literal["average", "complete", "single"]
+Array = NDArray[np.float64]
+
+_RANK_TOLERANCE = 1e-10
+"""A direction belongs to a class if its squared singular value exceeds this share of the largest."""
+
+
+@dataclass(frozen=True)
+class SuperClusters:
+    """Groups of classes.
+
+    Attributes:
+        clusters: the classes of each super-cluster, rising; super-clusters by their smallest class.
+        classes: the classes that have samples, rising ``(C',)``; the others belong to no super-cluster.
+        angles: between these classes, in degrees ``(C', C')``.
+        linkage: SciPy's linkage matrix of them.
+    """
+
+    clusters: tuple[tuple[int, ...], ...]
+    classes: tuple[int, ...]
+    angles: Array
+    linkage: Array
+
+
+def class_angles(
+    samples: Samples, p: int = 3, proximity: Proximity = "vector_angle_min", per_class: int | None = None
+) -> tuple[tuple[int, ...], Array]:
+    """The angles between the classes of a dataset.
+
+    The columns of ``Q_c`` (features x samples) are the training samples of class c, not centred; ``U_c``
+    its first p left singular vectors; classes are compared as clients are in PACFL (Eq. 5.1 is
+    ``principal_angle``, Eq. 5.2 ``vector_angle_sum``, what the thesis' figures show ``vector_angle_min``).
+
+    Args:
+        samples: the dataset.
+        p: singular vectors of a class.
+        proximity: a name of :data:`rayfl.angles.ANGLES`.
+        per_class: look at so many samples of a class, evenly spaced in the dataset; None: at all.
+
+    Returns:
+        The classes that have samples, and the angles between them ``(C', C')``, degrees, diagonal 0.
+
+    Raises:
+        DataError: if the samples are texts, or all samples of a class are zero.
+    """
+    refuse_texts(samples, f"the angle between classes ({proximity})")
+    present = np.unique(samples.y_train).tolist()
+    bases = []
+    for label in present:
+        members = np.flatnonzero(samples.y_train == label)
+        if per_class is not None and len(members) > per_class:
+            members = members[np.linspace(0, len(members) - 1, per_class).astype(np.intp)]
+        x = matrix(samples.x_train[members]).astype(np.float64)
+        if not x.any():
+            raise DataError(f"super-clusters: all samples of class {label} are zero and span no subspace")
+        bases.append(leading_eigenpairs(x, p, _RANK_TOLERANCE)[1])
+    angles = np.zeros((len(present), len(present)))
+    with one_thread():
+        for i, j in zip(*np.triu_indices(len(present), 1), strict=True):
+            angles[i, j] = angles[j, i] = ANGLES[proximity](bases[i].T @ bases[j])
+    return tuple(present), angles
+
+
+def class_super_clusters(
+    samples: Samples,
+    p: int = 3,
+    proximity: Proximity = "vector_angle_min",
+    linkage: Linkage = "average",
+    n: int | None = None,
+    threshold: float | None = None,
+    per_class: int | None = None,
+) -> SuperClusters:
+    """Group the classes of a dataset by hierarchical clustering of the angles between them.
+
+    Args:
+        samples, p, proximity, per_class: as for :func:`class_angles`.
+        linkage: of the hierarchical clustering.
+        n: how many super-clusters.
+        threshold: or merge up to this angle, in degrees; the smaller, the more super-clusters. Without
+            both, the tree is cut where the next merge is highest in relation to the last one made, into
+            two super-clusters or more.
+
+    Raises:
+        ConfigError: if n and threshold are both given, or n is more than there are classes.
+        DataError: as :func:`class_angles`.
+    """
+    if n is not None and threshold is not None:
+        raise ConfigError("super-clusters", "both a number and a threshold are given", "give one of them")
+    present, angles = class_angles(samples, p, proximity, per_class)
+    if n is not None and not 1 <= n <= len(present):
+        raise ConfigError(
+            "super-clusters", f"{n} super-clusters of {len(present)} classes", f"1 to {len(present)} can be"
+        )
+    if len(present) == 1:
+        return SuperClusters((present,), present, angles, np.empty((0, 4)))
+    tree = np.asarray(scipy.cluster.hierarchy.linkage(squareform(angles), linkage), np.float64)
+    if threshold is not None:
+        labels = scipy.cluster.hierarchy.fcluster(tree, threshold, "distance").tolist()
+    else:
+        wanted = largest_gap(tree) if n is None else n
+        labels = scipy.cluster.hierarchy.cut_tree(tree, [wanted]).ravel().tolist()
+    clusters = {
+        tuple(c for c, own in zip(present, labels, strict=True) if own == label) for label in set(labels)
+    }
+    return SuperClusters(tuple(sorted(clusters)), present, angles, tree)
+
+
+def largest_gap(tree: Array) -> int:
+    """The number of clusters, 2 or more, at which the next merge is highest in relation to the last made."""
+    heights = tree[:, 2]
+    clusters = np.arange(2, len(heights) + 1)
+    if len(clusters) == 0:
+        return 2
+    made, following = heights[len(heights) - clusters], heights[len(heights) - clusters + 1]
+    return int(clusters[np.argmax(following / np.maximum(made, 1e-9 * max(float(heights[-1]), 1e-300)))])
