@@ -45,6 +45,7 @@ def test_headline_by_hand(run_dir: Path):
         "seed": 3, "clients": 4, "rounds": 5,
         "accuracy_mean": 85.0, "accuracy_weighted": 86.0, "accuracy_median": 87.0,
         "accuracy_worst10": 65.0, "accuracy_best10": 99.0, "accuracy_var": 120.0, "loss_mean": 0.7,
+        "perplexity_mean": None,
         "last_round": 3, "accuracy_mean_max": 90.0, "max_round": 2,
         "accuracy_client_best": (70 + 99 + 100 + 91) / 4,
         "clusters": 2, "ari": 0.5, "bytes_up": 6300, "bytes_down": 2000, "seconds": 6.5,
