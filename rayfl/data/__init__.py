@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rayfl.data.arrays import fingerprint, read_npz, write_npz
 from rayfl.data.base import IGNORED, Assignment, Dataset, Federation, Partition, Ragged, Samples, data_root
+from rayfl.data.events import Event, Stage, build_stages
 from rayfl.data.federation import build_federation, describe
 from rayfl.settings import discover
 
@@ -16,11 +17,14 @@ __all__ = [
     "PARTITIONS",
     "Assignment",
     "Dataset",
+    "Event",
     "Federation",
     "Partition",
     "Ragged",
     "Samples",
+    "Stage",
     "build_federation",
+    "build_stages",
     "data_root",
     "describe",
     "fingerprint",

@@ -115,12 +115,12 @@ def seen_through(lists: Ragged, maps: NDArray[np.int64], count: int) -> Ragged:
     return Ragged(shifted.astype(np.int32), lists.offsets)
 
 
-def split(assigned: Ragged, fraction: float, seed: int) -> tuple[Ragged, Ragged]:
+def split(assigned: Ragged, fraction: float, seed: int, *ids: int) -> tuple[Ragged, Ragged]:
     """Every client's samples in two lists; the second gets ``round(fraction * n)``, never all."""
     sizes = assigned.sizes
     held = np.minimum(np.rint(fraction * sizes).astype(np.int64), sizes - 1)
     client = np.repeat(np.arange(len(sizes)), sizes)
-    draws = generator(seed, "validation").random(len(client))
+    draws = generator(seed, "validation", *ids).random(len(client))
     order = np.lexsort((draws, client))  # each client's samples in random order
     rank = np.arange(len(client)) - assigned.offsets[client]
     second = rank < held[client]
@@ -174,7 +174,7 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -
     ``m_i p_ic <= t_c`` for all c, rounded by largest remainder; in each stratum the first of one fixed
     shuffle, so that clients share test samples.
     """
-    strata_train, strata_test, strata = _strata(samples)
+    strata_train, strata_test, strata = strata_of(samples)
     available = np.bincount(strata_test, minlength=strata)
 
     # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.
@@ -211,7 +211,7 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -
     return _sorted(pool[place], total)
 
 
-def _strata(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
+def strata_of(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:
     """The stratum of every training and test sample, and the number of strata."""
     if samples.domain_train is None or samples.domain_test is None:
         return samples.y_train, samples.y_test, samples.classes

@@ -1,0 +1,498 @@
+"""Clients that come, go and change: events after so many rounds, and the stages between them.
+
+A run with events is a sequence of stages; each is a federation of all ``N`` clients that ever exist, in
+which a client that is not there has no samples. All stages share one object with the samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Literal, Union
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator, model_validator
+
+from rayfl.data.base import Assignment, Federation, Partition, Ragged, Samples
+from rayfl.data.federation import check_settings, client_tests, most_tests, split, with_label_maps
+from rayfl.data.population import Ids, Population, Shares, Wish, new_samples
+from rayfl.errors import ConfigError, DataError
+from rayfl.random import generator
+from rayfl.settings import Section
+
+
+class BaseEvent(Section):
+    """What all events have: when, and whom they concern.
+
+    ``clients`` are named or counted; ``group`` and ``fraction`` narrow down among whom. A number or a
+    fraction is drawn at random; a group alone means all of it.
+    """
+
+    name: str = ""
+
+    round: int = Field(ge=1, description="after how many rounds it happens")
+    clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, description="how many clients, drawn at random, or the ids of the clients"
+    )
+    group: int | None = Field(None, ge=0, description="only clients of this planted group")
+
+    @field_validator("clients")
+    @classmethod
+    def _somebody_once(cls, clients: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
+        if isinstance(clients, tuple) and (not clients or len(set(clients)) < len(clients)):
+            raise ValueError("name at least one client, and none twice")
+        return clients
+
+    @property
+    def share(self) -> float | None:
+        """The fraction of those who are there, if it was given."""
+        return None
+
+    @model_validator(mode="after")
+    def _one_way(self) -> BaseEvent:
+        named = isinstance(self.clients, tuple)
+        if named and (self.group is not None or self.share is not None):
+            raise ValueError("clients that are named need neither group nor fraction")
+        if self.clients is not None and self.share is not None:
+            raise ValueError("give either a number of clients or a fraction")
+        if self.clients is None and self.group is None and self.share is None and self._needs_choice():
+            raise ValueError("say who: clients (ids or a number), fraction or group")
+        return self
+
+    def _needs_choice(self) -> bool:
+        return True
+
+
+class Join(BaseEvent):
+    """Join: clients that were not there from the start come in, with the data that the partition gave them.
+
+    The partition's number of clients counts the newcomers too; they wait with their share of the data.
+    Newcomers that are not named get the last ids, in the order in which they come.
+    """
+
+    name: Literal["join"] = "join"
+    returning: bool = Field(False, description="not new clients, but clients that left (by default all)")
+
+    def _needs_choice(self) -> bool:
+        return not self.returning
+
+
+class Leave(BaseEvent):
+    """Leave: clients go away; their data wait for them."""
+
+    name: Literal["leave"] = "leave"
+    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the clients that are there")
+
+    @property
+    def share(self) -> float | None:
+        """``fraction``."""
+        return self.fraction
+
+
+class Drift(BaseEvent):
+    """Drift: the data of clients change while they keep their numbers of samples.
+
+    - ``new_classes``: their samples give way to as many samples of classes that they did not have;
+    - ``permuted_labels``: the same samples under other labels;
+    - ``group``: samples (and labels) as the clients of another planted group have them.
+
+    New samples are those that nobody holds or that clients drifting in the same round give back; with
+    ``reuse`` others' samples as well, which these keep. The planted group follows: clients with the same
+    new classes, or of the same group under the same new labels, are a new group.
+    """
+
+    name: Literal["drift"] = "drift"
+    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the clients that are there")
+    kind: Literal["new_classes", "permuted_labels", "group"] = Field(description="what changes")
+    classes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, min_length=1, description="new_classes: which; by default each client draws as many as it had"
+    )
+    labels: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
+        None, min_length=2, description="permuted_labels: what labels 0, 1, ... become; by default drawn"
+    )
+    to: int | None = Field(None, ge=0, description="group: which; by default each client draws another")
+    reuse: bool = Field(False, description="new samples may be samples that other clients hold and keep")
+
+    @property
+    def share(self) -> float | None:
+        """``fraction``."""
+        return self.fraction
+
+    @model_validator(mode="after")
+    def _own_settings(self) -> Drift:
+        for setting, kind in (("classes", "new_classes"), ("labels", "permuted_labels"), ("to", "group")):
+            if getattr(self, setting) is not None and self.kind != kind:
+                raise ValueError(f"{setting} belongs to kind={kind}, not to {self.kind}")
+        if self.labels is not None and sorted(self.labels) != list(range(len(self.labels))):
+            raise ValueError("labels must be a permutation of 0, 1, 2, ...")
+        if self.labels is not None and list(self.labels) == sorted(self.labels):
+            raise ValueError("labels leaves every label as it is")
+        if self.reuse and self.kind == "permuted_labels":
+            raise ValueError("permuted_labels needs no new samples; leave reuse out")
+        return self
+
+
+if TYPE_CHECKING:
+    Event = BaseEvent
+else:
+    Event = Annotated[Union[Join, Leave, Drift], Field(discriminator="name")]  # noqa: UP007
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The federation from one event to the next.
+
+    Attributes:
+        round: the first round of the stage, from 0.
+        federation: all ``N`` clients; one that is not there has empty lists.
+        active: which clients are there ``(N,)``.
+        joined, left, drifted: ids of the clients with which it began, ascending.
+    """
+
+    round: int
+    federation: Federation
+    active: NDArray[np.bool_]
+    joined: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    left: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+    drifted: Ids = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+def build_stages(
+    samples: Samples,
+    partition: Partition,
+    events: Sequence[BaseEvent],
+    *,
+    validation: float,
+    test_samples: int | Literal["auto", "all"] | None,
+    seed: int,
+    rounds: int,
+) -> tuple[Stage, ...]:
+    """The federations of a run with events.
+
+    Args:
+        samples, partition, validation, test_samples, seed: as for
+            :func:`rayfl.data.federation.build_federation`; without events, its result is the only stage's.
+            The partition's clients are all that ever exist.
+        events: those of one round happen together: clients leave and join in the order of the list, then
+            all drifts. A client's lists change only when it drifts.
+        rounds: length of the run.
+
+    Returns:
+        The stages by ascending round; the first begins with round 0. No sample is held by two clients
+        (present or not), except where a drift allows ``reuse``.
+
+    Raises:
+        ConfigError: if an event concerns clients or groups that are not there, comes after the last
+            round, or would leave nobody.
+        DataError: as :func:`build_federation`, or if there are too few samples for a drift.
+    """
+    check_settings(samples, validation, test_samples)
+    for place, event in enumerate(events):
+        if event.round >= rounds:
+            raise ConfigError(
+                f"events.{place}.round",
+                f"it would happen after {event.round} of {rounds} rounds",
+                f"it must lie in 1..{rounds - 1}" if rounds > 1 else "a single round has no room for events",
+            )
+    assignment = partition.assign(samples, seed)
+    newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)
+    assignment, newcomers = _reordered(assignment, newcomers)
+    newcomers = _named(events, newcomers, len(assignment.clients))
+    samples, maps = with_label_maps(samples, assignment)
+    shares = Shares(validation, most_tests(test_samples, len(assignment.clients)), seed)
+    population = _at_first(samples, assignment, maps, newcomers, shares)
+
+    first = population
+    steps: list[tuple[int, Population, tuple[Ids, Ids, Ids]]] = []
+    for after in sorted({event.round for event in events}):
+        before, drifts = population.active, []
+        for place, event in enumerate(events):
+            if event.round != after:
+                continue
+            if isinstance(event, Drift):
+                drifts.append((place, event))
+            elif isinstance(event, Join):
+                population = _join(population, event, place, newcomers.get(place), seed)
+            else:
+                population = _leave(population, event, place, seed)
+        population, drifted = _drift(population, drifts, shares)
+        now = population.active
+        changes = np.flatnonzero(now & ~before), np.flatnonzero(before & ~now), drifted
+        steps.append((after, population, changes))
+
+    if samples.label_maps is not None or len(population.rows) > 1:
+        samples = replace(samples, label_maps=np.array(population.rows, np.int64))
+    return (
+        Stage(0, first.federation(samples), first.active),
+        *(Stage(after, at.federation(samples), at.active, *changes) for after, at, changes in steps),
+    )
+
+
+def _newcomers(events: Sequence[BaseEvent], groups: Ids | None, clients: int, seed: int) -> dict[int, Ids]:
+    """The partition's clients that wait for each join that names none, by the event's place."""
+    waiting = np.zeros(clients, bool)
+    drawn: dict[int, Ids] = {}
+    for place, event in sorted(enumerate(events), key=lambda item: item[1].round):
+        if isinstance(event, Join) and not event.returning and not isinstance(event.clients, tuple):
+            rng = generator(seed, "event", place)
+            drawn[place] = choose(event, place, ~waiting, groups, rng)
+            waiting[drawn[place]] = True
+            if waiting.all():
+                raise ConfigError(
+                    f"events.{place}.clients",
+                    f"all {clients} clients of the partition would join later",
+                    "partition.clients counts newcomers too; raise it",
+                )
+    return drawn
+
+
+def _reordered(assignment: Assignment, newcomers: dict[int, Ids]) -> tuple[Assignment, dict[int, Ids]]:
+    """The clients in another order, those that wait for a join last; and the ids that these get."""
+    if not newcomers:
+        return assignment, {}
+    last = np.concatenate(list(newcomers.values()))
+    clients = len(assignment.clients)
+    order = np.concatenate([np.setdiff1d(np.arange(clients), last), last])
+    ends = clients - len(last) + np.cumsum([len(ids) for ids in newcomers.values()])
+    ids = {
+        place: np.arange(end - len(ids), end)
+        for (place, ids), end in zip(newcomers.items(), ends.tolist(), strict=True)
+    }
+    reordered = replace(
+        assignment,
+        clients=[assignment.clients[i] for i in order],
+        groups=None if assignment.groups is None else assignment.groups[order],
+        label_map=None if assignment.label_map is None else np.asarray(assignment.label_map)[order],
+        test=None if assignment.test is None else [assignment.test[i] for i in order],
+    )
+    return reordered, ids
+
+
+def _named(events: Sequence[BaseEvent], newcomers: dict[int, Ids], clients: int) -> dict[int, Ids]:
+    """``newcomers`` and those that the events name."""
+    waiting = np.zeros(clients, bool)
+    for ids in newcomers.values():
+        waiting[ids] = True
+    named = dict(newcomers)
+    for place, event in enumerate(events):
+        if not isinstance(event, Join) or event.returning or not isinstance(event.clients, tuple):
+            continue
+        ids = choose(event, place, np.ones(clients, bool), None, generator(0, "no draw"))
+        if waiting[ids].any():
+            raise ConfigError(
+                f"events.{place}.clients",
+                f"client {ids[waiting[ids]][0]} joins in another event already",
+                "newcomers that are not named have the last ids; 'returning: true' is for clients that left",
+            )
+        waiting[ids] = True
+        named[place] = ids
+    if waiting.all():
+        raise ConfigError("events", f"all {clients} clients would join later", "keep some from the start")
+    return named
+
+
+def _at_first(
+    samples: Samples,
+    assignment: Assignment,
+    maps: Ids | None,
+    newcomers: dict[int, Ids],
+    shares: Shares,
+) -> Population:
+    """The population at the start: everybody has their data, newcomers are not there."""
+    assigned, groups = Ragged.of(assignment.clients), assignment.groups
+    train, held_out = split(assigned, shares.validation, shares.seed)
+    tests = client_tests(samples, assigned, assignment.test, shares.limit, shares.seed)
+    active = np.ones(len(assigned), bool)
+    for ids in newcomers.values():
+        active[ids] = False
+    rows = np.arange(samples.classes)[None] if samples.label_maps is None else samples.label_maps
+    return Population(
+        samples,
+        train,
+        held_out,
+        tests,
+        groups,
+        np.zeros(len(assigned), np.int64) if maps is None else maps,
+        tuple(tuple(row) for row in rows.tolist()),
+        active,
+        known=active,
+        first_new_group=0 if groups is None else int(groups.max()) + 1,
+    )
+
+
+def _join(population: Population, event: Join, place: int, newcomers: Ids | None, seed: int) -> Population:
+    if newcomers is None:
+        away = population.known & ~population.active
+        newcomers = choose(event, place, away, population.groups, generator(seed, "event", place))
+    return population.came(newcomers)
+
+
+def _leave(population: Population, event: BaseEvent, place: int, seed: int) -> Population:
+    ids = choose(event, place, population.active, population.groups, generator(seed, "event", place))
+    population = population.left(ids)
+    if not population.active.any():
+        raise ConfigError(f"events.{place}", f"nobody would be left after {event.round} rounds")
+    return population
+
+
+def _drift(
+    population: Population, events: Sequence[tuple[int, Drift]], shares: Shares
+) -> tuple[Population, Ids]:
+    """All drifts of a round at once, and who drifted."""
+    drifted = np.zeros(len(population.active), bool)
+    moving: list[tuple[int, Drift, Wish]] = []
+    renaming: list[tuple[int, Drift, Ids]] = []
+    for place, event in events:
+        rng = generator(shares.seed, "event", place)
+        among = population.active & ~drifted
+        if event.to is not None and not isinstance(event.clients, tuple) and population.groups is not None:
+            among &= population.groups != event.to
+        ids = choose(event, place, among, population.groups, rng)
+        drifted[ids] = True
+        if event.kind == "permuted_labels":
+            renaming.append((place, event, ids))
+        else:
+            like = _targets(population, event, place, ids, rng) if event.kind == "group" else None
+            moving.append((place, event, Wish(ids, _classes(population, event, place), like, event.reuse)))
+    if moving:
+        population = _move(population, moving, shares)
+    for place, event, ids in renaming:
+        classes = population.samples.classes
+        labels = event.labels
+        if labels is None:
+            if classes < 2:
+                raise ConfigError(f"events.{place}", "a single label cannot be permuted")
+            labels = tuple(permutation(classes, generator(shares.seed, "event labels", place)).tolist())
+        elif len(labels) != classes:
+            raise ConfigError(
+                f"events.{place}.labels", f"names {len(labels)} labels", f"the data have {classes}"
+            )
+        old = np.zeros(len(ids)) if population.groups is None else population.groups[ids]
+        population = population.relabelled(ids, np.array(labels, np.int64))
+        population = population.regrouped(ids, [("labels", place, group) for group in old.tolist()])
+    return population, np.flatnonzero(drifted)
+
+
+def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], shares: Shares) -> Population:
+    """New samples for all who drift in a round to other classes or groups."""
+    rngs = [generator(shares.seed, "event data", place) for place, _, _ in moving]
+    before, y = population, population.samples.y_train
+    lists_of, short_of = new_samples(population, [wish for _, _, wish in moving], rngs)
+    for (place, event, wish), lists, short in zip(moving, lists_of, short_of, strict=True):
+        lacking = np.flatnonzero(short)
+        if len(lacking):
+            client, needs = int(wish.ids[lacking[0]]), int(short[lacking[0]])
+            raise DataError(
+                f"events.{place}: client {client} would need {needs} more samples that fit and nobody holds "
+                f"({len(lacking)} such clients); "
+                + (
+                    "drift fewer clients"
+                    if event.reuse
+                    else "set reuse: true or let partition.samples leave some"
+                )
+            )
+        population = population.dealt(wish.ids, lists, shares, place)
+        if wish.like is None:
+            maps = population.maps[wish.ids].tolist()
+            keys = [
+                ("classes", *np.unique(y[part]).tolist(), "map", row)
+                for part, row in zip(lists, maps, strict=True)
+            ]
+            population = population.regrouped(wish.ids, keys)
+        else:
+            population = population.follows(wish.ids, wish.like, before)
+    return population
+
+
+def _targets(population: Population, event: Drift, place: int, ids: Ids, rng: np.random.Generator) -> Ids:
+    """The group that each client drifts to."""
+    where = f"events.{place}.to"
+    groups = population.groups
+    if groups is None:
+        raise ConfigError(where, "the partition plants no groups", "use tasks, domains or relabelled")
+    there = np.unique(groups[population.active])
+    if event.to is not None:
+        if event.to not in there:
+            raise ConfigError(
+                where,
+                f"nobody is in group {event.to} after {event.round} rounds",
+                f"there are groups {', '.join(map(str, there.tolist()))}",
+            )
+        return np.full(len(ids), event.to)
+    if len(there) < 2:
+        raise ConfigError(where, "there is no other group", "clients of two groups must be there")
+    return np.array([rng.choice(there[there != groups[client]]) for client in ids.tolist()], np.int64)
+
+
+def _classes(population: Population, event: Drift, place: int) -> tuple[int, ...] | None:
+    """The new classes that an event names."""
+    for label in event.classes or ():
+        if not (population.samples.y_train == label).any():
+            raise ConfigError(f"events.{place}.classes", f"no training sample has class {label}")
+    return event.classes
+
+
+def permutation(count: int, rng: np.random.Generator) -> Ids:
+    """A random permutation of ``count >= 2`` labels that is not the identity."""
+    drawn = rng.permutation(count)
+    return np.roll(drawn, 1) if (drawn == np.arange(count)).all() else drawn
+
+
+def choose(
+    event: BaseEvent, place: int, among: NDArray[np.bool_], groups: Ids | None, rng: np.random.Generator
+) -> Ids:
+    """Whom an event concerns, ascending ids.
+
+    Args:
+        event: the event.
+        place: its place in the list, for errors.
+        among: the clients in question ``(N,)``.
+        groups: the planted groups ``(N,)``.
+        rng: draws numbers and fractions.
+
+    Raises:
+        ConfigError: if there are no such clients.
+    """
+    where = f"events.{place}"
+    if isinstance(event.clients, tuple):
+        ids = np.array(sorted(event.clients), np.int64)
+        if ids[-1] >= len(among):
+            raise ConfigError(
+                f"{where}.clients", f"there is no client {ids[-1]}", f"ids run from 0 to {len(among) - 1}"
+            )
+        wrong = ids[~among[ids]]
+        if len(wrong):
+            state = {
+                "join": "has not left",
+                "leave": "is not there",
+                "drift": "is not there, or drifts twice",
+            }
+            raise ConfigError(
+                f"{where}.clients", f"client {wrong[0]} {state[event.name]} after {event.round} rounds"
+            )
+        return ids
+    pool = np.flatnonzero(among)
+    if event.group is not None:
+        if groups is None:
+            raise ConfigError(
+                f"{where}.group",
+                "the partition plants no groups",
+                "use one that does (tasks, domains, relabelled), or clients or fraction",
+            )
+        pool = pool[groups[pool] == event.group]
+    if not len(pool):
+        of = "" if event.group is None else f" of group {event.group}"
+        raise ConfigError(where, f"no client{of} is left for it after {event.round} rounds")
+    count = len(pool)
+    if event.share is not None:
+        count = max(1, round(event.share * len(pool)))
+    elif isinstance(event.clients, int):
+        count = event.clients
+        if count > len(pool):
+            raise ConfigError(
+                f"{where}.clients",
+                f"{count} clients are wanted after {event.round} rounds, there are {len(pool)}",
+                f"use at most {len(pool)}",
+            )
+    return np.sort(rng.choice(pool, count, replace=False)).astype(np.int64)

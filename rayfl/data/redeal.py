@@ -1,0 +1,148 @@
+"""New samples for clients whose data change: out of what nobody holds, without taking from anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.partitions._dealing import apportion
+
+Counts = NDArray[np.int64]
+
+
+def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
+    """Whole numbers with sum ``total`` in proportion to ``weights``, none above its limit.
+
+    What a full place cannot take is spread over the others in the same way; where only places of weight
+    zero are left, fewer are dealt.
+
+    Args:
+        total: how many.
+        weights: ``(S,)``, not negative.
+        limits: ``(S,)``.
+    """
+    dealt = np.zeros(len(weights), np.int64)
+    for _ in range(len(weights) + 1):  # every pass fills a place, or is the last
+        open_weights = np.where(dealt < limits, weights, 0.0)
+        left = total - int(dealt.sum())
+        if left == 0 or open_weights.sum() <= 0:
+            break
+        dealt = np.minimum(dealt + apportion(left, open_weights), limits)
+    return dealt
+
+
+def most(sizes: Counts, allowed: NDArray[np.bool_], supply: Counts) -> Counts:
+    """How many samples of each stratum every client can get, such that as few as possible are missing.
+
+    A maximum flow from clients to strata (Dinic 1970).
+
+    Args:
+        sizes: what each client needs ``(D,)``.
+        allowed: which strata it may have ``(D, S)``.
+        supply: the samples of each stratum ``(S,)``.
+
+    Returns:
+        ``(D, S)`` with row sums up to ``sizes`` and column sums up to ``supply``.
+    """
+    from scipy.sparse import coo_array  # deferred: workers do without it
+    from scipy.sparse.csgraph import maximum_flow
+
+    clients, strata = allowed.shape
+    source, sink = 0, 1 + clients + strata
+    rows, columns = np.nonzero(allowed)
+    heads = np.concatenate([np.full(clients, source), 1 + rows, 1 + clients + np.arange(strata)])
+    tails = np.concatenate([1 + np.arange(clients), 1 + clients + columns, np.full(strata, sink)])
+    capacity = np.concatenate([sizes, np.minimum(sizes[rows], supply[columns]), supply])
+    graph = coo_array((capacity.astype(np.int32), (heads, tails)), shape=(sink + 1, sink + 1)).tocsr()
+    flow = maximum_flow(graph, source, sink).flow.tocsr()
+    between: Counts = flow[1 : 1 + clients, 1 + clients : sink].toarray().astype(np.int64)
+    return np.maximum(between, 0)
+
+
+def redeal(
+    own: Sequence[NDArray[np.integer]],
+    weights: NDArray[np.float64],
+    strata: NDArray[np.int64],
+    free: NDArray[np.bool_],
+    reuse: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> tuple[list[NDArray[np.int64]], Counts]:
+    """Give clients as many samples as they had, of other strata.
+
+    The clients' own samples are given back first; each keeps those that fit. What is missing comes from
+    the free samples, and for clients with ``reuse`` also from samples that somebody holds and keeps.
+
+    Args:
+        own: the samples that each client has now, D lists.
+        weights: how the new samples of each client are spread over the strata, ``(D, S)``; zero: none.
+            Where a stratum has too few, the others give more.
+        strata: the stratum of every sample ``(n,)``.
+        free: the samples that no client holds ``(n,)``, those of ``own`` included.
+        reuse: which clients may be given samples that others hold, ``(D,)``.
+        rng: decides which samples, and in which order the clients choose.
+
+    Returns:
+        The new lists, and how many samples each is short of ``(D,)``.
+    """
+    sizes = np.array([len(part) for part in own], np.int64)
+    supply = np.bincount(strata[free], minlength=weights.shape[1])
+    counts = np.zeros(weights.shape, np.int64)
+    left = supply.copy()
+    for client in rng.permutation(len(own)).tolist():
+        counts[client] = spread(int(sizes[client]), weights[client], left)
+        left -= counts[client]
+    if (counts.sum(axis=1) < sizes).any():
+        best = most(sizes, weights > 0, supply)
+        counts = best if best.sum() > counts.sum() else counts
+
+    lists = _draw(own, counts, strata, free, rng)
+    short = sizes - counts.sum(axis=1)
+    totals = np.bincount(strata, minlength=weights.shape[1])
+    for client in np.flatnonzero((short > 0) & reuse).tolist():
+        more = spread(int(short[client]), weights[client], totals - counts[client])
+        rest = np.ones(len(strata), bool)
+        rest[lists[client]] = False
+        (borrowed,) = _draw([np.empty(0, np.int64)], more[None], strata, rest, rng)
+        lists[client] = np.concatenate([lists[client], borrowed])
+        short[client] -= len(borrowed)
+    return lists, short
+
+
+def _draw(
+    own: Sequence[NDArray[np.integer]],
+    counts: Counts,
+    strata: NDArray[np.int64],
+    free: NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> list[NDArray[np.int64]]:
+    """Samples in the given numbers, every free one at most once: a client's own first."""
+    left = free.copy()
+    lists: list[NDArray[np.int64]] = []
+    missing = counts.copy()
+    for client, part in enumerate(own):
+        shuffled = rng.permutation(np.asarray(part, np.int64))
+        shuffled = shuffled[left[shuffled]]  # not what it had borrowed
+        grouped = shuffled[np.argsort(strata[shuffled], kind="stable")]
+        rank = _ranks(strata[grouped])
+        kept = grouped[rank < counts[client, strata[grouped]]]
+        left[kept] = False
+        missing[client] -= np.bincount(strata[kept], minlength=counts.shape[1])
+        lists.append(kept)
+    pool = rng.permutation(np.flatnonzero(left))
+    pool = pool[np.argsort(strata[pool], kind="stable")]
+    starts = np.searchsorted(strata[pool], np.arange(counts.shape[1]))
+    for client in np.flatnonzero(missing.any(axis=1)).tolist():
+        wanted = np.flatnonzero(missing[client])
+        parts = [pool[starts[s] : starts[s] + missing[client, s]] for s in wanted.tolist()]
+        starts[wanted] += missing[client, wanted]
+        lists[client] = np.concatenate([lists[client], *parts])
+    return lists
+
+
+def _ranks(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The place of each entry among its equals, ``values`` being sorted."""
+    starts = np.searchsorted(values, values)
+    ranks: NDArray[np.int64] = np.arange(len(values)) - starts
+    return ranks
