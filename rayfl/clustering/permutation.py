@@ -1,0 +1,43 @@
+"""CFL on permuted updates (Sattler et al., section V-B): the server learns norms and angles, not weights.
+
+The clients share a seed that the server does not have. They send ``Pi d_i``, where Pi permutes the P numbers
+of an update; the server works on these alone; the clients apply the inverse to the average (Eq. 46).
+
+What stays the same, bit for bit: a weighted mean that is taken number by number, one client after another,
+and with it the final models. (A matrix product is not quite that: BLAS has other kernels for the last few
+columns. It may round one number in 10,000 otherwise; in double precision, rounded to single afterwards, that
+is gone.) What stays the same up to rounding only: norms and cosines (Eq. 45), since sums over P numbers are
+taken in another order. They differ by about 1e-7, so a criterion that is met by less than that may be decided
+otherwise.
+
+A permutation hides which number is which weight, not the numbers themselves.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.random import generator
+
+Number = TypeVar("Number", bound=np.generic)
+
+
+def permutation(size: int, seed: int) -> NDArray[np.int64]:
+    """Pi as places ``(size,)``: number k of ``Pi d`` is number ``permutation[k]`` of ``d``."""
+    return generator(seed, "permutation of updates").permutation(size)
+
+
+def permute(rows: NDArray[Number], seed: int) -> NDArray[Number]:
+    """``Pi d`` of a vector ``(P,)`` or of each row of ``(B, P)``."""
+    # take, not an index: rows stay contiguous, so that sums over clients are in the same order
+    return np.take(rows, permutation(rows.shape[-1], seed), axis=-1)
+
+
+def restore(rows: NDArray[Number], seed: int) -> NDArray[Number]:
+    """``Pi^-1`` of a vector ``(P,)`` or of each row of ``(B, P)``: the inverse of :func:`permute`."""
+    restored = np.empty_like(rows)
+    restored[..., permutation(rows.shape[-1], seed)] = rows
+    return restored
