@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -11,20 +12,27 @@ from typing_extensions import override
 
 from rayfl.data.base import Dataset, Samples
 from rayfl.data.datasets._images import ImageDataset
+from rayfl.data.datasets._torchvision import TorchvisionDataset
 from rayfl.errors import nearest
 from rayfl.settings import discover
+
+MIX_4 = ("cifar10", "svhn", "fashion_mnist", "usps")
+"""The datasets of PACFL's mix."""
 
 
 class Mix(Dataset):
     """Mix: several image datasets side by side, each a domain with classes of its own.
 
     By default MIX-4 of PACFL (Vahidian et al. 2023): CIFAR-10, SVHN, Fashion-MNIST and USPS as 32x32x3
-    images with 40 classes. With the partition ``domains`` each client has images of one dataset.
+    images with 40 classes. With the partition ``domains`` each client has images of one dataset. A MIX-4
+    with another dataset in the place of one says so in its name, which reports show.
     """
 
     name: Literal["mix"] = "mix"
     sources: tuple[str, ...] = Field(
-        ("cifar10", "svhn", "fashion_mnist", "usps"), min_length=1, description="names of image datasets"
+        MIX_4,
+        min_length=1,
+        description="names of image datasets, or of divisions of them (emnist_letters)",
     )
     size: int = Field(32, ge=1, le=1024, description="all images are padded to this height and width")
     channels: Literal[1, 3] = Field(3, description="all images are given this number of channels")
@@ -43,7 +51,18 @@ class Mix(Dataset):
     def parts(self) -> list[ImageDataset]:
         """The datasets, brought to one shape."""
         known = _image_datasets()
-        return [known[source](size=self.size, channels=self.channels) for source in self.sources]
+        shape = {"size": self.size, "channels": self.channels}
+        return [known[source].model_copy(update=shape) for source in self.sources]
+
+    def title(self, names: Sequence[str]) -> str:
+        """The datasets, and what is not as in MIX-4 where one of its four was replaced or left out."""
+        title = "+".join(names)
+        missing = [source for source in MIX_4 if source not in self.sources]
+        others = [source for source in self.sources if source not in MIX_4]
+        if len(missing) != 1 or len(others) > 1:
+            return title
+        instead = f"with {missing[0]} replaced by {others[0]}" if others else f"without {missing[0]}"
+        return f"{title} (MIX-4 {instead})"
 
     @override
     def available(self, root: Path) -> bool:
@@ -59,7 +78,7 @@ class Mix(Dataset):
         first = np.cumsum([0, *(part.classes for part in parts)]).tolist()
         places = np.arange(len(parts))
         return Samples(
-            "+".join(part.name for part in parts),
+            self.title([part.name for part in parts]),
             np.concatenate([part.x_train for part in parts]),
             np.concatenate([part.y_train + start for part, start in zip(parts, first[:-1], strict=True)]),
             np.concatenate([part.x_test for part in parts]),
@@ -71,11 +90,13 @@ class Mix(Dataset):
         )
 
 
-def _image_datasets() -> dict[str, type[ImageDataset]]:
-    """The image datasets that need no setting."""
-    found = discover("rayfl.data.datasets", ImageDataset)
-    return {
-        name: part
-        for name, part in found.items()
-        if not any(field.is_required() for field in part.model_fields.values())
-    }
+def _image_datasets() -> dict[str, ImageDataset]:
+    """The image datasets that need no setting, and their divisions, by name."""
+    known: dict[str, ImageDataset] = {}
+    for name, part in discover("rayfl.data.datasets", ImageDataset).items():
+        if any(field.is_required() for field in part.model_fields.values()):
+            continue
+        known[name] = dataset = part()
+        if isinstance(dataset, TorchvisionDataset):
+            known |= {variant.stem(): variant for variant in dataset.variants()}
+    return known
