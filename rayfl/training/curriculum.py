@@ -1,0 +1,172 @@
+"""Data curricula inside a client: scores, orders, pacing, and the samples that every step visits.
+
+Vahidian's thesis, chapter 2: each sample has a score (higher = easier), samples are sorted by it, and local
+step t trains on a batch of the first ``g(t)``. Vanilla training needs none of this: shuffled epochs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Family = Literal["exponential", "step", "root", "linear", "quadratic"]
+Order = Literal["curriculum", "anti", "random"]
+
+PACINGS: dict[str, Callable[[float, float], float]] = {
+    "exponential": lambda u, b: b + (1 - b) * math.expm1(10 * u) / math.expm1(10),
+    "step": lambda u, b: b + math.floor(u),
+    "root": lambda u, b: b + (1 - b) * math.sqrt(u),
+    "linear": lambda u, b: b + (1 - b) * u,
+    "quadratic": lambda u, b: b + (1 - b) * u**2,
+}
+"""Table 2.1: ``g(t) / N`` for ``u = t / (a T)`` and b. Decision: the printed ``(N - b)`` reads ``N (1 - b)``,
+with which ``g(0) = N b`` and ``g(a T) = N`` in every family."""
+
+
+@dataclass(frozen=True)
+class Pacing:
+    """How much of the sorted data a step may draw from.
+
+    Attributes:
+        family: the name of one of :data:`PACINGS`.
+        a: the fraction of the T steps after which all data are used.
+        b: the fraction of the data used in the first step.
+
+    Raises:
+        ValueError: for an unknown family, or a or b outside (0, 1].
+    """
+
+    family: Family = "linear"
+    a: float = 0.8
+    b: float = 0.2
+
+    def __post_init__(self) -> None:
+        if self.family not in PACINGS:
+            raise ValueError(f"pacing: {self.family!r} is none of {', '.join(PACINGS)}")
+        if not (0 < self.a <= 1 and 0 < self.b <= 1):
+            raise ValueError(f"pacing: a = {self.a:g} and b = {self.b:g} must lie in (0, 1]")
+
+    def fraction(self, progress: float) -> float:
+        """``g(t) / N`` at ``progress = t / T``, at most 1: every family is there when ``progress`` is a."""
+        return min(1.0, PACINGS[self.family](min(1.0, progress / self.a), self.b))
+
+    def available(self, steps: int, samples: int, batch_size: int) -> NDArray[np.int64]:
+        """``g(t)`` for the steps t = 0, 1, ..., T - 1, ``(T,)``.
+
+        Decision: rounded to the nearest number of samples, and never fewer than a batch (or all N, if that
+        is less), which could not be drawn otherwise.
+
+        Args:
+            steps: the budget T.
+            samples: N.
+            batch_size: B.
+        """
+        exact = np.array([samples * self.fraction(t / steps) for t in range(steps)])
+        return np.maximum(np.floor(exact + 0.5).astype(np.int64), min(batch_size, samples))
+
+
+def loss_scores(losses: ArrayLike) -> NDArray[np.float64]:
+    """``s_i = r_i / sum r``, ``r_i = 1 / loss_i`` (section 2.4.1): s_G, s_L or s_E by whose losses they are.
+
+    For s_LG give the mean of the global and the local model's losses. A loss of zero, where the score has no
+    limit, counts as the smallest number of single precision.
+
+    Args:
+        losses: loss of each sample ``(n,)``.
+
+    Raises:
+        ValueError: if a loss is negative or not finite.
+    """
+    values = np.asarray(losses, np.float64)
+    if not (np.isfinite(values).all() and (values >= 0).all()):
+        raise ValueError("scores need losses that are finite and not negative")
+    easiness = 1 / np.maximum(values, float(np.finfo(np.float32).tiny))
+    scores: NDArray[np.float64] = easiness / max(float(easiness.sum()), float(np.finfo(np.float64).tiny))
+    return scores
+
+
+def prediction_scores(predicted: ArrayLike, reference: ArrayLike) -> NDArray[np.float64]:
+    """1 for samples predicted as the reference says (easy), 0 for the others (hard), ``(n,)``.
+
+    Args:
+        predicted: predicted classes ``(n,)``.
+        reference: true labels for s_G^pred and s_L^pred; the other model's predictions for s_LG^pred.
+    """
+    return np.equal(predicted, reference).astype(np.float64)
+
+
+def arrange(scores: NDArray[np.floating], order: Order, rng: np.random.Generator) -> NDArray[np.intp]:
+    """Sample positions in the order in which they are introduced, ``(n,)``.
+
+    Decision: equal scores are in random order, as scores by prediction have only two values.
+
+    Args:
+        scores: of each sample ``(n,)``, higher = easier.
+        order: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score.
+        rng: keyed per client and round.
+
+    Raises:
+        ValueError: for another order.
+    """
+    shuffled = rng.permutation(len(scores))
+    if order == "random":
+        return shuffled
+    if order not in ("curriculum", "anti"):
+        raise ValueError(f"order: {order!r} is none of curriculum, anti, random")
+    keys = scores[shuffled]
+    return shuffled[np.argsort(-keys if order == "curriculum" else keys, kind="stable")]
+
+
+def visits(
+    order: NDArray[np.intp], available: NDArray[np.int64], batch_size: int, rng: np.random.Generator
+) -> list[NDArray[np.intp]]:
+    """A batch a step, drawn without replacement from the first ``g(t)`` samples of the order.
+
+    Args:
+        order: sample positions ``(n,)``, see :func:`arrange`.
+        available: ``g(t)`` of every step ``(T,)``, see :meth:`Pacing.available`.
+        batch_size: B.
+        rng: keyed per client and round.
+
+    Returns:
+        T arrays of ``min(B, n)`` positions, for ``Terms.visits``.
+
+    Raises:
+        ValueError: if a step has fewer samples than a batch, or more than there are.
+    """
+    size = min(batch_size, len(order))
+    if len(available) and not (size <= available.min() and available.max() <= len(order)):
+        raise ValueError(f"g(t) must lie between {size} and {len(order)}")
+    draws = rng.random((len(available), size))
+    # Floyd's sampling, all steps at once: the j-th draw is among the first g - B + j + 1; who is drawn
+    # already makes place for the last of them.
+    chosen = np.empty((len(available), size), np.intp)
+    for j in range(size):
+        last = available - size + j
+        pick = np.floor(draws[:, j] * (last + 1)).astype(np.intp)
+        taken = (chosen[:, :j] == pick[:, None]).any(axis=1)
+        chosen[:, j] = np.where(taken, last, pick)
+    return list(order[chosen])
+
+
+def eligible(losses: Sequence[float] | NDArray[np.floating], count: int, order: Order) -> NDArray[np.intp]:
+    """Client curriculum (section 2.6): the first ``count`` clients of the ranking by mean loss, ascending.
+
+    Args:
+        losses: mean loss of each client ``(N,)``; the client's score falls with it.
+        count: how many the pacing over rounds allows.
+        order: ``curriculum`` from the lowest loss, ``anti`` from the highest.
+
+    Raises:
+        ValueError: for another order, ``random`` among them: then there is nothing to rank.
+    """
+    if order not in ("curriculum", "anti"):
+        raise ValueError(f"order: {order!r} is none of curriculum, anti")
+    values = np.asarray(losses, np.float64)
+    ranking = np.argsort(values if order == "curriculum" else -values, kind="stable")
+    return np.sort(ranking[:count])
