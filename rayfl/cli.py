@@ -109,8 +109,8 @@ def _show_plan(config: Config) -> None:
     from rayfl.runtime import session
 
     session.check(config)
-    federation, host = session.build(config)
-    plan = session.arithmetic(config, federation, host, session.this_machine())
+    stages, host = session.build(config)
+    plan = session.arithmetic(config, stages[0].federation, host, session.this_machine())
     _say(config.to_yaml().rstrip())
     for line in plan.lines():
         _say(f"# {line}")

@@ -15,14 +15,18 @@ from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
 from rayfl.clustering.config import Clustering
 from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition
+from rayfl.data.events import Event
 from rayfl.errors import ConfigError, nearest
+from rayfl.local import OBJECTIVES, LocalObjective
 from rayfl.models import MODELS, Model
+from rayfl.ordering import ORDERINGS, Ordering
+from rayfl.sampling import SAMPLINGS, Sampling
 from rayfl.settings import Section, choice, part_name
 from rayfl.training import Training
 
@@ -33,9 +37,13 @@ if TYPE_CHECKING:
     PartitionChoice = Partition
     ModelChoice = Model
     AlgorithmChoice = Algorithm
+    LocalChoice = LocalObjective
+    OrderChoice = Ordering
+    SamplingChoice = Sampling
 else:
     DatasetChoice, PartitionChoice = choice(DATASETS), choice(PARTITIONS)
     ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
+    LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
 
 
 _BLOCK_WORK = 1e7
@@ -49,6 +57,12 @@ class Evaluation(Section):
         1, ge=1, description="evaluate after every this many rounds, and always after the last"
     )
     batch_size: int = Field(500, ge=1, description="samples in one forward pass")
+    finetune_epochs: int = Field(
+        0,
+        ge=0,
+        description="at the end every client trains its model on for so many epochs, and is tested once more "
+        "(the papers' suffix +: FedAvg+, FedProx+)",
+    )
 
 
 class Execution(Section):
@@ -132,9 +146,29 @@ class Config(Section):
     clustering: Clustering = Field(default_factory=Clustering, description="signature, proximity, grouping")
     hierarchy: Hierarchy = Field(default_factory=Hierarchy, description="local and global parameter servers")
     training: Training = Field(default_factory=Training, description="local training")
+    local: LocalChoice = Field(
+        default_factory=lambda: OBJECTIVES["sgd"](), description="the clients' local objective"
+    )
+    order: OrderChoice = Field(
+        default_factory=lambda: ORDERINGS["shuffled"](), description="the order of a client's samples"
+    )
+    sampling: SamplingChoice = Field(
+        default_factory=lambda: SAMPLINGS["uniform"](), description="who takes part in a round"
+    )
+    events: tuple[Event, ...] = Field((), description="clients that join, leave or drift during the run")
     evaluation: Evaluation = Field(default_factory=Evaluation, description="when clients are tested")
     execution: Execution = Field(default_factory=Execution, description="where it runs")
     output: Output = Field(default_factory=Output, description="what is written")
+
+    @model_validator(mode="after")
+    def _suited(self) -> Config:
+        """Refuse local objectives that make no sense with the method."""
+        suited, name = self.algorithm.objectives, self.local.name
+        if suited is not None and name not in suited:
+            raise ValueError(
+                f"local objective {name!r} makes no sense with {self.algorithm.name}; valid: {', '.join(suited)}"
+            )
+        return self
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to ``config.yaml``."""

@@ -6,139 +6,41 @@ model: it plans who trains from which model, and says what ``A`` is. The runtime
 keeps the models. States are immutable, and everything an algorithm remembers is in them, so a
 checkpoint is a state written down.
 
-Symbols: ``N`` clients, ``M`` of them in a round's cohort, ``K`` models at the servers, ``P`` numbers in a
-model, ``n_i`` training samples of client ``i``.
+A round has these phases; each is a method here, most do nothing by default:
+
+``recluster`` (signatures, newcomers) -> ``cohort`` -> ``select`` (which model does the client want) ->
+``plan`` -> ``work`` -> training -> ``observation`` (what the server must see of the trained models before it
+can mix) -> ``mix`` -> ``end`` -> ``split``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, ClassVar, Literal
+from dataclasses import replace
+from typing import Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
-from pydantic import Field, field_validator
 
-from rayfl.clustering.config import Clustering
-from rayfl.models import ModelSpec
-from rayfl.random import generator
+from rayfl.algorithms.contract import (
+    Clients,
+    Mixing,
+    Plan,
+    Regrouping,
+    RoundReport,
+    ServerState,
+    Setup,
+    Split,
+)
+from rayfl.sampling import Candidates
 from rayfl.settings import Section
-from rayfl.training import LocalWork, Segments, Training
-
-
-class Hierarchy(Section):
-    """The servers: one local parameter server (LPS) a cluster, one global one (GPS) above them."""
-
-    common_layers: Annotated[int, Field(ge=0)] | Literal["none", "all"] | tuple[str, ...] = Field(
-        "none",
-        description="layers that the GPS averages over all clusters: how many first ones, or their names",
-    )
-    global_every: int = Field(1, ge=1, description="local rounds between two global rounds (kappa)")
-    lps_actors: int = Field(
-        2,
-        ge=1,
-        description="most LPS actors; many small clusters share one, and the results do not depend on it",
-    )
-
-    @field_validator("common_layers", mode="before")
-    @classmethod
-    def _single_name(cls, value: object) -> object:
-        if isinstance(value, bool):  # YAML's yes and no are not 1 and 0 layers
-            raise ValueError("give 'all', 'none', a number of layers or their names, not true or false")
-        return (value,) if isinstance(value, str) and value not in ("none", "all") else value
-
-    def common(self, spec: ModelSpec) -> Segments:
-        """The common layers as ranges of the flat parameter vector.
-
-        Raises:
-            ConfigError: if a layer is not one of the model's.
-        """
-        if self.common_layers == "none" or self.common_layers == 0:
-            return ()
-        if self.common_layers == "all":
-            return ((0, spec.P),)
-        if isinstance(self.common_layers, int):
-            return tuple(spec.segment(first=self.common_layers))
-        return tuple(spec.segment(self.common_layers))
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What an algorithm may know of a run: the public facts, no samples.
-
-    Attributes:
-        clients: N.
-        sizes: n_i, ``(N,)``.
-        spec: the model's flat layout.
-        rounds: planned number of rounds.
-        seed: the run's seed.
-        training, hierarchy, clustering: the config sections of these names.
-    """
-
-    clients: int
-    sizes: NDArray[np.int64]
-    spec: ModelSpec
-    rounds: int
-    seed: int
-    training: Training
-    hierarchy: Hierarchy
-    clustering: Clustering
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """All that the servers remember between rounds, except the models' numbers.
-
-    Attributes:
-        round: rounds completed.
-        models: K.
-        assignment: the model that each client uses, ``(N,)`` in ``range(K)``.
-        clustered: whether the clients have been clustered.
-        extra: a method's own arrays, by name.
-    """
-
-    round: int
-    models: int
-    assignment: NDArray[np.int64]
-    clustered: bool = False
-    extra: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Who trains in a round.
-
-    Attributes:
-        cohort: client ids ``(M,)``, sorted by (group, id); blocks are cut from it in this order.
-        start: the model that each starts from, ``(M,)`` in ``range(K)``.
-        group: the local parameter server that each reports to, ``(M,)``.
-    """
-
-    cohort: NDArray[np.int64]
-    start: NDArray[np.int64]
-    group: NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """How trained models become the next ones.
-
-    Attributes:
-        weights: ``A`` before its rows are normalised, sparse ``(K, M)``: model ``k`` becomes
-            ``sum_j weights[k, j] w_j / sum_j weights[k, j]`` over the clients ``j`` that delivered; an empty
-            row keeps its model. Whole numbers such as ``n_i`` make the sums exact to 2^-53.
-        common: ranges of the parameter vector that the GPS then averages over all models by the weight that
-            took part in each, and sends back to every LPS; empty when this round has no global step.
-    """
-
-    weights: sp.csr_array
-    common: Segments = ()
+from rayfl.training import LocalWork
+from rayfl.training.observations import Observation
 
 
 class Algorithm(Section):
-    """Base of all algorithms: a frozen set of parameters and five pure functions.
+    """Base of all algorithms: a frozen set of parameters and pure functions.
 
     ``defaults`` holds what the method sets in other config sections unless the user does.
     """
@@ -146,6 +48,15 @@ class Algorithm(Section):
     name: str = ""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+
+    selects: ClassVar[bool] = False
+    """Whether clients choose among the models (:meth:`select`); before a test all of them do."""
+
+    keeps_updates: ClassVar[bool] = False
+    """Whether the servers keep every client's latest update ``w_i - w`` (``Clients.cosines``)."""
+
+    objectives: ClassVar[tuple[str, ...] | None] = None
+    """The local objectives that make sense with it; None for all."""
 
     def initial(self, setup: Setup) -> tuple[int, ...]:
         """The K initial models, as numbers of random initialisations: equal numbers give equal models."""
@@ -155,94 +66,124 @@ class Algorithm(Section):
         """The state before round 0."""
         return ServerState(0, len(self.initial(setup)), np.zeros(setup.clients, np.int64))
 
-    def clustering(self, setup: Setup, state: ServerState) -> Clustering | None:
-        """The signature clustering to do before the coming round, if any."""
+    def join(
+        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> ServerState | Regrouping:
+        """Clients have come: give them a model. By default those who select do so, others use model 0."""
+        return self.select(setup, state, newcomers, clients) if self.selects else state
+
+    def drift(
+        self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
+    ) -> ServerState | Regrouping:
+        """The data of these clients have changed."""
+        return state
+
+    def recluster(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
+        """New clusters before the coming round, if it is time for them."""
         return None
 
-    def regroup(self, setup: Setup, state: ServerState, labels: NDArray[np.int64]) -> Regrouping:
-        """Take the outcome of :meth:`clustering`: the cluster of each client, ``(N,)``."""
-        raise NotImplementedError(f"{type(self).__name__} asked for a clustering but cannot use one")
+    def cohort(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
+        """The ids of the clients that take part, ascending; as ``sampling`` says."""
+        return sample_cohort(setup, state, clients)
 
-    def plan(self, setup: Setup, state: ServerState) -> Plan:
-        """Sample ``max(1, round(rho N))`` clients; each starts from the model that it uses."""
-        return self.plan_for(state, sample_cohort(setup, state.round))
+    def select(
+        self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """Let the clients ``who`` choose their models."""
+        return state
 
-    def plan_for(self, state: ServerState, cohort: NDArray[np.int64]) -> Plan:
-        """The plan in which each of ``cohort`` starts from its own model and reports to that model's LPS."""
+    def plan(self, setup: Setup, state: ServerState, cohort: NDArray[np.int64]) -> Plan:
+        """Each of ``cohort`` starts from its own model and reports to that model's LPS."""
         group = state.assignment[cohort]
         order = np.lexsort((cohort, group))
         return Plan(cohort[order], group[order], group[order])
 
     def work(self, setup: Setup, state: ServerState) -> LocalWork:
-        """The local work of the round: E epochs of SGD."""
+        """The local work of the round: E epochs of SGD, on the local objective."""
         t = setup.training
-        return LocalWork(
-            epochs=t.epochs,
-            batch_size=t.batch_size,
-            lr=t.lr_at(state.round, setup.rounds),
-            momentum=t.momentum,
-            weight_decay=t.weight_decay,
+        return setup.local.work(
+            LocalWork(
+                epochs=t.epochs,
+                batch_size=t.batch_size,
+                lr=t.lr_at(state.round, setup.rounds),
+                momentum=t.momentum,
+                weight_decay=t.weight_decay,
+                lr_alpha=t.lr_alpha,
+                lr_power=t.lr_power,
+            )
         )
 
-    def mix(self, setup: Setup, state: ServerState, plan: Plan) -> Mixing:
-        """Within each group the average weighted by n_i."""
-        columns = np.arange(len(plan.cohort))
-        weights = setup.sizes[plan.cohort].astype(np.float64)
-        shape = (state.models, len(columns))
-        return Mixing(sp.csr_array((weights, (plan.group, columns)), shape=shape))
+    def observation(self, setup: Setup, state: ServerState) -> Observation | None:
+        """What the server must see of the trained models before :meth:`mix`, if anything."""
+        return None
 
-    def end(self, setup: Setup, state: ServerState, plan: Plan) -> ServerState:
+    def mix(
+        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+    ) -> Mixing:
+        """Within each group the average, weighted as the local objective says (FedAvg: by n_i).
+
+        Args:
+            setup, state, plan: of the round.
+            observed: the outcome of :meth:`observation`, its first axis in the order of the cohort.
+        """
+        return average(setup, plan, plan.group, state.models)
+
+    def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """The state after the round."""
         return replace(state, round=state.round + 1)
 
+    def split(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
+        """New clusters after a round, by what it showed; ``state`` is that of :meth:`end`."""
+        return None
 
-@dataclass(frozen=True)
-class Regrouping:
-    """New clusters.
+    def adaptation(self, setup: Setup, state: ServerState) -> LocalWork | None:
+        """What every client does with its model before it is tested, for methods that define it."""
+        return None
 
-    Attributes:
-        state: the state with the new number of models and assignment.
-        parents: the old model that each new one starts from, ``(K_new,)``.
+
+def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> Mixing:
+    """Each client contributes to one model, ``rows[j]``, with the weight that its local objective gives it.
+
+    Args:
+        setup, plan: of the round.
+        rows: the output model of each of the cohort, ``(M,)``.
+        models: K.
     """
-
-    state: ServerState
-    parents: NDArray[np.int64]
-
-
-def sample_cohort(setup: Setup, round: int) -> NDArray[np.int64]:
-    """The ids of the clients sampled in a round, ascending; O(cohort) time and memory when it is small."""
-    count = setup.training.cohort(setup.clients)
-    if count == setup.clients:
-        return np.arange(count)
-    draw = generator(setup.seed, "cohort", round).choice(setup.clients, count, replace=False, shuffle=False)
-    return np.sort(draw).astype(np.int64)
+    columns, shape = np.arange(len(plan.cohort)), (models, len(plan.cohort))
+    weights, keep = setup.local.weights(setup.sizes[plan.cohort], rows, setup.training)
+    kept = None if keep is None else sp.csr_array((keep, (rows, columns)), shape=shape)
+    return Mixing(sp.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
 
 
-class OneShotClustered(Algorithm):
-    """Base of methods that cluster clients by signature, then train one model a cluster.
+def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = None) -> NDArray[np.int64]:
+    """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present."""
 
-    Every cluster starts from the same ``w_0`` (or, when clustered again, from the model that most of its
-    members used). Within a cluster FedAvg runs at its local parameter server; every kappa rounds the
-    global one averages the common layers of ``hierarchy`` over the clusters.
-    """
+    def losses() -> NDArray[np.float64]:
+        assert clients is not None
+        present = setup.present
+        return clients.losses(present, "train")[np.arange(len(present)), state.assignment[present]]
 
-    def clustering(self, setup: Setup, state: ServerState) -> Clustering | None:
-        """Before round 0, and every tau rounds when ``clustering.every`` is tau > 0."""
-        tau = setup.clustering.every
-        due = not state.clustered or (tau > 0 and state.round > 0 and state.round % tau == 0)
-        return setup.clustering if due else None
+    present = setup.present
+    return setup.sampling.cohort(
+        Candidates(
+            ids=present,
+            count=setup.training.cohort(len(present)),
+            sizes=setup.sizes[present],
+            labels=state.assignment[present],
+            round=state.round,
+            rounds=setup.rounds,
+            seed=setup.seed,
+            losses=losses,
+        )
+    )
 
-    def regroup(self, setup: Setup, state: ServerState, labels: NDArray[np.int64]) -> Regrouping:
-        """One model a cluster; its parent is the one that most members used (ties: the smaller id)."""
-        k = int(labels.max()) + 1
-        votes = np.zeros((k, state.models), np.int64)
-        np.add.at(votes, (labels, state.assignment), 1)
-        new = replace(state, models=k, assignment=labels.astype(np.int64), clustered=True)
-        return Regrouping(new, votes.argmax(axis=1))
 
-    def mix(self, setup: Setup, state: ServerState, plan: Plan) -> Mixing:
-        """FedAvg in every cluster, and the common layers over all of them every kappa rounds."""
-        mixing = super().mix(setup, state, plan)
-        if (state.round + 1) % setup.hierarchy.global_every:
-            return mixing
-        return replace(mixing, common=setup.hierarchy.common(setup.spec))
+def choose_by_loss(
+    state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split
+) -> ServerState:
+    """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number)."""
+    losses = clients.losses(who, split)
+    known = ~np.isnan(losses).all(axis=1)
+    assignment = state.assignment.copy()
+    assignment[who[known]] = np.nanargmin(losses[known], axis=1)
+    return replace(state, assignment=assignment)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from rayfl.algorithms.base import OneShotClustered
+from rayfl.algorithms.one_shot import OneShotClustered
 
 
 class PACFL(OneShotClustered):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
-from rayfl.algorithms.base import OneShotClustered, Regrouping, ServerState, Setup
+from rayfl.algorithms.contract import Regrouping, ServerState, Setup
 from rayfl.algorithms.mt_hfl import MTHFL
+from rayfl.algorithms.one_shot import OneShotClustered
+from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.grouping import shuffle_members
 
 
@@ -23,6 +23,8 @@ class RandomClustering(OneShotClustered):
     name: Literal["random_clustering"] = "random_clustering"
     defaults: ClassVar[Mapping[str, Any]] = MTHFL.defaults
 
-    def regroup(self, setup: Setup, state: ServerState, labels: NDArray[np.int64]) -> Regrouping:
+    def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
         """As MT-HFL, with shuffled members."""
-        return super().regroup(setup, state, shuffle_members(labels, setup.seed))
+        labels = clusters.labels.copy()
+        labels[labels >= 0] = shuffle_members(labels[labels >= 0], setup.seed)
+        return super().regroup(setup, state, replace(clusters, labels=labels))

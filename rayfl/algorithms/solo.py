@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import scipy.sparse as sp
+from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.algorithms.base import Algorithm, Mixing, Plan, ServerState, Setup
+from rayfl.algorithms.base import Algorithm
+from rayfl.algorithms.contract import Clients, Mixing, Plan, ServerState, Setup
 from rayfl.training import LocalWork
 
 
@@ -25,14 +27,18 @@ class Solo(Algorithm):
     name: Literal["solo"] = "solo"
     sampled: bool = Field(False, description="train only the sampled cohort in a round, as FedAvg would")
 
-    def plan(self, setup: Setup, state: ServerState) -> Plan:
+    objectives: ClassVar[tuple[str, ...] | None] = ("sgd",)
+
+    def cohort(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
         """Everybody, or the cohort that FedAvg would sample."""
-        return super().plan(setup, state) if self.sampled else self.plan_for(state, np.arange(setup.clients))
+        return super().cohort(setup, state, clients) if self.sampled else setup.present
 
     def work(self, setup: Setup, state: ServerState) -> LocalWork:
         """Plain SGD on a model that is personal as a whole."""
         return replace(super().work(setup, state), personal=((0, setup.spec.P),))
 
-    def mix(self, setup: Setup, state: ServerState, plan: Plan) -> Mixing:
+    def mix(
+        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+    ) -> Mixing:
         """An empty A: nothing is averaged."""
         return Mixing(sp.csr_array((state.models, len(plan.cohort))))

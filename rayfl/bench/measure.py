@@ -81,11 +81,11 @@ class Rayfl:
 def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iterator[Rayfl]:
     """Start rayfl on a workload, in this process and with its actors on Ray, and stop it in the end."""
     config = workload.config(folder, **execution)
-    federation, host = build(config)
+    stages, host = build(config)
     inline = config.execution.backend == "inline"
     if not inline:
         connect(config)
-    plan = arithmetic(config, federation, host, this_machine() if inline else this_cluster())
+    plan = arithmetic(config, stages[0].federation, host, this_machine() if inline else this_cluster())
     backend = make_backend(config, plan)
     busy: dict[int, float] = {}
 
@@ -94,7 +94,7 @@ def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iter
             busy.clear()
             busy.update(event.data["busy"])
 
-    driver = Driver(config, federation, backend, RunDirectory.create(config), host, listen)
+    driver = Driver(config, stages, backend, RunDirectory.create(config), host, listen)
     try:
         yield Rayfl(driver, driver.start(), busy)
     finally:

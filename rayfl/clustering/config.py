@@ -51,6 +51,18 @@ class Clustering(Section):
         "representatives",
     )
     every: int = Field(0, ge=0, description="cluster again every so many rounds (tau); 0: once, at the start")
+    max_flags: int | None = Field(
+        None,
+        ge=0,
+        description="cluster again when more than so many clients (lambda) have raised a flag: they are new, or "
+        "their data have changed; none: never",
+    )
+    flag_loss: float | None = Field(
+        None,
+        gt=0,
+        description="a client raises a flag, too, when its training loss has risen by this fraction since it "
+        "last took part; none: it does not look",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Clustering:

@@ -157,6 +157,13 @@ class Ragged:
     def __iter__(self) -> Iterator[NDArray[np.int32]]:
         return (self[i] for i in range(len(self)))
 
+    def take(self, which: NDArray[np.integer]) -> Ragged:
+        """Some of the lists, in this order."""
+        sizes = self.sizes[which]
+        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        shift = np.repeat(self.offsets[which] - offsets[:-1], sizes)
+        return Ragged(self.values[np.arange(offsets[-1]) + shift], offsets)
+
     @property
     def sizes(self) -> NDArray[np.int64]:
         """The length of every list."""

@@ -57,7 +57,7 @@ class Backend(ABC):
         """Fetch a value, or a list of values for a list of refs."""
 
     @abstractmethod
-    def start(self, federation: Ref, host: HostSpec) -> None:
+    def start(self, stages: Ref, host: HostSpec) -> None:
         """Start the client actors."""
 
     @abstractmethod
@@ -104,8 +104,8 @@ class InlineBackend(Backend):
         return ref
 
     @override
-    def start(self, federation: Ref, host: HostSpec) -> None:
-        self._host = ClientHost(federation, host)
+    def start(self, stages: Ref, host: HostSpec) -> None:
+        self._host = ClientHost(stages, host)
 
     @override
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:

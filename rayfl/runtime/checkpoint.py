@@ -29,6 +29,8 @@ class Checkpoint:
         state: the algorithm's state; ``state.round`` rounds are complete.
         models: ``(K, P)`` float32.
         state_clients, state_rows: client states: ids ``(n,)`` and rows ``(n, S)``.
+        vectors: the servers' own vectors, ``(K, Q)``; empty for methods without.
+        update_clients, update_rows: the clients' latest updates ``(n,)`` and ``(n, P)``, likewise.
         arrays: what the driver keeps (best and last accuracies), by name.
         tables: rows of the tables so far (rounds, communication, cluster timeline), JSON values.
     """
@@ -37,6 +39,9 @@ class Checkpoint:
     models: NDArray[np.float32]
     state_clients: NDArray[np.int64]
     state_rows: NDArray[np.float32]
+    vectors: NDArray[np.float32]
+    update_clients: NDArray[np.int64]
+    update_rows: NDArray[np.float32]
     arrays: Mapping[str, NDArray[np.generic]]
     tables: Mapping[str, Any]
 
@@ -52,6 +57,9 @@ class Checkpoint:
             "assignment": self.state.assignment,
             "states.clients": self.state_clients,
             "states.rows": self.state_rows,
+            "vectors": self.vectors,
+            "updates.clients": self.update_clients,
+            "updates.rows": self.update_rows,
             **{f"extra.{name}": value for name, value in self.state.extra.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
         }
@@ -92,6 +100,9 @@ class Checkpoint:
             tensors["models"],
             tensors["states.clients"],
             tensors["states.rows"],
+            tensors["vectors"],
+            tensors["updates.clients"],
+            tensors["updates.rows"],
             named("driver."),
             head["tables"],
         )

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
-from rayfl.algorithms import Mixing, Plan, ServerState, Setup
+from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.config import Config
 from rayfl.data import Federation
+from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, RayflError
-from rayfl.evaluation.ledger import Direction, Transfer
+from rayfl.evaluation.ledger import Transfer
 from rayfl.report import write_report
+from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.records import Records
 from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.servers import RoundReport, Servers
-from rayfl.runtime.signing import cluster_clients, facts
+from rayfl.runtime.servers import Round, Servers
+from rayfl.runtime.signing import facts
 from rayfl.runtime.states import ClientStates
 from rayfl.training import LocalWork, length
 
@@ -52,7 +54,7 @@ class Driver:
 
     Args:
         config: the resolved config.
-        federation: the data divided among clients.
+        stages: the data divided among clients, from one event to the next.
         backend: who does the work; :meth:`run` starts its client actors.
         run: where to write.
         host: what the client actors run.
@@ -63,7 +65,7 @@ class Driver:
     def __init__(
         self,
         config: Config,
-        federation: Federation,
+        stages: Sequence[Stage],
         backend: Backend,
         run: RunDirectory,
         host: HostSpec,
@@ -72,33 +74,45 @@ class Driver:
     ) -> None:
         self.config, self.backend, self.run_dir, self.host = config, backend, run, host
         self.emit, self.should_stop = emit, should_stop
-        self._data = backend.put(federation)
-        self.federation: Federation = backend.get(self._data)  # with Ray: read where the workers read it
+        self._data = backend.put(tuple(stage.federation for stage in stages))
+        # With Ray: read where the workers read it.
+        federations = backend.get(self._data)
+        self.stages = [replace(s, federation=f) for s, f in zip(stages, federations, strict=True)]
         self.algorithm = config.algorithm
+        self.servers = Servers(
+            backend,
+            host.spec,
+            self.stages[0].federation,
+            block_size=block_rule(config, self.stages[0].federation, host),
+            clients_per_actor=config.execution.clients_per_actor,
+            tolerate=config.execution.tolerate_failures,
+            batch_size=config.evaluation.batch_size,
+        )
+        self.records = Records(run, self.stages[0].federation, config.output.tensorboard)
+        self._enter(0)
+        self._observation: Any = None
+        self._seconds_before = 0.0
+        self._begun = time.perf_counter()
+
+    def _enter(self, stage: int) -> None:
+        """From now on the clients and their data are those of this stage."""
+        self.stage = stage
+        federation = self.stages[stage].federation
+        self.federation = self.servers.federation = self.records.federation = federation
+        config = self.config
         self.setup = Setup(
             clients=federation.clients,
             sizes=federation.sizes,
-            spec=host.spec,
+            spec=self.host.spec,
             rounds=config.rounds,
             seed=config.seed,
             training=config.training,
             hierarchy=config.hierarchy,
             clustering=config.clustering,
+            local=config.local,
+            order=config.order,
+            sampling=config.sampling,
         )
-        self.block_size = block_rule(config, self.federation, host)
-        self.servers = Servers(
-            backend,
-            host.spec,
-            federation.sizes,
-            federation.test,
-            block_size=self.block_size,
-            clients_per_actor=config.execution.clients_per_actor,
-            tolerate=config.execution.tolerate_failures,
-            batch_size=config.evaluation.batch_size,
-        )
-        self.records = Records(run, self.federation, config.output.tensorboard)
-        self._seconds_before = 0.0
-        self._begun = time.perf_counter()
 
     def run(self) -> dict[str, Any]:
         """Run all rounds that are left; the summary.
@@ -110,13 +124,13 @@ class Driver:
         state = self.start()
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
-            before = (state, list(self.servers.models), self.records.ledger)
-            states = self.servers.states.copy()  # a stop may come after training, while clients are tested
+            # A stop may come after training, while clients are tested.
+            before, servers, ledger = state, self.servers.snapshot(), self.records.ledger
             try:
                 state = self.round(state)
             except (Interrupted, RayflError) as error:
-                state, self.servers.models, self.records.ledger = before
-                self.servers.states = states
+                state, self.records.ledger = before, ledger
+                self.servers.restore(servers)
                 if state.round or not isinstance(error, ConfigError | DataError):
                     self._checkpoint(state)
                     self.records.write_tables(state)
@@ -146,33 +160,44 @@ class Driver:
         found = checkpoints(self.run_dir.path / "checkpoints")
         if not found:
             return None
-        saved = Checkpoint.load(found[-1])
-        self.servers.models = [self.backend.put(row) for row in saved.models]
+        saved, put = Checkpoint.load(found[-1]), self.backend.put
+        self.servers.models = [put(row) for row in saved.models]
+        self.servers.vectors = [put(row) for row in saved.vectors]
         self.servers.states = ClientStates.restore(self.backend, saved.state_clients, saved.state_rows)
+        self.servers.updates = ClientStates.restore(self.backend, saved.update_clients, saved.update_rows)
+        # The events of the coming round have not happened yet.
+        self._enter(self._stage_of(saved.state.round - 1))
         self.records.restore(saved.arrays, saved.tables)
         self._seconds_before = float(saved.tables["seconds"])
         text = f"resuming: {saved.state.round} of {self.config.rounds} rounds are complete"
         self.emit(Event("note", {"text": text}))
         return saved.state
 
+    def _stage_of(self, round: int) -> int:
+        return max(0, sum(stage.round <= round for stage in self.stages) - 1)
+
     def round(self, state: ServerState) -> ServerState:
-        """One local round in every cluster: recluster if due, plan, train, mix, evaluate, record."""
-        begun = time.perf_counter()
-        state = self._recluster(state)
-        plan = self.algorithm.plan(self.setup, state)
-        work = self.algorithm.work(self.setup, state)
-        mixing = self.algorithm.mix(self.setup, state, plan)
-        report = self.servers.train(state.round, plan, work, mixing, self._progress(state.round))
-        new = self.algorithm.end(self.setup, state, plan)
-        metrics = self._evaluate(new, work)
-        self._account(state, plan, work, mixing)
+        """One local round in every cluster: events, clusters, plan, training, mixing, tests, records."""
+        begun, algorithm = time.perf_counter(), self.algorithm
+        state = self._events(state)
+        clients = self._asking(state)
+        state = self._regroup(state, algorithm.recluster(self.setup, state, clients))
+        cohort = algorithm.cohort(self.setup, state, clients)
+        state = algorithm.select(self.setup, state, cohort, clients)
+        plan = algorithm.plan(self.setup, state, cohort)
+        turn = self._turn(state, plan)
+        report = self.servers.train(turn, self._progress(state.round))
+        self._account(state, plan, turn, report)
+        new = algorithm.end(self.setup, state, plan, report)
+        new = self._regroup(new, algorithm.split(self.setup, new, self._asking(new)))
+        new, metrics = self._evaluate(new, turn)
         row = self.records.round(
             {
                 "round": state.round,
                 "seconds": time.perf_counter() - begun,
                 "clients": len(plan.cohort),
-                "clusters": new.models,
-                "lr": work.lr,
+                "clusters": self.records.clusters_in_use(new),
+                "lr": turn.work.lr,
                 "train_loss": _weighted_loss(report, self.setup.sizes[plan.cohort]),
                 **metrics,
                 "ari": self.records.ari(new),
@@ -187,6 +212,69 @@ class Driver:
             )
         return new
 
+    def _turn(self, state: ServerState, plan: Plan) -> Round:
+        """What the servers are to do in this round."""
+        algorithm, setup = self.algorithm, self.setup
+        observation = algorithm.observation(setup, state)
+        if observation is not None and self._observation is None:
+            self._observation = self.backend.put(
+                observation.prepare(self.federation.samples, self.config.seed)
+            )
+        seen = None if observation is None else self._observation
+        return Round(
+            round=state.round,
+            plan=plan,
+            work=algorithm.work(setup, state),
+            mixing=algorithm.mix(setup, state, plan) if observation is None else None,
+            stage=self.stage,
+            local=self.config.local,
+            order=self.config.order,
+            members=np.bincount(state.assignment[setup.present], minlength=state.models),
+            observation=seen,
+            mix=lambda observed: algorithm.mix(setup, state, plan, observed),
+            updates=algorithm.keeps_updates,
+        )
+
+    def _asking(self, state: ServerState) -> Asking:
+        """What the algorithm may ask of the clients now."""
+        nobody = Plan(*(np.empty(0, np.int64) for _ in range(3)))
+
+        def turn() -> Round:
+            work = self.algorithm.work(self.setup, state)
+            return Round(state.round, nobody, replace(work, personal=()), stage=self.stage)
+
+        return Asking(
+            self.servers,
+            self.federation,
+            self.stage,
+            self.config.seed,
+            state.round,
+            turn,
+            self.records.transfer,
+        )
+
+    def _events(self, state: ServerState) -> ServerState:
+        """Clients that come, go and change before this round."""
+        for number in range(self.stage + 1, self._stage_of(state.round) + 1):
+            self._enter(number)
+            stage, clients = self.stages[number], self._asking(state)
+            text = ", ".join(
+                f"{len(ids)} clients {what}"
+                for ids, what in ((stage.joined, "join"), (stage.left, "leave"), (stage.drifted, "drift"))
+                if len(ids)
+            )
+            self.emit(Event("note", {"text": f"round {state.round}: {text or 'nothing changes'}"}))
+            if len(stage.joined):
+                joined = self.algorithm.join(self.setup, state, stage.joined, clients)
+                state = self._taken(state, joined)
+            if len(stage.drifted):
+                drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
+                state = self._taken(state, drifted)
+        return state
+
+    def _taken(self, state: ServerState, outcome: ServerState | Regrouping) -> ServerState:
+        return self._regroup(state, outcome) if isinstance(outcome, Regrouping) else outcome
+
     def _progress(self, round: int) -> Callable[[int, int], None]:
         def progress(done: int, total: int) -> None:
             self.emit(Event("blocks", {"round": round, "done": done, "total": total}))
@@ -197,58 +285,77 @@ class Driver:
         if self.should_stop():
             raise Interrupted
 
-    def _recluster(self, state: ServerState) -> ServerState:
-        """Cluster by signature if the algorithm asks for it now."""
-        clustering = self.algorithm.clustering(self.setup, state)
-        if clustering is None:
+    def _regroup(self, state: ServerState, regrouping: Regrouping | None) -> ServerState:
+        """Take new clusters: the models follow their parents."""
+        if regrouping is None:
             return state
-        begun = time.perf_counter()
-        clusters, transfers = cluster_clients(
-            self.backend,
-            self.federation,
-            clustering,
-            self.config.seed,
-            state.round,
-            self.block_size(self.federation.clients),
-        )
-        regrouping = self.algorithm.regroup(self.setup, state, clusters.labels)
-        self.servers.models = [self.servers.models[parent] for parent in regrouping.parents.tolist()]
-        self.records.transfer(*transfers)
-        entry = self.records.clusters(regrouping.state, facts(clusters))
-        seconds = time.perf_counter() - begun
-        self.emit(Event("clusters", {k: v for k, v in entry.items() if k != "labels"} | {"seconds": seconds}))
+        self.servers.inherit(regrouping.parents)
+        found = {} if regrouping.clusters is None else facts(regrouping.clusters)
+        entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts})
+        shown = {k: v for k, v in entry.items() if k != "labels"}
+        seconds = 0.0 if regrouping.clusters is None else regrouping.clusters.seconds
+        self.emit(Event("clusters", {**shown, "seconds": seconds}))
         return regrouping.state
 
-    def _evaluate(self, state: ServerState, work: LocalWork) -> dict[str, float | None]:
+    def _evaluate(
+        self, state: ServerState, turn: Round
+    ) -> tuple[ServerState, dict[str, float | None]]:
+        """Test everybody, if it is time; clients that choose their models do so first."""
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
-            return {}
-        correct, losses = self.servers.evaluate(state.assignment, work.personal)
-        return self.records.evaluation(state.round - 1, correct, losses)
+            return state, {}
+        present = self.setup.present
+        if self.algorithm.selects:
+            state = self.algorithm.select(self.setup, state, present, self._asking(state))
+            self.records.selection(state)
+        adaptation = self.algorithm.adaptation(self.setup, state)
+        if adaptation is None:
+            correct, losses = self.servers.evaluate(state.assignment, turn.work.personal, turn.local)
+        else:
+            correct, losses = self._adapted(state, turn, adaptation)
+        return state, self.records.evaluation(state.round - 1, correct, losses)
 
-    def _account(self, state: ServerState, plan: Plan, work: LocalWork, mixing: Mixing) -> None:
-        """Enter the round's model traffic into the ledger, 4 bytes a number."""
-        sent = 4 * (self.host.spec.P - length(work.personal)) * len(plan.cohort)
-        common = 4 * length(mixing.common)
-        # Every LPS receives the common layers; those whose clients took part have sent theirs.
-        servers = {"up": len(np.unique(mixing.weights.nonzero()[0])), "down": state.models}
-        directions: tuple[Direction, ...] = ("up", "down")
-        for direction in directions:
-            self.records.transfer(Transfer(state.round, "client_lps", direction, "model", sent))
-            if common:
-                count = common * servers[direction]
-                self.records.transfer(Transfer(state.round, "lps_gps", direction, "model", count))
+    def _adapted(
+        self, state: ServerState, turn: Round, work: LocalWork
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Every client trains its model on and tests the result; right predictions and losses ``(N,)``."""
+        present = self.setup.present
+        correct, losses = np.zeros(self.setup.clients, np.int64), np.zeros(self.setup.clients)
+        adapting = replace(turn, work=replace(work, personal=turn.work.personal))
+        correct[present], losses[present], _ = self.servers.adapt(
+            adapting, present, state.assignment[present]
+        )
+        return correct, losses
+
+    def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
+        """Enter the round's model traffic into the ledger."""
+        mixing = turn.mixing
+        down = report.bytes_down * (state.models if self.algorithm.selects else 1)
+        enter = self.records.transfer
+        enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
+        enter(Transfer(state.round, "client_lps", "down", "model", down))
+        common = 4 * length(mixing.common) if mixing is not None else 0
+        if mixing is not None and common:
+            # Every LPS receives the common layers; those whose clients took part have sent theirs.
+            took_part = len(np.unique(mixing.weights.nonzero()[0]))
+            enter(Transfer(state.round, "lps_gps", "up", "model", common * took_part))
+            enter(Transfer(state.round, "lps_gps", "down", "model", common * state.models))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._begun
 
     def _checkpoint(self, state: ServerState) -> Checkpoint:
-        clients, rows = self.servers.states.fetch(self.backend)
+        servers, get = self.servers, self.backend.get
+        clients, rows = servers.states.fetch(self.backend)
+        update_clients, update_rows = servers.updates.fetch(self.backend)
         arrays, tables = self.records.save(state)
         checkpoint = Checkpoint(
             state=state,
-            models=np.stack(self.backend.get(self.servers.models)),
+            models=np.stack(get(servers.models)),
             state_clients=clients,
             state_rows=rows,
+            vectors=np.stack(get(servers.vectors)) if servers.vectors else np.empty((0, 0), np.float32),
+            update_clients=update_clients,
+            update_rows=update_rows,
             arrays=arrays,
             tables={**tables, "seconds": self._seconds()},
         )
@@ -257,6 +364,7 @@ class Driver:
 
     def _finish(self, state: ServerState) -> dict[str, Any]:
         checkpoint = self._checkpoint(state)
+        finetuned = self._finetune(state)
         self.records.write_tables(state)
         folder = self.run_dir.path / "models"
         folder.mkdir(exist_ok=True)
@@ -268,6 +376,7 @@ class Driver:
         summary = {
             "algorithm": self.algorithm.name,
             **self.records.summary(state),
+            **finetuned,
             "seconds": self._seconds(),
             "models_sha256": models_hash(checkpoint.models, checkpoint.state_rows),
         }
@@ -277,6 +386,17 @@ class Driver:
             write_report(self.run_dir.path)
         self.emit(Event("done", {**summary, "path": str(self.run_dir.path)}))
         return summary
+
+
+    def _finetune(self, state: ServerState) -> dict[str, float]:
+        """The suffix +: every client trains its final model on before a last test."""
+        epochs = self.config.evaluation.finetune_epochs
+        if not epochs:
+            return {}
+        plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
+        turn = self._turn(replace(state, round=max(0, state.round - 1)), plan)
+        correct, losses = self._adapted(state, turn, replace(turn.work, epochs=epochs))
+        return self.records.finetuned(correct, losses)
 
 
 def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:

@@ -15,7 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from rayfl.data import Federation, Part
+from rayfl.data import Federation
+from rayfl.data.base import Part
 from rayfl.errors import ClientError
 from rayfl.local import Start
 from rayfl.ordering import Arrival
@@ -27,6 +28,7 @@ from rayfl.training import (
     Batches,
     Engine,
     Segments,
+    TrainedBlock,
     complement,
     gather,
     length,
@@ -146,10 +148,7 @@ class ClientHost:
         fresh = np.array([state is None for state in job.states], np.bool_)
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)
-        order_size = job.order.state_size(self.spec) if isinstance(job, TrainJob) else None
-        size = length(job.work.personal) + job.local.state_size(self.spec) + (order_size or 0)
-        if order_size is None:  # of an adaptation: whatever the order of samples keeps is of no interest
-            size = max((objects[s[0]].shape[1] for s in job.states if s is not None), default=size)
+        size = length(job.work.personal) + job.local.state_size(self.spec) + job.order.state_size(self.spec)
         states = rows.new_zeros(len(rows), size)
         for row, state in enumerate(job.states):
             if state is not None:
@@ -229,9 +228,7 @@ class ClientHost:
         federation = self.stages[job.stage]
         indices = [federation.train[int(c)] for c in job.clients]
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows)
-        if block.failures:
-            row, text = next(iter(sorted(block.failures.items())))
-            raise ClientError(int(job.clients[row]), job.round, text)
+        _raise_first(block, job.clients, job.round)
         correct, losses = [], []
         for row, client in enumerate(job.clients.tolist()):
             right, loss = self._test(block.rows[row], "test", federation.test[client], job.batch_size)
@@ -268,8 +265,20 @@ class ClientHost:
             report.loss.append(loss)
         return report
 
-    def sign(self, job: SignJob) -> tuple[int, list[NDArray[np.float32]]]:
-        """The signatures of a block of clients, after how many numbers they send."""
+    def sign(self, job: SignJob, *objects: Any) -> tuple[int, list[NDArray[np.float32]]]:
+        """The signatures of a block of clients, after how many numbers they send.
+
+        For signatures of trained models the observation and the start model come as objects, and every
+        client sends its model.
+        """
+        if job.work is not None:
+            observation: Observation = objects[0]
+            rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64))
+            indices = [self.stages[job.stage].train[int(c)] for c in job.clients]
+            block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows)
+            _raise_first(block, job.clients, job.round)
+            seen = observation.compute(Trained(self.spec, self.engine.module, self.batches, block.rows, []))
+            return self.spec.P * len(rows), list(seen.reshape(len(rows), -1).astype(np.float32))
         signatures = [
             job.signature.compute(*self._features(client, job), key(job.seed, "signature", client))
             for client in job.clients.tolist()
@@ -281,8 +290,8 @@ class ClientHost:
         everyone = [signature for block in blocks for signature in block]
         rows = np.stack(
             [
-                job.signature.relate(self._features(client, job)[0], everyone[client], everyone)
-                for client in job.clients.tolist()
+                job.signature.relate(self._features(client, job)[0], everyone[at], everyone)
+                for at, client in enumerate(job.clients.tolist(), job.first)
             ]
         )
         return rows.size, rows
@@ -294,7 +303,15 @@ class ClientHost:
     def _features(self, client: int, job: SignJob) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         samples, indices = self.samples, self.stages[job.stage].train[client]
         inputs = raw_features(samples.inputs("train", indices))
-        return job.features.apply(inputs), samples.labels("train", indices)
+        features = job.features.apply(inputs, key(job.seed, "features", client))
+        return features, samples.labels("train", indices)
+
+
+def _raise_first(block: TrainedBlock, clients: NDArray[np.int64], round: int) -> None:
+    """Where nobody may be left out, the first failure is everybody's."""
+    if block.failures:
+        row, text = min(block.failures.items())
+        raise ClientError(int(clients[row]), round, text)
 
 
 _TOGETHER = 1 << 18

@@ -7,7 +7,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.data.base import Part
+from rayfl.local import LocalObjective
+from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
+from rayfl.ordering import Ordering
 from rayfl.signatures.base import Signature
 from rayfl.signatures.features.base import Fitted
 from rayfl.training import LocalWork
@@ -34,30 +38,53 @@ class HostSpec:
     gpu_fraction: float = 0.0
 
 
+State = tuple[int, int] | None
+"""Where a client's state lies: (position among the references, row); None if it has none yet."""
+
+
 @dataclass(frozen=True)
 class TrainJob:
     """Train a block of B clients and multiply its part of ``A W``.
 
-    The start models, and after them the objects with client state, travel beside the job by reference.
+    The objects travel beside the job by reference: the start models, then the servers' own vectors that go
+    with them (if the local objective has such), then the observation and all K models (if one is asked for),
+    then the objects with client state.
 
     Attributes:
         round: 0-based.
+        stage: which stage of the federation.
         clients: ids ``(B,)``.
         start: for each client the position of its start model among the references, ``(B,)``.
-        states: for each client (position among the references, row) of its state, or None if it has none yet;
-            empty for methods without client state.
+        servers: position of the first of the servers' vectors; None for none.
+        observe: position of the observation, right behind which the K models lie; None for none.
+        models: K.
+        states: of each client; empty for methods without client state.
         work: the local work.
+        local: the local objective.
+        order: the order of samples.
         rows: numbers of the output models that the block contributes to, ``(R,)``.
         weights: their part of A, ``(R, B)``, not normalised.
+        keep: their part of the old models' weights ``(R, B)``; None for none.
+        deliver: whether the trained rows themselves are returned instead of their sums.
+        updates: whether the updates ``w_i - w`` are returned too.
     """
 
     round: int
+    stage: int
     clients: NDArray[np.int64]
     start: NDArray[np.int64]
-    states: tuple[tuple[int, int] | None, ...]
+    servers: int | None
+    observe: int | None
+    models: int
+    states: tuple[State, ...]
     work: LocalWork
+    local: LocalObjective
+    order: Ordering
     rows: NDArray[np.int64]
     weights: NDArray[np.float64]
+    keep: NDArray[np.float64] | None
+    deliver: bool
+    updates: bool
 
 
 @dataclass(frozen=True)
@@ -67,16 +94,39 @@ class TrainReport:
     Attributes:
         losses: mean local training loss of each client, ``(B,)``.
         steps: local steps of each client, ``(B,)``.
+        norms: length of each client's update ``(B,)``; NaN unless updates were asked for.
         failures: client id -> traceback.
         seconds: time spent in the job.
         pid: the process that did it.
+        bytes_up, bytes_down: what the clients sent and received.
     """
 
     losses: NDArray[np.float64]
     steps: NDArray[np.int64]
+    norms: NDArray[np.float64]
     failures: dict[int, str]
     seconds: float
     pid: int
+    bytes_up: int
+    bytes_down: int
+
+
+@dataclass(frozen=True)
+class AdaptJob:
+    """Let a block of clients train on from their models, and test the result, or return the updates.
+
+    The models come first among the references, then the objects with client state.
+    """
+
+    round: int
+    stage: int
+    clients: NDArray[np.int64]
+    start: NDArray[np.int64]
+    states: tuple[State, ...]
+    work: LocalWork
+    local: LocalObjective
+    order: Ordering
+    batch_size: int
 
 
 @dataclass(frozen=True)
@@ -88,36 +138,46 @@ class SignJob:
         signature: what they compute.
         features: the fitted feature map Phi that the server sent to everybody.
         seed: the run's seed, for signatures that draw random numbers.
+        stage: which stage of the federation.
+        first: position of the first client among all that sign.
+        round: the coming round.
+        work: what they train first, for signatures of trained models.
     """
 
     clients: NDArray[np.int64]
     signature: Signature
     features: Fitted
     seed: int
+    stage: int = 0
+    first: int = 0
+    round: int = 0
+    work: LocalWork | None = None
 
 
 @dataclass(frozen=True)
 class EvalItem:
-    """One forward pass: a model over a slice of the test samples.
+    """One forward pass: a model over a slice of the samples.
 
     Attributes:
         model: position of the model among the references.
-        state: (position, row) of the client state that overlays it, or None.
-        samples: ids of test samples, ``(n,)``.
+        state: the client state that makes it a client's own, or None.
+        samples: ids of samples, ``(n,)``.
     """
 
     model: int
-    state: tuple[int, int] | None
+    state: State
     samples: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class EvalJob:
-    """A few forward passes for one actor."""
+    """A few forward passes for one actor, over test samples or training samples."""
 
     items: tuple[EvalItem, ...]
     batch_size: int
     personal: tuple[tuple[int, int], ...] = ()
+    local: LocalObjective = SGD()
+    part: Part = "test"
 
 
 @dataclass(frozen=True)

@@ -1,18 +1,21 @@
-"""The local parameter server (LPS): reduces the partial products of its clusters, by reference.
+"""The local parameter server (LPS): reduces what its clusters' clients sent, by reference.
 
 Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from rayfl.training import Segments
+
+Weight = float | NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -21,10 +24,26 @@ class Partial:
 
     ``total`` covers the shared (not personal) numbers of the model, in float64: with whole-number weights
     the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
+
+    Attributes:
+        total: ``(S,)``.
+        weight: of all numbers, or of each ``(S,)`` where clients leave some out.
+        keep: the weight of the old model, ``sum_j b_j``.
+        extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
     """
 
     total: NDArray[np.float64]
-    weight: float
+    weight: Weight
+    keep: float = 0.0
+    extra: NDArray[np.float64] | None = None
+
+
+@dataclass(frozen=True)
+class Reduced:
+    """What the GPS learns of a reduced row: the sum over the common layers, and how far the model moved."""
+
+    common: Partial
+    moved: float
 
 
 class LocalServer:
@@ -32,7 +51,7 @@ class LocalServer:
 
     def reduce(
         self, shared: Segments, common: Segments, model: NDArray[np.float32], *partials: Partial
-    ) -> tuple[NDArray[np.float32], Partial]:
+    ) -> tuple[NDArray[np.float32], Reduced]:
         """One row of ``A W``: the next model of a cluster.
 
         Args:
@@ -45,41 +64,112 @@ class LocalServer:
             The new model ``(P,)`` float32; and for the GPS the *sum* over the common ranges with its weight,
             so that averaging averages rounds only once.
         """
-        weight = sum(p.weight for p in partials)
-        new = np.array(model, dtype=np.float32)
-        if weight == 0:
-            return new, Partial(np.zeros(_length(common)), 0.0)
         total = np.zeros(len(partials[0].total))
+        weight: Weight = 0.0
         for partial in partials:
             total += partial.total
-        _put(new, shared, (total / weight).astype(np.float32))
-        full = np.zeros(len(model)) if common else total
-        if common:
-            _put(full, shared, total)
-        return new, Partial(_take(full, common), weight)
+            weight = weight + partial.weight
+        return _next(shared, common, model, total, weight, sum(p.keep for p in partials))
+
+    def combine(
+        self,
+        shared: Segments,
+        common: Segments,
+        weights: Sequence[NDArray[np.float64]],
+        keep: NDArray[np.float64],
+        models: int,
+        *objects: NDArray[np.float32],
+    ) -> list[Any]:
+        """Several rows of ``A W`` from the trained models themselves, where those are fewer than the sums.
+
+        Args:
+            shared, common: as for :meth:`reduce`.
+            weights: for each block its part of A, ``(R, B)``.
+            keep: the weight of the old models ``(R,)``.
+            models: R; the first so many objects are the old models ``(P,)``,
+            objects: and the rest the blocks' trained rows ``(B, S)``.
+
+        Returns:
+            R new models, then the list of their :class:`Reduced`.
+        """
+        old, blocks = objects[:models], objects[models:]
+        total, weight = np.zeros((models, _length(shared))), np.zeros(models)
+        for part, rows in zip(weights, blocks, strict=True):
+            used = part.any(axis=0)  # a client that failed may hold anything, NaN too
+            total += part[:, used] @ rows[used].astype(np.float64)
+            weight += part.sum(axis=1)
+        parts = [
+            _next(shared, common, old[r], total[r], float(weight[r]), float(keep[r])) for r in range(models)
+        ]
+        return [*(new for new, _ in parts), [reduced for _, reduced in parts]]
+
+    def accumulate(
+        self, vector: NDArray[np.float32], members: int, *partials: Partial
+    ) -> NDArray[np.float32]:
+        """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
+        total = np.zeros(len(vector))
+        for partial in partials:
+            assert partial.extra is not None
+            total += partial.extra
+        new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
+        return new
 
     def install(
         self, common: Segments, model: NDArray[np.float32], values: NDArray[np.float32]
     ) -> NDArray[np.float32]:
         """The GPS broadcasts the common layers: put them into a cluster's model."""
-        new = np.array(model)
-        _put(new, common, values)
+        new, old = np.array(model), _take(model, common)
+        _put(new, common, np.where(np.isnan(values), old, values))  # NaN: nobody kept this number
         return new
+
+
+def _next(
+    shared: Segments,
+    common: Segments,
+    model: NDArray[np.float32],
+    total: NDArray[np.float64],
+    weight: Weight,
+    keep: float,
+) -> tuple[NDArray[np.float32], Reduced]:
+    """The new model from the sums of its row; where the weight is zero the old numbers stay."""
+    new = np.array(model, dtype=np.float32)
+    if not np.any(weight):
+        return new, Reduced(Partial(np.zeros(_length(common)), 0.0), 0.0)
+    if keep:
+        total = total + keep * _take(model.astype(np.float64), shared)
+        weight = weight + keep
+    if isinstance(weight, np.ndarray):
+        old = _take(model.astype(np.float64), shared)
+        averages = np.divide(total, weight, out=old, where=weight > 0)
+    else:
+        averages = total / weight
+    _put(new, shared, averages.astype(np.float32))
+    moved = float(np.linalg.norm(new.astype(np.float64) - model))
+    if not common:
+        return new, Reduced(Partial(total[:0], 1.0), moved)
+    full, weights = np.zeros(len(model)), np.zeros(len(model))
+    _put(full, shared, total)
+    if isinstance(weight, np.ndarray):
+        _put(weights, shared, weight)
+        weight = _take(weights, common)
+    return new, Reduced(Partial(_take(full, common), weight), moved)
 
 
 def merge(partials: list[Partial]) -> NDArray[np.float32] | None:
     """The GPS's step: the common layers averaged over the clusters by the weight that took part in each.
 
     Returns:
-        ``(C,)`` float32, or None if no cluster delivered anything.
+        ``(C,)`` float32, or None if no cluster delivered anything. A number that no client kept is NaN.
     """
-    weight = sum(p.weight for p in partials)
-    if weight == 0:
-        return None
+    weight: Weight = 0.0
     total = np.zeros(len(partials[0].total))
     for partial in partials:
         total += partial.total
-    return (total / weight).astype(np.float32)
+        weight = weight + partial.weight
+    if not np.any(weight):
+        return None
+    with np.errstate(invalid="ignore"):
+        return (total / weight).astype(np.float32)
 
 
 def _length(segments: Segments) -> int:
@@ -93,5 +183,5 @@ def _put(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.fl
         at += b - a
 
 
-def _take(vector: NDArray[np.float64], segments: Segments) -> NDArray[np.float64]:
+def _take(vector: NDArray[Any], segments: Segments) -> NDArray[Any]:
     return np.concatenate([vector[a:b] for a, b in segments]) if segments else vector[:0]

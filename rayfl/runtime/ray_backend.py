@@ -32,10 +32,10 @@ MAX_DEATHS = 20
 class _HostActor(ClientHost):
     """A client actor: a :class:`ClientHost` in a process of its own, with one thread."""
 
-    def __init__(self, federation: Any, host: HostSpec) -> None:
+    def __init__(self, stages: Any, host: HostSpec) -> None:
         torch.set_num_threads(1)
         threadpool_limits(1)
-        super().__init__(federation, host)
+        super().__init__(stages, host)
 
 
 class RayBackend(Backend):
@@ -65,8 +65,8 @@ class RayBackend(Backend):
             return ray.get(ref)
 
     @override
-    def start(self, federation: Ref, host: HostSpec) -> None:
-        self._start = (federation, host)
+    def start(self, stages: Ref, host: HostSpec) -> None:
+        self._start = (stages, host)
         self._hosts = [self._new_host() for _ in range(self.actors)]
 
     def _new_host(self) -> Any:

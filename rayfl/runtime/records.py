@@ -40,6 +40,7 @@ class Records:
     def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
         self.run, self.federation = run, federation
         self.best_last = BestLast.start(federation.clients)
+        self._finetuned: NDArray[np.float64] | None = None
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.timeline: list[dict[str, Any]] = []
@@ -54,7 +55,8 @@ class Records:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
         if self.federation.groups is None or not state.clustered:
             return None
-        return float(adjusted_rand_score(self.federation.groups, state.assignment))
+        there = self.federation.sizes > 0
+        return float(adjusted_rand_score(self.federation.groups[there], state.assignment[there]))
 
     def transfer(self, *transfers: Transfer) -> None:
         """Enter bytes into the ledger."""
@@ -65,13 +67,31 @@ class Records:
         entry = {
             "round": state.round,
             "labels": state.assignment.tolist(),
-            "n_clusters": state.models,
+            "n_clusters": self.clusters_in_use(state),
             **facts,
             "ari": self.ari(state),
         }
         self.timeline.append(entry)
         self._write_clusters()
         return entry
+
+    def clusters_in_use(self, state: ServerState) -> int:
+        """Models that a client uses who is there."""
+        return len(np.unique(state.assignment[self.federation.sizes > 0]))
+
+    def selection(self, state: ServerState) -> None:
+        """Record who uses which model, where clients choose, if it has changed."""
+        labels = state.assignment.tolist()
+        if not self.timeline or self.timeline[-1]["labels"] != labels:
+            self.clusters(state, {})
+
+    def finetuned(self, correct: NDArray[np.int64], losses: NDArray[np.float64]) -> dict[str, float]:
+        """Record the test of models that every client has trained on: metrics for the closing table."""
+        sizes = self.federation.predictions
+        self._finetuned = accuracy(correct, sizes)
+        found = summary(correct, losses, sizes)
+        names = ("accuracy_mean", "accuracy_worst10", "accuracy_var")
+        return {f"finetuned_{name}": found[name] for name in names}
 
     def evaluation(
         self, round: int, correct: NDArray[np.int64], losses: NDArray[np.float64]
@@ -118,6 +138,8 @@ class Records:
                 "test_samples": self.federation.test.sizes,
             }
         )
+        if self._finetuned is not None:
+            frame["accuracy_finetuned"] = self._finetuned
         self.run.write_frame("clients.csv", frame)
 
     def _write_clusters(self) -> None:
@@ -139,7 +161,7 @@ class Records:
         return {
             "rounds": state.round,
             "clients": self.federation.clients,
-            "clusters": state.models,
+            "clusters": self.clusters_in_use(state),
             **{name: last.get(name) for name in names},
             "accuracy_mean_best": max((row["accuracy_mean"] for row in tested), default=None),
             "ari": self.ari(state),

@@ -4,46 +4,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from rayfl.algorithms import Mixing, Plan
-from rayfl.data import Ragged
+from rayfl.algorithms import Mixing, Plan, RoundReport
+from rayfl.data import Federation, Ragged
+from rayfl.data.base import Part
 from rayfl.errors import ClientError
 from rayfl.evaluation import EvaluationPlan
+from rayfl.local import LocalObjective
+from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
+from rayfl.ordering import Ordering
+from rayfl.ordering.shuffled import Shuffled
 from rayfl.runtime.backend import Backend, Ref, Task
-from rayfl.runtime.jobs import EvalItem, EvalJob, EvalReport, TrainJob, TrainReport
-from rayfl.runtime.lps import merge
+from rayfl.runtime.jobs import AdaptJob, EvalItem, EvalJob, EvalReport, State, TrainJob, TrainReport
+from rayfl.runtime.lps import Partial, Reduced, merge
 from rayfl.runtime.states import ClientStates
-from rayfl.training import LocalWork, Segments, complement
+from rayfl.training import LocalWork, Segments, complement, length
+from rayfl.training.observations import Observation
 
 Progress = Callable[[int, int], None]
 """Called with (tasks done, tasks in all)."""
 
 _PASSES = 4
 """Forward passes in one evaluation task."""
-
-
-@dataclass(frozen=True)
-class RoundReport:
-    """What came back from a round, in the order of the cohort.
-
-    Attributes:
-        losses: mean local training loss ``(M,)``; NaN for clients that failed.
-        steps: local steps ``(M,)``.
-        busy: seconds that each worker process spent training, by process id.
-        failures: client id -> traceback.
-    """
-
-    losses: NDArray[np.float64]
-    steps: NDArray[np.int64]
-    busy: Mapping[int, float]
-    failures: Mapping[int, str]
 
 
 def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[slice]:
@@ -58,14 +47,43 @@ def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[sli
     ]
 
 
+@dataclass(frozen=True)
+class Round:
+    """What is to be done in a round, besides who takes part.
+
+    Attributes:
+        round: its number.
+        plan: who trains from what.
+        work: of the clients.
+        mixing: A, if it is known before training.
+        stage: the federation's stage.
+        local, order: the local objective, and the order of samples.
+        members: clients that each model has in all, ``(K,)``; for objectives with vectors at the servers.
+        observation: what must be seen of the trained models to know A otherwise, by reference;
+        mix: and what then gives A.
+        updates: whether the servers keep the clients' updates.
+    """
+
+    round: int
+    plan: Plan
+    work: LocalWork
+    mixing: Mixing | None = None
+    stage: int = 0
+    local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
+    order: Ordering = Shuffled()  # noqa: RUF009
+    members: NDArray[np.int64] | None = None
+    observation: Ref = None
+    mix: Callable[[NDArray[np.float64]], Mixing] | None = None
+    updates: bool = False
+
+
 class Servers:
     """The models at the servers and the states of the clients, all by reference, and what is done with them.
 
     Args:
         backend: who does the work.
         spec: the model's flat layout.
-        sizes: training samples of each client ``(N,)``.
-        tests: test samples of each client.
+        federation: the clients' parts of the data; :attr:`federation` is set anew in every stage.
         block_size: clients in a block, given how many train.
         clients_per_actor: pins clients to actors if given.
         tolerate: clients that may fail in a round.
@@ -76,27 +94,42 @@ class Servers:
         self,
         backend: Backend,
         spec: ModelSpec,
-        sizes: NDArray[np.int64],
-        tests: Ragged,
+        federation: Federation,
         *,
         block_size: Callable[[int], int],
         clients_per_actor: int | None = None,
         tolerate: int = 0,
         batch_size: int = 500,
     ) -> None:
-        self.backend, self.spec, self.sizes, self.tests = backend, spec, sizes, tests
+        self.backend, self.spec, self.federation = backend, spec, federation
         self.block_size, self.clients_per_actor = block_size, clients_per_actor
         self.tolerate, self.batch_size = tolerate, batch_size
         self.models: list[Ref] = []
-        self.states = ClientStates()
+        self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
+        self.states, self.updates = ClientStates(), ClientStates()
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that a round changes, for :meth:`restore`."""
+        return {
+            "models": list(self.models),
+            "vectors": list(self.vectors),
+            "states": self.states.copy(),
+            "updates": self.updates.copy(),
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Back to what :meth:`snapshot` took."""
+        for name, value in snapshot.items():
+            setattr(self, name, value)
+
+    def inherit(self, parents: NDArray[np.int64]) -> None:
+        """The models (and the servers' own vectors) are now copies of these."""
+        self.models = [self.models[parent] for parent in parents.tolist()]
+        if self.vectors:
+            self.vectors = [self.vectors[parent] for parent in parents.tolist()]
 
     def train(
-        self,
-        round: int,
-        plan: Plan,
-        work: LocalWork,
-        mixing: Mixing,
-        progress: Progress = lambda done, total: None,
+        self, turn: Round, progress: Progress = lambda done, total: None
     ) -> RoundReport:
         """Train the cohort and set the models to ``A W``.
 
@@ -105,9 +138,15 @@ class Servers:
         Raises:
             ClientError: if more than ``tolerate`` clients failed: the first of them.
         """
+        plan, mixing = turn.plan, turn.mixing
         blocks = cut_blocks(plan, self.block_size(len(plan.cohort)), self.clients_per_actor)
-        columns = mixing.weights.tocsc()
-        tasks = [self._task(round, plan, work, columns, block) for block in blocks]
+        stateful = self._state_size(turn) > 0
+        has_vectors = turn.local.server_size(self.spec) > 0
+        if has_vectors and not self.vectors:
+            zeros = self.backend.put(np.zeros(turn.local.server_size(self.spec), np.float32))
+            self.vectors = [zeros] * len(self.models)
+        deliver = mixing is None or _is_dense(mixing, blocks)
+        tasks = [self._task(turn, block, deliver, has_vectors, stateful) for block in blocks]
         answers: list[list[Any]] = [[]] * len(tasks)
         failures: dict[int, str] = {}
         for done, (index, answer) in enumerate(self.backend.run(tasks), 1):
@@ -115,85 +154,247 @@ class Servers:
             failures.update(answer[0].failures)
             if len(failures) > self.tolerate:
                 client = min(failures)
-                raise ClientError(client, round, failures[client])
+                raise ClientError(client, turn.round, failures[client])
             progress(done, len(tasks))
 
-        parts: dict[int, list[Ref]] = {}  # output model -> its partial products, in block order
-        for task, answer in zip(tasks, answers, strict=True):
-            for place, row in enumerate(task.args[0].rows.tolist()):
-                parts.setdefault(row, []).append(answer[1 + place])
-        self.models = self._reduce(mixing, complement(work.personal, self.spec.P), parts)
-        if work.personal:
-            for block, answer in zip(blocks, answers, strict=True):
-                delivered = [c not in failures for c in plan.cohort[block].tolist()]
-                self.states.update(plan.cohort[block].tolist(), answer[-1], delivered)
-            self.states.pack(self.backend)
-        return _report(plan, blocks, [answer[0] for answer in answers], failures)
+        rest = [answer[1:] for answer in answers]  # what follows the reports, taken off part by part
+        sent = [[part.pop(0) for _ in range(1 if deliver else len(t.args[0].rows))]
+                for part, t in zip(rest, tasks, strict=True)]
+        if turn.observation is not None:
+            assert turn.mix is not None
+            seen = [part.pop(0) for part in rest]
+            mixing = turn.mix(self.backend.get(self.backend.call(_combine, turn.observation, *seen)))
+        assert mixing is not None
+        if turn.updates:
+            self._keep(self.updates, plan, blocks, [part.pop(0) for part in rest], failures)
+        before = len(self.models)
+        if mixing.parents is not None:
+            self.inherit(mixing.parents)
+        shared = complement(turn.work.personal, self.spec.P)
+        if deliver:
+            keep = _without(mixing, plan, failures)
+            reduced = self._combine(keep, shared, blocks, [s[0] for s in sent])
+        else:
+            reduced = self._reduce(mixing, shared, tasks, sent, turn.members if has_vectors else None)
+        if stateful:
+            self._keep(self.states, plan, blocks, [part.pop(0) for part in rest], failures)
+        moved = np.zeros(max(before, len(self.models)))
+        if turn.updates or mixing.common:
+            facts = self._fetch(reduced)
+            for row, fact in facts.items():
+                moved[row] = fact.moved
+            if mixing.common:
+                self._broadcast(mixing.common, [facts[row].common for row in sorted(facts)])
+        return _report(plan, blocks, [answer[0] for answer in answers], failures, moved)
 
-    def _task(self, round: int, plan: Plan, work: LocalWork, columns: sp.csc_array, block: slice) -> Task:
-        clients = plan.cohort[block]
-        part = columns[:, block].tocoo()
-        rows = np.unique(part.coords[0])
-        weights = np.zeros((len(rows), len(clients)))
-        weights[np.searchsorted(rows, part.coords[0]), part.coords[1]] = part.data
-        used, start = np.unique(plan.start[block], return_inverse=True)
-        refs, located = self.states.locate(clients.tolist(), len(used)) if work.personal else ([], ())
-        job = TrainJob(round, clients, start, located, work, rows.astype(np.int64), weights)
+    def _fetch(self, reduced: Mapping[int, tuple[Ref, int | None]]) -> dict[int, Reduced]:
+        """What the GPS may learn, by row: LPSs that combine several rows answer with a list."""
+        values = self.backend.get([ref for ref, _ in reduced.values()])
+        return {
+            row: value if place is None else value[place]
+            for (row, (_, place)), value in zip(reduced.items(), values, strict=True)
+        }
+
+    def _state_size(self, turn: Round) -> int:
+        """Numbers that a client keeps between rounds."""
+        return (
+            length(turn.work.personal) + turn.local.state_size(self.spec) + turn.order.state_size(self.spec)
+        )
+
+    def _keep(
+        self,
+        states: ClientStates,
+        plan: Plan,
+        blocks: Sequence[slice],
+        objects: Sequence[Ref],
+        failures: Mapping[int, str],
+    ) -> None:
+        for block, ref in zip(blocks, objects, strict=True):
+            clients = plan.cohort[block].tolist()
+            states.update(clients, ref, [c not in failures for c in clients])
+        states.pack(self.backend)
+
+    def _task(self, turn: Round, block: slice, deliver: bool, has_vectors: bool, stateful: bool) -> Task:
+        clients = turn.plan.cohort[block]
+        rows, weights, keep = np.empty(0, np.int64), np.empty((0, len(clients))), None
+        if not deliver:
+            assert turn.mixing is not None
+            rows, weights = _slice(turn.mixing.weights, block)
+            keep = None if turn.mixing.keep is None else _rows(turn.mixing.keep, rows, block)
+        used, start = np.unique(turn.plan.start[block], return_inverse=True)
+        objects = [self.models[k] for k in used]
+        servers = observe = None
+        if has_vectors:
+            servers = len(objects)
+            objects += [self.vectors[k] for k in used]
+        if turn.observation is not None:
+            observe = len(objects)
+            objects += [turn.observation, *self.models]
+        states: tuple[State, ...] = ()
+        if stateful:
+            refs, states = self.states.locate(clients.tolist(), len(objects))
+            objects += refs
+        job = TrainJob(
+            round=turn.round,
+            stage=turn.stage,
+            clients=clients,
+            start=start,
+            servers=servers,
+            observe=observe,
+            models=len(self.models) if observe is not None else 0,
+            states=states,
+            work=turn.work,
+            local=turn.local,
+            order=turn.order,
+            rows=rows,
+            weights=weights,
+            keep=keep,
+            deliver=deliver,
+            updates=turn.updates,
+        )
+        sent = 1 if deliver else len(rows)
         return Task(
             "train",
-            (job, *(self.models[k] for k in used), *refs),
-            cost=float(self.sizes[clients].sum()),
-            returns=1 + len(rows) + bool(work.personal),
+            (job, *objects),
+            cost=float(self.federation.sizes[clients].sum()),
+            returns=1 + sent + (observe is not None) + turn.updates + stateful,
             home=int(clients[0]) // self.clients_per_actor if self.clients_per_actor else None,
         )
 
-    def _reduce(self, mixing: Mixing, shared: Segments, parts: dict[int, list[Ref]]) -> list[Ref]:
-        """Each LPS reduces its rows in the order of the blocks; then the GPS merges the common layers."""
-        new, commons = list(self.models), []
+    def _reduce(
+        self,
+        mixing: Mixing,
+        shared: Segments,
+        tasks: Sequence[Task],
+        sent: Sequence[Sequence[Ref]],
+        members: NDArray[np.int64] | None,
+    ) -> dict[int, tuple[Ref, int | None]]:
+        """Each LPS reduces its rows in the order of the blocks; what the GPS may learn, by row."""
+        parts: dict[int, list[Ref]] = {}  # output model -> its partial products, in block order
+        for task, refs in zip(tasks, sent, strict=True):
+            for row, ref in zip(task.args[0].rows.tolist(), refs, strict=True):
+                parts.setdefault(row, []).append(ref)
+        reduced: dict[int, tuple[Ref, int | None]] = {}
         for row in sorted(parts):
-            new[row], common = self.backend.serve(
+            self.models[row], fact = self.backend.serve(
                 row, "reduce", shared, mixing.common, self.models[row], *parts[row], returns=2
             )
-            commons.append(common)
-        merged = merge(self.backend.get(commons)) if mixing.common and commons else None
+            reduced[row] = (fact, None)
+            if members is not None:
+                self.vectors[row] = self.backend.serve(
+                    row, "accumulate", self.vectors[row], int(members[row]), *parts[row]
+                )[0]
+        return reduced
+
+    def _combine(
+        self, mixing: Mixing, shared: Segments, blocks: Sequence[slice], rows: Sequence[Ref]
+    ) -> dict[int, tuple[Ref, int | None]]:
+        """The LPSs multiply A with the trained rows, a few models in a call."""
+        weights = mixing.weights.tocsr()
+        keep = np.zeros(weights.shape[0])
+        if mixing.keep is not None:
+            keep = np.asarray(mixing.keep.sum(axis=1)).ravel()
+        filled = np.flatnonzero(np.diff(weights.indptr))
+        step = max(1, _COMBINED // max(1, self.spec.P))
+        reduced: dict[int, tuple[Ref, int | None]] = {}
+        for at, first in enumerate(range(0, len(filled), step)):
+            some = filled[first : first + step]
+            dense = weights[some].toarray()
+            wanted = [b for b, block in enumerate(blocks) if dense[:, block].any()]
+            *models, facts = self.backend.serve(
+                at,
+                "combine",
+                shared,
+                mixing.common,
+                [dense[:, blocks[b]] for b in wanted],
+                keep[some],
+                len(some),
+                *(self.models[k] for k in some.tolist()),
+                *(rows[b] for b in wanted),
+                returns=1 + len(some),
+            )
+            for place, row in enumerate(some.tolist()):
+                self.models[row] = models[place]
+                reduced[row] = (facts, place)
+        return reduced
+
+    def _broadcast(self, common: Segments, sums: list[Partial]) -> None:
+        """The GPS merges the common layers and sends them to every LPS."""
+        merged = merge(sums) if sums else None
         if merged is None:
-            return new
+            return
         values = self.backend.put(merged)
-        return [
-            self.backend.serve(row, "install", mixing.common, model, values)[0]
-            for row, model in enumerate(new)
+        self.models = [
+            self.backend.serve(row, "install", common, model, values)[0]
+            for row, model in enumerate(self.models)
         ]
 
     def evaluate(
-        self, assignment: NDArray[np.int64], personal: Segments
+        self,
+        assignment: NDArray[np.int64],
+        personal: Segments = (),
+        local: LocalObjective = SGD(),  # noqa: B008 (frozen)
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Test every client on its own test data with the model that it would use.
 
         Args:
             assignment: the model of each client ``(N,)``.
             personal: the ranges of the model that are the client's own, if any.
+            local: the local objective, which may make the model the client's own.
 
         Returns:
             Correctly classified test samples ``(N,)``, and sums of their losses ``(N,)`` in nats.
         """
         # A client with personal layers has a model of its own, whatever it shares.
-        own = np.arange(len(assignment)) if personal else assignment
-        plan = EvaluationPlan.of(own, self.tests, self.batch_size, batches=_PASSES)
+        own = bool(personal) or local.personal
+        owner = np.arange(len(assignment)) if own else assignment
+        plan = EvaluationPlan.of(owner, self.federation.test, self.batch_size, batches=_PASSES)
+        return self._pass(plan, assignment if own else None, "test", personal, local)
+
+    def losses(
+        self, clients: NDArray[np.int64], ids: Ragged, part: Part
+    ) -> NDArray[np.float64]:
+        """Mean loss of every model on samples of each client.
+
+        Args:
+            clients: ids ``(n,)``.
+            ids: the samples of all N clients.
+            part: whether these are training or test samples.
+
+        Returns:
+            ``(n, K)``; NaN for clients without such samples.
+        """
+        k, some = len(self.models), ids.take(clients)
+        tiled = Ragged(np.tile(some.values, k), _tiled_offsets(some.sizes, k))
+        models = np.repeat(np.arange(k), len(clients))
+        plan = EvaluationPlan.of(models, tiled, self.batch_size, batches=_PASSES)
+        _, sums = self._pass(plan, None, part, (), SGD())
+        with np.errstate(invalid="ignore"):
+            return (sums / tiled.sizes).reshape(k, len(clients)).T
+
+    def _pass(
+        self,
+        plan: EvaluationPlan,
+        assignment: NDArray[np.int64] | None,
+        part: Part,
+        personal: Segments,
+        local: LocalObjective,
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Do the forward passes of a plan; with an ``assignment`` its models are clients with their states."""
         tasks = []
         for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * self.batch_size):
             jobs = [plan.jobs[i] for i in group]
-            models = [int(assignment[job.model]) if personal else job.model for job in jobs]
+            models = [job.model if assignment is None else int(assignment[job.model]) for job in jobs]
             used = sorted(set(models))
-            refs, located = (
-                self.states.locate([job.model for job in jobs], len(used))
-                if personal
-                else ([], (None,) * len(jobs))
-            )
+            refs: list[Ref] = []
+            located: tuple[State, ...] = (None,) * len(jobs)
+            if assignment is not None:
+                refs, located = self.states.locate([job.model for job in jobs], len(used))
             items = tuple(
                 EvalItem(used.index(model), state, job.samples)
                 for model, state, job in zip(models, located, jobs, strict=True)
             )
-            message = EvalJob(items, self.batch_size, personal)
+            message = EvalJob(items, self.batch_size, personal, local, part)
             cost = float(sum(len(job.samples) for job in jobs))
             tasks.append(Task("evaluate", (message, *(self.models[k] for k in used), *refs), cost))
         reports = [EvalReport()] * len(tasks)
@@ -201,17 +402,122 @@ class Servers:
             reports[index] = answer[0]
         return plan.gather([c for r in reports for c in r.correct], [x for r in reports for x in r.loss])
 
+    def adapt(
+        self,
+        turn: Round,
+        clients: NDArray[np.int64],
+        models: NDArray[np.int64],
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], list[tuple[NDArray[np.int64], Ref]]]:
+        """Let clients train on from these models, and test what comes of it; nothing is averaged or kept.
+
+        Args:
+            turn: round, stage and work.
+            clients: ids ``(n,)``.
+            models: the model of each ``(n,)``.
+
+        Returns:
+            Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: positions in
+            ``clients``, and the rows ``(B, P)`` by reference.
+        """
+        size, stateful = self.block_size(len(clients)), self._state_size(turn) > 0
+        tasks, blocks = [], []
+        for first in range(0, len(clients), size):
+            block = slice(first, first + size)
+            used, start = np.unique(models[block], return_inverse=True)
+            objects = [self.models[k] for k in used]
+            states: tuple[State, ...] = ()
+            if stateful:
+                refs, states = self.states.locate(clients[block].tolist(), len(objects))
+                objects += refs
+            job = AdaptJob(
+                turn.round,
+                turn.stage,
+                clients[block],
+                start,
+                states,
+                turn.work,
+                turn.local,
+                turn.order,
+                self.batch_size,
+            )
+            cost = float(self.federation.sizes[clients[block]].sum())
+            tasks.append(Task("adapt", (job, *objects), cost, returns=2))
+            blocks.append(block)
+        correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
+        updates: list[Ref] = [None] * len(tasks)
+        for index, (scores, ref) in self.backend.run(tasks):
+            correct[blocks[index]], losses[blocks[index]] = scores
+            updates[index] = ref
+        everyone = np.arange(len(clients))
+        return correct, losses, [(everyone[b], ref) for b, ref in zip(blocks, updates, strict=True)]
+
+
+_COMBINED = 1 << 23
+"""Numbers of output models that one call of an LPS makes from trained rows (64 MB in double precision)."""
+
+
+def _is_dense(mixing: Mixing, blocks: Sequence[slice]) -> bool:
+    """Whether the blocks would send more sums than they have clients: then the trained rows are sent."""
+    columns = mixing.weights.tocsc()
+    sums = sum(len(np.unique(columns[:, block].indices)) for block in blocks)
+    return sums > columns.shape[1]
+
+
+def _slice(weights: sp.csr_array, block: slice) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """A block's part of A: the rows that it contributes to ``(R,)``, and their weights ``(R, B)``."""
+    part = weights[:, block].tocoo()
+    rows = np.unique(part.coords[0]).astype(np.int64)
+    dense = np.zeros((len(rows), part.shape[1]))
+    dense[np.searchsorted(rows, part.coords[0]), part.coords[1]] = part.data
+    return rows, dense
+
+
+def _rows(weights: sp.csr_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
+    """``weights[rows][:, block]``, dense."""
+    dense: NDArray[np.float64] = weights[rows][:, block].toarray()
+    return dense
+
+
+def _without(mixing: Mixing, plan: Plan, failures: Mapping[int, str]) -> Mixing:
+    """A without the columns of the clients that failed."""
+    if not failures:
+        return mixing
+    there = sp.diags_array((~np.isin(plan.cohort, list(failures))).astype(np.float64))
+
+    def drop(matrix: sp.csr_array) -> sp.csr_array:
+        kept = (matrix @ there).tocsr()
+        kept.eliminate_zeros()
+        return kept
+
+    keep = None if mixing.keep is None else drop(mixing.keep)
+    return replace(mixing, weights=drop(mixing.weights), keep=keep)
+
+
+def _combine(observation: Observation, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The remote task that puts the blocks' observations together."""
+    return observation.combine(blocks)
+
+
+def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.tile(sizes, times))])
+
 
 def _report(
-    plan: Plan, blocks: Sequence[slice], reports: Sequence[TrainReport], failures: Mapping[int, str]
+    plan: Plan,
+    blocks: Sequence[slice],
+    reports: Sequence[TrainReport],
+    failures: Mapping[int, str],
+    moved: NDArray[np.float64],
 ) -> RoundReport:
     losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
+    norms = np.full(len(plan.cohort), np.nan)
     busy: dict[int, float] = {}
     for block, report in zip(blocks, reports, strict=True):
-        losses[block], steps[block] = report.losses, report.steps
+        losses[block], steps[block], norms[block] = report.losses, report.steps, report.norms
         busy[report.pid] = busy.get(report.pid, 0.0) + report.seconds
     losses[np.isin(plan.cohort, list(failures))] = np.nan
-    return RoundReport(losses, steps, busy, failures)
+    up, down = sum(r.bytes_up for r in reports), sum(r.bytes_down for r in reports)
+    return RoundReport(losses, steps, norms, moved, busy, failures, up, down)
 
 
 def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:

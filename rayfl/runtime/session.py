@@ -25,8 +25,9 @@ from ray.autoscaler.sdk import request_resources
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import Config, load
-from rayfl.data import Federation, Samples, build_federation, fingerprint
+from rayfl.data import Federation, Samples, fingerprint
 from rayfl.data import data_root as default_root
+from rayfl.data.events import Stage, build_stages
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
@@ -165,19 +166,21 @@ def data_root(config: Config) -> Path:
     return config.data.root or default_root()
 
 
-def build(config: Config) -> tuple[Federation, HostSpec]:
-    """The federation and what its hosts run: a function of the config alone.
+def build(config: Config) -> tuple[tuple[Stage, ...], HostSpec]:
+    """The stages of the federation and what its hosts run: a function of the config alone.
 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
     """
     samples = config.data.load(data_root(config))
-    federation = build_federation(
+    stages = build_stages(
         samples,
         config.partition,
+        config.events,
         validation=config.partition.validation,
         test_samples=config.partition.test_samples,
         seed=config.seed,
+        rounds=config.rounds,
     )
     check_inputs(config.model, samples)
     spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
@@ -185,7 +188,7 @@ def build(config: Config) -> tuple[Federation, HostSpec]:
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)
-    return federation, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor)
+    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor)
 
 
 def check_inputs(model: Model, samples: Samples) -> None:
@@ -282,7 +285,8 @@ def make_backend(config: Config, plan: ResourcePlan) -> Backend:
 
 def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
-    federation, host = build(config)
+    stages, host = build(config)
+    federation = stages[0].federation
     inline = config.execution.backend == "inline"
     plan = arithmetic(config, federation, host, this_machine() if inline else this_cluster())
     backend = make_backend(config, plan)
@@ -291,6 +295,7 @@ def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop:
         {
             **machine(),
             "versions": versions(),
+            "dataset": federation.samples.name,
             "data": fingerprint(federation.samples),
             "engine": host.engine,
             "resources": plan.to_dict(),
@@ -302,7 +307,7 @@ def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop:
     training = config.training.model_copy(update={"engine": host.engine})
     directory.write_config(config.model_copy(update={"training": training}))
     try:
-        Driver(config, federation, backend, directory, host, emit, should_stop).run()
+        Driver(config, stages, backend, directory, host, emit, should_stop).run()
     finally:
         backend.close()
 

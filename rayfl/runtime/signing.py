@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,20 @@ from rayfl.clustering.memory import check_memory, free_memory
 from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, place, take, tile
 from rayfl.clustering.two_stage import nearest, sample
 from rayfl.data import Federation
+from rayfl.errors import ConfigError
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
 from rayfl.runtime.backend import Backend, Ref, Task
 from rayfl.runtime.jobs import SignJob
-from rayfl.training import raw_features
+from rayfl.training import LocalWork, raw_features
+
+
+@dataclass(frozen=True)
+class Trainee:
+    """What clients train for signatures of trained models: a model, by reference, and the work."""
+
+    model: Ref
+    work: LocalWork
 
 
 def cluster_clients(
@@ -36,40 +45,50 @@ def cluster_clients(
     round: int,
     block_size: int,
     tile_size: int = BLOCK,
+    ids: NDArray[np.int64] | None = None,
+    trained: Trainee | None = None,
+    stage: int = 0,
 ) -> tuple[Clusters, list[Transfer]]:
-    """Cluster all clients by their signatures, which stay in the object store.
+    """Cluster clients by their signatures, which stay in the object store.
 
     Up to ``tile_size`` clients, and relations of an exchange, are one remote task. Otherwise the client
     actors, which have nothing else to do then, make the tiles of ``tile_size`` x ``tile_size`` clients (or,
     above ``exact_up_to``, find the nearest representatives), and one task links them.
 
+    Args:
+        backend: who does the work.
+        federation: the clients' data.
+        clustering: the settings.
+        seed: the run's seed.
+        round: the coming round, for the ledger.
+        block_size: clients in a message.
+        tile_size: see above.
+        ids: which clients, ascending; default: all.
+        trained: for signatures of trained models: what the clients train.
+        stage: which stage of the federation.
+
     Returns:
-        The clusters, and the bytes that the signatures cost (4 a number).
+        The clusters (labels in the order of ``ids``), and the bytes that the signatures cost (4 a number).
 
     Raises:
         RayflError: before any signature is computed, if the clients are too many (see
             :func:`rayfl.clustering.cluster.refuse`).
     """
-    clients, groups = federation.clients, federation.groups
+    ids = np.arange(federation.clients) if ids is None else ids
+    clients = len(ids)
+    groups = None if federation.groups is None else federation.groups[ids]
     if not clustering.needs_signatures:
         return backend.get(backend.call(_cluster, clustering, groups, seed, clients, 0)), []
     refuse(clustering, clients)
-    public = _public_sample(federation, clustering.features.public_samples, seed)
-    fitted = clustering.features.fit(public, key(seed, "features"))
-    ids = np.arange(clients)
-    blocks = [ids[start : start + block_size] for start in range(0, len(ids), block_size)]
-    jobs = [SignJob(block, clustering.signature, fitted, seed) for block in blocks]
-    costs = [float(federation.sizes[block].sum()) for block in blocks]
-    signatures, floats = _collect(backend, "sign", jobs, costs, ())
+    jobs, signatures, transfers = _sign(
+        backend, federation, clustering, seed, round, block_size, ids, trained, stage
+    )
     relations: list[Ref] = []
-    down = answers = 0
     if clustering.signature.needs_exchange:
-        relations, answers = _collect(backend, "relate", jobs, costs, signatures)
-        down = floats * clients
-    up = floats + answers
-    transfers = [Transfer(round, "client_lps", "up", "signature", 4 * up)]
-    if down:
-        transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * down))
+        relations, answers = _collect(backend, "relate", jobs, _costs(federation, jobs), signatures)
+        sent = transfers[0].bytes
+        transfers[0] = replace(transfers[0], bytes=sent + 4 * answers)
+        transfers.append(Transfer(round, "client_lps", "down", "signature", sent * clients))
     if relations or clients <= tile_size:
         task = backend.call(
             _cluster, clustering, groups, seed, clients, len(signatures), *signatures, *relations
@@ -82,6 +101,60 @@ def cluster_clients(
         else:
             task = _link_representatives(backend, clustering, packed, groups, clients, seed)
     return backend.get(task), transfers
+
+
+def sign_clients(
+    backend: Backend,
+    federation: Federation,
+    clustering: Clustering,
+    seed: int,
+    round: int,
+    block_size: int,
+    ids: NDArray[np.int64],
+    trained: Trainee | None = None,
+    stage: int = 0,
+) -> tuple[list[NDArray[np.float32]], list[Transfer]]:
+    """The signatures of some clients, here, and the bytes that they cost."""
+    _, refs, transfers = _sign(
+        backend, federation, clustering, seed, round, block_size, ids, trained, stage
+    )
+    return [signature for block in backend.get(refs) for signature in block], transfers
+
+
+def _sign(
+    backend: Backend,
+    federation: Federation,
+    clustering: Clustering,
+    seed: int,
+    round: int,
+    block_size: int,
+    ids: NDArray[np.int64],
+    trained: Trainee | None,
+    stage: int,
+) -> tuple[list[SignJob], list[Ref], list[Transfer]]:
+    """The jobs and the signatures of blocks of clients, by reference, and the bytes that they cost."""
+    signature = clustering.signature
+    public = _public_sample(federation, clustering.features.public_samples, seed)
+    fitted = clustering.features.fit(public, key(seed, "features"))
+    extra: tuple[Ref, ...] = ()
+    work = None
+    if signature.trained:
+        if trained is None:
+            raise ConfigError(
+                "clustering.signature", f"{signature.name} is one of trained models", "use it in a run"
+            )
+        observation = signature.observation().prepare(federation.samples, seed)
+        extra, work = (backend.put(observation), trained.model), trained.work
+    jobs = [
+        SignJob(ids[first : first + block_size], signature, fitted, seed, stage, first, round, work)
+        for first in range(0, len(ids), block_size)
+    ]
+    refs, floats = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
+    return jobs, refs, [Transfer(round, "client_lps", "up", "signature", 4 * floats)]
+
+
+def _costs(federation: Federation, jobs: Sequence[SignJob]) -> list[float]:
+    return [float(federation.sizes[job.clients].sum()) for job in jobs]
 
 
 def _pack(

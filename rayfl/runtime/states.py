@@ -31,6 +31,9 @@ class ClientStates:
     def __len__(self) -> int:
         return len(self._where)
 
+    def __contains__(self, client: int) -> bool:
+        return client in self._where
+
     def copy(self) -> ClientStates:
         """The same states, untouched by later updates of these; the objects are shared."""
         other = ClientStates()

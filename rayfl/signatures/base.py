@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from rayfl.errors import DataError
 from rayfl.settings import Section
+from rayfl.training.observations import Observation
 
 
 class Signature(Section):
@@ -23,10 +24,12 @@ class Signature(Section):
         name: how users choose it.
         proximities: the proximities that can compare such signatures; the first is the default.
         needs_exchange: whether :meth:`relate` is part of the protocol.
+        trained: whether it is one of a model that the client trains first (:meth:`observation`), not of data.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ()
     needs_exchange: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
 
     name: str
 
@@ -43,6 +46,10 @@ class Signature(Section):
             DataError: if these data have no such signature (no samples, not finite).
         """
         raise NotImplementedError
+
+    def observation(self) -> Observation:
+        """What is computed of the client's trained model, for signatures that are ``trained``."""
+        raise NotImplementedError(f"{type(self).__name__} is no signature of trained models")
 
     def floats(self, signature: NDArray[np.floating]) -> int:
         """How many numbers the client sends to the server, for the communication ledger."""

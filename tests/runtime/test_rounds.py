@@ -20,7 +20,7 @@ from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.host import partial_product
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.lps import LocalServer, Partial, merge
-from rayfl.runtime.servers import Servers, cut_blocks
+from rayfl.runtime.servers import Round, Servers, cut_blocks
 from rayfl.runtime.session import build, run
 from rayfl.runtime.states import ClientStates
 from rayfl.training import LocalWork
@@ -52,8 +52,8 @@ def test_partial_products_sum_to_the_row_of_a_w() -> None:
     new, common = LocalServer().reduce(((0, 7),), ((1, 3), (5, 6)), np.zeros(7, np.float32), *parts)
     exact = weights @ w.astype(np.float64)
     np.testing.assert_array_equal(new, (exact / 20).astype(np.float32))
-    np.testing.assert_allclose(common.total, exact[[1, 2, 5]], rtol=1e-15)
-    assert common.weight == 20
+    np.testing.assert_allclose(common.common.total, exact[[1, 2, 5]], rtol=1e-15)
+    assert common.common.weight == 20
 
 
 def test_a_model_that_nobody_trained_is_kept() -> None:
@@ -61,7 +61,7 @@ def test_a_model_that_nobody_trained_is_kept() -> None:
     nothing = Partial(np.zeros(4), 0.0)
     new, common = LocalServer().reduce(((0, 4),), ((0, 2),), model, nothing)
     np.testing.assert_array_equal(new, model)
-    assert merge([common]) is None
+    assert merge([common.common]) is None
 
 
 def test_personal_numbers_are_not_averaged() -> None:
@@ -79,11 +79,10 @@ def test_the_gps_weighs_clusters_by_what_took_part() -> None:
 def _servers(
     settings: dict[str, Any], backend: InlineBackend, **options: Any
 ) -> tuple[Servers, Federation, HostSpec]:
-    federation, host = build(load(settings))
-    backend.start(federation, host)
-    servers = Servers(
-        backend, host.spec, federation.sizes, federation.test, block_size=lambda cohort: 2, **options
-    )
+    stages, host = build(load(settings))
+    federation = stages[0].federation
+    backend.start((federation,), host)
+    servers = Servers(backend, host.spec, federation, block_size=lambda cohort: 2, **options)
     servers.models = [host.spec.initial()]
     return servers, federation, host
 
@@ -101,11 +100,11 @@ def test_a_round_is_the_weighted_mean_of_the_clients_models(settings: dict[str, 
         for i, client in enumerate(cohort):
             servers.models = [host.spec.initial()]
             one = Plan(cohort[i : i + 1], plan.start[:1], plan.group[:1])
-            servers.train(0, one, work, Mixing(sp.csr_array(np.ones((1, 1)))))
+            servers.train(Round(0, one, work, Mixing(sp.csr_array(np.ones((1, 1))))))
             alone.append(servers.models[0].astype(np.float64))
             assert client == one.cohort[0]
         servers.models = [host.spec.initial()]
-        servers.train(0, plan, work, mixing)
+        servers.train(Round(0, plan, work, mixing))
         expected = (sizes @ np.stack(alone) / sizes.sum()).astype(np.float32)
         np.testing.assert_allclose(servers.models[0], expected, rtol=0, atol=1e-7)
     finally:
@@ -117,8 +116,8 @@ def _break(backend: InlineBackend, clients: set[int]) -> None:
     engine = backend._host.engine
     original = engine.train
 
-    def train(work: Any, round: int, ids: Any, indices: Any, start: Any) -> Any:
-        block = original(work, round, ids, indices, start)
+    def train(work: Any, round: int, ids: Any, indices: Any, start: Any, terms: Any) -> Any:
+        block = original(work, round, ids, indices, start, terms)
         failures = {row: "Traceback\nValueError: boom" for row, c in enumerate(ids) if c in clients}
         return replace(block, failures=failures)
 
@@ -134,7 +133,7 @@ def test_a_failing_client_stops_the_round_and_is_named(settings: dict[str, Any])
         plan = Plan(everyone, everyone * 0, everyone * 0)
         mixing = Mixing(sp.csr_array(federation.sizes[None, :].astype(np.float64)))
         with pytest.raises(ClientError, match="client 5 failed in round 7: ValueError: boom"):
-            servers.train(7, plan, LocalWork(1, 10, 0.1), mixing)
+            servers.train(Round(7, plan, LocalWork(1, 10, 0.1), mixing))
         np.testing.assert_array_equal(servers.models[0], host.spec.initial())
     finally:
         backend.close()
@@ -150,7 +149,7 @@ def test_a_tolerated_failure_is_left_out_of_the_average(settings: dict[str, Any]
             cohort = np.array(clients)
             servers.models = [host.spec.initial()]
             mixing = Mixing(sp.csr_array(federation.sizes[cohort][None, :].astype(np.float64)))
-            report = servers.train(0, Plan(cohort, cohort * 0, cohort * 0), work, mixing)
+            report = servers.train(Round(0, Plan(cohort, cohort * 0, cohort * 0), work, mixing))
             return servers.models[0], report
 
         without, _ = trained([0, 1, 3])

@@ -30,10 +30,11 @@ def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> Non
     }  # fmt: skip
     assert load(result.path / "config.yaml") == load(config, ["training.engine=batched"])  # what auto chose
     assert len(pd.read_csv(result.path / "rounds.csv")) == config.rounds == len(result.rounds)
-    assert result.clients["n"].tolist() == build(config)[0].sizes.tolist()
+    assert result.clients["n"].tolist() == build(config)[0][0].federation.sizes.tolist()
     assert result.clusters["timeline"][0]["round"] == 0
     assert result.communication["bytes"].sum() == result.summary["bytes_up"] + result.summary["bytes_down"]
-    federation, host = build(config)
+    stages, host = build(config)
+    federation = stages[0].federation
     spec: ModelSpec = host.spec
     final = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
     for k, vector in enumerate(final.models):

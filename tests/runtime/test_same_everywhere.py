@@ -110,7 +110,7 @@ def test_a_killed_actor_costs_only_its_block(
 ) -> None:
     config = load(_settings(settings, method, backend="ray", actors=2))
     directory = RunDirectory.create(config)
-    federation, host = build(config)
+    stages, host = build(config)
     backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
     killed: list[int] = []
     trained: list[int] = []
@@ -123,7 +123,7 @@ def test_a_killed_actor_costs_only_its_block(
                 os.kill(killed[0], signal.SIGKILL)
 
     try:
-        Driver(config, federation, backend, directory, host, kill_once).run()
+        Driver(config, stages, backend, directory, host, kill_once).run()
         assert len(killed) == 1
         assert killed[0] not in backend.pids()
     finally:
@@ -183,7 +183,7 @@ def test_stopped_while_clients_are_tested_and_resumed(
     """The round's training is done but its test is not: models and client states go back together."""
     config = load(_settings(settings, method))
     directory = RunDirectory.create(config)
-    federation, host = build(config)
+    stages, host = build(config)
     trained: list[bool] = []
 
     def watch(event: Event) -> None:
@@ -193,7 +193,7 @@ def test_stopped_while_clients_are_tested_and_resumed(
     backend = InlineBackend()
     try:
         with pytest.raises(Interrupted):
-            Driver(config, federation, backend, directory, host, watch, lambda: bool(trained)).run()
+            Driver(config, stages, backend, directory, host, watch, lambda: bool(trained)).run()
     finally:
         backend.close()
     assert_same(_inline(inline, settings, method), resume(directory.path))

@@ -40,9 +40,10 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def started(backend: Backend, settings: dict[str, Any]) -> Iterator[tuple[Backend, Federation]]:
-    federation, host = build(load(settings))
+    stages, host = build(load(settings))
+    federation = stages[0].federation
     try:
-        backend.start(backend.put(federation), host)
+        backend.start(backend.put((federation,)), host)
         yield backend, federation
     finally:
         backend.close()
@@ -83,10 +84,11 @@ def test_tiles_are_what_one_task_finds(proximity: str, settings: dict[str, Any])
 @pytest.mark.parametrize("clustering", [EXACT, STAGED], ids=["exact", "two-stage"])
 def test_blocks_of_any_size_come_in_order(clustering: Clustering, settings: dict[str, Any]) -> None:
     """What the tasks find is what one process finds that holds all signatures in the order of the ids."""
-    federation, host = build(load(settings))
+    stages, host = build(load(settings))
+    federation = stages[0].federation
     backend = InlineBackend()
     try:
-        backend.start(federation, host)
+        backend.start((federation,), host)
         everyone = SignJob(np.arange(federation.clients), Subspace(), Identity().fit(np.zeros(0), 0), 3)
         signatures = backend._host.sign(everyone)[1]
         expected = cluster_signatures(clustering, signatures, groups=federation.groups, seed=3)

@@ -1,0 +1,233 @@
+"""What algorithms and the runtime say to each other: plain data, and what the servers may ask of clients.
+
+Symbols: ``N`` clients, ``M`` of them in a round's cohort, ``K`` models at the servers, ``P`` numbers in a
+model, ``n_i`` training samples of client ``i``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Protocol
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.config import Clustering
+from rayfl.local import LocalObjective
+from rayfl.models import ModelSpec
+from rayfl.ordering import Ordering
+from rayfl.sampling import Sampling
+from rayfl.settings import Section
+from rayfl.training import Segments, Training
+
+
+Split = Literal["train", "validation", "test"]
+"""A part of a client's data."""
+
+
+class Hierarchy(Section):
+    """The servers: one local parameter server (LPS) a cluster, one global one (GPS) above them."""
+
+    common_layers: Annotated[int, Field(ge=0)] | Literal["none", "all"] | tuple[str, ...] = Field(
+        "none",
+        description="layers that the GPS averages over all clusters: how many first ones, or their names",
+    )
+    global_every: int = Field(1, ge=1, description="local rounds between two global rounds (kappa)")
+    lps_actors: int = Field(
+        2,
+        ge=1,
+        description="most LPS actors; many small clusters share one, and the results do not depend on it",
+    )
+
+    @field_validator("common_layers", mode="before")
+    @classmethod
+    def _single_name(cls, value: object) -> object:
+        if isinstance(value, bool):  # YAML's yes and no are not 1 and 0 layers
+            raise ValueError("give 'all', 'none', a number of layers or their names, not true or false")
+        return (value,) if isinstance(value, str) and value not in ("none", "all") else value
+
+    def common(self, spec: ModelSpec) -> Segments:
+        """The common layers as ranges of the flat parameter vector.
+
+        Raises:
+            ConfigError: if a layer is not one of the model's.
+        """
+        if self.common_layers == "none" or self.common_layers == 0:
+            return ()
+        if self.common_layers == "all":
+            return ((0, spec.P),)
+        if isinstance(self.common_layers, int):
+            return tuple(spec.segment(first=self.common_layers))
+        return tuple(spec.segment(self.common_layers))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What an algorithm may know of a run: the public facts, no samples.
+
+    Attributes:
+        clients: N, all that ever take part.
+        sizes: n_i, ``(N,)``; 0 for clients that are not there.
+        spec: the model's flat layout.
+        rounds: planned number of rounds.
+        seed: the run's seed.
+        training, hierarchy, clustering: the config sections of these names.
+        local: the clients' local objective.
+        order: the order of a client's samples.
+        sampling: who is asked to take part in a round.
+    """
+
+    clients: int
+    sizes: NDArray[np.int64]
+    spec: ModelSpec
+    rounds: int
+    seed: int
+    training: Training
+    hierarchy: Hierarchy
+    clustering: Clustering
+    local: LocalObjective
+    order: Ordering
+    sampling: Sampling
+
+    @property
+    def present(self) -> NDArray[np.int64]:
+        """The ids of the clients that are there, ascending."""
+        return np.flatnonzero(self.sizes > 0)
+
+
+@dataclass(frozen=True)
+class ServerState:
+    """All that the servers remember between rounds, except the models' numbers.
+
+    Attributes:
+        round: rounds completed.
+        models: K.
+        assignment: the model that each client uses, ``(N,)`` in ``range(K)``.
+        clustered: whether the clients have been clustered.
+        extra: a method's own arrays, by name.
+    """
+
+    round: int
+    models: int
+    assignment: NDArray[np.int64]
+    clustered: bool = False
+    extra: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Who trains in a round.
+
+    Attributes:
+        cohort: client ids ``(M,)``, sorted by (group, id); blocks are cut from it in this order.
+        start: the model that each starts from, ``(M,)`` in ``range(K)``.
+        group: the local parameter server that each reports to, ``(M,)``.
+    """
+
+    cohort: NDArray[np.int64]
+    start: NDArray[np.int64]
+    group: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """How trained models become the next ones.
+
+    Model ``k`` becomes ``(sum_j a_kj w_j + b_k w_k) / (sum_j a_kj + b_k)``, with ``b_k = sum_j b_kj``, over the
+    clients ``j`` that delivered; a row without any keeps its model. Whole numbers such as ``n_i`` make the
+    sums exact to 2^-53.
+
+    Attributes:
+        weights: ``a``, ``A`` before its rows are normalised, sparse ``(K', M)``.
+        keep: ``b``, how much of the old model each client's turn leaves in place (FedNova), sparse ``(K', M)``
+            with entries where ``weights`` has some; None for none.
+        common: ranges of the parameter vector that the GPS then averages over all models by the weight that
+            took part in each, and sends back to every LPS; empty when this round has no global step.
+        parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models are the same K as before.
+    """
+
+    weights: sp.csr_array
+    common: Segments = ()
+    keep: sp.csr_array | None = None
+    parents: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class Regrouping:
+    """New clusters.
+
+    Attributes:
+        state: the state with the new number of models and assignment.
+        parents: the old model that each new one starts from, ``(K_new,)``.
+        clusters: the clustering by signatures that they come from, if any.
+        facts: what else there is to say in ``clusters.json``.
+    """
+
+    state: ServerState
+    parents: NDArray[np.int64]
+    clusters: Clusters | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundReport:
+    """What came back from a round, in the order of the cohort.
+
+    Attributes:
+        losses: mean local training loss ``(M,)``; NaN for clients that failed.
+        steps: local steps ``(M,)``.
+        norms: length of each client's update ``|w_i - w|``, ``(M,)``; NaN likewise.
+        moved: how far each model moved ``|w_k' - w_k|``, ``(K,)``; 0 where it was kept.
+        busy: seconds that each worker process spent training, by process id.
+        failures: client id -> traceback.
+        bytes_up, bytes_down: what the cohort sent and received.
+    """
+
+    losses: NDArray[np.float64]
+    steps: NDArray[np.int64]
+    norms: NDArray[np.float64]
+    moved: NDArray[np.float64]
+    busy: Mapping[int, float]
+    failures: Mapping[int, str]
+    bytes_up: int = 0
+    bytes_down: int = 0
+
+
+class Clients(Protocol):
+    """What the servers may ask of the clients besides training. The answers are functions of the state, so
+    asking again, after a resume for instance, gives the same answer."""
+
+    def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
+        """Mean loss of every model on a part of each client's data, ``(len(clients), K)``; NaN without data."""
+        ...
+
+    def cluster(self, clustering: Clustering) -> Clusters:
+        """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent."""
+        ...
+
+    def signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64]
+    ) -> list[NDArray[np.float32]]:
+        """The signatures of some clients."""
+        ...
+
+    def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cosine similarities of the clients' latest updates, ``(n, n)``.
+
+        Clients that never sent one have similarity NaN. Only for algorithms with ``keeps_updates``.
+        """
+        ...
+
+    def adapted(
+        self, clients: NDArray[np.int64], models: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Train each client from ``models[i]`` and compare its update with everybody's latest update.
+
+        Returns:
+            Cosines ``(n, N)``; NaN where a client never sent an update.
+        """
+        ...

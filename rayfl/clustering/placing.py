@@ -1,0 +1,71 @@
+"""Which cluster newcomers join, from everybody's signatures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.clustering.config import Clustering
+from rayfl.clustering.linkage import Labels
+from rayfl.clustering.newcomers import extend, newcomer_rows, place_newcomers
+from rayfl.clustering.proximity import condensed_distances
+
+
+def place(
+    clustering: Clustering,
+    signatures: Sequence[NDArray[np.floating]],
+    old_labels: NDArray[np.integer],
+    threshold: float,
+    next_id: int,
+) -> Labels:
+    """PACFL's Algorithm 9: the clusters of B newcomers.
+
+    Args:
+        clustering: proximity and linkage, as used for the old clients.
+        signatures: of the M old clients, then of the B newcomers.
+        old_labels: clusters of the old clients ``(M,)``.
+        threshold: beta of the old clusters; if NaN (there was no tree) newcomers join the cluster nearest on
+            average.
+        next_id: the first cluster id never used so far, for newcomers that found their own.
+
+    Returns:
+        ``(B,)``.
+    """
+    old, new = signatures[: len(old_labels)], signatures[len(old_labels) :]
+    rows = newcomer_rows(clustering.measure, old, new)
+    beta = np.inf if np.isnan(threshold) else threshold
+    everyone = extend(condensed_distances(clustering.measure, old), rows)
+    return place_newcomers(everyone, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
+
+
+def adopt(
+    old_new_labels: NDArray[np.integer],
+    old_labels: NDArray[np.integer],
+    newcomer_labels: NDArray[np.integer],
+    next_id: int,
+) -> Labels:
+    """Clusters of newcomers by a clustering of everybody, in terms of the clusters that old clients have.
+
+    A newcomer takes the cluster of most old clients that the new clustering puts beside it (ties: the
+    smaller id); where there are none it founds one.
+
+    Args:
+        old_new_labels: new labels of the M old clients.
+        old_labels: the clusters that they have and keep ``(M,)``.
+        newcomer_labels: new labels of the B newcomers.
+        next_id: the first id never used so far.
+
+    Returns:
+        ``(B,)``.
+    """
+    found = np.empty(len(newcomer_labels), np.int64)
+    founded: dict[int, int] = {}
+    for i, label in enumerate(newcomer_labels.tolist()):
+        beside = old_labels[old_new_labels == label]
+        if len(beside):
+            found[i] = np.bincount(beside).argmax()
+        else:
+            found[i] = founded.setdefault(label, next_id + len(founded))
+    return found

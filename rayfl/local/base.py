@@ -1,0 +1,124 @@
+"""The contract of a local objective; its defaults are plain SGD.
+
+An objective has a side at the servers (the settings of the work, the weights of the average, a vector of its
+own beside every model) and a side at the client (what its state means, which terms enter the gradient, what
+it sends). Both are pure functions of arrays, so that any algorithm can use any objective.
+
+Shapes: B clients of a block, P numbers in a model, S in a client's state, Q in a server's vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rayfl.models import ModelSpec
+from rayfl.settings import Section
+from rayfl.training import LocalWork, Terms, TrainedBlock, Training
+
+Test = Callable[[torch.Tensor, int], float]
+"""Accuracy in [0, 1] of a model ``(P,)`` on the validation part of the client at a row of the block; NaN if it
+has none."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the clients of a block have when a round begins.
+
+    Attributes:
+        spec: the model's layout.
+        work: the round's work.
+        models: the models that they start from, ``(B, P)``; not to be changed.
+        server: the vectors that came with these models, ``(B, Q)``.
+        state: the clients' own, ``(B, S)``; zeros for one that never took part.
+        fresh: which never took part, ``(B,)``.
+        sizes: their training samples ``(B,)``.
+        test: for objectives that look at validation accuracy.
+    """
+
+    spec: ModelSpec
+    work: LocalWork
+    models: torch.Tensor
+    server: torch.Tensor
+    state: torch.Tensor
+    fresh: NDArray[np.bool_]
+    sizes: NDArray[np.int64]
+    test: Test
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the clients of a block keep and send after training.
+
+    Attributes:
+        rows: the models that they send, ``(B, P)``.
+        state: their new states, ``(B, S)``.
+        server: what they add to the server's vector, ``(B, Q)``.
+        kept: 1 where a client's number takes part in the average, 0 where not, ``(B, P)``; None for all ones.
+        bytes_up, bytes_down: bytes sent and received by each client ``(B,)``; None for the whole model both
+            ways (and ``Q`` numbers likewise).
+    """
+
+    rows: torch.Tensor
+    state: torch.Tensor
+    server: torch.Tensor
+    kept: torch.Tensor | None = None
+    bytes_up: NDArray[np.int64] | None = None
+    bytes_down: NDArray[np.int64] | None = None
+
+
+class LocalObjective(Section):
+    """Base of the local objectives, chosen by name; one a file in ``rayfl/local``."""
+
+    name: str = ""
+
+    personal: ClassVar[bool] = False
+    """Whether a client's model is its own, made of the server's and its state (:meth:`client_model`)."""
+
+    masks: ClassVar[bool] = False
+    """Whether clients leave numbers out of the average (``Outcome.kept``)."""
+
+    def work(self, work: LocalWork) -> LocalWork:
+        """The round's work with this objective's settings."""
+        return work
+
+    def weights(
+        self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """How much each client counts in its average.
+
+        Args:
+            sizes: n_i of the cohort, ``(M,)``.
+            rows: the model that each contributes to, ``(M,)``.
+            training: the config section.
+
+        Returns:
+            ``a (M,)``, and ``b (M,)`` or None: see :class:`~rayfl.algorithms.Mixing`.
+        """
+        return sizes.astype(np.float64), None
+
+    def state_size(self, spec: ModelSpec) -> int:
+        """S: numbers that a client keeps between rounds."""
+        return 0
+
+    def server_size(self, spec: ModelSpec) -> int:
+        """Q: numbers that a server keeps beside a model, and sends along with it. They start at zero, and
+        after a round the sum of what clients sent, over the number of the model's clients, is added."""
+        return 0
+
+    def terms(self, start: Start) -> Terms:
+        """What enters the gradient of each client."""
+        return Terms()
+
+    def finish(self, start: Start, block: TrainedBlock) -> Outcome:
+        """What the clients keep and send."""
+        return Outcome(block.rows, start.state, start.server)
+
+    def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
+        """The client's own model ``(P,)``, from the server's and the client's state ``(S,)``."""
+        return model

@@ -1,0 +1,47 @@
+"""FedNova: normalised averaging of clients that take different numbers of steps. Wang et al., NeurIPS 2020."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.local.base import LocalObjective
+from rayfl.training import Training
+
+
+class FedNova(LocalObjective):
+    """``w <- w - eta tau_eff sum_i p_i d_i`` with ``d_i = (w - w_i) / (eta |a_i|_1)`` (Equation 7).
+
+    ``p_i = n_i / n``; ``|a_i|_1`` is the number tau_i of local steps, with momentum rho
+    ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)``; ``tau_eff = sum_i p_i |a_i|_1``. In terms of
+    ``W_new = A W``: client i counts ``n_i tau_eff / |a_i|_1``, and the model itself what is left of ``n_i``.
+    With equal numbers of steps this is FedAvg, bit for bit.
+    """
+
+    name: Literal["fednova"] = "fednova"
+
+    def weights(
+        self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """The normalised weights within each model's clients."""
+        n = sizes.astype(np.float64)
+        a = accumulated(training.epochs * -(-sizes // training.batch_size), training.momentum)
+        _, group = np.unique(rows, return_inverse=True)
+        samples = np.bincount(group, weights=n)
+        effective = (np.bincount(group, weights=n * a) / samples)[group]  # tau_eff
+        # Where all take as many steps the sums above may still round: say exactly 1 there.
+        least, most = np.full(len(samples), np.inf), np.zeros(len(samples))
+        np.minimum.at(least, group, a)
+        np.maximum.at(most, group, a)
+        ratio = np.where((least == most)[group], 1.0, effective / a)
+        return n * ratio, n * (1 - ratio)
+
+
+def accumulated(steps: NDArray[np.int64], momentum: float) -> NDArray[np.float64]:
+    """``|a_i|_1``: how often the gradients of ``steps`` local steps are counted in the local update."""
+    tau = steps.astype(np.float64)
+    if momentum == 0:
+        return tau
+    return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)

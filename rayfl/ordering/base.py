@@ -1,0 +1,64 @@
+"""The contract of an order of samples; the default is FedAvg's: all of them, shuffled anew in every epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rayfl.models import ModelSpec
+from rayfl.settings import Section
+from rayfl.training import LocalWork
+
+Visits = Sequence[Sequence[NDArray[np.intp]]]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """What the clients of a block have when a round begins.
+
+    Attributes:
+        spec: the model's layout.
+        work: the round's work.
+        round: 0-based.
+        seed: the run's seed.
+        clients: ids ``(B,)``.
+        sizes: their training samples ``(B,)``.
+        models: the models that they received ``(B, P)``.
+        state: what :meth:`Ordering.keep` kept ``(B, S)``; zeros for a client that never took part.
+        fresh: which never took part ``(B,)``.
+        logits: outputs ``(n, C)`` and labels ``(n,)`` for a model ``(P,)`` on the training samples of the
+            client at a row of the block.
+    """
+
+    spec: ModelSpec
+    work: LocalWork
+    round: int
+    seed: int
+    clients: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    models: torch.Tensor
+    state: torch.Tensor
+    fresh: NDArray[np.bool_]
+    logits: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Ordering(Section):
+    """A way to order a client's samples, chosen by name; one a file in ``rayfl/ordering``."""
+
+    name: str = ""
+
+    def state_size(self, spec: ModelSpec) -> int:
+        """S: numbers that a client keeps between rounds for it."""
+        return 0
+
+    def visits(self, arrival: Arrival) -> Visits | None:
+        """For each client the positions among its samples that every local step visits; None: shuffled."""
+        return None
+
+    def keep(self, rows: torch.Tensor) -> torch.Tensor:
+        """What clients keep of their trained models ``(B, P)``: ``(B, S)``."""
+        return rows[:, :0]

@@ -1,0 +1,159 @@
+"""What an algorithm may ask of the clients between rounds, answered by the client actors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms.contract import Split
+from rayfl.clustering import cosines
+from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.config import Clustering
+from rayfl.data import Federation
+from rayfl.evaluation import Transfer
+from rayfl.runtime.backend import Ref, Task
+from rayfl.runtime.servers import Round, Servers
+from rayfl.runtime.signing import Trainee, cluster_clients, sign_clients
+from rayfl.runtime.states import pack_rows
+
+_TILE = 128
+"""Updates in a block of the cosine matrix."""
+
+
+class Asking:
+    """The :class:`~rayfl.algorithms.contract.Clients` of a run.
+
+    Args:
+        servers: the models and the latest updates.
+        federation, stage: the data now.
+        seed: the run's seed.
+        round: the coming round.
+        turn: the work of a round without average, for clients that train on.
+        account: told what is sent.
+    """
+
+    def __init__(
+        self,
+        servers: Servers,
+        federation: Federation,
+        stage: int,
+        seed: int,
+        round: int,
+        turn: Callable[[], Round],
+        account: Callable[[Transfer], None],
+    ) -> None:
+        self.servers, self.federation, self.stage = servers, federation, stage
+        self.seed, self.round, self.turn, self.account = seed, round, turn, account
+        self.backend = servers.backend
+
+    def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
+        """Mean loss of every model on a part of each client's data ``(n, K)``."""
+        ids = {
+            "train": self.federation.train,
+            "validation": self.federation.validation,
+            "test": self.federation.test,
+        }[split]
+        return self.servers.losses(clients, ids, "test" if split == "test" else "train")
+
+    def cluster(self, clustering: Clustering) -> Clusters:
+        """Cluster all clients that are there; labels ``(N,)``, -1 for the others."""
+        present = np.flatnonzero(self.federation.sizes > 0)
+        clusters, transfers = cluster_clients(
+            self.backend,
+            self.federation,
+            clustering,
+            self.seed,
+            self.round,
+            self.servers.block_size(len(present)),
+            ids=present,
+            trained=self._trainee(),
+            stage=self.stage,
+        )
+        for transfer in transfers:
+            self.account(transfer)
+        return replace(clusters, labels=spread_labels(clusters, present, self.federation.clients))
+
+    def signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64]
+    ) -> list[NDArray[np.float32]]:
+        """The signatures of some clients."""
+        signatures, transfers = sign_clients(
+            self.backend,
+            self.federation,
+            clustering,
+            self.seed,
+            self.round,
+            self.servers.block_size(len(clients)),
+            clients,
+            self._trainee(),
+            self.stage,
+        )
+        for transfer in transfers:
+            self.account(transfer)
+        return signatures
+
+    def _trainee(self) -> Trainee:
+        """What clients train for signatures of trained models: the first model, as in a round."""
+        return Trainee(self.servers.models[0], self.turn().work)
+
+    def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Cosine similarities of the clients' latest updates ``(n, n)``, in tiles on the client actors."""
+        known = np.array([c in self.servers.updates for c in clients.tolist()], np.bool_)
+        found = np.full((len(clients), len(clients)), np.nan)
+        inner = self._cosines(clients[known], clients[known])
+        found[np.ix_(known, known)] = (inner + inner.T) / 2
+        np.fill_diagonal(found, 1.0)
+        return found
+
+    def _cosines(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.float64]:
+        blocks_left, blocks_right = self._blocks(left), self._blocks(right)
+        same = np.array_equal(left, right)
+        tasks, at = [], []
+        for i, rows in enumerate(blocks_left):
+            for j, columns in enumerate(blocks_right):
+                if not (same and j < i):
+                    tasks.append(Task("apply", (cosines.tile, rows, columns), 1.0, returns=2))
+                    at.append((i, j))
+        found = np.zeros((len(left), len(right)))
+        for index, (_, ref) in self.backend.run(tasks):
+            i, j = at[index]
+            tile = self.backend.get(ref)
+            rows, columns = slice(i * _TILE, (i + 1) * _TILE), slice(j * _TILE, (j + 1) * _TILE)
+            found[rows, columns] = tile
+            if same:
+                found[columns, rows] = tile.T
+        return found
+
+    def _blocks(self, clients: NDArray[np.int64]) -> list[Ref]:
+        """Their latest updates, in blocks of ``_TILE`` rows."""
+        blocks = []
+        for first in range(0, len(clients), _TILE):
+            refs, places = self.servers.updates.locate(clients[first : first + _TILE].tolist(), 0)
+            blocks.append(self.backend.call(pack_rows, places, *refs))
+        return blocks
+
+    def adapted(
+        self, clients: NDArray[np.int64], models: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Train each client from a model; cosines of its update with everybody's latest ``(n, N)``."""
+        _, _, updates = self.servers.adapt(self.turn(), clients, models)
+        everyone = np.array([c for c in range(self.federation.clients) if c in self.servers.updates], np.int64)
+        found = np.full((len(clients), self.federation.clients), np.nan)
+        blocks = self._blocks(everyone)
+        for at, rows in updates:
+            for k, columns in enumerate(blocks):
+                ids = everyone[k * _TILE : (k + 1) * _TILE]
+                found[np.ix_(at, ids)] = self.backend.get(self.backend.call(cosines.tile, rows, columns))
+        return found
+
+
+def spread_labels(clusters: Clusters, present: NDArray[np.int64], clients: int) -> NDArray[np.int64]:
+    """Labels of those present as labels of all N, -1 for the others."""
+    labels = np.full(clients, -1, np.int64)
+    labels[present] = clusters.labels
+    return labels
+
+

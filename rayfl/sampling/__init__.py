@@ -1,0 +1,8 @@
+"""Who is asked to take part in a round."""
+
+from rayfl.sampling.base import Candidates, Sampling
+from rayfl.settings import discover
+
+SAMPLINGS = discover("rayfl.sampling", Sampling)
+
+__all__ = ["SAMPLINGS", "Candidates", "Sampling"]
