@@ -321,6 +321,18 @@ def test_mix_puts_datasets_side_by_side(tmp_path: Path) -> None:
     np.testing.assert_array_equal(samples.domain_test, samples.y_test // 10)
 
 
+def test_mix_says_in_its_name_what_is_not_as_in_mix_4() -> None:
+    mix = DATASETS["mix"]
+    assert mix().title(["a", "b"]) == "a+b"  # type: ignore[attr-defined]
+    replaced = mix(sources=("cifar10", "emnist_letters", "fashion_mnist", "usps"))
+    assert replaced.title(["x"]) == "x (MIX-4 with svhn replaced by emnist_letters)"  # type: ignore[attr-defined]
+    assert [part.stem() for part in replaced.parts()][1] == "emnist_letters"  # type: ignore[attr-defined]
+    fewer = mix(sources=("cifar10", "fashion_mnist", "usps"))
+    assert fewer.title(["x"]) == "x (MIX-4 without svhn)"  # type: ignore[attr-defined]
+    another = mix(sources=("digits", "usps"))
+    assert another.title(["digits", "usps"]) == "digits+usps"  # type: ignore[attr-defined]
+
+
 def test_mix_refuses_what_it_does_not_know() -> None:
     with pytest.raises(ValidationError, match="did you mean 'cifar10'"):
         DATASETS["mix"](sources=("cifar_10",))
