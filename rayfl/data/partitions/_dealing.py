@@ -52,6 +52,11 @@ def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:
         )
 
 
+def evenly(total: int, parts: int) -> list[int]:
+    """``total`` in ``parts`` whole numbers that differ by one at most, the larger ones first."""
+    return [total // parts + (place < total % parts) for place in range(parts)]
+
+
 class SizedPartition(Partition):
     """A partition whose clients may have different numbers of samples."""
 

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Samples
-from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels, dirichlet_owners
+from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels, dirichlet_owners, evenly
 from rayfl.errors import DataError
 from rayfl.random import generator
 
@@ -86,7 +86,7 @@ class Domains(SizedPartition):
                 f"partition.clients: {self.clients} clients for {sources} domains; use {sources} or more"
             )
         if self.clients_per_domain is None:
-            return [self.clients // sources + (place < self.clients % sources) for place in range(sources)]
+            return evenly(self.clients, sources)
         if len(self.clients_per_domain) != sources:
             raise DataError(
                 f"partition.clients_per_domain: {len(self.clients_per_domain)} numbers for "

@@ -1,0 +1,56 @@
+"""Every client has the labels of one block, and all agree on what they mean."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.base import Assignment, Samples
+from rayfl.data.partitions._dealing import SizedPartition, check_labels, evenly
+from rayfl.data.partitions.tasks import Task, Tasks
+from rayfl.errors import DataError
+
+
+class LabelBlocks(SizedPartition):
+    """Label blocks: the labels in order are cut into blocks, every client has samples of one block.
+
+    With two clients the congruent control of CFL (Sattler, Mueller, Samek 2020, section V-C): one holds
+    the labels 0-4, the other 5-9. One model serves both, so nothing must be split: the planted group is
+    the same for all, unless ``planted`` says otherwise. Clients are numbered block by block.
+    """
+
+    name: Literal["label_blocks"] = "label_blocks"
+    clients: int = Field(2, ge=1, description="number of clients N; they are spread evenly over the blocks")
+    blocks: int = Field(2, ge=1, description="number of blocks")
+    planted: Literal["one", "blocks"] = Field(
+        "one", description="one: all clients are one group, as one model serves them; blocks: a group a block"
+    )
+
+    @override
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        check_labels(samples.y_train, samples.classes, self.clients)
+        most = min(samples.classes, self.clients)
+        if self.blocks > most:
+            raise DataError(
+                f"partition.blocks: {samples.classes} labels and {self.clients} clients do not make "
+                f"{self.blocks} blocks; use at most {most}"
+            )
+        blocks = np.array_split(np.arange(samples.classes), self.blocks)
+        tasks = tuple(
+            Task(labels=tuple(block.tolist()), clients=clients, samples=self.samples)
+            for block, clients in zip(blocks, evenly(self.clients, self.blocks), strict=True)
+        )
+        dealt = Tasks(
+            tasks=tasks,
+            clients=self.clients,
+            sizes=self.sizes,
+            spread=self.spread,
+            min_samples=self.min_samples,
+        ).assign(samples, seed)
+        assert dealt.groups is not None
+        return Assignment(
+            dealt.clients, dealt.groups if self.planted == "blocks" else np.zeros_like(dealt.groups)
+        )
