@@ -1,4 +1,4 @@
-"""The command line: ``rayfl run | resume | prepare | list | report | compare | doctor``."""
+"""The command line: ``rayfl run | resume | partition | prepare | list | report | compare | doctor``."""
 
 from __future__ import annotations
 
@@ -132,6 +132,32 @@ def resume(
         display.close()
     out.print(closing_table([result.summary]))
     _say(f"run directory: {_short(result.path)}")
+
+
+@app.command()
+def partition(
+    config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
+    overrides: Overrides = None,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="folder for pictures and tables; default: ./partition-<name>")
+    ] = None,
+    measures: Annotated[
+        str, typer.Option(help="distances to measure, separated by commas; all if left out")
+    ] = "",
+    compare_clients: Annotated[
+        int, typer.Option("--compare", help="of more clients, so many are drawn and compared")
+    ] = 100,
+) -> None:
+    """Show how a config divides its data among clients, and how different they are; train nothing."""
+    from rayfl.config import load
+    from rayfl.report import partition as report_partition
+
+    loaded = load(config, overrides or [])
+    names = [name for name in map(str.strip, measures.split(",")) if name]
+    found = report_partition.view(loaded, names, compare_clients)
+    report_partition.show(found, out)
+    for path in report_partition.write(found, out_folder or Path(f"partition-{loaded.name}")):
+        _say(f"written: {_short(path)}")
 
 
 @app.command()

@@ -1,0 +1,376 @@
+"""``rayfl partition``: what a partition looks like, without training."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rayfl.config import Config
+from rayfl.data import Federation, build_federation, data_root, describe
+from rayfl.data.heterogeneity.base import Measure
+from rayfl.data.heterogeneity.distances import (
+    MEASURES,
+    AverageDistance,
+    average,
+    distance_matrix,
+    draw_clients,
+)
+from rayfl.errors import ConfigError, DataError, nearest
+
+SHOWN_CLIENTS = 12
+"""Rows of the table of clients; of more, the first and the last are shown."""
+
+SHOWN_CLASSES = 12
+"""With more classes the table says how many labels a client has instead of how many samples of each."""
+
+DRAWN_CLIENTS = 1000
+"""Rows of the picture of clients and classes; of more clients, evenly spaced ones are drawn."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measure of a partition.
+
+    Attributes:
+        measure: with its settings.
+        average: over the pairs that were compared; None if the measure is not defined for these data.
+        values: between the clients that were compared ``(m, m)``; None likewise.
+        refused: why it is not defined, else empty.
+    """
+
+    measure: Measure
+    average: AverageDistance | None = None
+    values: NDArray[np.float64] | None = None
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    """What there is to see of a partition.
+
+    Attributes:
+        config: what was asked for.
+        federation: the clients.
+        clients: a row a client (:func:`rayfl.data.describe`).
+        compared: ids of the clients between which distances were measured ``(m,)``, rising.
+        measured: a measure each.
+    """
+
+    config: Config
+    federation: Federation
+    clients: pd.DataFrame
+    compared: NDArray[np.int64]
+    measured: tuple[Measured, ...]
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """Training samples of each client and class ``(N, C)``."""
+        classes = [f"class_{label}" for label in range(self.federation.samples.classes)]
+        return self.clients[classes].to_numpy(np.int64)
+
+    def summary(self) -> dict[str, Any]:
+        """Plain values, as written to ``partition.json``."""
+        samples, groups = self.federation.samples, self.federation.groups
+        return {
+            "dataset": samples.name,
+            "partition": self.config.partition.model_dump(mode="json"),
+            "seed": self.config.seed,
+            "clients": self.federation.clients,
+            "classes": samples.classes,
+            "unused_samples": len(samples.y_train) - len(np.unique(_plain(self.federation))),
+            "sizes": {name: _spread(self.clients[name]) for name in ("n", "validation", "test")},
+            "labels_per_client": _spread((self.counts > 0).sum(axis=1)),
+            "groups": None if groups is None else len(np.unique(groups)),
+            "group_rows": self.groups(),
+            "compared_clients": len(self.compared),
+            "measures": {
+                part.measure.name: {
+                    "settings": part.measure.model_dump(mode="json", exclude={"name"}),
+                    "unit": part.measure.unit,
+                    "similarity": part.measure.similarity,
+                    "refused": part.refused,
+                    **({} if part.average is None else asdict(part.average)),
+                }
+                for part in self.measured
+            },
+        }
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The planted groups: clients, samples, and main labels, which have half of an even share or more."""
+        groups = self.federation.groups
+        if groups is None:
+            return []
+        rows = []
+        for group in np.unique(groups).tolist():
+            held = self.counts[groups == group].sum(axis=0)
+            rows.append(
+                {
+                    "group": group,
+                    "clients": int((groups == group).sum()),
+                    "samples": int(held.sum()),
+                    "labels": np.flatnonzero(2 * len(held) * held >= held.sum()).tolist(),
+                }
+            )
+        return rows
+
+
+def view(config: Config, measures: Sequence[str] = (), compare: int = 100) -> View:
+    """Build the federation of a config and measure it.
+
+    Args:
+        config: dataset, partition and seed are looked at.
+        measures: names; empty: all.
+        compare: with more clients, the distances are measured between so many, drawn at random.
+
+    Raises:
+        ConfigError: for an unknown measure, or a number of clients that cannot be compared.
+        DataError: if the data are not there, or cannot be divided as asked.
+    """
+    for name in measures:
+        if name not in MEASURES:
+            raise ConfigError("--measures", f"no measure {name!r}", nearest(name, MEASURES))
+    if compare < 2:
+        raise ConfigError("--compare", f"got {compare}", "a distance needs 2 clients or more")
+    partition = config.partition
+    federation = build_federation(
+        config.data.load(config.data.root or data_root()),
+        partition,
+        validation=partition.validation,
+        test_samples=partition.test_samples,
+        seed=config.seed,
+    )
+    compared = draw_clients(federation, compare, config.seed)
+    chosen = [MEASURES[name]() for name in measures or MEASURES]
+    measured = [_measure(federation, compared, measure, config.seed) for measure in chosen]
+    return View(config, federation, describe(federation), compared, tuple(measured))
+
+
+def _measure(federation: Federation, compared: NDArray[np.int64], measure: Measure, seed: int) -> Measured:
+    try:
+        values = distance_matrix(federation, measure, compared, seed)
+        return Measured(measure, average(federation, compared, values), values)
+    except DataError as error:
+        return Measured(measure, refused=str(error))
+
+
+def _plain(federation: Federation) -> NDArray[np.integer]:
+    """The training samples that clients hold, validation included."""
+    held = np.concatenate([federation.train.values, federation.validation.values])
+    return np.asarray(held % len(federation.samples.y_train))
+
+
+def _spread(values: Any) -> dict[str, float]:
+    numbers = np.asarray(values)
+    return {"min": int(numbers.min()), "median": float(np.median(numbers)), "max": int(numbers.max())}
+
+
+# --- on the screen --------------------------------------------------------------------------------------
+
+
+def show(found: View, console: Console) -> None:
+    """Print the partition: facts, groups, clients and classes, distances."""
+    summary = found.summary()
+    console.print(
+        f"{summary['partition']['name']} partition of {summary['dataset']}, seed {summary['seed']}",
+        style="bold",
+        highlight=False,
+        markup=False,
+    )
+    for line in _facts(summary):
+        console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
+    if found.federation.groups is not None:
+        console.print(_group_table(found))
+    console.print(_client_table(found))
+    console.print(_distance_table(found))
+
+
+def _facts(summary: dict[str, Any]) -> list[str]:
+    def spread(values: dict[str, float]) -> str:
+        return f"{values['min']:,} / {values['median']:,g} / {values['max']:,}"
+
+    sizes, groups, unused = summary["sizes"], summary["groups"], summary["unused_samples"]
+    return [
+        f"{summary['clients']:,} clients, {summary['classes']} classes, "
+        + ("no planted groups" if groups is None else f"{groups} planted groups"),
+        f"smallest / median / largest client: {spread(sizes['n'])} training, "
+        f"{spread(sizes['validation'])} validation, {spread(sizes['test'])} test samples",
+        f"labels a client: {spread(summary['labels_per_client'])}",
+        *([f"{unused:,} training samples are used by no client"] if unused else []),
+    ]
+
+
+def _group_table(found: View) -> Table:
+    table = _table("planted groups")
+    for name in ("group", "clients", "samples"):
+        table.add_column(name, justify="right")
+    table.add_column("main labels")
+    for row in found.groups()[:SHOWN_CLIENTS]:
+        labels = row["labels"]
+        text = ", ".join(map(str, labels[:20])) + (f", ... ({len(labels)})" if len(labels) > 20 else "")
+        table.add_row(str(row["group"]), f"{row['clients']:,}", f"{row['samples']:,}", text)
+    if len(found.groups()) > SHOWN_CLIENTS:
+        table.caption = f"the first {SHOWN_CLIENTS} of {len(found.groups())} groups"
+    return table
+
+
+def _client_table(found: View) -> Table:
+    counts, clients = found.counts, found.federation.clients
+    few = counts.shape[1] <= SHOWN_CLASSES
+    table = _table("training samples by client" + (" and class" if few else ""))
+    table.add_column("client", justify="right")
+    if found.federation.groups is not None:
+        table.add_column("group", justify="right")
+    table.add_column("samples", justify="right")
+    for heading in map(str, range(counts.shape[1])) if few else ("labels", "most frequent labels"):
+        table.add_column(heading, justify="right" if few or heading == "labels" else "left")
+    half = SHOWN_CLIENTS // 2
+    shown = range(clients) if clients <= SHOWN_CLIENTS else [*range(half), *range(clients - half, clients)]
+    for client in shown:
+        row = [f"{client:,}", f"{counts[client].sum():,}"]
+        if found.federation.groups is not None:
+            row.insert(1, str(found.federation.groups[client]))
+        if few:
+            row += [f"{count:,}" if count else "·" for count in counts[client]]
+        else:
+            most = np.argsort(-counts[client], kind="stable")[:3]
+            named = [f"{label} ({counts[client, label]:,})" for label in most if counts[client, label]]
+            row += [str(int((counts[client] > 0).sum())), ", ".join(named)]
+        table.add_row(*row, end_section=client == half - 1 and clients > SHOWN_CLIENTS)
+    if clients > SHOWN_CLIENTS:
+        table.caption = f"{SHOWN_CLIENTS} of {clients:,} clients"
+    return table
+
+
+def _distance_table(found: View) -> Table:
+    table = _table("average distance between two clients")
+    table.add_column("measure")
+    grouped = found.federation.groups is not None
+    for name in ("all pairs", *(("same group", "other group") if grouped else ())):
+        table.add_column(name, justify="right")
+    table.add_column("")
+    for part in found.measured:
+        note = part.measure.unit or ("1: alike" if part.measure.similarity else "")
+        if part.average is None:
+            blanks = ["–"] * (3 if grouped else 1)
+            table.add_row(part.measure.name, *blanks, escape(f"not defined here: {part.refused}"))
+            continue
+        values = [part.average.mean, *((part.average.within, part.average.across) if grouped else ())]
+        table.add_row(part.measure.name, *("–" if v is None else f"{v:.4g}" for v in values), note)
+    pairs = len(found.compared) * (len(found.compared) - 1) // 2
+    table.caption = f"{_compared(found)}: {pairs:,} pairs"
+    return table
+
+
+def _compared(found: View) -> str:
+    if len(found.compared) == found.federation.clients:
+        return f"all {found.federation.clients:,} clients"
+    return f"{len(found.compared):,} clients drawn from {found.federation.clients:,}"
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", caption_justify="left", padding=(0, 0))
+
+
+# --- in files -------------------------------------------------------------------------------------------
+
+
+def write(found: View, folder: Path) -> list[Path]:
+    """Write ``partition.json``, ``clients.csv``, ``distances.csv``, ``classes.png`` and ``distances.png``.
+
+    Returns:
+        The files. Distances are left out if no measure is defined.
+
+    Raises:
+        ConfigError: if the folder cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        files = [folder / "partition.json", folder / "clients.csv", folder / "classes.png"]
+        files[0].write_text(json.dumps(found.summary(), indent=1) + "\n", encoding="utf-8")
+        found.clients.to_csv(files[1])
+        _draw_classes(found, files[2])
+        if any(part.values is not None for part in found.measured):
+            files += [folder / "distances.csv", folder / "distances.png"]
+            _pairs(found).to_csv(files[3], index=False)
+            _draw_distances(found, files[4])
+    except OSError as error:
+        raise ConfigError(
+            "--out", f"{folder} cannot be written ({error.strerror})", "name another folder"
+        ) from None
+    return files
+
+
+def _pairs(found: View) -> pd.DataFrame:
+    """One row a pair of compared clients, one column a measure."""
+    i, j = np.triu_indices(len(found.compared), 1)
+    columns = {part.measure.name: part.values[i, j] for part in found.measured if part.values is not None}
+    return pd.DataFrame({"client": found.compared[i], "other": found.compared[j], **columns})
+
+
+def _draw_classes(found: View, path: Path) -> None:
+    counts = found.counts
+    clients, classes = counts.shape
+    rows = np.linspace(0, clients - 1, min(clients, DRAWN_CLIENTS)).astype(np.intp)
+    figure = Figure(figsize=(min(4 + 0.3 * classes, 12), min(2 + 0.08 * len(rows), 8)), layout="constrained")
+    axes = figure.add_subplot()
+    shares = counts[rows] / counts[rows].sum(axis=1, keepdims=True)
+    image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest",
+                        extent=(-0.5, classes - 0.5, clients - 0.5, -0.5))  # fmt: skip
+    axes.set_xlabel("class")
+    axes.set_ylabel("client" if len(rows) == clients else f"client ({len(rows):,} of {clients:,} drawn)")
+    if classes <= 30:
+        axes.set_xticks(range(classes))
+    for edge in _group_edges(found.federation.groups):
+        axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
+    figure.colorbar(image, label="share of the client's training samples")
+    axes.set_title(_heading(found), fontsize=10)
+    _save(figure, path)
+
+
+def _draw_distances(found: View, path: Path) -> None:
+    parts = [(part.measure, part.values) for part in found.measured if part.values is not None]
+    columns = min(3, len(parts))
+    rows = -(-len(parts) // columns)
+    figure = Figure(figsize=(3.6 * columns + 0.4, 3.2 * rows + 0.5), layout="constrained")
+    groups = None if found.federation.groups is None else found.federation.groups[found.compared]
+    for place, (measure, values) in enumerate(parts):
+        axes = figure.add_subplot(rows, columns, place + 1)
+        colours = "viridis" if measure.similarity else "viridis_r"
+        image = axes.imshow(values, cmap=colours, interpolation="nearest")
+        figure.colorbar(image, ax=axes, shrink=0.85)
+        axes.set_title(f"{measure.name} ({measure.unit})" if measure.unit else measure.name, fontsize=9)
+        for edge in _group_edges(groups):
+            axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
+            axes.axvline(edge - 0.5, color="#D55E00", linewidth=0.8)
+    figure.suptitle(f"{_heading(found)}: {_compared(found)}, dark: alike", fontsize=10)
+    _save(figure, path)
+
+
+def _group_edges(groups: NDArray[np.int64] | None) -> list[int]:
+    """Where one group ends and the next begins, if clients are numbered group by group."""
+    if groups is None:
+        return []
+    edges = np.flatnonzero(np.diff(groups)) + 1
+    return edges.tolist() if len(edges) < min(len(np.unique(groups)), 50) else []
+
+
+def _heading(found: View) -> str:
+    config = found.config
+    return f"{config.partition.name} partition of {found.federation.samples.name}, seed {config.seed}"
+
+
+def _save(figure: Figure, path: Path) -> None:
+    FigureCanvasAgg(figure)
+    figure.savefig(path, dpi=120, metadata={"Software": None})
