@@ -2,8 +2,9 @@
 
 ::
 
-    python experiments/cfl/gap.py fashion_mnist.npz --out gap            # Figures 5 and 6, and the split
-    python experiments/cfl/gap.py fashion_mnist.npz --out gap --control  # Figure 7: who must not be split
+    python experiments/cfl/gap.py DATA --out gap              # Figures 5 and 6, and every split
+    python experiments/cfl/gap.py DATA --out gap --control    # Figure 7: who must not be split
+    python experiments/cfl/gap.py DATA --out gap --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
 
 Sattler, Mueller, Samek, *Clustered federated learning*, VI-A and VI-B: m = 20 clients in k = 4 groups, in
 each of which two labels are swapped; FedAvg with three local epochs. After every round, over the clients'
@@ -17,7 +18,12 @@ updates d_i from the common model:
 - ``mean_norm``, ``max_norm``: ``||d_c||`` and ``max ||d_i||`` (Eq. 32, 33);
 - ``gamma``: ``sqrt((1 - a_cross) / 2)``, which gamma_max must be below (Eq. 39).
 
-The file holds x_train (n, 28, 28) bytes and y_train; ``rayfl prepare fashion_mnist`` fetches the data.
+``--control`` trains clients of one group, half of which have the classes 0-4 and half 5-9, beside clients of
+two groups: in the first case both norms have to fall, in the second only ``||d_c||``.
+
+``--cfl`` runs Algorithm 5 and prints every split and the final clusters.
+
+DATA is an .npz with x_train (n, 28, 28) bytes and y_train.
 """
 
 from __future__ import annotations
@@ -60,10 +66,11 @@ def label_swap(x: Tensor, y: Tensor, clients: int, groups: int, samples: int, se
     return federation
 
 
-def congruent(x: Tensor, y: Tensor, samples: int, seed: int) -> list[Client]:
-    """Two clients that one model fits: one has the classes 0-4, the other 5-9."""
+def congruent(x: Tensor, y: Tensor, clients: int, samples: int, seed: int) -> list[Client]:
+    """Clients that one model fits: half of them have the classes 0-4, the others 5-9; all are one group."""
     order = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(y)))
-    parts = [order[y[order] < 5][:samples], order[y[order] >= 5][:samples]]
+    halves = [order[y[order] < 5], order[y[order] >= 5]]
+    parts = [halves[c % 2][c // 2 * samples : (c // 2 + 1) * samples] for c in range(clients)]
     return [Client(x[part], y[part], 0) for part in parts]
 
 
@@ -152,8 +159,8 @@ def federated(
             [update(w, c, *settings, seed=(seed, 2, number, i)) for i, c in enumerate(federation)]
         )
         mean = (n / n.sum()) @ updates
-        row = {"round": float(number + 1), "mean_norm": float(mean.norm())}
-        row["max_norm"] = float(updates.norm(dim=1).max())
+        row = {"round": float(number + 1), "mean_norm": float(mean.double().norm())}
+        row["max_norm"] = float(updates.double().norm(dim=1).max())
         row |= measure(cosines(updates), groups)
         if gradients:
             full = torch.stack([gradient(w, c.x, c.y) for c in federation])
@@ -193,6 +200,49 @@ def splits(federation: list[Client], rounds: int, settings: Settings, seed: int)
     return pd.DataFrame(rows)
 
 
+def cfl(
+    federation: list[Client],
+    w: Tensor,
+    rounds: int,
+    settings: Settings,
+    seed: int,
+    eps1: float,
+    eps2: float,
+    gamma: float,
+) -> tuple[list[tuple[int, ...]], pd.DataFrame]:
+    """Algorithm 5: the final clusters, and a row a cluster and round."""
+    clusters = [(tuple(range(len(federation))), w)]
+    rows = []
+    for number in range(rounds):
+        following = []
+        for members, model in clusters:
+            updates = torch.stack(
+                [update(model, federation[i], *settings, seed=(seed, 2, number, i)) for i in members]
+            )
+            n = torch.tensor([float(len(federation[i].y)) for i in members])
+            mean = (n / n.sum()) @ updates
+            mean_norm, max_norm = float(mean.double().norm()), float(updates.double().norm(dim=1).max())
+            halves = [members]
+            if mean_norm < eps1 and max_norm > eps2 and len(members) > 1:
+                similarity = cosines(updates)
+                first, second = bipartition(similarity)
+                if gamma < np.sqrt((1 - similarity[np.ix_(first, second)].max()) / 2):
+                    halves = [tuple(members[k] for k in half) for half in (first, second)]
+            following += [(half, model + mean) for half in halves]
+            true = [sorted({federation[i].group for i in half}) for half in halves]
+            rows.append(
+                {
+                    "round": number + 1,
+                    "members": len(members),
+                    "mean_norm": mean_norm,
+                    "max_norm": max_norm,
+                    "split": " | ".join(map(str, true)) if len(halves) > 1 else "",
+                }
+            )
+        clusters = following
+    return [members for members, _ in clusters], pd.DataFrame(rows)
+
+
 def read(path: Path) -> tuple[Tensor, Tensor]:
     with np.load(path) as data:
         x, y = data["x_train"], data["y_train"]
@@ -204,22 +254,33 @@ def main() -> None:
     parser.add_argument("data", type=Path, help="an .npz with x_train and y_train")
     parser.add_argument("--out", type=Path, required=True, help="folder for the tables")
     parser.add_argument("--samples", type=int, nargs="+", default=[10, 20, 50, 100, 200, 300])
+    parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=50)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--control", action="store_true", help="two clients, congruent and not (Figure 7)")
+    parser.add_argument("--control", action="store_true", help="congruent clients, and two groups (Figure 7)")
+    parser.add_argument("--cfl", type=float, nargs=3, metavar=("EPS1", "EPS2", "GAMMA_MAX"))
     options = parser.parse_args()
     torch.set_num_threads(1)
     x, y = read(options.data)
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.cfl:
+        for seed, samples in itertools.product(options.seeds, options.samples):
+            federation = label_swap(x, y, options.clients, 4, samples, seed)
+            found, table = cfl(federation, initial(seed), options.rounds, Settings(), seed, *options.cfl)
+            table.to_csv(options.out / f"cfl-{samples}-{seed}.csv", index=False)
+            print(f"seed {seed}, {samples} samples: clusters of the groups", end=" ")
+            print([sorted(federation[i].group for i in members) for members in found])
+            print(table[table["split"] != ""].round(3).to_string(index=False))
+        return
     tables: dict[str, list[pd.DataFrame]] = {"rounds": [], "splits": []}
     for seed, samples in itertools.product(options.seeds, options.samples):
         if options.control:
             cases = {
-                "congruent": congruent(x, y, samples, seed),
-                "incongruent": label_swap(x, y, 2, 2, samples, seed),
+                "congruent": congruent(x, y, options.clients, samples, seed),
+                "incongruent": label_swap(x, y, options.clients, 2, samples, seed),
             }
         else:
-            cases = {"label swap": label_swap(x, y, 20, 4, samples, seed)}
+            cases = {"label swap": label_swap(x, y, options.clients, 4, samples, seed)}
         for case, federation in cases.items():
             key = {"case": case, "seed": seed, "samples": samples}
             _, table, _ = federated(federation, initial(seed), options.rounds, Settings(), seed, True)
