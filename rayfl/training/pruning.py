@@ -1,0 +1,358 @@
+"""Pruning of Sub-FedAvg: candidate masks, their distance, the rule, and networks that are really smaller.
+
+Vahidian's thesis, chapter 4. All functions are pure and work on flat vectors and masks ``(P,)``, True where a
+number is kept. What may be pruned:
+
+- *unstructured*: the entries of weight tensors (convolutions, linear layers), which have two dimensions or
+  more; never biases, the scale and shift of a normalisation, or running statistics;
+- *structured*: whole channels of convolutions that are followed by a BatchNorm, by its scale ``|gamma|`` (Liu
+  et al. 2017); a channel is its filter, its bias, its normalisation with the running statistics, and the
+  weights of the next layer that read it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from rayfl.models import ModelSpec
+
+Mask = NDArray[np.bool_]
+
+# Masks ---------------------------------------------------------------------------------------------------
+
+
+def prunable(spec: ModelSpec, fully_connected: bool = False) -> Mask:
+    """Which of the ``P`` numbers unstructured pruning may remove.
+
+    Args:
+        spec: the model's layout.
+        fully_connected: only the weights of linear layers (two dimensions), as Sub-FedAvg (Hy) does.
+    """
+    mask = np.zeros(spec.P, np.bool_)
+    for place, shape in _parameters(spec):
+        mask[place] = len(shape) == 2 if fully_connected else len(shape) >= 2
+    return mask
+
+
+def unstructured(
+    spec: ModelSpec,
+    vector: NDArray[np.float32],
+    mask: Mask,
+    share: float,
+    fully_connected: bool = False,
+    per_layer: bool = False,
+) -> Mask:
+    """A candidate mask: the lowest ``share`` of the surviving |weights| goes, what was gone stays so.
+
+    Args:
+        spec: the model's layout.
+        vector: the trained model ``(P,)``.
+        mask: the current mask ``(P,)``.
+        share: r_us, the share of the surviving prunable weights, in [0, 1); those strictly below this
+            quantile (interpolated, as NumPy's) are pruned.
+        fully_connected: see :func:`prunable`.
+        per_layer: the quantile of each weight tensor for itself, as the authors' code has it; in the text it
+            is one for all.
+
+    Raises:
+        ValueError: if the share is not in [0, 1).
+    """
+    where = prunable(spec, fully_connected)
+    magnitude, result = np.abs(vector), mask.copy()
+    places = [place for place, _ in _parameters(spec)] if per_layer else [slice(0, spec.P)]
+    for place in places:
+        result[place] &= _keep(magnitude[place], mask[place] & where[place], share)
+    return result
+
+
+def pruned(mask: Mask, where: Mask) -> float:
+    """The share of what may be pruned, ``where``, that is."""
+    return 1 - float(mask[where].mean()) if where.any() else 0.0
+
+
+def distance(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
+    """Hamming distance of two masks (of prunable weights, or of channels): the share of differing entries."""
+    if one.shape != other.shape:
+        raise ValueError(f"masks of shapes {one.shape} and {other.shape} have no distance")
+    return float((one != other).mean()) if one.size else 0.0
+
+
+def next_share(pruned: float, target: float, step: float) -> float:
+    """The share of the survivors to prune now, so that the last step ends at the target, not beyond.
+
+    Args:
+        pruned: the share that is pruned.
+        target: p, the share that shall be.
+        step: r, the most of the survivors to prune at a time.
+    """
+    return min(step, max(0.0, target - pruned) / (1 - pruned)) if pruned < 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When a client prunes (Algorithms 10 and 11).
+
+    Attributes:
+        accuracy: Acc_th, the least validation accuracy, in [0, 1].
+        target: p, the share to be pruned in the end.
+        distance: epsilon, the least Hamming distance between the candidates of the first and the last epoch:
+            1e-4 for Sub-FedAvg (Un), 0.05 for (Hy).
+    """
+
+    accuracy: float
+    target: float
+    distance: float
+
+    def allows(self, accuracy: float, pruned: float, distance: float) -> bool:
+        """Whether the candidate of the last epoch is applied.
+
+        Args:
+            accuracy: validation accuracy of the trained model.
+            pruned: the share that is pruned already.
+            distance: between the candidates.
+        """
+        return accuracy >= self.accuracy and pruned < self.target and distance >= self.distance
+
+
+# Channels ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """A convolution whose channels can be pruned, its BatchNorm, and the next layer that has weights."""
+
+    conv: str
+    norm: str
+    next: str
+    channels: int
+
+
+def gammas(spec: ModelSpec, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    """The entries of a vector or mask ``(P,)`` at the scales of all prunable channels, ``(K,)``.
+
+    Channels are counted through the convolutions in forward order; LeNet-5 has K = 6 + 16. Of a mask these
+    entries say which channels are kept.
+
+    Raises:
+        ValueError: if the network is not a chain, or has no convolution with a BatchNorm.
+    """
+    places = _places(spec)
+    return np.concatenate([values[places[f"{stage.norm}.weight"]] for stage in _stages(spec)])
+
+
+def structured(
+    spec: ModelSpec, vector: NDArray[np.float32], channels: Mask, share: float, per_layer: bool = False
+) -> Mask:
+    """Candidate channels: those with the lowest ``share`` of the surviving ``|gamma|`` go.
+
+    Decision: of each convolution the channel with the largest scale stays, or nothing would pass.
+
+    Args:
+        spec: the model's layout.
+        vector: the trained model ``(P,)``.
+        channels: the channels that are kept now ``(K,)``.
+        share: r_s, in [0, 1); channels strictly below this quantile of all the network's are pruned.
+        per_layer: the quantile of each layer for itself, as the authors' code has it.
+
+    Raises:
+        ValueError: if the network has no such channels (see :func:`gammas`), or for a bad share.
+    """
+    scale = np.abs(gammas(spec, vector))
+    bounds = np.cumsum([0, *(stage.channels for stage in _stages(spec))])
+    layers = [slice(a, b) for a, b in itertools.pairwise(bounds.tolist())]
+    result = channels.copy()
+    for part in layers if per_layer else [slice(0, len(scale))]:
+        result[part] &= _keep(scale[part], channels[part], share)
+    for part in layers:
+        if channels[part].any() and not result[part].any():
+            best = np.argmax(np.where(channels[part], scale[part], -1))
+            result[part][best] = True
+    return result
+
+
+def expand(spec: ModelSpec, channels: Mask) -> Mask:
+    """The mask ``(P,)`` of kept channels ``(K,)``.
+
+    Of a pruned channel go the filter and its bias, its BatchNorm, and the weights of the next layer that read
+    it. The running statistics are part of that for averaging, where a client without the channel has none to
+    give; training leaves them alone, and without the scale they say nothing.
+
+    Raises:
+        ValueError: if the channels are not those of the network.
+    """
+    mask, places = np.ones(spec.P, np.bool_), _places(spec)
+    shapes = dict(zip(spec.names, spec.shapes, strict=True))
+    for stage, kept in _divided(spec, channels):
+        for name, place in places.items():
+            if name.rpartition(".")[0] in (stage.conv, stage.norm):
+                mask[place].reshape(stage.channels, -1)[~kept] = False
+        outputs = shapes[f"{stage.next}.weight"][0]
+        # A convolution reads (channels, K, K), a linear layer (channels, height, width), flattened.
+        read = mask[places[f"{stage.next}.weight"]].reshape(outputs, stage.channels, -1)
+        read[:, ~kept] = False
+    return mask
+
+
+def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.Sequential:
+    """The network without the pruned channels: smaller tensors, the same outputs as the masked one.
+
+    Args:
+        spec: the layout of the whole model.
+        vector: the model ``(P,)``; the mask of the channels is applied here, other masks before.
+        channels: the channels that are kept ``(K,)``, at least one a convolution.
+
+    Returns:
+        A chain of the same layers by the same names, in training mode as built.
+
+    Raises:
+        ValueError: if the channels are not those of the network, or a convolution keeps none.
+    """
+    whole = spec.build()
+    spec.load(whole, np.where(expand(spec, channels), vector, np.float32(0)))
+    kept_out: dict[str, Mask] = {}
+    kept_in: dict[str, Mask] = {}
+    for stage, kept in _divided(spec, channels):
+        if not kept.any():
+            raise ValueError(f"{stage.conv} keeps no channel")
+        kept_out[stage.conv] = kept_out[stage.norm] = kept_in[stage.next] = kept
+    result = nn.Sequential()
+    for name, leaf in _chain(whole):
+        smaller = _smaller(leaf, kept_out.get(name), kept_in.get(name))
+        # A chain has no dots in its names; nested ones are joined otherwise.
+        result.add_module(name.replace(".", "_"), smaller)
+    return result
+
+
+def conv_flops(module: nn.Module, shape: tuple[int, ...]) -> int:
+    """Floating-point operations of all convolutions for one sample: ``2 K^2 C_in C_out H_out W_out`` each.
+
+    A multiplication and an addition for every weight and output pixel, without the bias, normalisation and
+    pooling, as the thesis counts (section 4.4.2). Zeros inside a tensor save nothing.
+
+    Args:
+        module: the network; ``shrink`` gives one without its pruned channels.
+        shape: of one sample ``(C, H, W)``.
+    """
+    total = 0
+
+    def count(conv: nn.Module, inputs: object, output: torch.Tensor) -> None:
+        nonlocal total
+        weight = cast(torch.Tensor, conv.weight)
+        total += 2 * weight[0].numel() * output[0].numel()
+
+    hooks = [m.register_forward_hook(count) for m in module.modules() if isinstance(m, nn.Conv2d)]
+    training = module.training
+    try:
+        with torch.no_grad():
+            device = next(iter(module.parameters()), torch.zeros(0)).device
+            module.eval()(torch.zeros(1, *shape, device=device))
+    finally:
+        module.train(training)
+        for hook in hooks:
+            hook.remove()
+    return total
+
+
+# Inside --------------------------------------------------------------------------------------------------
+
+
+def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
+    """False for those alive that lie strictly below the ``share`` quantile of all that are."""
+    if not 0 <= share < 1:
+        raise ValueError(f"a share of {share:g} cannot be pruned; it must lie in [0, 1)")
+    if not alive.any():
+        return np.ones_like(alive)
+    threshold = np.quantile(magnitude[alive].astype(np.float64), share)
+    return ~(alive & (magnitude < threshold))
+
+
+def _places(spec: ModelSpec) -> dict[str, slice]:
+    return dict(zip(spec.names, spec.slices, strict=True))
+
+
+def _parameters(spec: ModelSpec) -> list[tuple[slice, tuple[int, ...]]]:
+    """Place and shape of each parameter; buffers come after them in the vector."""
+    pairs = zip(spec.slices, spec.shapes, strict=True)
+    return [(place, shape) for place, shape in pairs if place.stop <= spec.n_parameters]
+
+
+def _chain(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
+    """The layers of a network in forward order, by their names."""
+    if type(module) is nn.Sequential:
+        prefix = f"{name}." if name else ""
+        return [leaf for n, child in module.named_children() for leaf in _chain(child, prefix + n)]
+    if any(True for _ in module.children()):
+        raise ValueError(f"{name or 'the network'} is no chain of layers: channels cannot be pruned")
+    return [(name, module)]
+
+
+def _stages(spec: ModelSpec) -> list[_Stage]:
+    leaves = _chain(spec.build())
+    weighted = [(name, leaf) for name, leaf in leaves if isinstance(leaf, nn.Conv2d | nn.Linear)]
+    stages = []
+    for (name, conv), (norm_name, norm) in itertools.pairwise(leaves):
+        if isinstance(conv, nn.Conv2d) and isinstance(norm, nn.BatchNorm2d) and norm.affine:
+            after = [n for n, _ in weighted[1 + [n for n, _ in weighted].index(name) :]]
+            grouped = [n for n, m in weighted if isinstance(m, nn.Conv2d) and m.groups > 1]
+            if not after or name in grouped or after[0] in grouped:
+                raise ValueError(f"the channels of {name} cannot be pruned: no plain layer reads them")
+            stages.append(_Stage(name, norm_name, after[0], conv.out_channels))
+    if not stages:
+        raise ValueError(
+            f"{spec.model.name_of()} has no convolution with a BatchNorm whose channels to prune"
+        )
+    return stages
+
+
+def _divided(spec: ModelSpec, channels: Mask) -> list[tuple[_Stage, Mask]]:
+    """Each convolution with its own part of the channels ``(K,)``."""
+    stages = _stages(spec)
+    ends = np.cumsum([stage.channels for stage in stages])
+    if channels.shape != (ends[-1],):
+        raise ValueError(f"channels: a mask of {ends[-1]} is needed, not one of shape {channels.shape}")
+    return list(zip(stages, np.split(channels, ends[:-1]), strict=True))
+
+
+def _smaller(leaf: nn.Module, out: Mask | None, into: Mask | None) -> nn.Module:
+    """A layer with fewer outputs, inputs, or both; the layer itself if nothing is cut."""
+    if out is None and into is None:
+        return leaf
+    state = {name: tensor.clone() for name, tensor in leaf.state_dict().items()}
+    if out is not None:
+        rows = torch.from_numpy(out)
+        state = {name: tensor[rows] if tensor.dim() else tensor for name, tensor in state.items()}
+    if into is not None:
+        weight = state["weight"]
+        read = weight.reshape(len(weight), len(into), -1)[:, torch.from_numpy(into)]
+        state["weight"] = (
+            read.flatten(1) if weight.dim() == 2 else read.view(len(weight), -1, *weight.shape[2:])
+        )
+    smaller = _like(leaf, state["weight"])
+    smaller.load_state_dict(state)
+    return smaller
+
+
+def _like(leaf: nn.Module, weight: torch.Tensor) -> nn.Module:
+    """A layer with the settings of ``leaf`` and the sizes of ``weight``."""
+    if isinstance(leaf, nn.Conv2d):
+        return nn.Conv2d(
+            weight.shape[1],
+            weight.shape[0],
+            cast(tuple[int, int], leaf.kernel_size),
+            cast(tuple[int, int], leaf.stride),
+            cast(tuple[int, int], leaf.padding),
+            cast(tuple[int, int], leaf.dilation),
+            bias=leaf.bias is not None,
+            padding_mode=leaf.padding_mode,
+        )
+    if isinstance(leaf, nn.Linear):
+        return nn.Linear(weight.shape[1], weight.shape[0], bias=leaf.bias is not None)
+    assert isinstance(leaf, nn.BatchNorm2d)
+    return nn.BatchNorm2d(len(weight), leaf.eps, leaf.momentum, track_running_stats=leaf.track_running_stats)
