@@ -166,7 +166,8 @@ class Config(Section):
         suited, name = self.algorithm.objectives, self.local.name
         if suited is not None and name not in suited:
             raise ValueError(
-                f"local objective {name!r} makes no sense with {self.algorithm.name}; valid: {', '.join(suited)}"
+                f"local objective {name!r} makes no sense with {self.algorithm.name}; "
+                f"valid: {', '.join(suited)}"
             )
         return self
 

@@ -161,7 +161,8 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
     def losses() -> NDArray[np.float64]:
         assert clients is not None
         present = setup.present
-        return clients.losses(present, "train")[np.arange(len(present)), state.assignment[present]]
+        everything = clients.losses(present, "train")
+        return np.asarray(everything[np.arange(len(present)), state.assignment[present]], np.float64)
 
     present = setup.present
     return setup.sampling.cohort(
@@ -178,9 +179,7 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
     )
 
 
-def choose_by_loss(
-    state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split
-) -> ServerState:
+def choose_by_loss(state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split) -> ServerState:
     """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number)."""
     losses = clients.losses(who, split)
     known = ~np.isnan(losses).all(axis=1)

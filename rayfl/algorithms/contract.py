@@ -24,7 +24,6 @@ from rayfl.sampling import Sampling
 from rayfl.settings import Section
 from rayfl.training import Segments, Training
 
-
 Split = Literal["train", "validation", "test"]
 """A part of a client's data."""
 
@@ -137,17 +136,17 @@ class Plan:
 class Mixing:
     """How trained models become the next ones.
 
-    Model ``k`` becomes ``(sum_j a_kj w_j + b_k w_k) / (sum_j a_kj + b_k)``, with ``b_k = sum_j b_kj``, over the
+    Model ``k`` becomes ``(sum_j a_kj w_j + b_k w_k) / (sum_j a_kj + b_k)``, ``b_k = sum_j b_kj``, over the
     clients ``j`` that delivered; a row without any keeps its model. Whole numbers such as ``n_i`` make the
     sums exact to 2^-53.
 
     Attributes:
         weights: ``a``, ``A`` before its rows are normalised, sparse ``(K', M)``.
-        keep: ``b``, how much of the old model each client's turn leaves in place (FedNova), sparse ``(K', M)``
+        keep: ``b``, how much of the old model each client leaves in place (FedNova), sparse ``(K', M)``,
             with entries where ``weights`` has some; None for none.
         common: ranges of the parameter vector that the GPS then averages over all models by the weight that
             took part in each, and sends back to every LPS; empty when this round has no global step.
-        parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models are the same K as before.
+        parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models stay the same K.
     """
 
     weights: sp.csr_array
@@ -184,6 +183,7 @@ class RoundReport:
         moved: how far each model moved ``|w_k' - w_k|``, ``(K,)``; 0 where it was kept.
         busy: seconds that each worker process spent training, by process id.
         failures: client id -> traceback.
+        mixing: how the models were averaged.
         bytes_up, bytes_down: what the cohort sent and received.
     """
 
@@ -193,6 +193,7 @@ class RoundReport:
     moved: NDArray[np.float64]
     busy: Mapping[int, float]
     failures: Mapping[int, str]
+    mixing: Mixing
     bytes_up: int = 0
     bytes_down: int = 0
 
@@ -202,16 +203,14 @@ class Clients(Protocol):
     asking again, after a resume for instance, gives the same answer."""
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
-        """Mean loss of every model on a part of each client's data, ``(len(clients), K)``; NaN without data."""
+        """Mean loss of every model on a part of each client's data, ``(n, K)``; NaN without data."""
         ...
 
     def cluster(self, clustering: Clustering) -> Clusters:
         """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent."""
         ...
 
-    def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64]
-    ) -> list[NDArray[np.float32]]:
+    def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
         """The signatures of some clients."""
         ...
 
@@ -222,9 +221,7 @@ class Clients(Protocol):
         """
         ...
 
-    def adapted(
-        self, clients: NDArray[np.int64], models: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
+    def adapted(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         """Train each client from ``models[i]`` and compare its update with everybody's latest update.
 
         Returns:

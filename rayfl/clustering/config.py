@@ -54,8 +54,8 @@ class Clustering(Section):
     max_flags: int | None = Field(
         None,
         ge=0,
-        description="cluster again when more than so many clients (lambda) have raised a flag: they are new, or "
-        "their data have changed; none: never",
+        description="cluster again when more than so many clients (lambda) have raised a flag: they are new, "
+        "or their data have changed; none: never",
     )
     flag_loss: float | None = Field(
         None,

@@ -34,9 +34,10 @@ def place(
         ``(B,)``.
     """
     old, new = signatures[: len(old_labels)], signatures[len(old_labels) :]
-    rows = newcomer_rows(clustering.measure, old, new)
+    rows = np.asarray(newcomer_rows(clustering.measure, old, new), np.float64)
     beta = np.inf if np.isnan(threshold) else threshold
-    everyone = extend(condensed_distances(clustering.measure, old), rows)
+    distances = np.asarray(condensed_distances(clustering.measure, old), np.float64)
+    everyone = extend(distances, rows)
     return place_newcomers(everyone, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
 
 

@@ -22,8 +22,8 @@ from rayfl.settings import Section
 from rayfl.training import LocalWork, Terms, TrainedBlock, Training
 
 Test = Callable[[torch.Tensor, int], float]
-"""Accuracy in [0, 1] of a model ``(P,)`` on the validation part of the client at a row of the block; NaN if it
-has none."""
+"""Accuracy in [0, 1] of a model ``(P,)`` on the validation part of the client at a row of the block; NaN if
+it has none."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""FedNova: normalised averaging of clients that take different numbers of steps. Wang et al., NeurIPS 2020."""
+"""FedNova: normalised averaging of clients that take different numbers of steps.
+
+Wang, Liu, Liang, Joshi, Poor, NeurIPS 2020.
+"""
 
 from __future__ import annotations
 

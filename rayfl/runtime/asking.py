@@ -76,9 +76,7 @@ class Asking:
             self.account(transfer)
         return replace(clusters, labels=spread_labels(clusters, present, self.federation.clients))
 
-    def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64]
-    ) -> list[NDArray[np.float32]]:
+    def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
         """The signatures of some clients."""
         signatures, transfers = sign_clients(
             self.backend,
@@ -135,12 +133,12 @@ class Asking:
             blocks.append(self.backend.call(pack_rows, places, *refs))
         return blocks
 
-    def adapted(
-        self, clients: NDArray[np.int64], models: NDArray[np.int64]
-    ) -> NDArray[np.float64]:
+    def adapted(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         """Train each client from a model; cosines of its update with everybody's latest ``(n, N)``."""
         _, _, updates = self.servers.adapt(self.turn(), clients, models)
-        everyone = np.array([c for c in range(self.federation.clients) if c in self.servers.updates], np.int64)
+        everyone = np.array(
+            [c for c in range(self.federation.clients) if c in self.servers.updates], np.int64
+        )
         found = np.full((len(clients), self.federation.clients), np.nan)
         blocks = self._blocks(everyone)
         for at, rows in updates:
@@ -155,5 +153,3 @@ def spread_labels(clusters: Clusters, present: NDArray[np.int64], clients: int) 
     labels = np.full(clients, -1, np.int64)
     labels[present] = clusters.labels
     return labels
-
-

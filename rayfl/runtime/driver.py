@@ -19,7 +19,7 @@ from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation.ledger import Transfer
 from rayfl.report import write_report
 from rayfl.runtime.asking import Asking
-from rayfl.runtime.backend import Backend
+from rayfl.runtime.backend import Backend, Ref
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.records import Records
@@ -28,6 +28,7 @@ from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import facts
 from rayfl.runtime.states import ClientStates
 from rayfl.training import LocalWork, length
+from rayfl.training.observations import Observation
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class Driver:
         )
         self.records = Records(run, self.stages[0].federation, config.output.tensorboard)
         self._enter(0)
-        self._observation: Any = None
+        self._observations: dict[Observation, Ref] = {}
         self._seconds_before = 0.0
         self._begun = time.perf_counter()
 
@@ -216,11 +217,12 @@ class Driver:
         """What the servers are to do in this round."""
         algorithm, setup = self.algorithm, self.setup
         observation = algorithm.observation(setup, state)
-        if observation is not None and self._observation is None:
-            self._observation = self.backend.put(
-                observation.prepare(self.federation.samples, self.config.seed)
-            )
-        seen = None if observation is None else self._observation
+        seen = None
+        if observation is not None:  # most observations are the same in every round: sent once
+            if observation not in self._observations:
+                prepared = observation.prepare(self.federation.samples, self.config.seed)
+                self._observations[observation] = self.backend.put(prepared)
+            seen = self._observations[observation]
         return Round(
             round=state.round,
             plan=plan,
@@ -297,9 +299,7 @@ class Driver:
         self.emit(Event("clusters", {**shown, "seconds": seconds}))
         return regrouping.state
 
-    def _evaluate(
-        self, state: ServerState, turn: Round
-    ) -> tuple[ServerState, dict[str, float | None]]:
+    def _evaluate(self, state: ServerState, turn: Round) -> tuple[ServerState, dict[str, float | None]]:
         """Test everybody, if it is time; clients that choose their models do so first."""
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
             return state, {}
@@ -328,13 +328,13 @@ class Driver:
 
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
         """Enter the round's model traffic into the ledger."""
-        mixing = turn.mixing
+        mixing = report.mixing
         down = report.bytes_down * (state.models if self.algorithm.selects else 1)
         enter = self.records.transfer
         enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
         enter(Transfer(state.round, "client_lps", "down", "model", down))
-        common = 4 * length(mixing.common) if mixing is not None else 0
-        if mixing is not None and common:
+        common = 4 * length(mixing.common)
+        if common:
             # Every LPS receives the common layers; those whose clients took part have sent theirs.
             took_part = len(np.unique(mixing.weights.nonzero()[0]))
             enter(Transfer(state.round, "lps_gps", "up", "model", common * took_part))
@@ -386,7 +386,6 @@ class Driver:
             write_report(self.run_dir.path)
         self.emit(Event("done", {**summary, "path": str(self.run_dir.path)}))
         return summary
-
 
     def _finetune(self, state: ServerState) -> dict[str, float]:
         """The suffix +: every client trains its final model on before a last test."""

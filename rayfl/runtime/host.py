@@ -65,16 +65,16 @@ class ClientHost:
         """Train a block.
 
         Returns:
-            A report; then a :class:`Partial` for each row of A (or, if ``job.deliver``, the trained rows), the
-            observation if one is asked for, the updates if they are, and the client states if there are any.
+            A report; then a :class:`Partial` for each row of A (if ``job.deliver``, the rows instead),
+            the observation if one is asked for, the updates if they are, the client states if there are any.
         """
         begun = time.perf_counter()
         work, local, spec = job.work, job.local, self.spec
         rows = self._gather(objects, job.start)
         states, fresh = self._states(job, objects, rows)
-        own, mine, order = states.split(
-            [length(work.personal), local.state_size(spec), job.order.state_size(spec)], dim=1
-        )
+        a = length(work.personal)
+        b = a + local.state_size(spec)
+        own, mine, order = states[:, :a], states[:, a:b], states[:, b:]
         _overlay(rows, work.personal, own, fresh)
         indices = [self.stages[job.stage].train[int(c)] for c in job.clients]
         # The engine trains in place; most methods have no use for where it started.
@@ -130,9 +130,7 @@ class ClientHost:
         )
         failures = {int(job.clients[row]): text for row, text in block.failures.items()}
         seconds = time.perf_counter() - begun
-        answer[0] = TrainReport(
-            block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down
-        )
+        answer[0] = TrainReport(block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down)
         return answer if len(answer) > 1 else answer[0]
 
     def _gather(self, objects: Sequence[Any], at: NDArray[np.int64]) -> torch.Tensor:
@@ -354,9 +352,7 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
     return total
 
 
-def _overlay(
-    rows: torch.Tensor, segments: Segments, values: torch.Tensor, fresh: NDArray[np.bool_]
-) -> None:
+def _overlay(rows: torch.Tensor, segments: Segments, values: torch.Tensor, fresh: NDArray[np.bool_]) -> None:
     """Put the clients' own numbers into their models, in place, where they have some."""
     for row in np.flatnonzero(~fresh).tolist() if segments else ():
         scatter_(rows[row], segments, values[row])

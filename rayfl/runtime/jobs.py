@@ -176,7 +176,7 @@ class EvalJob:
     items: tuple[EvalItem, ...]
     batch_size: int
     personal: tuple[tuple[int, int], ...] = ()
-    local: LocalObjective = SGD()
+    local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
     part: Part = "test"
 
 

@@ -128,9 +128,7 @@ class Servers:
         if self.vectors:
             self.vectors = [self.vectors[parent] for parent in parents.tolist()]
 
-    def train(
-        self, turn: Round, progress: Progress = lambda done, total: None
-    ) -> RoundReport:
+    def train(self, turn: Round, progress: Progress = lambda done, total: None) -> RoundReport:
         """Train the cohort and set the models to ``A W``.
 
         If it raises or is interrupted, models and states are those before the round.
@@ -158,8 +156,10 @@ class Servers:
             progress(done, len(tasks))
 
         rest = [answer[1:] for answer in answers]  # what follows the reports, taken off part by part
-        sent = [[part.pop(0) for _ in range(1 if deliver else len(t.args[0].rows))]
-                for part, t in zip(rest, tasks, strict=True)]
+        sent = [
+            [part.pop(0) for _ in range(1 if deliver else len(t.args[0].rows))]
+            for part, t in zip(rest, tasks, strict=True)
+        ]
         if turn.observation is not None:
             assert turn.mix is not None
             seen = [part.pop(0) for part in rest]
@@ -185,7 +185,7 @@ class Servers:
                 moved[row] = fact.moved
             if mixing.common:
                 self._broadcast(mixing.common, [facts[row].common for row in sorted(facts)])
-        return _report(plan, blocks, [answer[0] for answer in answers], failures, moved)
+        return _report(plan, blocks, [answer[0] for answer in answers], failures, moved, mixing)
 
     def _fetch(self, reduced: Mapping[int, tuple[Ref, int | None]]) -> dict[int, Reduced]:
         """What the GPS may learn, by row: LPSs that combine several rows answer with a list."""
@@ -216,7 +216,9 @@ class Servers:
 
     def _task(self, turn: Round, block: slice, deliver: bool, has_vectors: bool, stateful: bool) -> Task:
         clients = turn.plan.cohort[block]
-        rows, weights, keep = np.empty(0, np.int64), np.empty((0, len(clients))), None
+        rows: NDArray[np.int64] = np.empty(0, np.int64)
+        weights: NDArray[np.float64] = np.empty((0, len(clients)))
+        keep: NDArray[np.float64] | None = None
         if not deliver:
             assert turn.mixing is not None
             rows, weights = _slice(turn.mixing.weights, block)
@@ -291,9 +293,9 @@ class Servers:
     ) -> dict[int, tuple[Ref, int | None]]:
         """The LPSs multiply A with the trained rows, a few models in a call."""
         weights = mixing.weights.tocsr()
-        keep = np.zeros(weights.shape[0])
+        keep: NDArray[np.float64] = np.zeros(weights.shape[0])
         if mixing.keep is not None:
-            keep = np.asarray(mixing.keep.sum(axis=1)).ravel()
+            keep = np.asarray(mixing.keep.sum(axis=1), np.float64).ravel()
         filled = np.flatnonzero(np.diff(weights.indptr))
         step = max(1, _COMBINED // max(1, self.spec.P))
         reduced: dict[int, tuple[Ref, int | None]] = {}
@@ -351,9 +353,7 @@ class Servers:
         plan = EvaluationPlan.of(owner, self.federation.test, self.batch_size, batches=_PASSES)
         return self._pass(plan, assignment if own else None, "test", personal, local)
 
-    def losses(
-        self, clients: NDArray[np.int64], ids: Ragged, part: Part
-    ) -> NDArray[np.float64]:
+    def losses(self, clients: NDArray[np.int64], ids: Ragged, part: Part) -> NDArray[np.float64]:
         """Mean loss of every model on samples of each client.
 
         Args:
@@ -380,7 +380,7 @@ class Servers:
         personal: Segments,
         local: LocalObjective,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Do the forward passes of a plan; with an ``assignment`` its models are clients with their states."""
+        """Do the forward passes of a plan; with an ``assignment`` its models are those of clients."""
         tasks = []
         for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * self.batch_size):
             jobs = [plan.jobs[i] for i in group]
@@ -416,7 +416,7 @@ class Servers:
             models: the model of each ``(n,)``.
 
         Returns:
-            Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: positions in
+            Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: places in
             ``clients``, and the rows ``(B, P)`` by reference.
         """
         size, stateful = self.block_size(len(clients)), self._state_size(turn) > 0
@@ -482,12 +482,13 @@ def _without(mixing: Mixing, plan: Plan, failures: Mapping[int, str]) -> Mixing:
     """A without the columns of the clients that failed."""
     if not failures:
         return mixing
-    there = sp.diags_array((~np.isin(plan.cohort, list(failures))).astype(np.float64))
+    failed = np.isin(plan.cohort, list(failures))
 
     def drop(matrix: sp.csr_array) -> sp.csr_array:
-        kept = (matrix @ there).tocsr()
-        kept.eliminate_zeros()
-        return kept
+        kept = matrix.tocoo()
+        there = ~failed[kept.coords[1]]
+        entries = kept.data[there], (kept.coords[0][there], kept.coords[1][there])
+        return sp.csr_array(entries, shape=matrix.shape)
 
     keep = None if mixing.keep is None else drop(mixing.keep)
     return replace(mixing, weights=drop(mixing.weights), keep=keep)
@@ -508,6 +509,7 @@ def _report(
     reports: Sequence[TrainReport],
     failures: Mapping[int, str],
     moved: NDArray[np.float64],
+    mixing: Mixing,
 ) -> RoundReport:
     losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
     norms = np.full(len(plan.cohort), np.nan)
@@ -517,7 +519,7 @@ def _report(
         busy[report.pid] = busy.get(report.pid, 0.0) + report.seconds
     losses[np.isin(plan.cohort, list(failures))] = np.nan
     up, down = sum(r.bytes_up for r in reports), sum(r.bytes_down for r in reports)
-    return RoundReport(losses, steps, norms, moved, busy, failures, up, down)
+    return RoundReport(losses, steps, norms, moved, busy, failures, mixing, up, down)
 
 
 def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:

@@ -115,9 +115,7 @@ def sign_clients(
     stage: int = 0,
 ) -> tuple[list[NDArray[np.float32]], list[Transfer]]:
     """The signatures of some clients, here, and the bytes that they cost."""
-    _, refs, transfers = _sign(
-        backend, federation, clustering, seed, round, block_size, ids, trained, stage
-    )
+    _, refs, transfers = _sign(backend, federation, clustering, seed, round, block_size, ids, trained, stage)
     return [signature for block in backend.get(refs) for signature in block], transfers
 
 

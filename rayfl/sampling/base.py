@@ -23,7 +23,7 @@ class Candidates:
         round: 0-based.
         rounds: planned number.
         seed: the run's seed.
-        losses: computes, if called, each candidate's mean training loss under the model that it uses ``(n,)``.
+        losses: computes, if called, each candidate's mean training loss under its model ``(n,)``.
     """
 
     ids: NDArray[np.int64]

@@ -43,7 +43,8 @@ class Batches:
         self._slope = (scaling.factor / std).to(torch.float32).to(device)
         self._shift = (mean / std).to(torch.float32).to(device)
 
-    def _inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
+    def inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
+        """Samples as they are stored, as a model takes them: scaled, on the device."""
         tensor = torch.from_numpy(x).to(self.device)
         if self.samples.tokens:
             return tensor.to(torch.int64)
@@ -52,12 +53,12 @@ class Batches:
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(n, ...)`` and targets (labels ``(n,)``, int64) of training samples, by their ids."""
         samples = self.samples
-        return self._inputs(samples.inputs("train", indices)), self._labels(samples.targets("train", indices))
+        return self.inputs(samples.inputs("train", indices)), self._labels(samples.targets("train", indices))
 
     def test(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of test samples."""
         samples = self.samples
-        return self._inputs(samples.inputs("test", indices)), self._labels(samples.targets("test", indices))
+        return self.inputs(samples.inputs("test", indices)), self._labels(samples.targets("test", indices))
 
     def _labels(self, y: NDArray[np.int64]) -> torch.Tensor:
         return torch.from_numpy(y).to(self.device)

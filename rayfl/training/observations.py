@@ -37,7 +37,10 @@ class Trained:
 
 
 class Observation(ABC):
-    """Computed where the models were trained; only its outcome travels. Sent once a run, by reference."""
+    """Computed where the models were trained; only its outcome travels.
+
+    Observations are frozen dataclasses: equal ones are sent to the workers once a run.
+    """
 
     needs_models: ClassVar[bool] = False
 
@@ -54,6 +57,7 @@ class Observation(ABC):
         return np.concatenate(blocks).astype(np.float64)
 
 
+@dataclass(frozen=True)
 class Distances(Observation):
     """The squared Euclidean distance from each trained model to each of the servers' (FedSEM's E-step)."""
 
@@ -61,8 +65,9 @@ class Distances(Observation):
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
         """``(B, K)``."""
-        return (
+        squares: NDArray[np.float64] = (
             torch.stack([(trained.rows - model).double().square().sum(1) for model in trained.models], dim=1)
             .cpu()
             .numpy()
         )
+        return squares

@@ -1,0 +1,83 @@
+"""FLIS (DC): overlapping clusters of clients whose models predict alike, formed anew in every round.
+
+Morafah, Vahidian, Wang, Lin, "FLIS: clustered federated learning via inference similarity for non-IID data
+distribution", 2022; thesis section 3.3, Algorithm 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from pydantic import Field
+from scipy.spatial.distance import squareform
+
+from rayfl.algorithms.base import Algorithm, choose_by_loss
+from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, Split
+from rayfl.clustering.predictions import inference_similarities, joint_clusters
+from rayfl.signatures.predictions import Predicting, ServerData
+from rayfl.training.observations import Observation
+
+
+class FLISDC(Algorithm):
+    """Dynamic clusters by inference similarity.
+
+    1. Sampled clients train from the model that they chose; the server lets each trained model predict its
+       own samples (``server_data``) and compares the predictions, ``A_ij = <B_i, B_j>_F / (|B_i| |B_j|)``.
+    2. Each of the n participants has a joint cluster ``{j : A_ij >= beta}``; its models, averaged by n_j, are
+       one of the n (overlapping) cluster models.
+    3. In the next round every sampled client downloads them all and takes the one with the least loss on a
+       held-out part of its own data (``selection``; the thesis prints test data, which would be cheating).
+
+    beta = 0 is FedAvg, beta = 1 no collaboration beyond models that predict the same.
+    """
+
+    name: Literal["flis_dc"] = "flis_dc"
+    selects: ClassVar[bool] = True
+    objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
+
+    beta: float = Field(0.9, ge=0, le=1, description="similarity from which on clients are averaged (beta)")
+    server_data: ServerData = Field(ServerData(), description="what the server lets models predict")
+    selection: Split = Field("validation", description="the part of its data on which a client chooses")
+
+    def select(
+        self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """The cluster model of least loss on held-out data."""
+        return choose_by_loss(state, who, clients, self.selection) if state.models > 1 else state
+
+    def observation(self, setup: Setup, state: ServerState) -> Observation:
+        """The inference similarities of the participants."""
+        return InferenceSimilarities(self.server_data)
+
+    def mix(
+        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+    ) -> Mixing:
+        """A row a participant: the clients that predict as it does."""
+        assert observed is not None
+        joint = joint_clusters(squareform(observed, checks=False), self.beta)
+        weights = joint * setup.sizes[plan.cohort].astype(np.float64)
+        return Mixing(sp.csr_array(weights), parents=plan.start)
+
+    def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
+        """A participant uses its own cluster's model; the others' choice is void, they choose again."""
+        assignment = np.zeros_like(state.assignment)
+        assignment[plan.cohort] = np.arange(len(plan.cohort))
+        return super().end(
+            setup, replace(state, models=len(plan.cohort), assignment=assignment), plan, report
+        )
+
+
+@dataclass(frozen=True)
+class InferenceSimilarities(Predicting):
+    """``A_ij`` of all trained models, ``(M, M)``."""
+
+    def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
+        """Of the predictions of all blocks."""
+        similarities = squareform(inference_similarities(np.concatenate(blocks)))
+        np.fill_diagonal(similarities, 1.0)
+        return similarities

@@ -1,0 +1,101 @@
+"""FLIS's signature: what a model that the client has trained predicts on the server's samples."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.clustering.predictions import rows
+from rayfl.data import DATASETS, Samples, data_root
+from rayfl.data.datasets._images import ImageDataset
+from rayfl.errors import ConfigError, DataError, nearest
+from rayfl.random import generator
+from rayfl.settings import Section
+from rayfl.signatures.base import Signature
+from rayfl.training.observations import Observation, Trained
+
+
+class ServerData(Section):
+    """The samples that the server lets models predict; labels are not looked at."""
+
+    source: str = Field(
+        "dataset", description="'dataset': test samples of the run's own, 'noise', or another dataset's name"
+    )
+    samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
+    one_hot: bool = Field(False, description="compare predicted classes instead of their probabilities")
+
+    def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
+        """The inputs ``(s, ...)``, of the same shape and type as the run's own.
+
+        Raises:
+            ConfigError: if there is no dataset of this name.
+            DataError: if its samples do not have the shape of the run's.
+        """
+        rng = generator(seed, "server data")
+        own = samples.x_test
+        if self.source == "noise":
+            if own.dtype == np.uint8:
+                return rng.integers(0, 256, (self.samples, *samples.shape), dtype=np.uint8)
+            return rng.standard_normal((self.samples, *samples.shape)).astype(own.dtype)
+        other = own
+        if self.source != "dataset":
+            if self.source not in DATASETS:
+                known = ["dataset", "noise", *DATASETS]
+                raise ConfigError("source", f"no server data {self.source!r}", nearest(self.source, known))
+            part = DATASETS[self.source]
+            shape = {}
+            if issubclass(part, ImageDataset) and len(samples.shape) == 3:
+                shape = {"channels": samples.shape[0], "size": samples.shape[1]}
+            other = part.model_validate(shape).load(data_root()).x_test
+        chosen = np.sort(rng.choice(len(other), min(self.samples, len(other)), replace=False))
+        found = other[chosen]
+        if found.shape[1:] != samples.shape or found.dtype != own.dtype:
+            raise DataError(
+                f"server data {self.source}: samples {found.shape[1:]} {found.dtype} are not like the run's "
+                f"{samples.shape} {own.dtype}; name images of at most that size"
+            )
+        return found
+
+
+@dataclass(frozen=True)
+class Predicting(Observation):
+    """The predictions of the trained models, a row each (:func:`rayfl.clustering.predictions.rows`)."""
+
+    data: ServerData
+    inputs: NDArray[np.generic] | None = field(default=None, compare=False)
+
+    def prepare(self, samples: Samples, seed: int) -> Predicting:
+        """With the inputs."""
+        return replace(self, inputs=self.data.draw(samples, seed))
+
+    def compute(self, trained: Trained) -> NDArray[np.floating]:
+        """``(B, s * classes)``."""
+        assert self.inputs is not None
+        x = trained.batches.inputs(self.inputs)
+        module = trained.module.eval()
+        found = []
+        for row in trained.rows:
+            trained.spec.load(module, row)
+            with torch.inference_mode():
+                logits = torch.cat([module(x[k : k + 500]) for k in range(0, len(x), 500)])
+            found.append(torch.softmax(logits, dim=1).cpu().numpy())
+        return rows(np.stack(found), self.data.one_hot)
+
+
+class Predictions(Signature):
+    """The predictions on the server's samples of a model that the client trains first (FLIS)."""
+
+    proximities: ClassVar[tuple[str, ...]] = ("cosine",)
+    trained: ClassVar[bool] = True
+
+    name: Literal["predictions"] = "predictions"
+    data: ServerData = Field(ServerData(), description="what the models predict")
+
+    def observation(self) -> Observation:
+        """The predictions."""
+        return Predicting(self.data)
