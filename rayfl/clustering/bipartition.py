@@ -62,6 +62,21 @@ class SplitCriteria(Section):
         "single", description="single: the paper's optimal bipartition; complete: the authors' code"
     )
 
+    def met(self, clients: int, mean_norm: float, max_norm: float, rounds: int) -> bool:
+        """Whether all criteria hold that need no similarities, so that those are worth computing.
+
+        Args:
+            clients: m, in the cluster.
+            mean_norm, max_norm: ``||d_c||`` and ``max_i ||d_i||``.
+            rounds: complete ones, this one included.
+        """
+        return (
+            mean_norm < self.eps1
+            and max_norm > self.eps2
+            and clients >= self.min_size
+            and rounds >= self.first_round
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class Bipartition:
@@ -168,7 +183,7 @@ def _across(labels: Labels) -> NDArray[np.bool_]:
 def decide(
     criteria: SplitCriteria,
     ids: Sequence[int] | NDArray[np.integer],
-    similarities: Similarities,
+    similarities: Similarities | None,
     norms: NDArray[np.floating],
     mean_norm: float,
     rounds: int,
@@ -178,21 +193,25 @@ def decide(
     Args:
         criteria: eps1, eps2, gamma_max and so on.
         ids: of its m clients.
-        similarities: of their latest updates, condensed, in the order of ``ids``.
+        similarities: of their latest updates, condensed, in the order of ``ids``; may be None unless
+            :meth:`SplitCriteria.met`.
         norms: ``||d_i||`` ``(m,)``.
         mean_norm: ``||d_c||``, ``d_c`` the mean of the updates, weighted by the numbers of samples (Eq. 2;
             Alg. 5 prints the plain mean).
         rounds: complete ones, this one included.
 
     Raises:
-        ValueError: as :func:`bipartition`, or if there are not m norms.
+        ValueError: as :func:`bipartition`, if there are not m norms, or if similarities are called for and
+            not there.
     """
     if len(norms) != len(ids):
         raise ValueError(f"{len(ids)} clients have as many norms, got {len(norms)}")
     max_norm = float(np.max(norms))
     stationary, incongruent = mean_norm < criteria.eps1, max_norm > criteria.eps2
     best = None
-    if stationary and incongruent and len(ids) >= criteria.min_size and rounds >= criteria.first_round:
+    if criteria.met(len(ids), mean_norm, max_norm, rounds):
+        if similarities is None:
+            raise ValueError(f"the criteria are met, so the similarities of {len(ids)} clients are needed")
         best = bipartition(similarities, ids, criteria.linkage)
     split = best is not None and criteria.gamma_max < best.gamma
     return Decision(float(mean_norm), max_norm, stationary, incongruent, best, split)

@@ -154,9 +154,12 @@ def test_a_split_needs_every_criterion():
 
 
 def test_the_bipartition_is_not_asked_for_where_the_norms_decide():
-    nothing = np.array([np.nan] * 3)
-    assert verdict(mean_norm=1.0, values=nothing).best is None
-    assert verdict(norms=(1.0, 1.0, 1.0), values=nothing).best is None
+    assert verdict(mean_norm=1.0, values=None).best is None
+    assert verdict(norms=(1.0, 1.0, 1.0), values=None).best is None
+    assert not CRITERIA.met(3, mean_norm=0.3, max_norm=1.6, rounds=1)
+    assert CRITERIA.met(3, mean_norm=0.3, max_norm=1.7, rounds=1)
+    with pytest.raises(ValueError, match="similarities of 3 clients are needed"):
+        verdict(values=None)
 
 
 def test_equal_updates_across_are_never_split():
