@@ -142,7 +142,7 @@ class BatchedEngine:
             )
             loss = network.step(
                 x.index_select(0, at).view(now, width, *x.shape[1:]),
-                y.index_select(0, at).view(now, width),
+                y.index_select(0, at).view(now, width, *y.shape[1:]),
                 weights[t, :now, :width],
                 step,
             )

@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from rayfl.data import IGNORED
 from rayfl.models import ModelSpec
+from rayfl.models import lstm as lstm_modules
 from rayfl.models.resnet9 import Residual as ResidualModule
-from rayfl.training.batched import layers
+from rayfl.training.batched import layers, recurrent
 from rayfl.training.batched.layers import Chain, Layer, Residual, Step
 from rayfl.training.batched.parameters import Parameter, Sgd
 
@@ -26,7 +28,13 @@ _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.GroupNorm: layers.GroupNorm,
     nn.BatchNorm1d: layers.BatchNorm,
     nn.BatchNorm2d: layers.BatchNorm,
+    nn.Embedding: recurrent.Embedding,
+    lstm_modules.States: recurrent.Lstm,
+    lstm_modules.ClassesSecond: lambda module: recurrent.ClassesSecond(),
 }
+
+_FEW_CLASSES = 128
+"""Up to so many, torch's log_softmax is faster with the classes first than last."""
 
 
 class Unsupported(Exception):
@@ -118,7 +126,7 @@ class Network:
 
         Args:
             x: samples ``(C, B, ...)``.
-            y: labels ``(C, B)``.
+            y: targets ``(C, B)``, or of every word ``(C, B, L)``.
             weights: weight of each sample in its client's loss ``(C, B)``: ``1 / b`` for the b samples of
                 the batch, 0 for padding.
             step: what layers may know.
@@ -139,7 +147,10 @@ class BatchedNetwork(Network):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
         self._leaves: dict[str, Layer] = {}
-        self.root = self._twin(spec.build(), "")
+        module = spec.build()
+        if len(list(module.named_parameters(remove_duplicate=False))) > len(self._parameter_names):
+            raise Unsupported("two layers share their weights")
+        self.root = self._twin(module, "")
         self.draws = any(isinstance(leaf, layers.Dropout) for leaf in self._leaves.values())
 
     def _twin(self, module: nn.Module, name: str) -> Layer:
@@ -167,16 +178,38 @@ class BatchedNetwork(Network):
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         logits = self.root.forward(x, step)
-        # Classes first: torch's log_softmax over a short last dimension is many times slower.
-        log_p = torch.log_softmax(logits.permute(2, 0, 1).contiguous(), 0)
-        labels = y.unsqueeze(0)
-        loss = -(log_p.gather(0, labels).squeeze(0) * weights).sum(1)
+        y, weights = _predictions(y, weights)
+        few = logits.shape[2] <= _FEW_CLASSES
+        at = 0 if few else 2
+        log_p = torch.log_softmax(logits.permute(2, 0, 1).contiguous() if few else logits, at)
+        labels = y.unsqueeze(at)
+        loss = -(log_p.gather(at, labels).squeeze(at) * weights).sum(1)
         # The gradient of the loss with respect to the logits: (softmax - one-hot) * weight.
         delta = log_p.exp_()
-        delta.scatter_add_(0, labels, delta.new_full((), -1.0).expand(labels.shape))
-        delta.mul_(weights)
-        self.root.backward(delta.permute(1, 2, 0).contiguous(), False)
+        delta.scatter_add_(at, labels, delta.new_full((), -1.0).expand(labels.shape))
+        delta.mul_(weights.unsqueeze(at))
+        self.root.backward(delta.permute(1, 2, 0).contiguous() if few else delta, False)
         return loss
+
+
+def _predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Targets and weights of all predictions of a step.
+
+    A sample may stand for many, one a word; then every word of the batch that counts has the same weight, as
+    in PyTorch's cross-entropy.
+
+    Args:
+        y: ``(C, B)``, or ``(C, B, L)`` with :data:`IGNORED` where nothing is to be predicted.
+        weights: of the samples ``(C, B)``; 0 for padding.
+
+    Returns:
+        Targets and weights ``(C, B)`` or ``(C, B * L)``.
+    """
+    if y.dim() == 2:
+        return y, weights
+    counted = (y != IGNORED) & (weights > 0).unsqueeze(2)
+    shares = counted / counted.sum((1, 2), keepdim=True)
+    return y.clamp_min(0).flatten(1), shares.flatten(1)
 
 
 _T = TypeVar("_T")
@@ -201,6 +234,18 @@ def _check(module: nn.Module, name: str) -> None:
         raise Unsupported(f"{name} keeps no running statistics with a momentum")
     if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
         raise Unsupported(f"{name} flattens dimensions {module.start_dim} to {module.end_dim}")
+    if isinstance(module, nn.Embedding) and (
+        module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq
+    ):
+        raise Unsupported(f"{name} is no plain embedding")
+    if isinstance(module, nn.LSTM) and (
+        module.bidirectional
+        or module.dropout
+        or module.proj_size
+        or not module.bias
+        or not module.batch_first
+    ):
+        raise Unsupported(f"{name} is no plain LSTM with the batch first")
     if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None:
         raise Unsupported(f"{name} has a divisor of its own")
 

@@ -135,6 +135,29 @@ class Parameter:
         else:
             self._move(now.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
 
+    def descend_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
+        """One SGD step along a gradient of which only some rows are not zero.
+
+        Args:
+            rows: which, counted through all clients, ``(n,)``: row ``r`` of client ``c`` of ``m`` is
+                ``c * m + r``; a row may come several times.
+            gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
+        """
+        now = self._now
+        if self.looking_ahead or now.velocity is not None or rows.is_cuda:
+            # On a GPU adding up in place would depend on the order of threads; accumulation does not.
+            full = torch.zeros_like(now.weights)
+            full.flatten(0, 1).index_put_((rows,), gradient, accumulate=True)
+            self.descend(full)
+            return
+        shrink = self._shrink()
+        if shrink != 1:
+            now.weights.mul_(shrink)
+        now.weights.flatten(0, 1).index_add_(0, rows, gradient, alpha=-self.lr)
+        if now.offset is not None:
+            now.weights.add_(now.offset, alpha=-self.lr)
+        self._end()
+
     def _shrink(self) -> float:
         """Weight decay and the proximal term, before the gradient: moves, or a factor left to the caller."""
         if self._now.target is None:

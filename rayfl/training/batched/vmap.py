@@ -33,6 +33,8 @@ class VmapNetwork(Network):
         for name, part in module.named_modules():
             if isinstance(part, _RANDOM):
                 raise Unsupported(f"{name} draws random numbers")
+        if spec.model.tokens:
+            raise Unsupported("it predicts every word")
         if any(True for _ in module.buffers()):
             raise Unsupported("the model has buffers")
         module.train()

@@ -1,0 +1,167 @@
+"""Recurrent networks for many clients at once: embedding and LSTM, with the client in front.
+
+Where the layers of images see samples, those of texts see words: :class:`Embedding` makes ``(C, B, L)`` words
+``(C, B, L, features)``, :class:`Lstm` passes its states on as ``(C, B * L, hidden)``, so that every word is a
+sample for the linear layer and the loss behind it.
+
+A recurrent network is many small products one after another. For one client with ten texts they are too small
+to keep a core busy; for many clients they are one batched product each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+from rayfl.training.batched.layers import Layer, Step
+from rayfl.training.batched.parameters import Parameter
+
+
+class Embedding(Layer):
+    """A row of the table for each word; only the rows of words that occur have a gradient."""
+
+    trainable = True
+
+    def __init__(self, module: nn.Embedding) -> None:
+        pass
+
+    @override
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        self.weight = parameters["weight"]
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        clients, words, _ = (table := self.weight.value).shape
+        first = torch.arange(clients, device=x.device).view(-1, 1, 1) * words
+        self._rows = (x + first).flatten()  # of all clients' tables, one below the other
+        return table.flatten(0, 1).index_select(0, self._rows).view(*x.shape, -1)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        self.weight.descend_rows(self._rows, dy.reshape(len(self._rows), -1))
+        return None
+
+
+class Lstm(Layer):
+    """Layers of LSTM (Hochreiter, Schmidhuber 1997; with the gates and names of ``nn.LSTM``).
+
+    ``i, f, o = sigmoid(a)``, ``g = tanh(a)`` with ``a = W_ih x_t + b_ih + W_hh h_{t-1} + b_hh``;
+    ``c_t = f c_{t-1} + i g``, ``h_t = o tanh(c_t)``; ``h_0 = c_0 = 0``.
+    """
+
+    trainable = True
+
+    def __init__(self, module: nn.LSTM) -> None:
+        self.cells = [_Cells() for _ in range(module.num_layers)]
+
+    @override
+    def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        for k, cells in enumerate(self.cells):
+            cells.input, cells.recurrent = parameters[f"weight_ih_l{k}"], parameters[f"weight_hh_l{k}"]
+            cells.biases = parameters[f"bias_ih_l{k}"], parameters[f"bias_hh_l{k}"]
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._shape = x.shape
+        h = x.transpose(1, 2).contiguous()  # (C, L, B, features): a time step is a batch of products
+        for cells in self.cells:
+            h = cells.forward(h)
+        return h.transpose(1, 2).flatten(1, 2)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        clients, texts, length, _ = self._shape
+        gradient: torch.Tensor | None = dy.view(clients, texts, length, -1).transpose(1, 2)
+        for k in reversed(range(len(self.cells))):
+            assert gradient is not None
+            gradient = self.cells[k].backward(gradient, need_input or k > 0)
+        return None if gradient is None else gradient.transpose(1, 2)
+
+
+class _Cells:
+    """One layer of LSTM: the same cell at every place of the texts. All tensors are ``(C, L, B, ...)``."""
+
+    input: Parameter
+    """``W_ih`` ``(C, 4 H, features)``; the gates i, f, g, o in this order."""
+    recurrent: Parameter
+    """``W_hh`` ``(C, 4 H, H)``."""
+    biases: tuple[Parameter, Parameter]
+    """``b_ih`` and ``b_hh`` ``(C, 4 H)``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The states h of all places."""
+        clients, length, texts, _ = x.shape
+        bias = (self.biases[0].value + self.biases[1].value).unsqueeze(1)
+        a = torch.baddbmm(bias, x.flatten(1, 2), self.input.value.transpose(1, 2))
+        gates = a.view(clients, length, texts, -1)
+        size = gates.shape[3] // 4
+        recurrent = self.recurrent.value.transpose(1, 2)
+        h, c, tanh_c = (x.new_empty(clients, length, texts, size) for _ in range(3))
+        for t in range(length):
+            now = gates[:, t]
+            if t:
+                now.baddbmm_(h[:, t - 1], recurrent)
+            now[..., : 2 * size].sigmoid_()
+            i, f, g, o = now.split(size, dim=2)
+            g.tanh_()
+            o.sigmoid_()
+            torch.mul(i, g, out=c[:, t])
+            if t:
+                c[:, t].addcmul_(f, c[:, t - 1])
+            torch.tanh(c[:, t], out=tanh_c[:, t])
+            torch.mul(o, tanh_c[:, t], out=h[:, t])
+        self._x, self._gates, self._h, self._c, self._tanh_c = x, gates, h, c, tanh_c
+        return h
+
+    def backward(self, dh: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        """Backpropagation through time, then the update; the gradient for the input if it is needed."""
+        gates, c, tanh_c = self._gates, self._c, self._tanh_c
+        clients, length, texts, size = c.shape
+        i, f, g, o = gates.split(size, dim=3)
+        # How a acts on c (through i, f, g) and on h (through o), and c on h: for all places at once.
+        slopes = torch.empty_like(gates)
+        by_i, by_f, by_g, by_o = slopes.split(size, dim=3)
+        torch.mul(g, i - i * i, out=by_i)
+        by_f[:, 0] = 0
+        torch.mul(c[:, :-1], (f - f * f)[:, 1:], out=by_f[:, 1:])
+        torch.mul(i, 1 - g * g, out=by_g)
+        torch.mul(tanh_c, o - o * o, out=by_o)
+        by_c = o - o * tanh_c * tanh_c
+        forget = f.contiguous()
+
+        da, recurrent = slopes.view(clients, length, texts, 4, size), self.recurrent.value
+        dc = dh.new_zeros(clients, texts, size)
+        later = None  # the gradient for h_t through what comes after it
+        for t in reversed(range(length)):
+            dh_t = dh[:, t] if later is None else later.add_(dh[:, t])
+            dc.addcmul_(dh_t, by_c[:, t])
+            da[:, t, :, :3].mul_(dc.unsqueeze(2))
+            da[:, t, :, 3].mul_(dh_t)
+            dc.mul_(forget[:, t])
+            if t:
+                later = torch.bmm(slopes[:, t], recurrent)
+
+        flat = slopes.flatten(1, 2)
+        dx = torch.bmm(flat, self.input.value).view_as(self._x) if need_input else None
+        self.input.descend_product(flat.transpose(1, 2), self._x.flatten(1, 2))
+        before, after = self._h[:, :-1].flatten(1, 2), slopes[:, 1:].flatten(1, 2)
+        self.recurrent.descend_product(after.transpose(1, 2), before)
+        total = flat.sum(1)
+        for bias in self.biases:
+            bias.descend(total)
+        return dx
+
+
+class ClassesSecond(Layer):
+    """Nothing to do: every word is a sample already, and its logits come last."""
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        return x
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        return dy

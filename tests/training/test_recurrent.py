@@ -1,0 +1,180 @@
+"""The batched embedding and LSTM equal the plain loop, for texts of any length and clients of any size."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+from torch.nn import functional
+
+from rayfl.data import IGNORED, Samples
+from rayfl.models import MODELS, ModelSpec
+from rayfl.training import Batches, LocalWork, LoopEngine, Terms, choose_engine
+from rayfl.training.batched import BatchedEngine
+from rayfl.training.batched.network import BatchedNetwork, Unsupported, _predictions
+from rayfl.training.batched.parameters import Parameter, Sgd
+
+PLAIN = LocalWork(2, 5, 0.5)
+SIZES = [23, 10, 4, 31, 7, 1]
+
+
+def texts(length: int, words: int, count: int = 60) -> Samples:
+    """Texts of 2 to ``length + 1`` random words."""
+    rng = np.random.default_rng(0)
+    sequence = rng.integers(0, words, (count, length + 1))
+    behind = np.arange(length) >= rng.integers(1, length + 1, count)[:, None]
+    x = np.where(behind, 0, sequence[:, :-1]).astype(np.int32)
+    targets = np.where(behind, IGNORED, sequence[:, 1:])
+    topics = np.zeros(count, np.int64)
+    vocabulary = tuple(f"w{i}" for i in range(words))
+    return Samples(
+        "texts", x, topics, x, topics, 1,
+        targets_train=targets, targets_test=targets, vocabulary=vocabulary,
+    )  # fmt: skip
+
+
+def assert_equal(
+    spec: ModelSpec, samples: Samples, work: LocalWork, together: int = 4, terms: Terms | None = None
+) -> None:
+    batches = Batches(samples, torch.device("cpu"))
+    rng = np.random.default_rng(1)
+    indices: list[NDArray[np.integer]] = [rng.choice(60, n, replace=False) for n in SIZES]
+    start = torch.from_numpy(np.stack([spec.initial(index=i % 2) for i in range(len(SIZES))]))
+    engines = LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0, clients_per_call=together)
+    loop, other = (
+        engine.train(work, 1, range(10, 16), indices, start.clone(), *((terms,) if terms else ()))
+        for engine in engines
+    )
+    assert not loop.failures
+    assert not other.failures
+    assert loop.steps.tolist() == other.steps.tolist()
+    np.testing.assert_allclose(other.losses, loop.losses, rtol=1e-5)
+    moved = (loop.rows - start).norm(dim=1)
+    assert (moved > 0.01).all()
+    assert ((other.rows - loop.rows).norm(dim=1) / moved).max() < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("depth", "embedding", "hidden", "length", "words"),
+    [(1, 5, 7, 6, 20), (2, 6, 6, 9, 30), (3, 8, 4, 1, 11), (2, 3, 5, 4, 200)],
+)
+@pytest.mark.parametrize(
+    "work", [PLAIN, LocalWork(2, 5, 0.2, momentum=0.5, weight_decay=0.01)], ids=["plain", "momentum-decay"]
+)
+def test_any_depth_and_any_ragged_clients_equal_the_loop(
+    depth: int, embedding: int, hidden: int, length: int, words: int, work: LocalWork
+) -> None:
+    model = MODELS["lstm"](depth=depth, embedding=embedding, hidden=hidden)
+    assert_equal(ModelSpec.of(model, (length,), words, 0), texts(length, words), work)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"proximal": 0.1}, {"inner_lr": 0.2}, {"weight_decay": 0.1}, {"lr_alpha": 0.5, "lr_power": 1.0}],
+    ids=str,
+)
+def test_the_terms_of_local_objectives_hold_for_words_too(change: dict[str, float]) -> None:
+    spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=5), (6,), 20, 0)
+    rng = np.random.default_rng(2)
+    offset = torch.from_numpy(rng.normal(0, 0.01, (len(SIZES), spec.P)).astype(np.float32))
+    mask = torch.from_numpy((rng.random((len(SIZES), spec.P)) < 0.8).astype(np.float32))
+    samples, work = texts(6, 20), replace(PLAIN, **change)  # type: ignore[arg-type]
+    assert_equal(spec, samples, work)
+    assert_equal(spec, samples, work, terms=Terms(offset=offset, mask=mask))
+
+
+def test_the_engine_is_chosen_by_a_trial_on_words() -> None:
+    spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=5), (6,), 20, 0)
+    assert choose_engine(spec)[0] == "batched"
+    tied = ModelSpec.of(MODELS["lstm"](embedding=5, hidden=5, tied=True), (6,), 20, 0)
+    name, why = choose_engine(tied)
+    assert name == "loop"
+    assert "not batched: two layers share their weights" in why
+    assert "not vmap: it predicts every word" in why
+
+
+def test_a_tied_model_trains_in_the_loop() -> None:
+    spec = ModelSpec.of(MODELS["lstm"](embedding=5, hidden=5, tied=True), (6,), 20, 0)
+    start = torch.from_numpy(spec.initial()[None])
+    engine = LoopEngine(spec, Batches(texts(6, 20), torch.device("cpu")), 0)
+    losses = [engine.train(PLAIN, r, [0], [np.arange(40)], start).losses[0] for r in range(8)]
+    assert losses[-1] < losses[0]
+
+
+def test_what_stands_behind_the_end_of_a_text_counts_in_nothing() -> None:
+    spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=5), (6,), 20, 0)
+    samples = texts(6, 20)
+    assert samples.targets_train is not None
+    other = np.where(samples.targets_train == IGNORED, 7, samples.x_train).astype(np.int32)
+    assert not np.array_equal(other, samples.x_train)
+    ends = []
+    for x in (samples.x_train, other):
+        batches = Batches(replace(samples, x_train=x), torch.device("cpu"))
+        for make in (LoopEngine, BatchedEngine):
+            start = torch.from_numpy(spec.initial()[None])
+            block = make(spec, batches, 0).train(PLAIN, 0, [0], [np.arange(30)], start)
+            ends.append((block.rows, block.losses))
+    for rows, losses in ends[1:]:
+        torch.testing.assert_close(rows, ends[0][0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(losses, ends[0][1], rtol=1e-5)
+    assert torch.equal(ends[0][0], ends[2][0])
+    assert torch.equal(ends[1][0], ends[3][0])
+
+
+def test_every_word_of_a_batch_has_the_same_weight() -> None:
+    # Client 0: two texts with 3 and 1 words to predict; client 1: one text with 2, then padding.
+    y = torch.tensor([[[4, 5, 6], [7, -100, -100]], [[8, 9, -100], [1, 1, 1]]])
+    targets, weights = _predictions(y, torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    expected = [[1 / 4, 1 / 4, 1 / 4, 1 / 4, 0, 0], [1 / 2, 1 / 2, 0, 0, 0, 0]]
+    np.testing.assert_allclose(weights, expected)
+    assert targets[0, :4].tolist() == [4, 5, 6, 7]
+    labels, plain = torch.tensor([[1, 2]]), torch.tensor([[0.5, 0.5]])
+    assert _predictions(labels, plain) == (labels, plain)
+
+
+def test_one_step_by_autograd() -> None:
+    """Apart from both engines: w - eta grad of the mean cross-entropy of the words, for the same batch."""
+    spec, samples = ModelSpec.of(MODELS["lstm"](embedding=3, hidden=4), (5,), 9, 0), texts(5, 9)
+    module = spec.build()
+    x, y = torch.from_numpy(samples.x_train[:4]).long(), torch.from_numpy(samples.targets_train[:4])  # type: ignore[index]
+    logits = module(x).transpose(1, 2).reshape(-1, 9)
+    known = y.flatten() != IGNORED
+    loss = functional.nll_loss(torch.log_softmax(logits, 1)[known], y.flatten()[known])
+    loss.backward()
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter -= 0.3 * parameter.grad
+    start = torch.from_numpy(spec.initial()[None])
+    engine = BatchedEngine(spec, Batches(samples, torch.device("cpu")), 0)
+    block = engine.train(LocalWork(1, 4, 0.3), 0, [0], [np.arange(4)], start)
+    assert block.losses[0] == pytest.approx(loss.item(), rel=1e-5)
+    np.testing.assert_allclose(block.rows[0], spec.flatten(module), atol=1e-6)
+
+
+@pytest.mark.parametrize("sgd", [Sgd(0.1), Sgd(0.1, weight_decay=0.5), Sgd(0.1, momentum=0.9)], ids=str)
+def test_a_word_that_comes_twice_moves_by_both_gradients(sgd: Sgd) -> None:
+    value = torch.ones(2, 3, 1)  # two clients, three words
+    parameter = Parameter(value, sgd)
+    rows, gradient = torch.tensor([0, 2, 2, 4]), torch.tensor([[1.0], [2.0], [3.0], [4.0]])
+    parameter.descend_rows(rows, gradient)
+    dense = torch.tensor([[[1.0], [0.0], [5.0]], [[0.0], [4.0], [0.0]]])
+    torch.testing.assert_close(value, 1 - 0.1 * (dense + sgd.weight_decay))
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.Embedding(5, 4, padding_idx=0),
+        nn.Embedding(5, 4, max_norm=1.0),
+        nn.Sequential(nn.Embedding(5, 4), nn.LSTM(4, 4, batch_first=True)),
+    ],
+)
+def test_what_has_no_twin_is_refused(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=4), (3,), 5, 0)
+    monkeypatch.setattr(ModelSpec, "build", lambda self: module)
+    with pytest.raises(Unsupported):
+        BatchedNetwork(spec)
