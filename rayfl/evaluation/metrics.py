@@ -54,7 +54,8 @@ def perplexity(loss_sums: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
     mean_N = np.full(sizes_N.shape, np.nan)
     np.divide(np.asarray(loss_sums, np.float64), sizes_N, out=mean_N, where=sizes_N > 0)
     with np.errstate(over="ignore"):
-        return np.exp(mean_N)
+        perplexity_N: NDArray[np.float64] = np.exp(mean_N)
+    return perplexity_N
 
 
 def summary(correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike) -> dict[str, float]:

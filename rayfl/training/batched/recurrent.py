@@ -105,7 +105,7 @@ class _Cells:
             if t:
                 now.baddbmm_(h[:, t - 1], recurrent)
             now[..., : 2 * size].sigmoid_()
-            i, f, g, o = now.split(size, dim=2)
+            i, f, g, o = now.chunk(4, 2)
             g.tanh_()
             o.sigmoid_()
             torch.mul(i, g, out=c[:, t])
@@ -120,10 +120,10 @@ class _Cells:
         """Backpropagation through time, then the update; the gradient for the input if it is needed."""
         gates, c, tanh_c = self._gates, self._c, self._tanh_c
         clients, length, texts, size = c.shape
-        i, f, g, o = gates.split(size, dim=3)
+        i, f, g, o = gates.chunk(4, 3)
         # How a acts on c (through i, f, g) and on h (through o), and c on h: for all places at once.
         slopes = torch.empty_like(gates)
-        by_i, by_f, by_g, by_o = slopes.split(size, dim=3)
+        by_i, by_f, by_g, by_o = slopes.chunk(4, 3)
         torch.mul(g, i - i * i, out=by_i)
         by_f[:, 0] = 0
         torch.mul(c[:, :-1], (f - f * f)[:, 1:], out=by_f[:, 1:])
