@@ -136,6 +136,15 @@ class Algorithm(Section):
         """New clusters after a round, by what it showed; ``state`` is that of :meth:`end`."""
         return None
 
+    def diagnose(self, setup: Setup, state: ServerState, clients: Clients) -> list[dict[str, Any]]:
+        """What a method has to say of a round besides: rows for ``diagnostics.csv``; ``state`` as for split."""
+        return []
+
+    @property
+    def private(self) -> bool:
+        """Whether clients permute all that they send by a permutation that the servers do not know."""
+        return False
+
     def adaptation(self, setup: Setup, state: ServerState) -> LocalWork | None:
         """What every client does with its model before it is tested, for methods that define it."""
         return None

@@ -200,7 +200,13 @@ class RoundReport:
 
 class Clients(Protocol):
     """What the servers may ask of the clients besides training. The answers are functions of the state, so
-    asking again, after a resume for instance, gives the same answer."""
+    asking again, after a resume for instance, gives the same answer.
+
+    Attributes:
+        groups: the planted group of each client ``(N,)`` where it is known: for diagnosis, not for methods.
+    """
+
+    groups: NDArray[np.int64] | None
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data, ``(n, K)``; NaN without data."""
@@ -221,10 +227,12 @@ class Clients(Protocol):
         """
         ...
 
-    def adapted(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Train each client from ``models[i]`` and compare its update with everybody's latest update.
+    def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
+        """Random projections of the clients' latest updates to ``size`` numbers, ``(n, size)``."""
+        ...
 
-        Returns:
-            Cosines ``(n, N)``; NaN where a client never sent an update.
-        """
+    def updates_from(
+        self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
+    ) -> NDArray[np.float32]:
+        """Train each client from ``models[i]``, without telling anybody: its update's sketch ``(n, size)``."""
         ...

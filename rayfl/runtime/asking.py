@@ -47,7 +47,7 @@ class Asking:
     ) -> None:
         self.servers, self.federation, self.stage = servers, federation, stage
         self.seed, self.round, self.turn, self.account = seed, round, turn, account
-        self.backend = servers.backend
+        self.backend, self.groups = servers.backend, federation.groups
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -133,19 +133,23 @@ class Asking:
             blocks.append(self.backend.call(pack_rows, places, *refs))
         return blocks
 
-    def adapted(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Train each client from a model; cosines of its update with everybody's latest ``(n, N)``."""
+    def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
+        """Sketches of the clients' latest updates ``(n, size)``."""
+        return self._sketched(self._blocks(clients), size)
+
+    def updates_from(
+        self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
+    ) -> NDArray[np.float32]:
+        """Sketches of the updates that clients would make from these models ``(n, size)``."""
         _, _, updates = self.servers.adapt(self.turn(), clients, models)
-        everyone = np.array(
-            [c for c in range(self.federation.clients) if c in self.servers.updates], np.int64
-        )
-        found = np.full((len(clients), self.federation.clients), np.nan)
-        blocks = self._blocks(everyone)
-        for at, rows in updates:
-            for k, columns in enumerate(blocks):
-                ids = everyone[k * _TILE : (k + 1) * _TILE]
-                found[np.ix_(at, ids)] = self.backend.get(self.backend.call(cosines.tile, rows, columns))
-        return found
+        return self._sketched([rows for _, rows in updates], size)
+
+    def _sketched(self, blocks: list[Ref], size: int) -> NDArray[np.float32]:
+        tasks = [Task("apply", (cosines.sketch, rows, size, self.seed), 1.0, returns=2) for rows in blocks]
+        found: list[NDArray[np.float32]] = [np.empty((0, size), np.float32)] * len(tasks)
+        for index, (_, ref) in self.backend.run(tasks):
+            found[index] = self.backend.get(ref)
+        return np.concatenate(found)
 
 
 def spread_labels(clusters: Clusters, present: NDArray[np.int64], clients: int) -> NDArray[np.int64]:

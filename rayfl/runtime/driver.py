@@ -153,7 +153,10 @@ class Driver:
 
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)
-        models = {index: self.backend.put(self.host.spec.initial(index=index)) for index in set(starts)}
+        models = {
+            index: self.backend.put(self.host.hide(self.host.spec.initial(index=index)))
+            for index in set(starts)
+        }
         self.servers.models = [models[index] for index in starts]
         return self.algorithm.begin(self.setup)
 
@@ -190,7 +193,9 @@ class Driver:
         report = self.servers.train(turn, self._progress(state.round))
         self._account(state, plan, turn, report)
         new = algorithm.end(self.setup, state, plan, report)
-        new = self._regroup(new, algorithm.split(self.setup, new, self._asking(new)))
+        clients = self._asking(new)
+        self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
+        new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True)
         new, metrics = self._evaluate(new, turn)
         row = self.records.round(
             {
@@ -287,13 +292,13 @@ class Driver:
         if self.should_stop():
             raise Interrupted
 
-    def _regroup(self, state: ServerState, regrouping: Regrouping | None) -> ServerState:
+    def _regroup(self, state: ServerState, regrouping: Regrouping | None, after: bool = False) -> ServerState:
         """Take new clusters: the models follow their parents."""
         if regrouping is None:
             return state
         self.servers.inherit(regrouping.parents)
         found = {} if regrouping.clusters is None else facts(regrouping.clusters)
-        entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts})
+        entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts}, after)
         shown = {k: v for k, v in entry.items() if k != "labels"}
         seconds = 0.0 if regrouping.clusters is None else regrouping.clusters.seconds
         self.emit(Event("clusters", {**shown, "seconds": seconds}))
@@ -368,7 +373,8 @@ class Driver:
         self.records.write_tables(state)
         folder = self.run_dir.path / "models"
         folder.mkdir(exist_ok=True)
-        for k, vector in enumerate(checkpoint.models):
+        models = self.host.reveal(checkpoint.models)
+        for k, vector in enumerate(models):
             tensors = {
                 name: t.contiguous() for name, t in self.host.spec.to_state_dict(vector.copy()).items()
             }
@@ -378,7 +384,7 @@ class Driver:
             **self.records.summary(state),
             **finetuned,
             "seconds": self._seconds(),
-            "models_sha256": models_hash(checkpoint.models, checkpoint.state_rows),
+            "models_sha256": models_hash(models, checkpoint.state_rows),
         }
         self.run_dir.write_json("summary.json", summary)
         self.records.close()

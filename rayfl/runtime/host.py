@@ -97,7 +97,7 @@ class ClientHost:
         delivered = np.ones(len(job.clients))
         delivered[list(block.failures)] = 0.0
         shared = complement(work.personal, spec.P)
-        values, kept = outcome.rows, outcome.kept
+        values, kept = self._sent(outcome.rows), outcome.kept
         if work.personal:
             values = gather(values, shared)
             kept = None if kept is None else gather(kept, shared)
@@ -119,7 +119,7 @@ class ClientHost:
             updates = block.rows - start.models
             norms = updates.double().norm(dim=1).cpu().numpy()
             norms[list(block.failures)] = np.nan
-            answer.append(updates.cpu().numpy())
+            answer.append(self._sent(updates).cpu().numpy())
         if states.shape[1]:
             new = [gather(block.rows, work.personal), outcome.state, job.order.keep(block.rows)]
             answer.append(torch.cat(new, dim=1).cpu().numpy())
@@ -136,8 +136,16 @@ class ClientHost:
     def _gather(self, objects: Sequence[Any], at: NDArray[np.int64]) -> torch.Tensor:
         """The vectors at these positions, one a client: ``(B, ...)``, to be written to."""
         device = self.batches.device
-        different = torch.stack([_tensor(objects[k]) for k in range(int(at.max()) + 1)]).to(device)
+        different = torch.stack([self._received(objects[k]) for k in range(int(at.max()) + 1)]).to(device)
         return different[torch.from_numpy(at).to(device)]
+
+    def _received(self, vector: NDArray[np.float32]) -> torch.Tensor:
+        """A vector as the clients use it."""
+        return _tensor(self.host.reveal(vector))
+
+    def _sent(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows as the servers may see them."""
+        return _tensor(self.host.hide(rows.cpu().numpy())) if self.host.private else rows
 
     def _states(
         self, job: TrainJob | AdaptJob, objects: Sequence[Any], rows: torch.Tensor
@@ -233,7 +241,7 @@ class ClientHost:
             correct.append(int(right.sum()))
             losses.append(float(loss.sum()))
         scores = np.array(correct, np.int64), np.array(losses, np.float64)
-        return scores, (block.rows - before).cpu().numpy()
+        return scores, self._sent(block.rows - before).cpu().numpy()
 
     def _test(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
@@ -250,7 +258,7 @@ class ClientHost:
         """Forward passes over samples."""
         report = EvalReport()
         for item in job.items:
-            vector = _tensor(objects[item.model])
+            vector = self._received(objects[item.model])
             if item.state is not None:
                 state = _tensor(objects[item.state[0]][item.state[1]])
                 own = length(job.personal)

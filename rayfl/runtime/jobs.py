@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.clustering.permutation import permute, restore
 from rayfl.data.base import Part
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
@@ -28,6 +29,7 @@ class HostSpec:
         why: why that one, in a line.
         device: ``cpu`` or ``cuda``.
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
+        private: whether clients permute all that they send, and put what they receive back in order.
     """
 
     spec: ModelSpec
@@ -36,6 +38,15 @@ class HostSpec:
     why: str = ""
     device: str = "cpu"
     gpu_fraction: float = 0.0
+    private: bool = False
+
+    def hide(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What the servers see of models ``(..., P)``."""
+        return permute(rows, self.seed) if self.private else rows
+
+    def reveal(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The inverse of :meth:`hide`."""
+        return restore(rows, self.seed) if self.private else rows
 
 
 State = tuple[int, int] | None

@@ -44,6 +44,7 @@ class Records:
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.timeline: list[dict[str, Any]] = []
+        self.diagnostics: list[dict[str, Any]] = []
         self._board = SummaryWriter(str(run.path)) if tensorboard else None
 
     def start(self) -> None:
@@ -62,10 +63,18 @@ class Records:
         """Enter bytes into the ledger."""
         self.ledger = self.ledger.add(*transfers)
 
-    def clusters(self, state: ServerState, facts: Mapping[str, Any]) -> dict[str, Any]:
-        """Record who belongs together from now on, and how it was found."""
+    def clusters(self, state: ServerState, facts: Mapping[str, Any], after: bool = False) -> dict[str, Any]:
+        """Record who belongs together from now on, and how it was found.
+
+        Args:
+            state: with the new clusters.
+            facts: how they were found.
+            after: whether they were found at the end of a round (which ``state`` counts already) and not
+                before the coming one.
+        """
         entry = {
-            "round": state.round,
+            "round": state.round - after,
+            "when": "after" if after else "before",
             "labels": state.assignment.tolist(),
             "n_clusters": self.clusters_in_use(state),
             **facts,
@@ -75,6 +84,10 @@ class Records:
         self._write_clusters()
         return entry
 
+    def diagnosis(self, round: int, rows: list[dict[str, Any]]) -> None:
+        """What a method says of a round besides the common numbers."""
+        self.diagnostics += [{"round": round, **row} for row in rows]
+
     def clusters_in_use(self, state: ServerState) -> int:
         """Models that a client uses who is there."""
         return len(np.unique(state.assignment[self.federation.sizes > 0]))
@@ -83,7 +96,7 @@ class Records:
         """Record who uses which model, where clients choose, if it has changed."""
         labels = state.assignment.tolist()
         if not self.timeline or self.timeline[-1]["labels"] != labels:
-            self.clusters(state, {})
+            self.clusters(state, {}, after=True)
 
     def finetuned(self, correct: NDArray[np.int64], losses: NDArray[np.float64]) -> dict[str, float]:
         """Record the test of models that every client has trained on: metrics for the closing table."""
@@ -125,6 +138,8 @@ class Records:
     def write_tables(self, state: ServerState) -> None:
         """``communication.csv`` and ``clients.csv``: O(N), so only when a run ends or stops."""
         self.run.write_frame("communication.csv", self.ledger.to_frame())
+        if self.diagnostics:
+            self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
         groups = self.federation.groups
         frame = pd.DataFrame(
             {
@@ -179,6 +194,7 @@ class Records:
         tables = {
             "rounds": [row for row in self.rounds if row["round"] < state.round],
             "timeline": [entry for entry in self.timeline if entry["round"] < state.round],
+            "diagnostics": [row for row in self.diagnostics if row["round"] < state.round],
             "communication": [vars(t) for t in self.ledger.transfers if t.round < state.round],
         }
         return arrays, tables
@@ -187,6 +203,7 @@ class Records:
         """Take up what :meth:`save` gave."""
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
+        self.diagnostics = list(tables["diagnostics"])
         self.ledger = Ledger(tuple(Transfer(**row) for row in tables["communication"]))
 
     def close(self) -> None:
