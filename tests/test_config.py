@@ -419,7 +419,11 @@ PARTS = [
     for section, parts in {"data": DATASETS, "partition": PARTITIONS, "model": MODELS}.items()
     for name in parts
 ]
-REQUIRED = {"npz": {"path": "a.npz"}, "tasks": {"tasks": [{"labels": [0, 1], "clients": 2}]}}
+REQUIRED = {
+    "npz": {"path": "a.npz"},
+    "leaf": {"folder": "leaf"},
+    "tasks": {"tasks": [{"labels": [0, 1], "clients": 2}]},
+}
 
 
 @pytest.mark.parametrize(("section", "name"), PARTS)

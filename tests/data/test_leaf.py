@@ -13,8 +13,8 @@ from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition, Samples, build_
 from rayfl.errors import DataError
 
 
-def leaf(path: Path, **fields: Any) -> Dataset:
-    return DATASETS["leaf"](path=path, **fields)
+def leaf(folder: Path, **fields: Any) -> Dataset:
+    return DATASETS["leaf"](folder=folder, **fields)
 
 
 def natural(**fields: Any) -> Partition:

@@ -33,7 +33,7 @@ class Leaf(ImageDataset):
     """
 
     name: Literal["leaf"] = "leaf"
-    path: Path = Field(description="folder with train/*.json and test/*.json")
+    folder: Path = Field(description="folder with train/*.json and test/*.json")
     shape: tuple[Annotated[int, Field(ge=1)], ...] | Literal["auto"] = Field(
         "auto",
         description="of an input: [D] for features, [H, W] or [C, H, W] for images; auto: 784 numbers are "
@@ -51,17 +51,17 @@ class Leaf(ImageDataset):
         for part in ("train", "test"):
             users[part] = self._read(part)
         names = {name: place for place, name in enumerate(sorted(users["train"] | users["test"]))}
-        parts = [_stacked(users[part], names, self._folder(part)) for part in ("train", "test")]
+        parts = [_stacked(users[part], names, self._part(part)) for part in ("train", "test")]
         (inputs, y_train, domain_train), (tests, y_test, domain_test) = parts
         if inputs.shape[1:] != tests.shape[1:]:
             raise DataError(
-                f"{self.path}: inputs have {inputs.shape[1]} numbers in train, {tests.shape[1]} in test; "
+                f"{self.folder}: inputs have {inputs.shape[1]} numbers in train, {tests.shape[1]} in test; "
                 "they must be equal"
             )
         largest = int(max(y_train.max(), y_test.max()))
         classes = self.classes or largest + 1
         if largest >= classes:
-            raise DataError(f"{self.path}: labels go up to {largest}, data.classes is {classes}")
+            raise DataError(f"{self.folder}: labels go up to {largest}, data.classes is {classes}")
         shape = self._shape(inputs.shape[1])
         x_train, x_test = _pixels(shape, inputs, tests)
         class_names = _FEMNIST if classes == len(_FEMNIST) and len(shape) == 3 else ()
@@ -71,12 +71,12 @@ class Leaf(ImageDataset):
             )
         )
 
-    def _folder(self, part: str) -> Path:
-        folder = self.path.expanduser()
-        return folder / part if (folder / part).is_dir() else folder / "data" / part
+    def _part(self, part: str) -> Path:
+        root = self.folder.expanduser()
+        return root / part if (root / part).is_dir() else root / "data" / part
 
     def _files(self, part: str) -> list[Path]:
-        return sorted(self._folder(part).glob("*.json"))
+        return sorted(self._part(part).glob("*.json"))
 
     def _shape(self, length: int) -> tuple[int, ...]:
         """``(D,)`` or ``(C, H, W)`` of an input of ``length`` numbers."""
@@ -85,7 +85,8 @@ class Leaf(ImageDataset):
         shape = (1, *self.shape) if len(self.shape) == 2 else self.shape
         if math.prod(shape) != length or len(shape) not in (1, 3):
             raise DataError(
-                f"data.shape: {list(self.shape)} does not fit the {length} numbers of an input in {self.path}"
+                f"data.shape: {list(self.shape)} does not fit the {length} numbers of an input "
+                f"in {self.folder}"
             )
         return shape
 
@@ -94,8 +95,8 @@ class Leaf(ImageDataset):
         files = self._files(part)
         if not files:
             raise DataError(
-                f"dataset leaf: there is no {part}/*.json in {self.path}; write them with LEAF's "
-                "preprocess.sh (-t sample) and set data.path to its folder 'data'"
+                f"dataset leaf: there is no {part}/*.json in {self.folder}; write them with LEAF's "
+                "preprocess.sh (-t sample) and set data.folder to its folder 'data'"
             )
         found: dict[str, list[tuple[NDArray[np.float32], NDArray[np.int64]]]] = {}
         for file in files:
