@@ -44,3 +44,12 @@ def real_data() -> RealData:
         return cache
 
     return unpacked
+
+
+@pytest.fixture(scope="session")
+def real_news() -> Path:
+    """A folder in which ``ag_news`` finds its articles; the test is skipped where there are none."""
+    source = _source()
+    if source is None or not (source / "ag_news").is_dir():
+        pytest.skip("no real articles: there is no ../shared/data/ag_news and RAYFL_TEST_DATA names none")
+    return source
