@@ -148,7 +148,8 @@ def test_a_split_needs_every_criterion():
     assert rejected.incongruent
     assert rejected.best is not None
     assert not rejected.split
-    assert not verdict(CRITERIA.model_copy(update={"min_size": 4})).split
+    sizes = [CRITERIA.model_copy(update={"min_size": size}) for size in (3, 4)]
+    assert [verdict(criteria).split for criteria in sizes] == [True, False]
     late = CRITERIA.model_copy(update={"first_round": 20})
     assert (verdict(late, rounds=19).split, verdict(late, rounds=20).split) == (False, True)
 

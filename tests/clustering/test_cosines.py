@@ -107,7 +107,7 @@ def structured(width):
 @pytest.mark.parametrize("projection", ["sparse", "gaussian"])
 @pytest.mark.parametrize("make", [structured, lambda width: updates(12, width)])
 def test_errors_of_sketches_are_as_stated(projection, make):
-    rows, dimension, draws = make(600), 256, 300
+    rows, dimension, draws = make(300), 256, 300
     unit = rows / np.linalg.norm(rows, axis=1, keepdims=True)
     exact = np.clip(1 - pdist(rows.astype(np.float64), "cosine"), -1, 1)
     pairs = np.triu_indices(len(rows), 1)
@@ -146,6 +146,13 @@ def test_the_sparse_projection_has_its_entries_where_it_should():
     assert np.unique(np.abs(matrix[matrix != 0])) == pytest.approx(1 / np.sqrt(8))
     assert 0.4 < (matrix[matrix != 0] > 0).mean() < 0.6
     assert len({tuple(row) for row in matrix.tolist()}) == width
+
+
+@pytest.mark.parametrize("projection", ["sparse", "gaussian"])
+def test_no_two_numbers_of_a_row_are_projected_alike(projection):
+    rows = np.zeros((3, 2 * cosines.CHUNK + 4), np.float32)
+    rows[np.arange(3), [3, cosines.CHUNK + 3, 2 * cosines.CHUNK + 3]] = 1
+    assert np.abs(cosines.condensed_cosines([cosines.sketch(rows, 512, 0, projection)])[0]).max() < 0.3
 
 
 @pytest.mark.parametrize(("dimension", "projection"), [(0, "gaussian"), (12, "sparse"), (0, "sparse")])

@@ -67,8 +67,8 @@ def test_children_start_from_the_stationary_point():
         # at the root like 2's (0, 2); from the model of node 1 like 7's (-1, 0)
         ({0: [0, 1], 1: [-2, 0]}, (0, 1, 4), [(1.0, 0.316), (-0.707, 1.0)]),
         ({0: [0, 1], 1: [2, 1]}, (0, 1, 3), [(1.0, 0.316), (0.949, -0.894)]),
-        # (-3, 0) is unlike everyone, least unlike 7's; then equally near to (1, 1) and (-1, 0): v_1
-        ({0: [-3, 0], 1: [1 - 2**0.5, 1]}, (0, 1, 4), [(0.243, -0.949), (0.383, 0.383)]),
+        # (-3, 0) is unlike everyone but 7's; then at right angles to (1, 0) and to (-1, 0): a tie, v_1
+        ({0: [-3, 0], 1: [0, -1]}, (0, 1, 4), [(0.243, -0.949), (0.0, 0.0)]),
     ],
 )
 def test_a_newcomer_walks_to_the_child_with_the_most_similar_update(updates, path, similarities):

@@ -68,6 +68,12 @@ def test_beta_0_is_fedavg_and_beta_1_is_solo():
     assert predictions.disjoint_clusters(predictions.inference_similarities(opposed), 0.0).tolist() == [0, 0]
 
 
+def test_equal_predictions_are_together_for_beta_1_whatever_the_rounding():
+    similarities = np.array([1 - 2e-7, 0.999, 0.999])
+    assert predictions.joint_clusters(similarities, 1.0).sum(axis=1).tolist() == [2, 2, 1]
+    assert predictions.disjoint_clusters(similarities, 1.0).tolist() == [0, 0, 1]
+
+
 def test_average_and_complete_linkage_by_hand():
     similarities = np.array([0.9, 0.2, 0.7])
     # average: {0, 1} and 2 are (0.2 + 0.7) / 2 = 0.45 alike; complete: 0.2
