@@ -137,7 +137,7 @@ class Algorithm(Section):
         return None
 
     def diagnose(self, setup: Setup, state: ServerState, clients: Clients) -> list[dict[str, Any]]:
-        """What a method has to say of a round besides: rows for ``diagnostics.csv``; ``state`` as for split."""
+        """What a method has to say of a round besides: rows for ``diagnostics.csv``."""
         return []
 
     @property

@@ -28,8 +28,8 @@ class CFL(Algorithm):
 
     1. all members' model moves by ``d_c = sum_i n_i / n_c d_i`` (``weighted: false``: the plain mean that
        Algorithm 5 prints);
-    2. if ``|d_c| < eps1`` and ``max_i |d_i| > eps2`` (``criteria``), the optimal bipartition of the members is
-       found from the cosines of their updates;
+    2. if ``|d_c| < eps1`` and ``max_i |d_i| > eps2`` (``criteria``), the optimal bipartition of the members
+       is found from the cosines of their updates;
     3. it is made if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the stationary model.
 
     Where not all members take part in a round, their latest updates stand for them, also in ``|d_c|``; no
@@ -41,7 +41,7 @@ class CFL(Algorithm):
     child with the single most similar update.
 
     With ``permute`` the clients permute all that they send by a permutation that the server does not know;
-    it computes on permuted vectors only. Cosines and norms stay the same up to rounding, and so do the models.
+    it computes on permuted vectors only. Cosines and norms stay the same up to rounding.
     """
 
     name: Literal["cfl"] = "cfl"
@@ -154,7 +154,8 @@ class CFL(Algorithm):
 
     def _members(self, setup: Setup, state: ServerState, cluster: int) -> NDArray[np.int64]:
         present = setup.present
-        return present[state.assignment[present] == cluster]
+        members: NDArray[np.int64] = present[state.assignment[present] == cluster]
+        return members
 
     def _weights(self, setup: Setup, members: NDArray[np.int64]) -> NDArray[np.float64]:
         return setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))

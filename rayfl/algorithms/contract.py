@@ -234,5 +234,5 @@ class Clients(Protocol):
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
-        """Train each client from ``models[i]``, without telling anybody: its update's sketch ``(n, size)``."""
+        """Train each client from ``models[i]``, without averaging: sketches of updates ``(n, size)``."""
         ...

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms.contract import Split
@@ -74,7 +75,7 @@ class Asking:
         )
         for transfer in transfers:
             self.account(transfer)
-        return replace(clusters, labels=spread_labels(clusters, present, self.federation.clients))
+        return spread(clusters, present, self.federation.clients)
 
     def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
         """The signatures of some clients."""
@@ -152,8 +153,14 @@ class Asking:
         return np.concatenate(found)
 
 
-def spread_labels(clusters: Clusters, present: NDArray[np.int64], clients: int) -> NDArray[np.int64]:
-    """Labels of those present as labels of all N, -1 for the others."""
-    labels = np.full(clients, -1, np.int64)
+def spread(clusters: Clusters, present: NDArray[np.int64], clients: int) -> Clusters:
+    """Clusters of those present as clusters of all N: label -1, and no relatives, for the others."""
+    if len(present) == clients:
+        return clusters
+    labels, graph = np.full(clients, -1, np.int64), clusters.graph
     labels[present] = clusters.labels
-    return labels
+    if graph is not None:
+        entries = graph.tocoo()
+        where = present[entries.coords[0]], present[entries.coords[1]]
+        graph = sp.csr_array((entries.data, where), shape=(clients, clients))
+    return replace(clusters, labels=labels, graph=graph)

@@ -1,0 +1,136 @@
+"""FLT: clients related by the codes of their data train on the graph of who is related to whom.
+
+Jamali-Rad, Abdizadeh, Singh, "Federated learning with taskonomy for non-IID data", IEEE TNNLS 2022,
+Algorithms 2 (FCR) and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
+from rayfl.algorithms.one_shot import OneShotClustered
+from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.placing import nearest_mean
+
+
+class FLT(OneShotClustered):
+    """Federated learning with taskonomy.
+
+    1. FCR, once: each client encodes its samples with an encoder that the server sends
+       (``clustering.features``: pretrained elsewhere, fine-tuned by the client for ``finetune_epochs`` = J
+       epochs) and sends k centroids of the codes (``clustering.signature``).
+    2. The server embeds all centroids by UMAP in u = 2 dimensions (``clustering.embedding``); the distance of
+       two clients is that of their nearest centroids; clients are related up to ``clustering.gamma``.
+    3. Training on the graph (``train_on: graph``, Case I): client j's next model is
+       ``sum_i A_ij n_i w_i / sum_i A_ij n_i`` over the sampled clients i; where none of its relatives was
+       sampled it keeps its model. Or on disjoint clusters (``clusters``, Case II): FedAvg in each of the
+       ``clustering.n_clusters`` that Ward's linkage finds in the graph, or as many as it proposes.
+    4. Every ``clustering.every`` rounds (tau), or when more than ``clustering.max_flags`` clients (lambda) are
+       new or have new data, FCR runs again. Until then newcomers use the model of the client that is most like
+       them by the mean of their centroids.
+
+    Rows of ``A`` that are equal are one model: clients with the same relatives start alike and stay alike, so
+    a graph of disjoint groups costs no more than its groups, and no client-by-client matrix is ever formed.
+    With everybody related (a large gamma) both cases are FedAvg, bit for bit.
+    """
+
+    name: Literal["flt"] = "flt"
+    objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
+    defaults: ClassVar[Mapping[str, Any]] = {
+        "clustering": {
+            "signature": {"name": "centroids", "k": 5},
+            "features": {"name": "conv_ae"},
+            "embedding": {"name": "umap"},
+            "grouping": "graph",
+        }
+    }
+
+    train_on: Literal["graph", "clusters"] = Field(
+        "graph", description="graph: each client averages over its relatives (Case I); clusters (Case II)"
+    )
+
+    def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
+        """Case II: a model a cluster; Case I: a model for each set of relatives."""
+        if self.train_on == "clusters" or clusters.graph is None:
+            return super().regroup(setup, state, clusters)
+        graph = sp.csr_array(clusters.graph)
+        there = clusters.labels >= 0
+        kinds, first = relatives(graph, there)
+        assignment = np.where(there, kinds, 0)
+        # A kind of client goes on with the model of the first of them.
+        parents = state.assignment[first]
+        rows = graph[first]
+        extra = {
+            **state.extra,
+            "flags": np.zeros(setup.clients, np.bool_),
+            "relatives": rows.indices.astype(np.int64),
+            "relatives.offsets": rows.indptr.astype(np.int64),
+        }
+        new = replace(state, models=len(first), assignment=assignment, clustered=True, extra=extra)
+        found = {"disjoint": clusters.labels.tolist(), "disjoint_ari": clusters.ari}
+        return Regrouping(new, parents, clusters, found)
+
+    def mix(
+        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+    ) -> Mixing:
+        """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""
+        if "relatives" not in state.extra:
+            return super().mix(setup, state, plan)
+        place = np.full(setup.clients, -1, np.int64)
+        place[plan.cohort] = np.arange(len(plan.cohort))
+        offsets = np.asarray(state.extra["relatives.offsets"], np.int64)
+        columns = place[np.asarray(state.extra["relatives"], np.int64)]
+        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        sampled = columns >= 0
+        weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
+        entries = weights[columns[sampled]], (rows[sampled], columns[sampled])
+        mixing = Mixing(sp.csr_array(entries, shape=(state.models, len(plan.cohort))))
+        if (state.round + 1) % setup.hierarchy.global_every:
+            return mixing
+        return replace(mixing, common=setup.hierarchy.common(setup.spec))
+
+    def join(
+        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """The shortcut: the model of the client with the nearest mean code; and a flag."""
+        if not state.clustered:
+            return state
+        old = np.setdiff1d(setup.present, newcomers)
+        codes = clients.signatures(setup.clustering, np.concatenate([old, newcomers]))
+        like = nearest_mean(codes[len(old) :], codes[: len(old)])
+        assignment = state.assignment.copy()
+        assignment[newcomers] = state.assignment[old[like]]
+        return self._flag(setup, replace(state, assignment=assignment), newcomers)
+
+
+def relatives(
+    graph: sp.csr_array, there: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Clients with the same relatives are of one kind.
+
+    Args:
+        graph: symmetric ``(N, N)``, nonzero where clients are related, sorted indices.
+        there: which clients count ``(N,)``.
+
+    Returns:
+        The kind of each client ``(N,)``, numbered by first occurrence, -1 where it is not there; and the
+        first client of each kind.
+    """
+    graph.sort_indices()
+    known: dict[bytes, int] = {}
+    kinds, first = np.full(graph.shape[0], -1, np.int64), []
+    for client in np.flatnonzero(there).tolist():
+        row = graph.indices[graph.indptr[client] : graph.indptr[client + 1]]
+        kind = known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))
+        if kind == len(first):
+            first.append(client)
+        kinds[client] = kind
+    return kinds, np.array(first, np.int64)
