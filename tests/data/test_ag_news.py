@@ -168,7 +168,7 @@ def test_broken_and_missing_files_are_refused_in_a_line(tmp_path: Path, root: Pa
     assert not AgNews().available(root)
     with pytest.raises(DataError, match=r"put train.csv and test.csv \(or .csv.gz\) into"):
         AgNews().load(root / "elsewhere")
-    with pytest.raises(DataError, match="ag_news is not downloaded; put train.csv"):
+    with pytest.raises(DataError, match=r"ag_news is not downloaded; put train\.csv"):
         AgNews().prepare(root / "elsewhere")
 
 

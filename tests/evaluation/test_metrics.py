@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from rayfl.evaluation.metrics import METRICS, accuracy, summary
+from rayfl.evaluation.metrics import METRICS, accuracy, perplexity, summary
 
 
 def test_four_clients_by_hand():
@@ -54,3 +54,9 @@ def test_no_test_samples_at_all():
 def test_impossible_counts_are_refused(correct: list[int], sizes: list[int]):
     with pytest.raises(ValueError, match="between 0 and the test sizes"):
         accuracy(correct, sizes)
+
+
+def test_perplexity_by_hand():
+    # 3 words at ln 8 each, 4 words at 0, none, and words that overflow
+    result = perplexity([3 * math.log(8), 0.0, 0.0, 1e6], [3, 4, 0, 1])
+    np.testing.assert_allclose(result, [8.0, 1.0, math.nan, math.inf])
