@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 from rayfl.clustering import grouping, two_stage
 from rayfl.clustering.config import Clustering
+from rayfl.clustering.graph import Graph, auto_gamma, graph_clusters, threshold_graph
 from rayfl.clustering.linkage import (
     Curve,
     Labels,
     build_linkage,
+    clients_of,
     clusters_over_threshold,
     cut_at_threshold,
     cut_into,
@@ -40,7 +42,7 @@ from rayfl.clustering.proximity import (
 )
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.errors import ConfigError, DataError
-from rayfl.random import generator
+from rayfl.random import generator, key
 
 Array = NDArray[np.float64]
 
@@ -59,7 +61,7 @@ class Clusters:
         threshold: the beta of the cut: as given, or one that gives the same number of clusters (None if
             ties allow none); None for groupings without a tree.
         distances: condensed ``(N (N - 1) / 2,)``, in double precision; None for more than ``BLOCK`` clients
-            and for groupings without a tree.
+            and for groupings without a tree of them.
         linkage: SciPy's linkage matrix ``(N - 1, 4)``; None likewise.
         curve: the number of clusters over beta; None likewise.
         ari: adjusted Rand index against the true groups, None if these are not known.
@@ -67,6 +69,9 @@ class Clusters:
         representatives: how many clients stood for all; None if all were linked.
         radius: nobody is farther from its representative; None likewise.
         agreement: adjusted Rand index against the exact way, estimated on a random subset; None likewise.
+        graph: who is related to whom, sparse ``(N, N)``: 1 for related clients and on the diagonal; None for
+            groupings other than ``graph``.
+        gamma: the threshold of the graph, as given or chosen; None likewise.
     """
 
     labels: Labels
@@ -81,6 +86,8 @@ class Clusters:
     representatives: int | None = None
     radius: float | None = None
     agreement: float | None = None
+    graph: Graph | None = None
+    gamma: float | None = None
 
 
 def cluster_signatures(
@@ -115,7 +122,7 @@ def cluster_signatures(
     if wanted is not None and wanted > clients:
         raise ConfigError("clustering.n_clusters", f"{wanted} of {clients} clients", f"at most {clients}")
 
-    if clustering.grouping != "hierarchical":
+    if not clustering.needs_signatures:
         labels = _without_distances(clustering, clients, groups, seed)
         return Clusters(
             labels=labels,
@@ -133,6 +140,7 @@ def cluster_signatures(
         return from_distances(clustering, distances, groups, start)
     if len(signatures) != clients:
         raise DataError(f"there are {len(signatures)} signatures of {clients} clients")
+    signatures = embed(clustering, signatures, seed)
     blocks = [pack(measure, signatures[first : first + BLOCK], first) for first in range(0, clients, BLOCK)]
     if clients <= clustering.exact_up_to:
         return from_distances(clustering, condensed_blocks(measure, blocks, precise), groups, start)
@@ -151,13 +159,19 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
         exchanged: whether the relations of an exchange are there already, so that they need no more memory.
 
     Raises:
-        ConfigError: if signatures with an exchange are to be clustered by representatives.
+        ConfigError: if signatures with an exchange, or a graph, are to be clustered by representatives.
         RayflError: if the distances do not fit in memory.
     """
-    if clustering.grouping != "hierarchical":
+    if not clustering.needs_signatures:
         return
     exchange = clustering.signature.needs_exchange
     if clients > clustering.exact_up_to:
+        if clustering.grouping == "graph":
+            raise ConfigError(
+                "clustering.exact_up_to",
+                f"{clients:,} clients, and a graph relates each to each: representatives will not do",
+                f"at least {clients}, or the grouping hierarchical",
+            )
         if exchange:
             raise ConfigError(
                 "clustering.exact_up_to",
@@ -170,13 +184,20 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
     check_memory(clients, free_memory(), per_pair)
 
 
+def embed(
+    clustering: Clustering, signatures: Sequence[NDArray[np.floating]], seed: int
+) -> Sequence[NDArray[np.floating]]:
+    """All signatures in the space in which they are compared."""
+    return clustering.embedding.embed(signatures, key(seed, "embedding"))
+
+
 def from_distances(
     clustering: Clustering,
     distances: Distances,
     groups: NDArray[np.integer] | None = None,
     start: float | None = None,
 ) -> Clusters:
-    """Link and cut condensed distances ``(N (N - 1) / 2,)``.
+    """Link and cut condensed distances ``(N (N - 1) / 2,)``, or the graph that they make.
 
     Args:
         clustering: the settings.
@@ -185,10 +206,34 @@ def from_distances(
         start: when the work began (``time.perf_counter``).
     """
     start = time.perf_counter() if start is None else start
+    if clustering.grouping == "graph":
+        return _from_graph(clustering, distances, groups, start)
     linkage = build_linkage(distances, clustering.linkage)
     clusters = _cut(clustering, linkage, groups)
     kept = distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None
     return replace(clusters, distances=kept, seconds=time.perf_counter() - start)
+
+
+def _from_graph(
+    clustering: Clustering, distances: Distances, groups: NDArray[np.integer] | None, start: float
+) -> Clusters:
+    """Relate the clients that are near, and put them into disjoint clusters (FLT)."""
+    clients = clients_of(distances)
+    wanted, gamma = clustering.n_clusters, clustering.gamma
+    if gamma == "auto":
+        gamma = auto_gamma(distances, clients, wanted)
+    graph = threshold_graph(distances, clients, gamma)
+    labels = graph_clusters(graph, wanted)
+    return Clusters(
+        labels=labels,
+        n_clusters=int(labels.max()) + 1,
+        suggested=wanted is None,
+        distances=distances.astype(np.float64, copy=False) if distances.dtype == np.float64 else None,
+        ari=None if groups is None else adjusted_rand_index(labels, groups),
+        seconds=time.perf_counter() - start,
+        graph=graph,
+        gamma=gamma,
+    )
 
 
 def from_representatives(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, model_validator
 
+from rayfl.clustering.embeddings.base import Embedding
+from rayfl.clustering.embeddings.none import NoEmbedding
 from rayfl.clustering.linkage import Method
-from rayfl.clustering.proximity import PROXIMITIES
+from rayfl.clustering.proximity import MIN_DISTANCE, PROXIMITIES
 from rayfl.errors import nearest
 from rayfl.settings import Section, choice, discover
 from rayfl.signatures.base import Signature
@@ -18,11 +20,13 @@ from rayfl.signatures.subspace import Subspace
 if TYPE_CHECKING:
     AnySignature = Signature
     AnyFeatureMap = FeatureMap
+    AnyEmbedding = Embedding
 else:
     AnySignature = choice(discover("rayfl.signatures", Signature))
     AnyFeatureMap = choice(discover("rayfl.signatures.features", FeatureMap))
+    AnyEmbedding = choice(discover("rayfl.clustering.embeddings", Embedding))
 
-Grouping = Literal["hierarchical", "planted", "single", "singletons", "random"]
+Grouping = Literal["hierarchical", "graph", "planted", "single", "singletons", "random"]
 
 
 class Clustering(Section):
@@ -35,14 +39,22 @@ class Clustering(Section):
 
     signature: AnySignature = Field(Subspace(), description="what a client reveals")
     features: AnyFeatureMap = Field(Identity(), description="feature map applied before the signature")
+    embedding: AnyEmbedding = Field(
+        NoEmbedding(), description="what the server does to all signatures before it compares them"
+    )
     proximity: str | None = Field(None, description="how signatures compare; none: the signature's default")
     grouping: Grouping = Field(
         "hierarchical",
-        description="hierarchical; planted: the true groups; single: one cluster; singletons: everyone "
+        description="hierarchical; graph: clients within gamma are related, and related ones form clusters; "
+        "planted: the true groups; single: one cluster; singletons: everyone "
         "alone; random: n_clusters of equal size, or the true groups' sizes",
     )
-    linkage: Method = Field("average", description="linkage of the hierarchical clustering")
+    linkage: Method = Field("average", description="linkage of the hierarchical grouping (graph: Ward)")
     threshold: float | None = Field(None, ge=0, description="cut at this distance (beta)")
+    gamma: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        1.0,
+        description="graph: clients are related up to this distance; auto: that of the clearest groups",
+    )
     n_clusters: int | None = Field(None, ge=1, description="cut into this many clusters")
     exact_up_to: int = Field(
         30_000,
@@ -77,8 +89,14 @@ class Clustering(Section):
         if self.threshold is not None and self.n_clusters is not None:
             raise ValueError("threshold and n_clusters are both given; give one of them, or neither")
         if self.threshold is not None and self.grouping != "hierarchical":
-            raise ValueError(f"threshold has no meaning for grouping {self.grouping!r}; leave it out")
-        if self.n_clusters is not None and self.grouping not in ("hierarchical", "random"):
+            instead = "set gamma" if self.grouping == "graph" else "leave it out"
+            raise ValueError(f"threshold has no meaning for grouping {self.grouping!r}; {instead}")
+        if self.embedding.name != "none" and self.measure != MIN_DISTANCE:
+            raise ValueError(
+                f"embedding {self.embedding.name!r} is for sets of points, not for signatures {name!r}; "
+                "use signature centroids"
+            )
+        if self.n_clusters is not None and self.grouping not in ("hierarchical", "graph", "random"):
             raise ValueError(f"n_clusters has no meaning for grouping {self.grouping!r}; leave it out")
         return self
 
@@ -90,4 +108,4 @@ class Clustering(Section):
     @property
     def needs_signatures(self) -> bool:
         """Whether clients have to compute signatures at all."""
-        return self.grouping == "hierarchical"
+        return self.grouping in ("hierarchical", "graph")

@@ -37,6 +37,11 @@ class Curve:
     counts: NDArray[np.int64]
 
 
+def clients_of(distances: Distances) -> int:
+    """N, of condensed distances ``(N (N - 1) / 2,)``."""
+    return int((1 + (1 + 8 * len(distances)) ** 0.5) / 2 + 0.5)
+
+
 def build_linkage(
     distances: Distances, method: Method = "average", sizes: NDArray[np.integer] | None = None
 ) -> Array:
@@ -56,7 +61,7 @@ def build_linkage(
     if len(distances) == 0:
         return np.empty((0, 4))
     if distances.dtype == np.float32 or sizes is not None:
-        count = round((1 + (1 + 8 * len(distances)) ** 0.5) / 2)
+        count = clients_of(distances)
         if sizes is None:
             sizes = np.ones(count, np.int64)
         elif method == "ward":
@@ -102,6 +107,16 @@ def linkage_of(pairs: NDArray[np.integer], heights: Distances, sizes: NDArray[np
         linkage[merge] = (*sorted((node[a], node[b])), height, size[b])
         node[b] = count + merge
     return linkage
+
+
+def merge_members(linkage: Array) -> NDArray[np.int64]:
+    """A member of each of the two groups that merge, ``(N - 1, 2)``."""
+    clients = len(linkage) + 1
+    member = np.arange(clients + len(linkage))
+    pairs = linkage[:, :2].astype(np.int64)
+    for merge, (a, _) in enumerate(pairs.tolist()):
+        member[clients + merge] = member[a]
+    return np.asarray(member[pairs], np.int64)
 
 
 def _nearest_neighbour_chain(

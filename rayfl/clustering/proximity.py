@@ -48,10 +48,13 @@ NEAR = 1.0
 VECTOR_DISTANCES = ("euclidean", "cosine")
 """Proximities of signatures that are plain arrays: the length of their difference, and 1 - cosine."""
 
+MIN_DISTANCE = "min_distance"
+"""The proximity of signatures that are sets of points: the smallest Euclidean distance between any two."""
+
 RELEVANCE = "relevance"
 """The proximity of signatures with an exchange: 1 - R, R being MT-HFL's mutual relevance."""
 
-PROXIMITIES = (*ANGLES, *VECTOR_DISTANCES, RELEVANCE)
+PROXIMITIES = (*ANGLES, *VECTOR_DISTANCES, MIN_DISTANCE, RELEVANCE)
 
 
 def condensed_index(clients: int, i: NDArray[np.integer], j: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -71,7 +74,7 @@ class Block:
         size: n.
         parts: (their positions in the block, rising, ``(m,)``; their vectors ``(p, m, D)``), clients with
             equally many vectors together. Vectors are orthonormal for ``principal_angle``, of length 1 for
-            the other angles, both up to single precision.
+            the other angles, both up to single precision; for ``min_distance`` they are the points.
     """
 
     size: int
@@ -82,8 +85,9 @@ def pack(proximity: str, signatures: Sequence[NDArray[np.floating]], first: int 
     """Lay signatures side by side.
 
     Args:
-        proximity: a name of ``ANGLES`` (signatures ``(D, p_i)``, ``p_i`` may differ) or of
-            ``VECTOR_DISTANCES`` (arrays of one shape; histograms ``(c_i,)`` are padded with zeros).
+        proximity: a name of ``ANGLES`` (signatures ``(D, p_i)``, ``p_i`` may differ), of
+            ``VECTOR_DISTANCES`` (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or
+            ``min_distance`` (points ``(k_i, D)``, ``k_i`` may differ).
         signatures: one a client.
         first: the first client's id, for messages.
 
@@ -96,6 +100,9 @@ def pack(proximity: str, signatures: Sequence[NDArray[np.floating]], first: int 
         return Block(len(rows), ((np.arange(len(rows)), rows[None]),))
     if proximity == RELEVANCE:
         raise ConfigError("clustering.proximity", "relevance compares relations, not signatures", "")
+    if proximity == MIN_DISTANCE:
+        _check_points(signatures, first)
+        return Block(len(signatures), _by_count([points.T for points in signatures]))
     if proximity not in ANGLES:
         raise ConfigError(
             "clustering.proximity", f"no proximity {proximity!r}", nearest(proximity, PROXIMITIES)
@@ -113,15 +120,22 @@ def pack(proximity: str, signatures: Sequence[NDArray[np.floating]], first: int 
     if proximity == "principal_angle":
         with one_thread():
             signatures = [_span(signature) for signature in signatures]
+    parts = _by_count(signatures)
+    if proximity != "principal_angle":
+        parts = tuple((positions, _unit(vectors)) for positions, vectors in parts)
+    return Block(len(signatures), parts)
+
+
+def _by_count(
+    signatures: Sequence[NDArray[np.floating]],
+) -> tuple[tuple[NDArray[np.intp], Distances], ...]:
+    """The parts of a block, of signatures ``(D, p_i)``."""
     counts = np.array([signature.shape[1] for signature in signatures], dtype=np.intp)
     parts = []
     for count in np.unique(counts):
         positions = np.flatnonzero(counts == count)
-        vectors = np.stack([signatures[i].T for i in positions], axis=1)
-        if proximity != "principal_angle":
-            vectors = _unit(vectors)
-        parts.append((positions, vectors))
-    return Block(len(signatures), tuple(parts))
+        parts.append((positions, np.stack([signatures[i].T for i in positions], axis=1)))
+    return tuple(parts)
 
 
 def take(blocks: Sequence[Block], ids: NDArray[np.integer]) -> Block:
@@ -253,6 +267,12 @@ def _compare_parts(
         return
     if u.shape[-1] != v.shape[-1]:
         raise DataError(f"signatures of {u.shape[-1]} and of {v.shape[-1]} features cannot be compared")
+    if proximity == MIN_DISTANCE:
+        values = _min_distances(u, v)
+        out[np.ix_(at, to)] = values
+        if within and u is not v:  # clients of either part may come first
+            out[np.ix_(to, at)] = values.T
+        return
     same = within and u is v
     step, stride = max(1, PRODUCT[0] // len(u)), max(1, PRODUCT[1] // len(v))
     cuts = [slice(j, j + stride) for j in range(0, len(to), stride)]
@@ -279,6 +299,31 @@ def _compare_parts(
             out[np.ix_(at[rows], to[columns])] = values
             if within and not same:  # clients of either part may come first
                 out[np.ix_(to[columns], at[rows])] = values.T
+
+
+def _min_distances(u: Distances, v: Distances) -> Array:
+    """``min_{r,s} ||u_ir - v_js||`` of all pairs, ``(n, m)``, from points ``(k_i, n, D)``, ``(k_j, m, D)``.
+
+    One product gives all squared distances: ``|u - v|^2 = (-2 u, |u|^2, 1) . (v, 1, |v|^2)``, up to 1e-15 of
+    the squared lengths. The points are taken from the middle of ``v`` first, so that these are not large.
+    """
+    middle = v.mean(axis=(0, 1), dtype=np.float64)
+    left, right = u.astype(np.float64) - middle, v.astype(np.float64) - middle
+    one = np.ones((*left.shape[:-1], 1)), np.ones((*right.shape[:-1], 1))
+    left = np.concatenate([-2 * left, (left**2).sum(-1, keepdims=True), one[0]], axis=-1)
+    right = np.concatenate([right, one[1], (right**2).sum(-1, keepdims=True)], axis=-1)
+    smallest = np.empty((u.shape[1], v.shape[1]))
+    step, stride = max(1, PRODUCT[0] // len(u)), max(1, PRODUCT[1] // len(v))
+    for i in range(0, u.shape[1], step):
+        rows = slice(i, i + step)
+        for j in range(0, v.shape[1], stride):
+            columns = slice(j, j + stride)
+            squares = _products(left[:, rows], right[:, columns])
+            least = squares[..., 0, 0]
+            for a, b in np.ndindex(*squares.shape[-2:]):
+                least = np.minimum(least, squares[..., a, b])
+            smallest[rows, columns] = least
+    return np.asarray(np.sqrt(np.maximum(smallest, 0.0)), np.float64)
 
 
 def _angles(proximity: str, products: Distances) -> Array:
@@ -332,6 +377,19 @@ def _unit(vectors: Any) -> Any:
     """Vectors of length 1; zero stays zero."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(length > 0, length, 1)
+
+
+def _check_points(signatures: Sequence[NDArray[np.floating]], first: int) -> None:
+    for client, points in enumerate(signatures, first):
+        if points.ndim != 2 or len(points) == 0 or not np.isfinite(points).all():
+            raise DataError(
+                f"client {client}: {MIN_DISTANCE} needs finite points (k, D), not an array {points.shape}"
+            )
+        if points.shape[1] != signatures[0].shape[1]:
+            raise DataError(
+                f"client {client}: its points have {points.shape[1]} features, client {first}'s have "
+                f"{signatures[0].shape[1]}"
+            )
 
 
 def _rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:

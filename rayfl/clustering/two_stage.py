@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.clustering.linkage import Array, Method, build_linkage, linkage_of
+from rayfl.clustering.linkage import Array, Method, build_linkage, linkage_of, merge_members
 from rayfl.clustering.proximity import BLOCK, Block, Distances, condensed_blocks, take, tile
 from rayfl.random import generator
 
@@ -108,7 +108,7 @@ def link(
     tree = build_linkage(condensed_blocks(proximity, packed), method, sizes)
     followers = everyone[who != everyone]
     pairs = np.concatenate(
-        [np.stack([followers, who[followers]], axis=1), representatives[_members(tree, len(sizes))]]
+        [np.stack([followers, who[followers]], axis=1), representatives[merge_members(tree)]]
     )
     heights = np.concatenate([away[followers].astype(np.float64), tree[:, 2]])
     return Represented(linkage_of(pairs, heights, np.ones_like(everyone)), len(representatives), radius)
@@ -153,12 +153,3 @@ def _lead(
         if len(leaders) > most:
             return None
     return who, away
-
-
-def _members(linkage: Array, count: int) -> Ids:
-    """A member of each of the two groups that merge, ``(count - 1, 2)``."""
-    member = np.arange(count + len(linkage))
-    pairs = linkage[:, :2].astype(np.int64)
-    for merge, (a, _) in enumerate(pairs.tolist()):
-        member[count + merge] = member[a]
-    return np.asarray(member[pairs], np.int64)

@@ -6,37 +6,31 @@ import functools
 import hashlib
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
-from torch.nn import functional
 
 from rayfl.data import DATASETS, Dataset, data_root, fingerprint
 from rayfl.data.datasets._images import to_channels
 from rayfl.errors import DataError
-from rayfl.models.conv_ae import LATENT, ConvAE
 from rayfl.random import generator
 from rayfl.settings import Section, choice
 from rayfl.signatures.features.base import FeatureMap
 
 if TYPE_CHECKING:
+    from rayfl.models.conv_ae import ConvAE
+
     AnyDataset = Dataset
 else:
     AnyDataset = choice(DATASETS)
 
 Weights = dict[str, NDArray[np.float32]]
-
-TOGETHER = 64
-"""Images encoded at a time: what a convolution makes of them stays in the cache."""
 
 
 class Pretraining(Section):
@@ -69,7 +63,7 @@ class ConvAEFeatures(FeatureMap):
 
     name: Literal["conv_ae"] = "conv_ae"
     pretrain: Pretraining = Field(Pretraining(), description="how the server trains it")
-    latent: int = Field(LATENT, ge=1, description="numbers in a code (e)")
+    latent: int = Field(128, ge=1, description="numbers in a code (e)")
     fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning by each client on its own images (J)")
     batch_size: int = Field(10, ge=1, description="images in a step of fine-tuning")
     lr: float = Field(1e-3, gt=0, description="learning rate of both trainings (Adam)")
@@ -96,7 +90,7 @@ class ConvAEFeatures(FeatureMap):
             "data": fingerprint(samples),
             "shape": shape,
             "key": key,
-            "torch": torch.__version__,
+            "torch": version("torch"),
             **self.model_dump(mode="json", include={"latent", "lr"}),
             **self.pretrain.model_dump(mode="json", exclude={"dataset"}),
         }
@@ -116,11 +110,12 @@ class ConvAEFeatures(FeatureMap):
         if self.pretrain.samples is not None and self.pretrain.samples < len(x):
             drawn = generator(key, "pretraining sample").choice(len(x), self.pretrain.samples, replace=False)
             x = x[np.sort(drawn)]
-        with _one_thread(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key)
-            model = _channels_last(ConvAE(shape, self.latent))
-            _reconstruct(model, x, shape, self.pretrain.epochs, self.pretrain.batch_size, self.lr, key)
-        return {name: values.numpy().copy() for name, values in model.state_dict().items()}
+        from rayfl.models import conv_ae
+
+        x = to_channels(x, shape[0])
+        model = conv_ae.fresh(shape, self.latent, key)
+        conv_ae.reconstruct(model, x, shape, self.pretrain.epochs, self.pretrain.batch_size, self.lr, key)
+        return conv_ae.weights_of(model)
 
 
 @dataclass(frozen=True)
@@ -152,17 +147,13 @@ class Encoder:
         """
         if x.shape[1:] != self.shape:
             raise DataError(f"conv_ae was made for images {self.shape}; these are {x.shape[1:]}")
-        codes = np.empty((len(x), self.latent), np.float32)
-        with _one_thread():
-            model = self._model
-            if self.fine_tune:
-                model = self._fresh()
-                _reconstruct(model, x, self.padded, self.fine_tune, self.batch_size, self.lr, key)
-            with torch.inference_mode():
-                for start in range(0, len(x), TOGETHER):
-                    part = slice(start, start + TOGETHER)
-                    codes[part] = model.encoder(fitted_to(x[part], self.padded)).numpy()
-        return codes
+        from rayfl.models import conv_ae
+
+        model = self._model
+        if self.fine_tune:
+            model = conv_ae.restored(self.padded, self.latent, self.weights)
+            conv_ae.reconstruct(model, x, self.padded, self.fine_tune, self.batch_size, self.lr, key)
+        return conv_ae.encode(model, x, self.padded)
 
     @property
     def padded(self) -> tuple[int, int, int]:
@@ -174,76 +165,14 @@ class Encoder:
 
     @functools.cached_property
     def _model(self) -> ConvAE:
-        return self._fresh()
+        from rayfl.models import conv_ae
 
-    def _fresh(self) -> ConvAE:
-        with torch.random.fork_rng(devices=[]):
-            model = ConvAE(self.padded, self.latent)
-        model.load_state_dict({name: torch.from_numpy(np.array(w)) for name, w in self.weights.items()})
-        return _channels_last(model)
-
-
-def fitted_to(x: NDArray[np.generic], shape: tuple[int, int, int]) -> torch.Tensor:
-    """Images ``(n, c, h, w)`` as the autoencoder takes them: ``(n, C, H, W)`` float32 pixels in [0, 1].
-
-    Colours become grey (luma) or grey is repeated; images that fit into H x W get an even frame of zeros,
-    others are resized (bilinear, antialiased).
-
-    Raises:
-        DataError: if they have neither 1, 3 nor C channels.
-    """
-    channels, height, width = shape
-    images = torch.from_numpy(np.ascontiguousarray(to_channels(x, channels), np.float32))
-    if x.dtype == np.uint8:
-        images = images / 255
-    below, beside = height - images.shape[2], width - images.shape[3]
-    if below < 0 or beside < 0:
-        images = functional.interpolate(images, (height, width), mode="bilinear", antialias=True)
-    elif below or beside:
-        left, top = beside // 2, below // 2
-        images = functional.pad(images, (left, beside - left, top, below - top))
-    return images.contiguous(memory_format=torch.channels_last)
-
-
-def _reconstruct(
-    model: ConvAE,
-    x: NDArray[np.generic],
-    shape: tuple[int, int, int],
-    epochs: int,
-    batch_size: int,
-    lr: float,
-    key: int,
-) -> None:
-    """Train an autoencoder to reconstruct images ``(n, c, h, w)``, in a keyed order."""
-    optimizer = torch.optim.Adam(model.parameters(), lr)
-    for epoch in range(epochs):
-        order = generator(key, "autoencoder", epoch).permutation(len(x))
-        for start in range(0, len(x), batch_size):
-            batch = fitted_to(x[order[start : start + batch_size]], shape)
-            optimizer.zero_grad()
-            functional.mse_loss(model(batch), batch).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        return conv_ae.restored(self.padded, self.latent, self.weights)
 
 
 def _padded(shape: tuple[int, ...]) -> tuple[int, int, int]:
     channels, height, width = shape
     return channels, -(-height // 4) * 4, -(-width // 4) * 4
-
-
-def _channels_last(model: ConvAE) -> ConvAE:
-    """Laid out so that convolutions with few channels are fast."""
-    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """One torch thread: sums that are split among threads are rounded otherwise."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _hash(settings: dict[str, Any]) -> str:
@@ -252,6 +181,9 @@ def _hash(settings: dict[str, Any]) -> str:
 
 def _read(path: Path) -> Weights | None:
     """The weights in a file; None if there is none that can be read."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError):
@@ -260,6 +192,8 @@ def _read(path: Path) -> Weights | None:
 
 def _write(path: Path, weights: Weights) -> None:
     """Write weights so that the file appears complete or not at all; not at all in a read-only folder."""
+    from safetensors.numpy import save
+
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
     with suppress(OSError):  # then it is trained again next time
         path.parent.mkdir(parents=True, exist_ok=True)
