@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rayfl.clustering.cluster import (
     Clusters,
     cluster_signatures,
+    embed,
     from_distances,
     from_representatives,
     refuse,
@@ -94,6 +95,8 @@ def cluster_clients(
             _cluster, clustering, groups, seed, clients, len(signatures), *signatures, *relations
         )
     else:
+        if clustering.embedding.name != "none":  # one task sees all of them; what it returns is small
+            signatures, block_size = [backend.call(_embed, clustering, seed, *signatures)], clients
         packed = _pack(backend, clustering.measure, signatures, clients, block_size, tile_size)
         del signatures
         if clients <= clustering.exact_up_to:
@@ -153,6 +156,12 @@ def _sign(
 
 def _costs(federation: Federation, jobs: Sequence[SignJob]) -> list[float]:
     return [float(federation.sizes[job.clients].sum()) for job in jobs]
+
+
+def _embed(
+    clustering: Clustering, seed: int, *parts: list[NDArray[np.float32]]
+) -> Sequence[NDArray[np.floating]]:
+    return embed(clustering, [signature for part in parts for signature in part], seed)
 
 
 def _pack(
@@ -297,6 +306,8 @@ CURVE = 1000
 def facts(clusters: Clusters) -> dict[str, Any]:
     """How the clusters were found, for ``clusters.json``: the cut, and the beta -> number curve.
 
+    Of a graph gamma and the mean number of a client's relatives.
+
     The curve is whole up to ``CURVE`` clusters; of its steps to more, at most ``CURVE`` are kept.
     """
     found: dict[str, Any] = {"threshold": clusters.threshold, "suggested": clusters.suggested, "curve": None}
@@ -305,6 +316,9 @@ def facts(clusters: Clusters) -> dict[str, Any]:
         many = int((counts > CURVE).sum())
         kept = np.r_[: many : max(1, -(-many // CURVE)), many : len(counts)]
         found["curve"] = {"threshold": thresholds[kept].tolist(), "n_clusters": counts[kept].tolist()}
+    if clusters.graph is not None:
+        relatives = (clusters.graph.nnz - clusters.graph.shape[0]) / clusters.graph.shape[0]
+        found["graph"] = {"gamma": clusters.gamma, "relatives": relatives}
     if clusters.representatives is not None:
         found["two_stage"] = {
             "representatives": clusters.representatives,
