@@ -194,6 +194,8 @@ def show(found: View, console: Console) -> None:
         console.print(_group_table(found))
     console.print(_client_table(found))
     console.print(_distance_table(found))
+    pairs = len(found.compared) * (len(found.compared) - 1) // 2
+    console.print(f"{_compared(found)}: {pairs:,} pairs", highlight=False, markup=False, soft_wrap=True)
 
 
 def _facts(summary: dict[str, Any]) -> list[str]:
@@ -268,8 +270,6 @@ def _distance_table(found: View) -> Table:
             continue
         values = [part.average.mean, *((part.average.within, part.average.across) if grouped else ())]
         table.add_row(part.measure.name, *("–" if v is None else f"{v:.4g}" for v in values), note)
-    pairs = len(found.compared) * (len(found.compared) - 1) // 2
-    table.caption = f"{_compared(found)}: {pairs:,} pairs"
     return table
 
 
@@ -354,7 +354,7 @@ def _draw_distances(found: View, path: Path) -> None:
         for edge in _group_edges(groups):
             axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
             axes.axvline(edge - 0.5, color="#D55E00", linewidth=0.8)
-    figure.suptitle(f"{_heading(found)}: {_compared(found)}, dark: alike", fontsize=10)
+    figure.suptitle(f"{_heading(found)}: {_compared(found)}, bright: alike", fontsize=10)
     _save(figure, path)
 
 

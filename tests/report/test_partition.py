@@ -1,0 +1,159 @@
+"""``rayfl partition``: what it says, what it writes, and that it trains nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from matplotlib.image import imread
+from rich.console import Console
+
+from rayfl import cli
+from rayfl.config import load
+from rayfl.data.heterogeneity.distances import MEASURES, average_distance
+from rayfl.errors import ConfigError, DataError
+from rayfl.report import partition
+
+TASKS = "partition.name=tasks"
+TWO_TASKS = [TASKS, "partition.tasks=[{labels: [0, 1], clients: 3}, {labels: [7, 8, 9], clients: 2}]"]
+DIGITS = {"name": "mine", "data": "digits"}
+
+
+def text_of(found: partition.View) -> str:
+    console = Console(file=io.StringIO(), width=150)
+    partition.show(found, console)
+    return str(console.file.getvalue())  # type: ignore[attr-defined]
+
+
+def test_the_summary_counts_what_clients_have() -> None:
+    found = partition.view(load(DIGITS, [*TWO_TASKS, "partition.validation=0"]), ["emd"])
+    facts = found.summary()
+    y = found.federation.samples.y_train
+    assert facts["clients"] == 5
+    assert facts["groups"] == 2
+    assert facts["unused_samples"] == int((~np.isin(y, [0, 1, 7, 8, 9])).sum())
+    assert [row["labels"] for row in facts["group_rows"]] == [[0, 1], [7, 8, 9]]
+    held = [int(np.isin(y, own).sum()) for own in ([0, 1], [7, 8, 9])]
+    assert [row["samples"] for row in facts["group_rows"]] == held
+    assert facts["sizes"]["n"]["max"] == max(len(part) for part in found.federation.train)
+    assert facts["sizes"]["validation"] == {"min": 0, "median": 0, "max": 0}
+    assert facts["labels_per_client"] == {"min": 2, "median": 2, "max": 3}
+    assert facts["measures"]["emd"]["across"] == 1  # the groups have no label in common
+    assert facts["measures"]["emd"]["within"] < 0.3
+
+
+def test_every_measure_is_that_of_the_federation() -> None:
+    found = partition.view(load(DIGITS, ["partition.clients=12"]))
+    assert [part.measure.name for part in found.measured] == sorted(MEASURES)
+    for part in found.measured:
+        assert part.average == average_distance(found.federation, part.measure, seed=0)
+        assert f"{part.average.mean:.4g}" in text_of(found)
+
+
+def test_files(tmp_path: Path) -> None:
+    found = partition.view(load(DIGITS, TWO_TASKS), ["emd", "cka"])
+    written = partition.write(found, tmp_path / "new" / "folder")
+    assert [path.name for path in written] == [
+        "partition.json",
+        "clients.csv",
+        "classes.png",
+        "distances.csv",
+        "distances.png",
+    ]
+    folder = written[0].parent
+    assert json.loads(written[0].read_text()) == json.loads(json.dumps(found.summary()))
+    clients = pd.read_csv(folder / "clients.csv")
+    np.testing.assert_array_equal(clients["n"], found.federation.sizes)
+    pairs = pd.read_csv(folder / "distances.csv")
+    assert list(pairs.columns) == ["client", "other", "emd", "cka"]
+    assert len(pairs) == 10
+    assert pairs["emd"].mean() == pytest.approx(found.summary()["measures"]["emd"]["mean"])
+    for name in ("classes.png", "distances.png"):
+        image = imread(folder / name)
+        assert min(image.shape[:2]) > 200
+        assert image.std() > 0.05  # not blank
+
+
+def test_many_clients_are_abridged_and_sampled_and_it_says_so(tmp_path: Path) -> None:
+    changes = [
+        "data={name: synthetic, samples: 30000}",
+        "partition.name=iid",
+        "partition.clients=10000",
+    ]
+    found = partition.view(load({"name": "many"}, changes), ["emd"], compare=50)
+    text = text_of(found)
+    assert "10,000 clients" in text
+    assert "12 of 10,000 clients" in text
+    assert "50 clients drawn from 10,000: 1,225 pairs" in text
+    assert found.summary()["measures"]["emd"]["sampled"]
+    assert len(text.splitlines()) < 50
+    assert len(pd.read_csv(partition.write(found, tmp_path)[1])) == 10_000
+
+
+def test_many_classes_are_told_in_words() -> None:
+    changes = ["data={name: synthetic, classes: 30}", "partition={name: label_skew, clients: 20, rho: 0.1}"]
+    text = text_of(partition.view(load({"name": "wide"}, changes), ["emd"]))
+    assert "most frequent labels" in text
+    assert "labels a client: 3 / 3 / 3" in text
+
+
+def test_a_measure_that_is_not_defined_is_named_and_the_others_go_on(tmp_path: Path) -> None:
+    x = np.zeros((40, 6), np.float32)
+    y = np.arange(40) % 2
+    np.savez(tmp_path / "dark.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    changes = [f"data={{name: npz, path: '{tmp_path / 'dark.npz'}'}}", "partition={name: iid, clients: 4}"]
+    found = partition.view(load({"name": "dark"}, changes), ["cka", "emd"])
+    assert "not defined here: client 0: measure cka: all samples" in text_of(found)
+    written = partition.write(found, tmp_path / "out")
+    assert [path.name for path in written][-2:] == ["distances.csv", "distances.png"]
+    assert list(pd.read_csv(tmp_path / "out" / "distances.csv").columns) == ["client", "other", "emd"]
+
+
+def test_a_single_client_has_no_distances(tmp_path: Path) -> None:
+    found = partition.view(load(DIGITS, ["partition={name: iid, clients: 1}"]), ["emd"])
+    assert "a distance needs two clients, there is one" in text_of(found)
+    assert [path.name for path in partition.write(found, tmp_path)][-1] == "classes.png"
+
+
+def test_mistakes() -> None:
+    with pytest.raises(ConfigError, match="--measures: no measure 'emdd'; did you mean 'emd'"):
+        partition.view(load(DIGITS), ["emdd"])
+    with pytest.raises(ConfigError, match="--compare: got 1"):
+        partition.view(load(DIGITS), compare=1)
+    with pytest.raises(DataError, match="2000 clients for 1438 training samples"):
+        partition.view(load(DIGITS, ["partition.clients=2000"]))
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = partition.view(load(DIGITS, TWO_TASKS), ["emd"])
+    with pytest.raises(ConfigError, match=r"--out: .* cannot be written"):
+        partition.write(found, tmp_path / "file" / "below")
+
+
+def test_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["rayfl", "partition", *arguments])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(str(caught.value.code or 0)), captured.out, captured.err
+
+    code, out, _ = call("digits-demo", "--measures", "emd, cka")
+    assert code == 0
+    assert "written: partition-digits-demo/distances.png" in out
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["partition-digits-demo"]
+    code, _, err = call("digits-demo", "partition={name: shards, clients: 20, shards_per_client: 100}")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "need 2000 samples, there are 1438" in err
+    assert call("digits-demo", "--measures", "nothing")[0] == 2
