@@ -1,7 +1,8 @@
-"""Clients that come after the clustering: PACFL's proximity matrix extension.
+"""Clients that come after the clustering: PACFL's proximity matrix extension, and FLT's shortcut.
 
 Thesis Algorithms 8 (PME) and 9: extend the proximity matrix by the newcomers' rows only, cut it with the
-same threshold beta, and keep the cluster ids of the old clients.
+same threshold beta, and keep the cluster ids of the old clients. FLT (Jamali-Rad et al. 2022, section 3.2):
+the cluster with the nearest mean code.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
+from scipy.spatial.distance import cdist, squareform
 
 from rayfl.clustering.linkage import Labels, Method, build_linkage, cut_at_threshold
 from rayfl.clustering.proximity import condensed_distances, condensed_index, cross_distances
@@ -89,3 +90,35 @@ def place_newcomers(
         else:
             labels[client] = founded.setdefault(part, fresh + len(founded))
     return labels
+
+
+def nearest_cluster(
+    old: Sequence[NDArray[np.floating]],
+    old_labels: NDArray[np.integer],
+    new: Sequence[NDArray[np.floating]],
+) -> Labels:
+    """FLT's shortcut for newcomers: the cluster nearest by the distance to its mean latent embedding.
+
+    Signatures are compared as the clients sent them, before any embedding, which is of all together.
+
+    Args:
+        old: points of the M old clients, ``(k_i, e)``; a client counts once, whatever its ``k_i``.
+        old_labels: their clusters ``(M,)``; negative: in none.
+        new: points of the B newcomers, ``(k_i, e)``.
+
+    Returns:
+        ``(B,)``: of clusters equally near the one with the smaller id.
+
+    Raises:
+        ValueError: if no old client is in a cluster.
+    """
+    if not len(new):
+        return np.empty(0, np.int64)
+    clusters = np.unique(old_labels[old_labels >= 0])
+    if not len(clusters):
+        raise ValueError("there is no cluster that newcomers could join")
+    means = np.array([points.mean(axis=0, dtype=np.float64) for points in old])
+    centres = np.array([means[old_labels == cluster].mean(axis=0) for cluster in clusters])
+    own = np.array([points.mean(axis=0, dtype=np.float64) for points in new])
+    nearest = cdist(own, centres).argmin(axis=1)
+    return np.asarray(clusters[nearest], np.int64)

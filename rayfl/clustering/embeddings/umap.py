@@ -17,9 +17,9 @@ from rayfl.errors import DataError
 LEAST = 5
 """Points below which UMAP has no manifold to look for."""
 
-EXACT = range(4096, 50_001)
-"""Numbers of points whose nearest neighbours are found here, all distances computed: 3 s for 12,000 points
-instead of the 20 s for which the search that UMAP would use is compiled first. It does fewer itself so."""
+EXACT = 50_000
+"""Points up to which the nearest neighbours are found here, all distances computed: 3 s for 12,000 points,
+where the search that UMAP would use takes 20 s to be compiled."""
 
 
 class Umap(Embedding):
@@ -66,7 +66,7 @@ class Umap(Embedding):
                 min_dist=self.min_dist,
                 random_state=key % 2**32,
                 n_jobs=1,
-                precomputed_knn=_nearest(points, neighbours) if len(points) in EXACT else (None, None, None),
+                precomputed_knn=_nearest(points, neighbours) if len(points) <= EXACT else (None, None, None),
             )
             embedded = np.asarray(reducer.fit_transform(points), np.float32)
         if not np.isfinite(embedded).all():
