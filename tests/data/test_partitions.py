@@ -103,6 +103,8 @@ def requests(draw: st.DrawFn) -> tuple[Partition, int, int, bool]:
             "attempts": 3,
             "capped": draw(st.booleans()),
         }
+    if name == "difficulty":
+        fields["expert"] = "logistic"
     if name == "tasks":
         del fields["clients"]
         task = st.fixed_dictionaries(

@@ -1,0 +1,130 @@
+"""How hard the samples of a dataset are, in the eyes of an expert model.
+
+Training is not the data room's business, so the expert is one that scikit-learn brings along; losses of
+any other model can be read from a file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.arrays import fingerprint, one_line
+from rayfl.data.base import Samples, data_root
+from rayfl.errors import DataError
+from rayfl.random import generator, key
+
+Kind = Literal["mlp", "logistic"]
+_HIDDEN: dict[Kind, tuple[int, ...]] = {"mlp": (200,), "logistic": ()}
+_RATE: dict[Kind, float] = {"mlp": 1e-3, "logistic": 1e-2}
+_EPOCHS = 10
+_MOST = 10_000
+"""Training samples of an expert: more make it slower, and hardly change the order of difficulty."""
+_WORTH_KEEPING = 5_000
+"""Samples from which on the losses are kept on disk: below, they are there in no time."""
+_UNKNOWN = 50.0
+"""The loss of a sample whose class the expert has never seen: harder than all others."""
+
+
+def read_losses(path: Path, count: int) -> NDArray[np.float64]:
+    """Losses ``(count,)`` from a ``.npy`` file, one a training sample, larger for harder samples.
+
+    Raises:
+        DataError: if it holds something else.
+    """
+    where = f"partition.losses: {path}"
+    if not path.expanduser().is_file():
+        raise DataError(f"{where}: there is no such file; expected a .npy with one loss a training sample")
+    try:
+        losses = np.load(path.expanduser(), allow_pickle=False)
+    except Exception as error:  # broken bytes make NumPy raise nearly anything
+        raise DataError(f"{where}: cannot be read as .npy ({one_line(error)})") from error
+    if not isinstance(losses, np.ndarray) or losses.shape != (count,) or losses.dtype.kind not in "uif":
+        found = f"shape {losses.shape}" if isinstance(losses, np.ndarray) else "several arrays"
+        raise DataError(f"{where}: holds {found}; expected {count} numbers, one a training sample")
+    if not np.isfinite(losses).all():
+        raise DataError(f"{where}: holds NaN or infinity; every loss must be finite")
+    return losses.astype(np.float64)
+
+
+def expert_losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:
+    """The cross-entropy of every training sample under an expert ``(n,)``; computed once for large datasets.
+
+    Two experts are trained, each on (at most 10,000 samples of) a random half, and each scores the other
+    half, so that no sample counts as easy because it was learnt by heart. The result depends on the data
+    alone. It is kept below :func:`rayfl.data.data_root`, if that can be written to.
+    """
+    if len(samples.y_train) < _WORTH_KEEPING:
+        return _losses(samples, kind)
+    file = data_root() / f"difficulty-{kind}-{fingerprint(samples)}.npy"
+    try:
+        return read_losses(file, len(samples.y_train))
+    except DataError:  # not there, or broken: written anew
+        losses = _losses(samples, kind)
+    part = file.with_name(f".{file.name}.{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("wb") as out:
+            np.save(out, losses)
+        part.replace(file)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+    return losses
+
+
+def _losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:
+    halves = np.array_split(generator(0, "expert").permutation(len(samples.y_train)), 2)
+    losses = np.zeros(len(samples.y_train))
+    for number, (learn, score) in enumerate((halves, halves[::-1])):
+        if len(learn) and len(score):
+            losses[score] = _half(samples, kind, learn[:_MOST], score, key(0, "expert", number) % 2**32)
+    return losses
+
+
+def _half(
+    samples: Samples, kind: Kind, learn: NDArray[np.int64], score: NDArray[np.int64], seed: int
+) -> NDArray[np.float64]:
+    """The losses of ``score`` under a model trained on ``learn``."""
+    from sklearn.exceptions import ConvergenceWarning  # deferred: it takes a second
+    from sklearn.neural_network import MLPClassifier
+    from threadpoolctl import threadpool_limits
+
+    y = samples.y_train
+    known = np.unique(y[learn])
+    if len(known) < 2:
+        return np.where(y[score] == known[0], 0.0, _UNKNOWN)
+    seen = _flat(samples, learn)
+    mean, deviation = seen.mean(axis=0), max(float(seen.std()), 1e-6)
+    batch = min(max(1, len(learn) // 50), 200)  # 50 steps an epoch: few samples must do as well
+    model = MLPClassifier(
+        _HIDDEN[kind],
+        batch_size=batch,
+        learning_rate_init=_RATE[kind],
+        max_iter=_EPOCHS,
+        random_state=seed,
+    )
+    losses = np.full(len(score), _UNKNOWN)
+    # One thread: the order of sums, and so the last bits, would depend on their number.
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        model.fit((seen - mean) / deviation, y[learn])
+        for start in range(0, len(score), _MOST):
+            part = score[start : start + _MOST]
+            chances = model.predict_proba((_flat(samples, part) - mean) / deviation)
+            place = np.minimum(np.searchsorted(known, y[part]), len(known) - 1)
+            own = chances[np.arange(len(part)), place]
+            found = known[place] == y[part]
+            losses[start : start + _MOST][found] = -np.log(np.maximum(own[found], 1e-20))
+    return losses
+
+
+def _flat(samples: Samples, ids: NDArray[np.int64]) -> NDArray[np.float32]:
+    x = samples.x_train[ids].reshape(len(ids), -1).astype(np.float32)
+    return x / np.float32(255) if samples.x_train.dtype == np.uint8 else x

@@ -1,0 +1,102 @@
+"""Easy clients and hard clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.base import Assignment, Partition, Samples
+from rayfl.data.partitions._dealing import Owners, by_owner, check_labels, dirichlet_owners
+from rayfl.data.partitions._expert import Kind, expert_losses, read_losses
+from rayfl.errors import DataError
+from rayfl.random import generator
+
+
+class Difficulty(Partition):
+    """Difficulty: samples are dealt in the order of their difficulty, so that clients are easy or hard.
+
+    Algorithm 2 of the thesis (Vahidian 2023, section 2.6.3). The numbers of samples of each class and
+    client come from a Dirichlet (or IID) division. Each class is ranked by the loss of an expert model;
+    every client gets the fraction ``ordered`` (f_ord) of its samples of a class from its place in that
+    order, the first client the easiest, and the rest at random.
+
+    The thesis' expert has the topology of the global model and is trained on the whole dataset. Ours is
+    scikit-learn's, trained on half of the data (at most 10,000 samples) to score the other half; the
+    losses of any other model can be given as a file.
+    """
+
+    name: Literal["difficulty"] = "difficulty"
+    ordered: float = Field(
+        1.0, ge=0, le=1, description="fraction f_ord of each client's samples that are dealt by difficulty"
+    )
+    labels: Literal["dirichlet", "iid"] = Field("dirichlet", description="how many of each class clients get")
+    alpha: float = Field(0.5, gt=0, le=1e6, description="concentration of the Dirichlet distribution")
+    min_samples: int = Field(1, ge=1, description="Dirichlet draws with a smaller client are rejected")
+    attempts: int = Field(50, ge=1, le=10_000, description="Dirichlet draws before giving up")
+    expert: Kind = Field("mlp", description="mlp: one hidden layer of 200 units; logistic: none")
+    losses: Path | None = Field(
+        None, description="instead of an expert: a .npy file with the loss of every training sample"
+    )
+
+    @override
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        labels = samples.y_train
+        check_labels(labels, samples.classes, self.clients)
+        if samples.tokens and self.losses is None:
+            raise DataError(
+                "partition: difficulty has no expert for texts; give partition.losses, a .npy with one loss "
+                "a training sample"
+            )
+        before = self._division(labels, seed)
+        if self.losses is not None:
+            losses = read_losses(self.losses, len(labels))
+        else:
+            losses = expert_losses(samples, self.expert)
+        owners = np.empty(len(labels), np.int64)
+        for label in np.unique(labels).tolist():
+            members = np.flatnonzero(labels == label)
+            counts = np.bincount(before[members], minlength=self.clients)
+            ranked = members[np.argsort(losses[members], kind="stable")]
+            rng = generator(seed, "partition difficulty", label)
+            owners[ranked] = by_rank(counts, self.ordered, rng)
+        return Assignment(by_owner(owners, self.clients))
+
+    def _division(self, labels: NDArray[np.int64], seed: int) -> Owners:
+        """Owners whose class counts are kept."""
+        if self.labels == "dirichlet":
+            return dirichlet_owners(
+                labels, self.clients, self.alpha, self.min_samples, self.attempts, True, seed
+            )
+        if self.clients * self.min_samples > len(labels):
+            raise DataError(
+                f"partition.min_samples: {self.clients} clients with {self.min_samples} samples each need "
+                f"{self.clients * self.min_samples}, there are {len(labels)}; use fewer clients"
+            )
+        owners = np.empty(len(labels), np.int64)
+        owners[generator(seed, "partition").permutation(len(labels))] = np.arange(len(labels)) % self.clients
+        return owners
+
+
+def by_rank(counts: NDArray[np.int64], ordered: float, rng: np.random.Generator) -> Owners:
+    """Who gets the easiest, the second easiest, ... sample of a class.
+
+    Args:
+        counts: how many samples each client gets ``(N,)``.
+        ordered: which fraction of them by difficulty: client ``i``'s begin behind the shares of the clients
+            before it, at rank ``counts[:i].sum()``.
+        rng: deals the rest.
+
+    Returns:
+        The owner of each rank, ``(counts.sum(),)``.
+    """
+    starts = np.cumsum(counts) - counts
+    rank = np.arange(int(counts.sum()))
+    owners = np.repeat(np.arange(len(counts)), counts)
+    in_order = rank - starts[owners] < np.rint(ordered * counts)[owners]
+    owners[~in_order] = rng.permutation(owners[~in_order])
+    return owners
