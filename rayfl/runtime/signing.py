@@ -277,7 +277,7 @@ def _public_sample(federation: Federation, count: int, seed: int) -> NDArray[np.
     """What the server may look at to fit a feature map: images of the test split, no client's own data."""
     x = federation.samples.x_test
     draw = generator(seed, "public sample").choice(len(x), min(count, len(x)), replace=False)
-    return raw_features(x[np.sort(draw)])
+    return raw_features(x[np.sort(draw)], len(federation.samples.vocabulary))
 
 
 def _cluster(

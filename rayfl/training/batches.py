@@ -64,7 +64,17 @@ class Batches:
         return torch.from_numpy(y).to(self.device)
 
 
-def raw_features(x: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Samples as feature maps and signatures see them: float32, pixels in [0, 1], not centred."""
+def raw_features(x: NDArray[np.generic], words: int = 0) -> NDArray[np.float32]:
+    """Samples as feature maps and signatures see them: float32, pixels in [0, 1], not centred.
+
+    Args:
+        x: samples; or texts ``(n, L)``, which become ``(n, words)``: 1 for each word that occurs.
+        words: size of the vocabulary of texts, whose first word is padding; 0 for other data.
+    """
+    if words:
+        occurs = np.zeros((len(x), words), np.float32)
+        np.put_along_axis(occurs, x.astype(np.int64), np.float32(1), axis=1)
+        occurs[:, 0] = 0
+        return occurs
     values = x.astype(np.float32)
     return values / np.float32(255) if x.dtype == np.uint8 else values

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,18 @@ from rayfl.config import load
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
 from rayfl.runtime.session import build, run
+from rayfl.training import raw_features
 
 HABITS = ("red green blue", "one two three four", "so it goes on", "up and down")
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in the client actors; two are slower for such small networks."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
@@ -95,3 +106,22 @@ def test_networks_and_data_of_different_kinds_are_refused(
         run({**words, "model": "mlp"})
     with pytest.raises(ConfigError, match=r"'lstm' takes words; digits has other data; use one of .*mlp"):
         run({**settings, "model": "lstm"})
+
+
+def test_signatures_see_which_words_occur() -> None:
+    seen = raw_features(np.array([[3, 1, 3], [2, 0, 0]], np.int32), 5)
+    assert seen.tolist() == [[0, 1, 0, 1, 0], [0, 0, 1, 0, 0]]
+
+
+def test_topics_are_found_from_the_words(words: dict[str, Any]) -> None:
+    for method in ("pacfl", "mt_hfl"):
+        result = run({**words, "algorithm": method, "clustering": {"n_clusters": 4}, "rounds": 1})
+        assert result.summary["ari"] == 1.0, method
+
+
+def test_real_topics_are_found_from_the_words(words: dict[str, Any], real_news: Path) -> None:
+    data = {"name": "ag_news", "root": str(real_news), "vocabulary": 500, "length": 20, "test_size": 100}
+    more = {"data": data, "partition": {"name": "domains", "clients": 20}, "rounds": 1}
+    training = {"epochs": 1, "batch_size": 400, "lr": 0.1, "engine": "loop"}
+    method = {"algorithm": "pacfl", "clustering": {"proximity": "principal_angle", "n_clusters": 4}}
+    assert run({**words, **more, **method, "training": training}).summary["ari"] == 1.0
