@@ -463,6 +463,10 @@ def test_tasks_errors() -> None:
     )
     beyond = make("tasks", tasks=[{"labels": [0], "clients": 1}, {"labels": [10], "clients": 1}])
     assert "partition.tasks[1].labels: 10 is not a label" in refusal(beyond, labels, None, 10)
+    nobody = make("tasks", tasks=[{"labels": [0], "clients": 1}, {"labels": [9, 1], "clients": 1}])
+    assert "partition.tasks[1].labels: no training sample has label 9" in refusal(
+        nobody, labels[labels < 9], None, 10
+    )
     alone = make("tasks", tasks=[{"labels": range(10), "clients": 2, "samples": 10}], foreign=0.5)
     assert "tasks[0] needs 10 samples with labels of other tasks, 0 are left" in refusal(
         alone, labels, None, 10

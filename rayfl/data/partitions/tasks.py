@@ -91,6 +91,11 @@ class Tasks(SizedPartition):
                     f"partition.tasks[{place}].labels: {max(task.labels)} is not a label of this data; "
                     f"labels lie in range({classes})"
                 )
+            absent = sorted(set(task.labels) - set(labels[np.isin(labels, task.labels)].tolist()))
+            if absent:
+                raise DataError(
+                    f"partition.tasks[{place}].labels: no training sample has label {absent[0]}; leave it out"
+                )
         pools = self._pools(labels, seed)
         owners = np.full(len(labels), -1)
         foreign_sizes: list[NDArray[np.int64]] = []
