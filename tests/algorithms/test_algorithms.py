@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -20,45 +19,33 @@ from rayfl.algorithms.base import sample_cohort
 from rayfl.clustering.config import Clustering
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.models import MODELS, ModelSpec
 from rayfl.runtime.checkpoint import Checkpoint
 from rayfl.settings import part_name, summary
 from rayfl.training import LocalWork, Training
-
-SPEC = ModelSpec.of(MODELS["mlp"](hidden=(3, 2)), (5,), 4, 0)  # fc1 5*3+3, fc2 3*2+2, fc3 2*4+4
-SIZES = [10, 20, 30, 40, 50, 60]
-
-
-def setup(name: str = "fedavg", sizes: Sequence[int] = SIZES, **sections: Any) -> Setup:
-    """The public facts of a run of ``len(sizes)`` clients, with the method's defaults."""
-    config = load({"algorithm": name, **sections})
-    return Setup(
-        clients=len(sizes),
-        sizes=np.array(sizes, np.int64),
-        spec=SPEC,
-        rounds=8,
-        seed=config.seed,
-        training=config.training,
-        hierarchy=config.hierarchy,
-        clustering=config.clustering,
-    )
+from tests.algorithms.fakes import (
+    NOBODY,
+    SIZES,
+    SPEC,
+    FakeClients,
+    algorithm,
+    clustered,
+    clusters,
+    plan_of,
+    report,
+    setup,
+)
 
 
-def algorithm(name: str, **settings: Any) -> Algorithm:
-    return ALGORITHMS[name](**settings)
-
-
-def clustered(labels: Sequence[int], round: int = 0) -> ServerState:
-    found = np.array(labels, np.int64)
-    return ServerState(round, int(found.max()) + 1, found, clustered=True)
+def cohort_at(s: Setup, round: int, labels: list[int] | None = None) -> np.ndarray:
+    return sample_cohort(s, ServerState(round, 1, np.array(labels or [0] * s.clients)))
 
 
 # --- discovery -----------------------------------------------------------------------------------------
 
 
 def test_every_file_of_the_folder_is_a_method_of_that_name():
-    files = {info.name for info in pkgutil.iter_modules(rayfl.algorithms.__path__)} - {"base"}
-    assert set(ALGORITHMS) == files
+    files = {info.name for info in pkgutil.iter_modules(rayfl.algorithms.__path__)}
+    assert set(ALGORITHMS) == files - {"base", "contract", "one_shot"}
     for name, kind in ALGORITHMS.items():
         assert kind.__module__ == f"rayfl.algorithms.{name}"
         assert part_name(kind) == name == kind().name
@@ -93,27 +80,40 @@ def test_defaults_are_valid_settings_of_other_sections(name):
 def test_cohorts(clients, rho, t, seed):
     """max(1, round(rho N)) different clients in rising order, a function of (seed, round)."""
     s = dataclasses.replace(setup(sizes=[1] * clients), training=Training(participation=rho), seed=seed)
-    cohort = sample_cohort(s, t)
+    cohort = cohort_at(s, t)
     assert len(cohort) == max(1, round(rho * clients))
     assert (np.diff(cohort) > 0).all()
     assert 0 <= cohort.min() <= cohort.max() < clients
-    assert (sample_cohort(s, t) == cohort).all()
+    assert (cohort_at(s, t) == cohort).all()
 
 
 def test_cohorts_differ_between_rounds_and_seeds():
     s = setup(sizes=[1] * 100, training={"participation": 0.1})
-    drawn = [sample_cohort(s, r).tolist() for r in range(5)]
-    drawn += [sample_cohort(dataclasses.replace(s, seed=1), 0).tolist()]
+    drawn = [cohort_at(s, r).tolist() for r in range(5)]
+    drawn += [cohort_at(dataclasses.replace(s, seed=1), 0).tolist()]
     assert len({tuple(d) for d in drawn}) == 6
 
 
 def test_everybody_is_sampled_equally_often():
     s = setup(sizes=[1] * 20, training={"participation": 0.25})
-    counts = np.bincount(np.concatenate([sample_cohort(s, r) for r in range(2000)]), minlength=20)
+    counts = np.bincount(np.concatenate([cohort_at(s, r) for r in range(2000)]), minlength=20)
     assert ((counts - 500) ** 2 / 500 / 0.75).sum() < 43.8  # chi-square, 19 degrees of freedom, 0.1 %
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+def test_only_clients_that_are_there_are_sampled():
+    s = setup(sizes=[10, 0, 30, 0, 0, 60], training={"participation": 0.5})
+    assert s.present.tolist() == [0, 2, 5]
+    for t in range(9):
+        cohort = cohort_at(s, t)
+        assert len(cohort) == 2  # half of three, rounded
+        assert set(cohort) <= {0, 2, 5}
+    for name in ALGORITHMS:
+        everybody = setup(name, sizes=[10, 0, 30, 0, 0, 60])
+        found = algorithm(name).cohort(everybody, clustered([0, 1, 0, 1, 0, 0]), NOBODY)
+        assert found.tolist() == [0, 2, 5]
+
+
+@pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"flt"}))
 @given(
     labels=st.lists(st.integers(0, 3), min_size=1, max_size=30),
     rho=st.floats(0.05, 1),
@@ -124,13 +124,13 @@ def test_plans_are_sorted_by_group_and_client(name, labels, rho, t):
     state = clustered(labels, t)
     if name in ("fedavg", "solo"):
         state = dataclasses.replace(algorithm(name).begin(s), round=t)
-    plan = algorithm(name).plan(s, state)
+    plan = plan_of(algorithm(name), s, state)
     pairs = list(zip(plan.group.tolist(), plan.cohort.tolist(), strict=True))
     assert pairs == sorted(set(pairs))
     assert (plan.group == state.assignment[plan.cohort]).all()
     assert (plan.start == plan.group).all()
     assert sorted(plan.cohort.tolist()) == (
-        list(range(len(labels))) if name == "solo" else sample_cohort(s, t).tolist()
+        list(range(len(labels))) if name == "solo" else cohort_at(s, t).tolist()
     )
 
 
@@ -143,23 +143,29 @@ def test_fedavg_by_hand():
     state = method.begin(s)
     assert (state.round, state.models, state.clustered) == (0, 1, False)
     assert state.assignment.tolist() == [0] * 6
-    assert method.clustering(s, state) is None
-    plan = method.plan(s, state)
+    assert method.recluster(s, state, NOBODY) is None
+    plan = plan_of(method, s, state)
     assert len(plan.cohort) == 3
+    assert method.select(s, state, plan.cohort, NOBODY) is state
+    assert method.observation(s, state) is None
+    assert method.adaptation(s, state) is None
     mixing = method.mix(s, state, plan)
     assert mixing.weights.toarray().tolist() == [[float(SIZES[c]) for c in plan.cohort]]
     assert mixing.common == ()
     assert method.work(s, state) == LocalWork(epochs=5, batch_size=10, lr=0.1, momentum=0.5)
-    after = method.end(s, state, plan)
+    assert mixing.keep is mixing.parents is None
+    after = method.end(s, state, plan, report(plan, mixing, 1))
     assert (after.round, after.models) == (1, 1)
+    assert method.split(s, after, NOBODY) is None
     assert state.round == 0
+    assert NOBODY.asked == []
 
 
 def test_fedavg_ignores_the_hierarchy():
     s = setup(hierarchy={"common_layers": "all"})
     method = algorithm("fedavg")
     state = method.begin(s)
-    assert method.mix(s, state, method.plan(s, state)).common == ()
+    assert method.mix(s, state, plan_of(method, s, state)).common == ()
 
 
 def test_the_learning_rate_follows_the_round():
@@ -178,51 +184,87 @@ def test_the_learning_rate_follows_the_round():
 def test_solo_by_hand(sampled):
     s, method = setup("solo", training={"participation": 0.5}), algorithm("solo", sampled=sampled)
     state = method.begin(s)
-    plan = method.plan(s, state)
-    assert plan.cohort.tolist() == (sample_cohort(s, 0).tolist() if sampled else [0, 1, 2, 3, 4, 5])
+    plan = plan_of(method, s, state)
+    assert plan.cohort.tolist() == (cohort_at(s, 0).tolist() if sampled else [0, 1, 2, 3, 4, 5])
     assert method.work(s, state).personal == ((0, SPEC.P),)  # nothing is sent
     mixing = method.mix(s, state, plan)
     assert mixing.weights.shape == (1, len(plan.cohort))
     assert mixing.weights.nnz == 0
     assert mixing.common == ()
-    assert method.clustering(s, state) is None
+    assert method.recluster(s, state, NOBODY) is None
 
 
 # --- one-shot clustering ---------------------------------------------------------------------------------
 
-CLUSTERED = ["pacfl", "mt_hfl", "random_clustering"]
+CLUSTERED = ["pacfl", "mt_hfl", "random_clustering", "flis_hc"]
+
+
+def regrouped(name: str, s: Setup, labels: list[int], state: ServerState | None = None) -> Any:
+    method = algorithm(name)
+    return method.regroup(s, method.begin(s) if state is None else state, clusters(labels))
+
+
+def one_round(method: Algorithm, s: Setup, state: ServerState) -> ServerState:
+    plan = plan_of(method, s, state)
+    return method.end(s, state, plan, report(plan, method.mix(s, state, plan), state.models))
 
 
 @pytest.mark.parametrize("name", CLUSTERED)
 def test_clustering_happens_once_before_the_first_round(name):
-    s, method = setup(name), algorithm(name)
-    state = method.begin(s)
-    asked = method.clustering(s, state)
-    assert asked == s.clustering
-    state = method.regroup(s, state, np.array([0, 0, 1, 1, 2, 0])).state
+    s, method, clients = setup(name), algorithm(name), FakeClients(labels=[0, 0, 1, 1, 2, 0])
+    state = method.recluster(s, method.begin(s), clients).state
+    assert (state.models, state.clustered) == (3, True)
     for _ in range(8):
-        assert method.clustering(s, state) is None
-        state = method.end(s, state, method.plan(s, state))
+        assert method.recluster(s, state, clients) is None
+        state = one_round(method, s, state)
+    assert clients.asked == ["cluster"]
 
 
 def test_clustering_again_every_tau_rounds():
     s, method = setup("mt_hfl", clustering={"every": 3}), algorithm("mt_hfl")
-    state, when = method.begin(s), []
+    state, when, clients = method.begin(s), [], FakeClients(labels=[0] * 6)
     for t in range(8):
-        if method.clustering(s, state) is not None:
+        if (found := method.recluster(s, state, clients)) is not None:
             when.append(t)
-            state = method.regroup(s, state, np.zeros(6, np.int64)).state
-        state = method.end(s, state, method.plan(s, state))
+            state = found.state
+        state = one_round(method, s, state)
     assert when == [0, 3, 6]
+
+
+def test_clustering_again_when_more_than_lambda_clients_raised_a_flag():
+    s, method = setup("pacfl", clustering={"max_flags": 2}), algorithm("pacfl")
+    clients = FakeClients(labels=[0, 0, 0, 1, 1, 1])
+    state = method.recluster(s, method.begin(s), clients).state
+    for flagged, due in (([0], False), ([0], False), ([4], False), ([2, 4], True)):
+        state = method.drift(s, state, np.array(flagged), clients)
+        found = method.recluster(s, state, clients)
+        assert (found is not None) == due, flagged
+    assert method.recluster(s, found.state, clients) is None  # the flags are down again
+
+
+def test_a_client_whose_loss_has_risen_raises_a_flag():
+    s = setup("pacfl", clustering={"max_flags": 0, "flag_loss": 0.5})
+    method, clients = algorithm("pacfl"), FakeClients(labels=[0] * 6)
+    state = method.recluster(s, method.begin(s), clients).state
+    for losses, due in (
+        ([1.0, 1, 1, 1, 1, 1], False),  # nothing to compare with
+        ([1.5, 1, 1, 0.1, 1, np.nan], False),  # exactly half more is not more
+        ([1.0, 1, 1, 0.16, 1, 1.49], True),  # client 3 has
+    ):
+        plan = plan_of(method, s, state)
+        told = report(plan, method.mix(s, state, plan), 1, losses=np.array(losses))
+        state = method.end(s, state, plan, told)
+        assert (method.recluster(s, state, clients) is not None) == due
+    assert np.flatnonzero(state.extra["flags"]).tolist() == [3]
 
 
 @pytest.mark.parametrize("name", ["pacfl", "mt_hfl"])
 def test_rows_of_a_by_hand(name):
     """Clusters {0, 3, 5}, {1}, {2, 4}: each row weighs its own members by n_i."""
     s, method = setup(name), algorithm(name)
-    state = method.regroup(s, method.begin(s), np.array([0, 1, 2, 0, 2, 0])).state
+    state = regrouped(name, s, [0, 1, 2, 0, 2, 0]).state
     assert (state.models, state.clustered) == (3, True)
-    plan = method.plan(s, state)
+    plan = plan_of(method, s, state)
     assert plan.cohort.tolist() == [0, 3, 5, 1, 2, 4]
     assert plan.group.tolist() == [0, 0, 0, 1, 2, 2]
     assert method.mix(s, state, plan).weights.toarray().tolist() == [
@@ -235,7 +277,7 @@ def test_rows_of_a_by_hand(name):
 def test_a_cluster_without_sampled_members_has_an_empty_row():
     s, method = setup("pacfl", training={"participation": 0.01}), algorithm("pacfl")
     state = clustered([0, 1, 2, 0, 2, 0])
-    weights = method.mix(s, state, method.plan(s, state)).weights
+    weights = method.mix(s, state, plan_of(method, s, state)).weights
     assert weights.shape == (3, 1)
     assert weights.nnz == 1
 
@@ -275,7 +317,7 @@ def test_the_global_server_acts_every_kappa_rounds(name, kappa, rounds):
     acts = []
     for t in range(8):
         state = clustered([0, 0, 1, 1, 2, 2], round=t)
-        common = method.mix(s, state, method.plan(s, state)).common
+        common = method.mix(s, state, plan_of(method, s, state)).common
         assert common in ((), (FC1,))
         acts += [t] if common else []
     assert acts == rounds
@@ -285,20 +327,41 @@ def test_pacfl_has_no_common_layers_unless_asked():
     for sections, common in (({}, ()), ({"hierarchy": {"common_layers": "all"}}, ((0, 38),))):
         s, state = setup("pacfl", **sections), clustered([0, 1, 1, 1, 0, 0])
         method = algorithm("pacfl")
-        assert method.mix(s, state, method.plan(s, state)).common == common
+        assert method.mix(s, state, plan_of(method, s, state)).common == common
 
 
 def test_parents_of_new_clusters_by_hand():
     """A new cluster starts from the model that most of its members used; ties go to the smaller id."""
-    s, method = setup("mt_hfl"), algorithm("mt_hfl")
+    s = setup("mt_hfl")
     old = clustered([0, 0, 1, 1, 2, 2], round=3)
-    new = method.regroup(s, old, np.array([0, 1, 1, 1, 1, 2]))
+    new = regrouped("mt_hfl", s, [0, 1, 1, 1, 1, 2], old)
     assert new.parents.tolist() == [0, 1, 2]
     assert (new.state.round, new.state.models) == (3, 3)
-    assert method.regroup(s, old, np.array([0, 0, 0, 0, 0, 0])).parents.tolist() == [0]  # a tie of three
-    assert method.regroup(s, old, np.array([1, 1, 0, 0, 1, 0])).parents.tolist() == [1, 0]
-    fresh = method.regroup(s, method.begin(s), np.array([0, 1, 2, 3, 4, 5]))
+    assert regrouped("mt_hfl", s, [0] * 6, old).parents.tolist()[0] == 0  # a tie of three
+    fresh = regrouped("mt_hfl", s, [0, 1, 2, 3, 4, 5])
     assert fresh.parents.tolist() == [0] * 6  # everybody from w_0
+
+
+def test_clusters_keep_their_numbers_when_found_again():
+    """The same groups under other labels are the same clusters; one without members keeps its model."""
+    s = setup("mt_hfl")
+    old = clustered([0, 0, 1, 1, 2, 2], round=3)
+    again = regrouped("mt_hfl", s, [1, 1, 2, 2, 0, 0], old)
+    assert again.state.assignment.tolist() == [0, 0, 1, 1, 2, 2]
+    assert again.parents.tolist() == [0, 1, 2]
+    fewer = regrouped("mt_hfl", s, [1, 1, 0, 0, 0, 0], old)
+    assert fewer.state.assignment.tolist() == [0, 0, 1, 1, 1, 1]
+    assert fewer.parents.tolist() == [0, 1, 2]
+    more = regrouped("mt_hfl", s, [3, 0, 1, 1, 2, 2], old)
+    assert len(set(more.state.assignment[:2].tolist()) - {0}) == 1  # one of the two founded cluster 3
+    assert more.state.assignment[2:].tolist() == [1, 1, 2, 2]
+    assert more.parents.tolist() == [0, 1, 2, 0]
+
+
+def test_clients_that_are_not_there_keep_their_cluster():
+    s = setup("pacfl", sizes=[10, 0, 30, 40, 50, 60])
+    new = regrouped("pacfl", s, [0, -1, 1, 1, 0, 0], clustered([0, 1, 1, 1, 0, 0], round=2))
+    assert new.state.assignment.tolist() == [0, 1, 1, 1, 0, 0]
 
 
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=40).map(np.array), st.integers(0, 5))
@@ -306,9 +369,9 @@ def test_random_clustering_keeps_the_sizes_and_mixes_the_members(labels, seed):
     labels = np.unique(labels, return_inverse=True)[1]
     s = dataclasses.replace(setup("random_clustering", sizes=[1] * len(labels)), seed=seed)
     method = algorithm("random_clustering")
-    state = method.regroup(s, method.begin(s), labels).state
+    state = method.regroup(s, method.begin(s), clusters(labels)).state
     assert sorted(np.bincount(state.assignment)) == sorted(np.bincount(labels))
-    again = method.regroup(s, method.begin(s), labels).state
+    again = method.regroup(s, method.begin(s), clusters(labels)).state
     assert (again.assignment == state.assignment).all()
 
 
@@ -316,30 +379,73 @@ def test_random_clustering_does_mix():
     labels = np.repeat(np.arange(4), 25)
     s = setup("random_clustering", sizes=[1] * 100)
     method = algorithm("random_clustering")
-    assignment = method.regroup(s, method.begin(s), labels).state.assignment
+    assignment = method.regroup(s, method.begin(s), clusters(labels)).state.assignment
     together = (assignment[:, None] == assignment) & (labels[:, None] == labels)
     assert together[:25, :25].mean() < 0.4  # a quarter by chance
     other = dataclasses.replace(s, seed=1)
-    assert (method.regroup(other, method.begin(other), labels).state.assignment != assignment).any()
+    assert (method.regroup(other, method.begin(other), clusters(labels)).state.assignment != assignment).any()
     assert algorithm("random_clustering").defaults == algorithm("mt_hfl").defaults
 
 
+# --- newcomers -----------------------------------------------------------------------------------------
+
+
+def test_newcomers_find_their_cluster_and_nobody_else_moves():
+    """Label histograms on two axes; a newcomer like no one founds a cluster from the largest one's model."""
+    s = setup(
+        "pacfl",
+        clustering={"signature": "label_histogram", "proximity": "cosine", "threshold": 0.1},
+    )
+    signatures = [[1, 0, 0], [0, 1, 0], [1, 0.1, 0], [0, 1, 0.1], [0, 0, 1], [0.1, 1, 0]]
+    state = dataclasses.replace(clustered([0, 1, 0, 0, 0, 0], round=2), extra={"threshold": np.array([0.1])})
+    method = algorithm("pacfl")
+    found = method.join(s, state, np.array([3, 4, 5]), FakeClients(signatures=signatures))
+    assert found.state.assignment.tolist() == [0, 1, 0, 1, 2, 1]
+    assert found.parents.tolist() == [0, 1, 0]
+    assert found.state.models == 3
+    assert found.facts["newcomers"] == [3, 4, 5]
+    assert np.flatnonzero(found.state.extra["flags"]).tolist() == [3, 4, 5]
+
+
+def test_newcomers_before_the_first_clustering_wait_for_it():
+    s, method = setup("pacfl"), algorithm("pacfl")
+    state = method.begin(s)
+    assert method.join(s, state, np.array([5]), NOBODY) is state
+
+
 # --- states ------------------------------------------------------------------------------------------------
+
+
+def a_state(method: Algorithm, s: Setup) -> ServerState:
+    """A state in which the method could be after two rounds."""
+    state = dataclasses.replace(method.begin(s), round=2)
+    if isinstance(method, OneShotClustered):
+        state = method.regroup(s, state, clusters([0, 1, 2, 0, 2, 0])).state
+    return state
+
+
+def what_was_seen(method: Algorithm, s: Setup, state: ServerState, members: int) -> Any:
+    """An observation of the right shape, for methods that ask for one."""
+    if method.observation(s, state) is None:
+        return None
+    return np.abs(np.subtract.outer(np.arange(members), np.arange(members))) / members
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_functions_are_pure(name):
     """Twice the same answer, and the state and the setup are as before."""
     s, method = setup(name, training={"participation": 0.5}), algorithm(name)
-    state = clustered([0, 0, 1, 1, 2, 2], 2) if name in CLUSTERED else method.begin(s)
+    state = a_state(method, s)
     before = (state.round, state.models, state.assignment.tolist(), s.sizes.tolist())
-    first, second = method.plan(s, state), method.plan(s, state)
+    first, second = plan_of(method, s, state), plan_of(method, s, state)
     assert (first.cohort == second.cohort).all()
-    mixes = [method.mix(s, state, first) for _ in range(2)]
+    seen = what_was_seen(method, s, state, len(first.cohort))
+    mixes = [method.mix(s, state, first, seen) for _ in range(2)]
     assert (mixes[0].weights != mixes[1].weights).nnz == 0
     assert isinstance(mixes[0].weights, sp.csr_array)
-    after = method.end(s, state, first)
+    after = method.end(s, state, first, report(first, mixes[0], state.models))
     assert after is not state
+    assert after.round == state.round + 1
     assert (state.round, state.models, state.assignment.tolist(), s.sizes.tolist()) == before
     with pytest.raises(dataclasses.FrozenInstanceError):
         state.round = 9
@@ -348,29 +454,21 @@ def test_functions_are_pure(name):
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_a_state_written_down_is_the_state(name, tmp_path):
     s, method = setup(name), algorithm(name)
-    state = method.begin(s)
-    if method.clustering(s, state) is not None:
-        state = method.regroup(s, state, np.array([0, 1, 2, 0, 2, 0])).state
-    state = method.end(s, state, method.plan(s, state))
-    saved = Checkpoint(
-        state,
-        np.zeros((state.models, 3), np.float32),
-        np.zeros(0, np.int64),
-        np.zeros((0, 0), np.float32),
-        {},
-        {},
-    )
+    state = a_state(method, s)
+    plan = plan_of(method, s, state)
+    mixing = method.mix(s, state, plan, what_was_seen(method, s, state, len(plan.cohort)))
+    state = method.end(s, state, plan, report(plan, mixing, state.models))
+    nobody, nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
+    models = np.zeros((state.models, 3), np.float32)
+    saved = Checkpoint(state, models, nobody, nothing, nothing, nobody, nothing, {}, {})
     again = Checkpoint.load(saved.save(tmp_path, keep=1)).state
     assert (again.round, again.models, again.clustered) == (state.round, state.models, state.clustered)
     assert again.assignment.tolist() == state.assignment.tolist()
     assert again.assignment.dtype == state.assignment.dtype
-    assert dict(again.extra) == dict(state.extra)
-
-
-def test_a_method_that_asks_for_clusters_must_use_them():
-    s = setup()
-    with pytest.raises(NotImplementedError, match="FedAvg asked for a clustering"):
-        algorithm("fedavg").regroup(s, algorithm("fedavg").begin(s), np.zeros(6, np.int64))
+    assert set(again.extra) == set(state.extra)
+    for key, value in state.extra.items():
+        np.testing.assert_array_equal(again.extra[key], value)
+        assert again.extra[key].dtype == value.dtype
 
 
 def test_methods_need_no_ray():

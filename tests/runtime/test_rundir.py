@@ -79,6 +79,7 @@ def _checkpoint(round: int) -> Checkpoint:
     state = ServerState(round, 2, np.array([0, 1, 1]), True, {"memory": np.arange(3.0)})
     return Checkpoint(
         state, np.ones((2, 4), np.float32), np.array([1, 2]), np.zeros((2, 3), np.float32),
+        np.full((2, 5), 7, np.float32), np.array([2]), np.full((1, 4), 8, np.float32),
         {"last": np.array([np.nan, 1.0])}, {"rounds": [{"round": 0, "loss": float("nan")}]},
     )  # fmt: skip
 
@@ -92,7 +93,8 @@ def test_checkpoints_round_trip_and_only_the_newest_are_kept(tmp_path: Path) -> 
     np.testing.assert_array_equal(back.state.assignment, saved.state.assignment)
     np.testing.assert_array_equal(back.state.extra["memory"], saved.state.extra["memory"])
     np.testing.assert_array_equal(back.models, saved.models)
-    np.testing.assert_array_equal(back.state_clients, saved.state_clients)
+    for name in ("state_clients", "state_rows", "vectors", "update_clients", "update_rows"):
+        np.testing.assert_array_equal(getattr(back, name), getattr(saved, name))
     np.testing.assert_array_equal(back.arrays["last"], saved.arrays["last"])
     assert back.tables["rounds"] == [{"round": 0, "loss": None}]
 
