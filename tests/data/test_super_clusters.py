@@ -13,10 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from rayfl.clustering.cluster import cluster_signatures
+from rayfl.clustering.config import Clustering
 from rayfl.data import DATASETS, PARTITIONS, Partition, Samples, build_federation
+from rayfl.data.heterogeneity.base import matrix
 from rayfl.data.heterogeneity.super_clusters import class_angles, class_super_clusters, largest_gap
 from rayfl.data.partitions._super_clusters import share_clients
 from rayfl.errors import ConfigError, DataError
+from rayfl.signatures.subspace import Subspace
 
 PLANTED = ((0, 1, 4), (2, 3))
 """Which classes of :func:`planted` are alike."""
@@ -243,3 +247,22 @@ def test_cifar10(real_data: Callable[..., Path]) -> None:
     samples = DATASETS["cifar10"]().load(real_data("cifar10"))
     found = class_super_clusters(samples, per_class=500)  # the number is the tree's own
     assert found.clusters == ((0, 1, 8, 9), (2, 3, 4, 5, 6, 7))  # thesis Table 5.7
+
+
+@pytest.mark.slow
+def test_pacfl_finds_one_cluster_for_each_dataset_of_a_mix(real_data: Callable[..., Path]) -> None:
+    sources = ("cifar10", "emnist_letters", "fashion_mnist", "usps")
+    samples = DATASETS["mix"](sources=sources).load(real_data(*sources))
+    assert samples.name.endswith("(MIX-4 with svhn replaced by emnist_letters)")
+    partition = make("domains", clients_per_domain=(31, 25, 27, 14), samples=500)
+    federation = build_federation(samples, partition, validation=0.1, test_samples="auto", seed=0)
+    signatures = [
+        Subspace(p=2).compute(matrix(samples.inputs("train", ids)), samples.labels("train", ids))
+        for ids in federation.train
+    ]
+    clusters = cluster_signatures(
+        Clustering(proximity="vector_angle_min"), signatures, groups=federation.groups
+    )
+    assert clusters.suggested  # the number of clusters is the tree's own
+    assert clusters.n_clusters == 4
+    assert clusters.ari == 1
