@@ -161,6 +161,38 @@ def partition(
 
 
 @app.command()
+def cluster(
+    config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
+    overrides: Overrides = None,
+    beside: Annotated[
+        str, typer.Option(help="other one-shot methods, separated by commas, or 'all' of them")
+    ] = "",
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="folder for pictures and JSON; default: ./cluster-<name>")
+    ] = None,
+) -> None:
+    """Cluster the clients of a config by their signatures, before any training."""
+    from rayfl.algorithms import ALGORITHMS, OneShotClustered
+    from rayfl.config import load, variant
+    from rayfl.runtime import clustering_alone
+
+    changes = overrides or []
+    first = load(config, changes)
+    one_shot = [name for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)]
+    named = [name for name in map(str.strip, beside.split(",")) if name]
+    everyone = [name for name in one_shot if not getattr(ALGORITHMS[name], "shuffles", False)]
+    names = everyone if named == ["all"] else named
+    own = [first] if first.algorithm.name in one_shot or not names else []
+    others = [variant(config, changes, name) for name in names if name != first.algorithm.name]
+    found, refused = clustering_alone.cluster_alone([*own, *others])
+    clustering_alone.show(found, out)
+    for line in refused:
+        _say(f"left out: {line}")
+    for path in clustering_alone.write(found, out_folder or Path(f"cluster-{first.name}")):
+        _say(f"written: {_short(path)}")
+
+
+@app.command()
 def prepare(
     dataset: Annotated[str, typer.Argument(help="a dataset's name (see 'rayfl list datasets')")],
     overrides: Annotated[
@@ -217,6 +249,31 @@ def list_parts(
             for name, line in entries.items():
                 table.add_row(f"[bold]{name}[/bold]", escape(line))
             out.print(table)
+
+
+@app.command()
+def newcomers(
+    path: Annotated[Path, typer.Argument(help="the directory of a finished run")],
+    data: Annotated[
+        Path, typer.Argument(help=".npz with x_train, y_train, x_test, y_test, client_train, client_test")
+    ],
+    epochs: Annotated[int, typer.Option(min=0, help="epochs of fine-tuning")] = 5,
+) -> None:
+    """Let clients that come after a run find their cluster, fine-tune, and be tested."""
+    from rayfl.runtime.newcomers import welcome
+
+    frame = welcome(path, data, epochs)
+    table = Table(title="newcomers")
+    for name in frame.columns:
+        table.add_column(name.replace("_", " "), justify="right")
+    for row in frame.head(20).itertuples(index=False):
+        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row))
+    out.print(table)
+    means = ", ".join(
+        f"{name.replace('_', ' ')} {frame[name].mean():.1f} %" for name in frame.columns if "accuracy" in name
+    )
+    _say(f"{len(frame)} newcomers: mean {means}")
+    _say(f"written: {_short(path / 'newcomers.csv')}")
 
 
 @app.command()

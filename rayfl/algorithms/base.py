@@ -33,6 +33,7 @@ from rayfl.algorithms.contract import (
     Setup,
     Split,
 )
+from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
 from rayfl.settings import Section
 from rayfl.training import LocalWork
@@ -58,6 +59,16 @@ class Algorithm(Section):
     objectives: ClassVar[tuple[str, ...] | None] = None
     """The local objectives that make sense with it; None for all."""
 
+    takes_momentum: ClassVar[bool] = True
+    """Whether ``training.momentum`` makes sense with it."""
+
+    def check(self, spec: ModelSpec) -> None:
+        """Refuse a model that the method's settings do not fit, before anything starts.
+
+        Raises:
+            ConfigError
+        """
+
     def initial(self, setup: Setup) -> tuple[int, ...]:
         """The K initial models, as numbers of random initialisations: equal numbers give equal models."""
         return (0,)
@@ -65,6 +76,11 @@ class Algorithm(Section):
     def begin(self, setup: Setup) -> ServerState:
         """The state before round 0."""
         return ServerState(0, len(self.initial(setup)), np.zeros(setup.clients, np.int64))
+
+    def grow(self, setup: Setup, state: ServerState) -> ServerState:
+        """The state for more clients than it was made for, ``setup.clients``; nobody has greeted them yet."""
+        more = setup.clients - len(state.assignment)
+        return replace(state, assignment=np.concatenate([state.assignment, np.zeros(more, np.int64)]))
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
@@ -100,18 +116,7 @@ class Algorithm(Section):
 
     def work(self, setup: Setup, state: ServerState) -> LocalWork:
         """The local work of the round: E epochs of SGD, on the local objective."""
-        t = setup.training
-        return setup.local.work(
-            LocalWork(
-                epochs=t.epochs,
-                batch_size=t.batch_size,
-                lr=t.lr_at(state.round, setup.rounds),
-                momentum=t.momentum,
-                weight_decay=t.weight_decay,
-                lr_alpha=t.lr_alpha,
-                lr_power=t.lr_power,
-            )
-        )
+        return setup.local.work(setup.training.work(state.round, setup.rounds))
 
     def observation(self, setup: Setup, state: ServerState) -> Observation | None:
         """What the server must see of the trained models before :meth:`mix`, if anything."""
@@ -189,8 +194,14 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
 
 
 def choose_by_loss(state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split) -> ServerState:
-    """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number)."""
+    """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number).
+
+    A client without validation samples takes its training samples instead.
+    """
     losses = clients.losses(who, split)
+    without = np.isnan(losses).all(axis=1)
+    if split == "validation" and without.any():
+        losses[without] = clients.losses(who[without], "train")
     known = ~np.isnan(losses).all(axis=1)
     assignment = state.assignment.copy()
     assignment[who[known]] = np.nanargmin(losses[known], axis=1)

@@ -185,6 +185,12 @@ class CFL(Algorithm):
             rows.append(row)
         return rows
 
+    def grow(self, setup: Setup, state: ServerState) -> ServerState:
+        """Newcomers have sent no update."""
+        more = setup.clients - len(state.assignment)
+        norms = np.concatenate([state.extra["norms"], np.full(more, np.nan)])
+        return replace(super().grow(setup, state), extra={**state.extra, "norms": norms})
+
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
     ) -> ServerState:

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.algorithms.base import Algorithm, average
-from rayfl.algorithms.contract import Mixing, Plan, RoundReport, ServerState, Setup
+from rayfl.algorithms.base import Algorithm, average, choose_by_loss
+from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup
 from rayfl.random import generator
 from rayfl.training.observations import Distances, Observation, Trained
 
@@ -57,6 +57,12 @@ class FedSEM(Algorithm):
         if not state.clustered:
             centers = observed[:, seeds(observed, self.clusters, setup.seed)]
         return np.asarray(centers.argmin(axis=1), np.int64)
+
+    def join(
+        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """A newcomer has no trained model yet: it starts from the center that fits its training data best."""
+        return choose_by_loss(state, newcomers, clients, "train")
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """The participants belong to their centers, also in the next round."""

@@ -33,9 +33,9 @@ class FLT(OneShotClustered):
        ``sum_i A_ij n_i w_i / sum_i A_ij n_i`` over the sampled clients i; where none of its relatives was
        sampled it keeps its model. Or on disjoint clusters (``clusters``, Case II): FedAvg in each of the
        ``clustering.n_clusters`` that Ward's linkage finds in the graph, or as many as it proposes.
-    4. Every ``clustering.every`` rounds (tau), or when more than ``clustering.max_flags`` clients (lambda) are
-       new or have new data, FCR runs again. Until then newcomers use the model of the client that is most like
-       them by the mean of their centroids.
+    4. Every ``clustering.every`` rounds (tau), or when more than ``clustering.max_flags`` clients (lambda)
+       are new or have new data, FCR runs again. Until then newcomers use the model of the client that is most
+       like them by the mean of their centroids.
 
     Rows of ``A`` that are equal are one model: clients with the same relatives start alike and stay alike, so
     a graph of disjoint groups costs no more than its groups, and no client-by-client matrix is ever formed.
@@ -111,9 +111,7 @@ class FLT(OneShotClustered):
         return self._flag(setup, replace(state, assignment=assignment), newcomers)
 
 
-def relatives(
-    graph: sp.csr_array, there: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def relatives(graph: sp.csr_array, there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Clients with the same relatives are of one kind.
 
     Args:
@@ -126,7 +124,8 @@ def relatives(
     """
     graph.sort_indices()
     known: dict[bytes, int] = {}
-    kinds, first = np.full(graph.shape[0], -1, np.int64), []
+    first: list[int] = []
+    kinds = np.full(graph.shape[0], -1, np.int64)
     for client in np.flatnonzero(there).tolist():
         row = graph.indices[graph.indptr[client] : graph.indptr[client + 1]]
         kind = known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))

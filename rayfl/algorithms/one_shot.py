@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ class OneShotClustered(Algorithm):
     their numbers (the matching with the largest overlap); a new one starts from the model that most of its
     members used.
     """
+
+    shuffles: ClassVar[bool] = False
+    """Whether the clusters are only shuffled ones of another method."""
 
     def recluster(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
         """Before round 0, every tau rounds, and when flags exceed lambda."""
@@ -55,6 +59,15 @@ class OneShotClustered(Algorithm):
         extra = {**state.extra, "flags": np.zeros(setup.clients, np.bool_), "threshold": beta}
         new = replace(state, models=k, assignment=assignment, clustered=True, extra=extra)
         return Regrouping(new, parents, clusters)
+
+    def grow(self, setup: Setup, state: ServerState) -> ServerState:
+        """Newcomers have raised no flag and trained nothing."""
+        more = setup.clients - len(state.assignment)
+        extra = dict(state.extra)
+        for name, value in (("flags", False), ("losses", np.nan)):
+            if name in extra:
+                extra[name] = np.concatenate([extra[name], np.full(more, value)])
+        return replace(super().grow(setup, state), extra=extra)
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients

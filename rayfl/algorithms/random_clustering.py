@@ -21,6 +21,7 @@ class RandomClustering(OneShotClustered):
     """
 
     name: Literal["random_clustering"] = "random_clustering"
+    shuffles: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = MTHFL.defaults
 
     def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:

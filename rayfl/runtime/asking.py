@@ -59,8 +59,13 @@ class Asking:
         }[split]
         return self.servers.losses(clients, ids, "test" if split == "test" else "train")
 
-    def cluster(self, clustering: Clustering) -> Clusters:
-        """Cluster all clients that are there; labels ``(N,)``, -1 for the others."""
+    def cluster(self, clustering: Clustering, whole: bool = False) -> Clusters:
+        """Cluster all clients that are there; labels ``(N,)``, -1 for the others.
+
+        Args:
+            clustering: the settings.
+            whole: with the distances and the tree, if the clients are few enough.
+        """
         present = np.flatnonzero(self.federation.sizes > 0)
         clusters, transfers = cluster_clients(
             self.backend,
@@ -72,6 +77,7 @@ class Asking:
             ids=present,
             trained=self._trainee(),
             stage=self.stage,
+            whole=whole,
         )
         for transfer in transfers:
             self.account(transfer)

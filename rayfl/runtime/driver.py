@@ -133,7 +133,7 @@ class Driver:
                 state, self.records.ledger = before, ledger
                 self.servers.restore(servers)
                 if state.round or not isinstance(error, ConfigError | DataError):
-                    self._checkpoint(state)
+                    self._client_facts(state, self._checkpoint(state))
                     self.records.write_tables(state)
                 if isinstance(error, Interrupted):
                     self.emit(Event("stopped", {"round": state.round, "path": str(self.run_dir.path)}))
@@ -244,11 +244,9 @@ class Driver:
 
     def _asking(self, state: ServerState) -> Asking:
         """What the algorithm may ask of the clients now."""
-        nobody = Plan(*(np.empty(0, np.int64) for _ in range(3)))
 
         def turn() -> Round:
-            work = self.algorithm.work(self.setup, state)
-            return Round(state.round, nobody, replace(work, personal=()), stage=self.stage)
+            return Round.nobody(self.algorithm.work(self.setup, state), state.round, self.stage)
 
         return Asking(
             self.servers,
@@ -367,8 +365,19 @@ class Driver:
         checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
         return checkpoint
 
+    def _client_facts(self, state: ServerState, checkpoint: Checkpoint) -> dict[str, float]:
+        """What the local objective has to say of the clients' states; the means over clients."""
+        local, spec = self.config.local, self.host.spec
+        facts: dict[str, NDArray[np.float64]] = {}
+        if len(checkpoint.state_clients) and local.state_size(spec):
+            own = length(self.algorithm.work(self.setup, state).personal)
+            states = checkpoint.state_rows[:, own : own + local.state_size(spec)]
+            facts = local.client_facts(states, spec)
+        return self.records.client_facts(checkpoint.state_clients, facts)
+
     def _finish(self, state: ServerState) -> dict[str, Any]:
         checkpoint = self._checkpoint(state)
+        facts = self._client_facts(state, checkpoint)
         finetuned = self._finetune(state)
         self.records.write_tables(state)
         folder = self.run_dir.path / "models"
@@ -382,6 +391,7 @@ class Driver:
         summary = {
             "algorithm": self.algorithm.name,
             **self.records.summary(state),
+            **facts,
             **finetuned,
             "seconds": self._seconds(),
             "models_sha256": models_hash(models, checkpoint.state_rows),

@@ -28,6 +28,7 @@ from rayfl.training import (
     Batches,
     Engine,
     Segments,
+    Terms,
     TrainedBlock,
     complement,
     gather,
@@ -233,7 +234,8 @@ class ClientHost:
         before = rows.clone()
         federation = self.stages[job.stage]
         indices = [federation.train[int(c)] for c in job.clients]
-        block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows)
+        terms = Terms(mask=job.local.held(mine, fresh, self.spec))
+        block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
         _raise_first(block, job.clients, job.round)
         correct, losses = [], []
         for row, client in enumerate(job.clients.tolist()):

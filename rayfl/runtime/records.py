@@ -41,6 +41,7 @@ class Records:
         self.run, self.federation = run, federation
         self.best_last = BestLast.start(federation.clients)
         self._finetuned: NDArray[np.float64] | None = None
+        self._facts: dict[str, NDArray[np.float64]] = {}
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.timeline: list[dict[str, Any]] = []
@@ -106,6 +107,19 @@ class Records:
         names = ("accuracy_mean", "accuracy_worst10", "accuracy_var")
         return {f"finetuned_{name}": found[name] for name in names}
 
+    def client_facts(
+        self, clients: NDArray[np.int64], facts: Mapping[str, NDArray[np.float64]]
+    ) -> dict[str, float]:
+        """Record columns for ``clients.csv``: values ``(n,)`` of some clients, NaN for all others.
+
+        Returns:
+            The mean of each over the clients that have one, for the closing table.
+        """
+        for name, values in facts.items():
+            self._facts[name] = np.full(self.federation.clients, np.nan)
+            self._facts[name][clients] = values
+        return {f"{name}_mean": float(np.mean(values)) for name, values in facts.items()}
+
     def evaluation(
         self, round: int, correct: NDArray[np.int64], losses: NDArray[np.float64]
     ) -> dict[str, float | None]:
@@ -155,6 +169,8 @@ class Records:
         )
         if self._finetuned is not None:
             frame["accuracy_finetuned"] = self._finetuned
+        for name, values in self._facts.items():
+            frame[name] = values
         self.run.write_frame("clients.csv", frame)
 
     def _write_clusters(self) -> None:

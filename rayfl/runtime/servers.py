@@ -76,6 +76,12 @@ class Round:
     mix: Callable[[NDArray[np.float64]], Mixing] | None = None
     updates: bool = False
 
+    @classmethod
+    def nobody(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
+        """Work without participants, for clients that are asked to train on their own."""
+        plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
+        return cls(round, plan, replace(work, personal=()), stage=stage)
+
 
 class Servers:
     """The models at the servers and the states of the clients, all by reference, and what is done with them.
@@ -144,6 +150,7 @@ class Servers:
             zeros = self.backend.put(np.zeros(turn.local.server_size(self.spec), np.float32))
             self.vectors = [zeros] * len(self.models)
         deliver = mixing is None or _is_dense(mixing, blocks)
+        assert not (deliver and turn.local.masks), "trained rows travel without their masks"
         tasks = [self._task(turn, block, deliver, has_vectors, stateful) for block in blocks]
         answers: list[list[Any]] = [[]] * len(tasks)
         failures: dict[int, str] = {}

@@ -49,6 +49,7 @@ def cluster_clients(
     ids: NDArray[np.int64] | None = None,
     trained: Trainee | None = None,
     stage: int = 0,
+    whole: bool = False,
 ) -> tuple[Clusters, list[Transfer]]:
     """Cluster clients by their signatures, which stay in the object store.
 
@@ -67,6 +68,7 @@ def cluster_clients(
         ids: which clients, ascending; default: all.
         trained: for signatures of trained models: what the clients train.
         stage: which stage of the federation.
+        whole: return the distances and the tree too, for up to ``tile_size`` clients.
 
     Returns:
         The clusters (labels in the order of ``ids``), and the bytes that the signatures cost (4 a number).
@@ -79,7 +81,7 @@ def cluster_clients(
     clients = len(ids)
     groups = None if federation.groups is None else federation.groups[ids]
     if not clustering.needs_signatures:
-        return backend.get(backend.call(_cluster, clustering, groups, seed, clients, 0)), []
+        return backend.get(backend.call(_cluster, clustering, groups, seed, clients, whole, 0)), []
     refuse(clustering, clients)
     jobs, signatures, transfers = _sign(
         backend, federation, clustering, seed, round, block_size, ids, trained, stage
@@ -92,7 +94,7 @@ def cluster_clients(
         transfers.append(Transfer(round, "client_lps", "down", "signature", sent * clients))
     if relations or clients <= tile_size:
         task = backend.call(
-            _cluster, clustering, groups, seed, clients, len(signatures), *signatures, *relations
+            _cluster, clustering, groups, seed, clients, whole, len(signatures), *signatures, *relations
         )
     else:
         if clustering.embedding.name != "none":  # one task sees all of them; what it returns is small
@@ -285,13 +287,15 @@ def _cluster(
     groups: NDArray[np.int64] | None,
     seed: int,
     clients: int,
+    whole: bool,
     blocks: int,
     *objects: Any,
 ) -> Clusters:
     """The remote task ``cluster_signatures``: references in, clusters out."""
     signatures = [signature for block in objects[:blocks] for signature in block]
     relations = [row for block in objects[blocks:] for row in block]
-    return _lean(cluster_signatures(clustering, signatures, relations or None, groups, seed, clients=clients))
+    found = cluster_signatures(clustering, signatures, relations or None, groups, seed, clients=clients)
+    return found if whole else _lean(found)
 
 
 def _lean(clusters: Clusters) -> Clusters:

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rayfl.settings import Section
+from rayfl.training.work import LocalWork
 
 
 class Training(Section):
@@ -43,6 +44,18 @@ class Training(Section):
     def cohort(self, clients: int) -> int:
         """Number of clients sampled a round: ``max(1, round(rho N))`` (McMahan et al. 2017, Alg. 1)."""
         return max(1, round(self.participation * clients))
+
+    def work(self, round: int = 0, rounds: int = 1) -> LocalWork:
+        """The local work of round ``round`` (0-based) of ``rounds``."""
+        return LocalWork(
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            lr=self.lr_at(round, rounds),
+            momentum=self.momentum,
+            weight_decay=self.weight_decay,
+            lr_alpha=self.lr_alpha,
+            lr_power=self.lr_power,
+        )
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The learning rate of round ``round`` (0-based) of ``rounds``."""
