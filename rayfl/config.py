@@ -162,12 +162,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _suited(self) -> Config:
-        """Refuse local objectives that make no sense with the method."""
+        """Refuse local objectives and momentum that make no sense with the method."""
         suited, name = self.algorithm.objectives, self.local.name
         if suited is not None and name not in suited:
             raise ValueError(
                 f"local objective {name!r} makes no sense with {self.algorithm.name}; "
                 f"valid: {', '.join(suited)}"
+            )
+        if self.training.momentum and not self.algorithm.takes_momentum:
+            raise ValueError(
+                f"training.momentum {self.training.momentum:g} makes no sense with {self.algorithm.name}; "
+                "it must be 0"
             )
         return self
 

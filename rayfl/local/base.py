@@ -83,6 +83,18 @@ class LocalObjective(Section):
     masks: ClassVar[bool] = False
     """Whether clients leave numbers out of the average (``Outcome.kept``)."""
 
+    def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
+        """Refuse settings that do not fit the model or the run, before anything starts.
+
+        Args:
+            spec: the model's layout.
+            training: the config section.
+            validation: share of the clients' samples that is held out for validation.
+
+        Raises:
+            ConfigError
+        """
+
     def work(self, work: LocalWork) -> LocalWork:
         """The round's work with this objective's settings."""
         return work
@@ -111,9 +123,13 @@ class LocalObjective(Section):
         after a round the sum of what clients sent, over the number of the model's clients, is added."""
         return 0
 
+    def held(self, state: torch.Tensor, fresh: NDArray[np.bool_], spec: ModelSpec) -> torch.Tensor | None:
+        """The clients' masks ``(B, P)``: where they are 0, parameters are held at zero; None for no masks."""
+        return None
+
     def terms(self, start: Start) -> Terms:
         """What enters the gradient of each client."""
-        return Terms()
+        return Terms(mask=self.held(start.state, start.fresh, start.spec))
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """What the clients keep and send."""
@@ -122,3 +138,7 @@ class LocalObjective(Section):
     def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
         """The client's own model ``(P,)``, from the server's and the client's state ``(S,)``."""
         return model
+
+    def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
+        """What there is to say of clients by their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
+        return {}
