@@ -118,6 +118,10 @@ class Algorithm(Section):
         """The local work of the round: E epochs of SGD, on the local objective."""
         return setup.local.work(setup.training.work(state.round, setup.rounds))
 
+    def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
+        """How many models the cohort downloads in all: those who choose download every one."""
+        return len(plan.cohort) * (state.models if self.selects else 1)
+
     def observation(self, setup: Setup, state: ServerState) -> Observation | None:
         """What the server must see of the trained models before :meth:`mix`, if anything."""
         return None
@@ -198,6 +202,8 @@ def choose_by_loss(state: ServerState, who: NDArray[np.int64], clients: Clients,
 
     A client without validation samples takes its training samples instead.
     """
+    if state.models == 1:
+        return state
     losses = clients.losses(who, split)
     without = np.isnan(losses).all(axis=1)
     if split == "validation" and without.any():

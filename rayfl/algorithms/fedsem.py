@@ -12,10 +12,12 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 from rayfl.algorithms.base import Algorithm, average, choose_by_loss
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup
-from rayfl.random import generator
+from rayfl.random import key
 from rayfl.training.observations import Distances, Observation, Trained
 
 
@@ -26,16 +28,52 @@ class FedSEM(Algorithm):
     2. E-step: each trained w_i joins the center with the least ``|w_i - c|_2``.
     3. M-step: a center becomes the mean of its members, weighted by n_i; one without members stays.
 
-    All start from the same w_0, where centers cannot differ. After round 0 the first centers are therefore
-    C of the trained models, drawn as k-means++ draws its seeds, and step 3 follows. The paper leaves the
-    initialisation open; independent random ones would keep every client at the center it was given, since
-    they are much farther apart than a client ever moves.
+    Two things are left open in the paper, where all clients take part in every round:
+
+    - The first centers. All start from the same w_0, so after round 0 they are those of k-means on the
+      trained models. (Independent random ones would keep every client at the center it was given: they are
+      much farther apart than a client ever moves.)
+    - A client that the server has not seen trained, or whose data have changed, has no center. It takes the
+      one of least training loss, as IFCA's clients do, and downloads all C for that, once.
+
+    With one center this is FedAvg.
     """
 
     name: Literal["fedsem"] = "fedsem"
+    selects: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")
 
     clusters: int = Field(4, ge=1, description="number of centers (C; K in the paper)")
+
+    def begin(self, setup: Setup) -> ServerState:
+        """Nobody has been seen."""
+        return replace(super().begin(setup), extra={"seen": np.zeros(setup.clients, np.bool_)})
+
+    def grow(self, setup: Setup, state: ServerState) -> ServerState:
+        """Nor have newcomers."""
+        state = super().grow(setup, state)
+        seen = np.zeros(setup.clients, np.bool_)
+        seen[: len(state.extra["seen"])] = state.extra["seen"]
+        return replace(state, extra={**state.extra, "seen": seen})
+
+    def drift(
+        self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """Their old models say nothing of their new data."""
+        seen = _seen(state).copy()
+        seen[drifted] = False
+        return replace(state, extra={**state.extra, "seen": seen})
+
+    def select(
+        self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """Those who have no center take the one of least training loss."""
+        unseen = who[~_seen(state)[who]]
+        return choose_by_loss(state, unseen, clients, "train") if len(unseen) else state
+
+    def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
+        """One model each, and all C for those who have no center."""
+        return int(np.where(_seen(state)[plan.cohort], 1, state.models).sum())
 
     def observation(self, setup: Setup, state: ServerState) -> Observation:
         """Distances among the trained models in round 0, and from then on to the centers."""
@@ -46,32 +84,26 @@ class FedSEM(Algorithm):
     ) -> Mixing:
         """The E-step says who is averaged with whom."""
         assert observed is not None
-        rows = self._nearest(setup, state, observed)
-        mixing = average(setup, plan, rows, self.clusters)
-        parents = None if state.clustered else np.zeros(self.clusters, np.int64)
-        return replace(mixing, parents=parents)
-
-    def _nearest(self, setup: Setup, state: ServerState, observed: NDArray[np.float64]) -> NDArray[np.int64]:
-        """The center of each of the cohort ``(M,)``."""
-        centers = observed
-        if not state.clustered:
-            centers = observed[:, seeds(observed, self.clusters, setup.seed)]
-        return np.asarray(centers.argmin(axis=1), np.int64)
-
-    def join(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
-        """A newcomer has no trained model yet: it starts from the center that fits its training data best."""
-        return choose_by_loss(state, newcomers, clients, "train")
+        if state.clustered:
+            return average(setup, plan, observed.argmin(axis=1), self.clusters)
+        first = first_centers(observed, self.clusters, setup.seed, setup.sizes[plan.cohort])
+        return replace(average(setup, plan, first, self.clusters), parents=np.zeros(self.clusters, np.int64))
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """The participants belong to their centers, also in the next round."""
         delivered = ~np.isin(plan.cohort, list(report.failures))
         centers = report.mixing.weights.tocsc().indices  # one entry a column
-        assignment = state.assignment.copy()
+        assignment, seen = state.assignment.copy(), _seen(state).copy()
         assignment[plan.cohort[delivered]] = centers[delivered]
+        seen[plan.cohort[delivered]] = True
         new = replace(state, models=self.clusters, assignment=assignment, clustered=True)
+        new = replace(new, extra={**state.extra, "seen": seen})
         return super().end(setup, new, plan, report)
+
+
+def _seen(state: ServerState) -> NDArray[np.bool_]:
+    """Whose trained model the server has seen ``(N,)``."""
+    return np.asarray(state.extra["seen"], np.bool_)
 
 
 @dataclass(frozen=True)
@@ -83,27 +115,41 @@ class PairwiseDistances(Observation):
         return trained.rows.cpu().numpy()
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-        """From all blocks."""
-        everyone = np.concatenate(blocks).astype(np.float64)
-        everyone -= everyone.mean(axis=0)  # so that no precision is lost
-        squares = np.einsum("mp,mp->m", everyone, everyone)
-        distances = squares[:, None] + squares[None, :] - 2 * everyone @ everyone.T
+        """From all blocks, two of them in double precision at a time."""
+        middle = blocks[0].mean(axis=0, dtype=np.float64)  # so that no precision is lost
+
+        def tile(left: NDArray[np.floating], right: NDArray[np.floating]) -> NDArray[np.float64]:
+            a, b = left - middle, right - middle
+            squares = (a * a).sum(1)[:, None] + (b * b).sum(1)[None, :]
+            return np.asarray(squares - 2 * a @ b.T, np.float64)
+
+        distances = np.block([[tile(left, right) for right in blocks] for left in blocks])
         np.fill_diagonal(distances, 0.0)
-        return np.asarray(np.maximum(distances, 0.0), np.float64)
+        return np.asarray(np.maximum(distances, distances.T).clip(min=0), np.float64)
 
 
-def seeds(distances: NDArray[np.float64], count: int, seed: int) -> NDArray[np.int64]:
-    """k-means++ (Arthur, Vassilvitskii 2007): each next seed is drawn by its squared distance to the nearest.
+def first_centers(
+    distances: NDArray[np.float64], centers: int, seed: int, sizes: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """k-means of points of which only distances are known, in coordinates that have these distances.
 
     Args:
-        distances: squared ``(M, M)``.
-        count: how many; where fewer points differ, the first is repeated.
+        distances: squared Euclidean ones ``(M, M)``.
+        centers: C; of fewer (different) points each is one.
         seed: the run's seed.
+        sizes: how much each point counts ``(M,)``.
+
+    Returns:
+        The center of each ``(M,)``, numbered by first occurrence.
     """
-    rng = generator(seed, "fedsem centers")
-    found = [int(rng.integers(len(distances)))]
-    while len(found) < count:
-        nearest = distances[:, found].min(axis=1)
-        total = nearest.sum()
-        found.append(int(rng.choice(len(nearest), p=nearest / total)) if total > 0 else found[0])
-    return np.array(found, np.int64)
+    # Classical scaling: the centred inner products, and their root.
+    inner = distances - distances.mean(axis=0)
+    inner = -0.5 * (inner - inner.mean(axis=1, keepdims=True))
+    different = len(np.unique(distances, axis=0))
+    with threadpool_limits(1):
+        values, vectors = np.linalg.eigh((inner + inner.T) / 2)
+        points = vectors * np.sqrt(values.clip(min=0))
+        kmeans = KMeans(min(centers, different), n_init=10, random_state=key(seed, "fedsem centers") % 2**32)
+        labels = kmeans.fit_predict(points, sample_weight=sizes)
+    _, first, found = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(first.argsort().argsort()[found], np.int64)

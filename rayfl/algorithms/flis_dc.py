@@ -31,7 +31,8 @@ class FLISDC(Algorithm):
     2. Each of the n participants has a joint cluster ``{j : A_ij >= beta}``; its models, averaged by n_j, are
        one of the n (overlapping) cluster models.
     3. In the next round every sampled client downloads them all and takes the one with the least loss on a
-       held-out part of its own data (``selection``; the thesis prints test data, which would be cheating).
+       held-out part of its own data (``selection``; the thesis prints test data, which would be cheating; a
+       client too small to hold anything out takes its training data). So does everybody before a test.
 
     beta = 0 is FedAvg, beta = 1 no collaboration beyond models that predict the same.
     """
@@ -48,7 +49,7 @@ class FLISDC(Algorithm):
         self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
     ) -> ServerState:
         """The cluster model of least loss on held-out data."""
-        return choose_by_loss(state, who, clients, self.selection) if state.models > 1 else state
+        return choose_by_loss(state, who, clients, self.selection)
 
     def observation(self, setup: Setup, state: ServerState) -> Observation:
         """The inference similarities of the participants."""

@@ -19,8 +19,8 @@ class FLISHC(OneShotClustered):
        predict its own samples (``clustering.signature.data``).
     2. Hierarchical clustering on ``1 - A``, A being the cosine of the predictions, cut at
        ``clustering.threshold``: one minus the thesis' beta.
-    3. FedAvg in each cluster from w_0; the clusters stay. Unseen clients train from w_0 too, and extend A as
-       in PACFL.
+    3. FedAvg in each cluster from w_0; the clusters stay. Unseen clients train from w_0 too, by the work of
+       round 0, and extend A as in PACFL.
 
     beta = 0 (threshold 1) is FedAvg, beta = 1 (threshold 0) SOLO's groups.
     """

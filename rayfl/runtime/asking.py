@@ -32,7 +32,7 @@ class Asking:
         federation, stage: the data now.
         seed: the run's seed.
         round: the coming round.
-        turn: the work of a round without average, for clients that train on.
+        turn: the work of a round (by its number) without average, for clients that train on.
         account: told what is sent.
     """
 
@@ -43,7 +43,7 @@ class Asking:
         stage: int,
         seed: int,
         round: int,
-        turn: Callable[[], Round],
+        turn: Callable[[int], Round],
         account: Callable[[Transfer], None],
     ) -> None:
         self.servers, self.federation, self.stage = servers, federation, stage
@@ -75,7 +75,7 @@ class Asking:
             self.round,
             self.servers.block_size(len(present)),
             ids=present,
-            trained=self._trainee(),
+            trained=self._trainee(clustering),
             stage=self.stage,
             whole=whole,
         )
@@ -93,16 +93,21 @@ class Asking:
             self.round,
             self.servers.block_size(len(clients)),
             clients,
-            self._trainee(),
+            self._trainee(clustering),
             self.stage,
         )
         for transfer in transfers:
             self.account(transfer)
         return signatures
 
-    def _trainee(self) -> Trainee:
-        """What clients train for signatures of trained models: the first model, as in a round."""
-        return Trainee(self.servers.models[0], self.turn().work)
+    def _trainee(self, clustering: Clustering) -> Trainee | None:
+        """What clients train for signatures of trained models: w_0, as in round 0.
+
+        So signatures are functions of the data, and those of newcomers compare with those of old clients.
+        """
+        if not clustering.signature.trained:
+            return None
+        return Trainee(self.backend.put(self.servers.spec.initial()), self.turn(0).work)
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cosine similarities of the clients' latest updates ``(n, n)``, in tiles on the client actors."""
@@ -148,7 +153,7 @@ class Asking:
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
         """Sketches of the updates that clients would make from these models ``(n, size)``."""
-        _, _, updates = self.servers.adapt(self.turn(), clients, models)
+        _, _, updates = self.servers.adapt(self.turn(self.round), clients, models)
         return self._sketched([rows for _, rows in updates], size)
 
     def _sketched(self, blocks: list[Ref], size: int) -> NDArray[np.float32]:

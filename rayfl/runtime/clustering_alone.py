@@ -135,9 +135,11 @@ def _ask(config: Config, backend: Backend, servers: Servers) -> Alone:
     servers.models = [backend.put(spec.initial())]
     transfers: list[Transfer] = []
     begun = time.perf_counter()
-    clients = Asking(
-        servers, federation, 0, config.seed, 0, lambda: Round.nobody(config.training.work()), transfers.append
-    )
+
+    def turn(round: int) -> Round:
+        return Round.nobody(config.training.work(round, config.rounds), round)
+
+    clients = Asking(servers, federation, 0, config.seed, 0, turn, transfers.append)
     clusters = clients.cluster(config.clustering, whole=True)
     seconds = time.perf_counter() - begun
     return Alone(config.algorithm.name, clusters, federation.groups, tuple(transfers), seconds)

@@ -27,7 +27,7 @@ from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import facts
 from rayfl.runtime.states import ClientStates
-from rayfl.training import LocalWork, length
+from rayfl.training import LocalWork, complement, length
 from rayfl.training.observations import Observation
 
 
@@ -245,8 +245,9 @@ class Driver:
     def _asking(self, state: ServerState) -> Asking:
         """What the algorithm may ask of the clients now."""
 
-        def turn() -> Round:
-            return Round.nobody(self.algorithm.work(self.setup, state), state.round, self.stage)
+        def turn(round: int) -> Round:
+            work = self.algorithm.work(self.setup, replace(state, round=round))
+            return Round.nobody(work, round, self.stage)
 
         return Asking(
             self.servers,
@@ -332,7 +333,8 @@ class Driver:
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
         """Enter the round's model traffic into the ledger."""
         mixing = report.mixing
-        down = report.bytes_down * (state.models if self.algorithm.selects else 1)
+        more = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
+        down = report.bytes_down + 4 * more * length(complement(turn.work.personal, self.host.spec.P))
         enter = self.records.transfer
         enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
         enter(Transfer(state.round, "client_lps", "down", "model", down))

@@ -113,7 +113,12 @@ class ClientHost:
         if job.observe is not None:
             observation: Observation = objects[job.observe]
             models = [_tensor(o) for o in objects[job.observe + 1 : job.observe + 1 + job.models]]
-            trained = Trained(spec, self.engine.module, self.batches, block.rows, models)
+            seen = block.rows
+            if block.failures:  # their rows may hold anything: the server sees them where they started
+                failed = list(block.failures)
+                seen = seen.clone()
+                seen[failed] = self._gather(objects, job.start)[failed]
+            trained = Trained(spec, self.engine.module, self.batches, seen, models)
             answer.append(observation.compute(trained))
         norms = np.full(len(job.clients), np.nan)
         if job.updates:
@@ -283,8 +288,8 @@ class ClientHost:
             observation: Observation = objects[0]
             rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64))
             indices = [self.stages[job.stage].train[int(c)] for c in job.clients]
-            block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows)
-            _raise_first(block, job.clients, job.round)
+            block = self.engine.train(job.work, 0, job.clients.tolist(), indices, rows)
+            _raise_first(block, job.clients, 0)
             seen = observation.compute(Trained(self.spec, self.engine.module, self.batches, block.rows, []))
             return self.spec.P * len(rows), list(seen.reshape(len(rows), -1).astype(np.float32))
         signatures = [

@@ -151,8 +151,7 @@ class SignJob:
         seed: the run's seed, for signatures that draw random numbers.
         stage: which stage of the federation.
         first: position of the first client among all that sign.
-        round: the coming round.
-        work: what they train first, for signatures of trained models.
+        work: what they train first, as in round 0, for signatures of trained models.
     """
 
     clients: NDArray[np.int64]
@@ -161,7 +160,6 @@ class SignJob:
     seed: int
     stage: int = 0
     first: int = 0
-    round: int = 0
     work: LocalWork | None = None
 
 

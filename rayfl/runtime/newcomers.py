@@ -165,7 +165,7 @@ def _welcome(
         0,
         config.seed,
         state.round,
-        lambda: Round.nobody(work, state.round),
+        lambda round: Round.nobody(config.training.work(min(round, config.rounds - 1), config.rounds), round),
         lambda transfer: None,
     )
     state = _taken(servers, algorithm.join(setup, state, newcomers, clients))

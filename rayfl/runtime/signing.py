@@ -32,7 +32,7 @@ from rayfl.training import LocalWork, raw_features
 
 @dataclass(frozen=True)
 class Trainee:
-    """What clients train for signatures of trained models: a model, by reference, and the work."""
+    """What clients train for signatures of trained models: a model, by reference, and round 0's work."""
 
     model: Ref
     work: LocalWork
@@ -149,11 +149,14 @@ def _sign(
         observation = signature.observation().prepare(federation.samples, seed)
         extra, work = (backend.put(observation), trained.model), trained.work
     jobs = [
-        SignJob(ids[first : first + block_size], signature, fitted, seed, stage, first, round, work)
+        SignJob(ids[first : first + block_size], signature, fitted, seed, stage, first, work)
         for first in range(0, len(ids), block_size)
     ]
     refs, floats = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
-    return jobs, refs, [Transfer(round, "client_lps", "up", "signature", 4 * floats)]
+    transfers = [Transfer(round, "client_lps", "up", "signature", 4 * floats)]
+    if signature.trained:  # they send the model that they have received first
+        transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * floats))
+    return jobs, refs, transfers
 
 
 def _costs(federation: Federation, jobs: Sequence[SignJob]) -> list[float]:

@@ -8,12 +8,12 @@ from typing import ClassVar, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rayfl.clustering.predictions import rows
 from rayfl.data import DATASETS, Samples, data_root
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.errors import ConfigError, DataError, nearest
+from rayfl.errors import DataError, nearest
 from rayfl.random import generator
 from rayfl.settings import Section
 from rayfl.signatures.base import Signature
@@ -29,24 +29,32 @@ class ServerData(Section):
     samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
     one_hot: bool = Field(False, description="compare predicted classes instead of their probabilities")
 
+    @field_validator("source")
+    @classmethod
+    def _known(cls, source: str) -> str:
+        known = ["dataset", "noise", *DATASETS]
+        if source not in known:
+            raise ValueError(f"no server data {source!r}; {nearest(source, known)}")
+        return source
+
     def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
         """The inputs ``(s, ...)``, of the same shape and type as the run's own.
 
+        Noise is uniform over the values of pixels (or the words of texts), normal for other numbers.
+
         Raises:
-            ConfigError: if there is no dataset of this name.
-            DataError: if its samples do not have the shape of the run's.
+            DataError: if the samples of another dataset are not there, or not of the run's shape.
         """
         rng = generator(seed, "server data")
         own = samples.x_test
         if self.source == "noise":
-            if own.dtype == np.uint8:
-                return rng.integers(0, 256, (self.samples, *samples.shape), dtype=np.uint8)
-            return rng.standard_normal((self.samples, *samples.shape)).astype(own.dtype)
+            size = (self.samples, *samples.shape)
+            if np.issubdtype(own.dtype, np.integer):
+                most = 255 if own.dtype == np.uint8 else int(own.max())
+                return rng.integers(0, most, size, dtype=own.dtype, endpoint=True)
+            return rng.standard_normal(size).astype(own.dtype)
         other = own
         if self.source != "dataset":
-            if self.source not in DATASETS:
-                known = ["dataset", "noise", *DATASETS]
-                raise ConfigError("source", f"no server data {self.source!r}", nearest(self.source, known))
             part = DATASETS[self.source]
             shape = {}
             if issubclass(part, ImageDataset) and len(samples.shape) == 3:
@@ -74,7 +82,7 @@ class Predicting(Observation):
         return replace(self, inputs=self.data.draw(samples, seed))
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """``(B, s * classes)``."""
+        """``(B, s * classes)``; each word of a text counts as a sample."""
         assert self.inputs is not None
         x = trained.batches.inputs(self.inputs)
         module = trained.module.eval()
@@ -83,7 +91,8 @@ class Predicting(Observation):
             trained.spec.load(module, row)
             with torch.inference_mode():
                 logits = torch.cat([module(x[k : k + 500]) for k in range(0, len(x), 500)])
-            found.append(torch.softmax(logits, dim=1).cpu().numpy())
+            probabilities = torch.softmax(logits, dim=1).movedim(1, -1)
+            found.append(probabilities.flatten(0, -2).cpu().numpy())
         return rows(np.stack(found), self.data.one_hot)
 
 

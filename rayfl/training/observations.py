@@ -54,7 +54,7 @@ class Observation(ABC):
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
         """Of all blocks, for the driver: by default one after the other, ``(M, ...)``."""
-        return np.concatenate(blocks).astype(np.float64)
+        return np.asarray(np.concatenate(blocks), np.float64)
 
 
 @dataclass(frozen=True)
