@@ -149,9 +149,16 @@ class Servers:
         if has_vectors and not self.vectors:
             zeros = self.backend.put(np.zeros(turn.local.server_size(self.spec), np.float32))
             self.vectors = [zeros] * len(self.models)
-        deliver = mixing is None or _is_dense(mixing, blocks)
+        parts = [] if mixing is None else shares(mixing, blocks)
+        # Where blocks would send more sums than they have clients, the trained rows are sent.
+        deliver = mixing is None or sum(len(part.rows) for part in parts) > len(plan.cohort)
         assert not (deliver and turn.local.masks), "trained rows travel without their masks"
-        tasks = [self._task(turn, block, deliver, has_vectors, stateful) for block in blocks]
+        if deliver:
+            parts = [Share(np.empty(0, np.int64), np.empty((0, 0)), None)] * len(blocks)
+        tasks = [
+            self._task(turn, block, part, deliver, has_vectors, stateful)
+            for block, part in zip(blocks, parts, strict=True)
+        ]
         answers: list[list[Any]] = [[]] * len(tasks)
         failures: dict[int, str] = {}
         for done, (index, answer) in enumerate(self.backend.run(tasks), 1):
@@ -221,15 +228,10 @@ class Servers:
             states.update(clients, ref, [c not in failures for c in clients])
         states.pack(self.backend)
 
-    def _task(self, turn: Round, block: slice, deliver: bool, has_vectors: bool, stateful: bool) -> Task:
+    def _task(
+        self, turn: Round, block: slice, part: Share, deliver: bool, has_vectors: bool, stateful: bool
+    ) -> Task:
         clients = turn.plan.cohort[block]
-        rows: NDArray[np.int64] = np.empty(0, np.int64)
-        weights: NDArray[np.float64] = np.empty((0, len(clients)))
-        keep: NDArray[np.float64] | None = None
-        if not deliver:
-            assert turn.mixing is not None
-            rows, weights = _slice(turn.mixing.weights, block)
-            keep = None if turn.mixing.keep is None else _rows(turn.mixing.keep, rows, block)
         used, start = np.unique(turn.plan.start[block], return_inverse=True)
         objects = [self.models[k] for k in used]
         servers = observe = None
@@ -255,13 +257,13 @@ class Servers:
             work=turn.work,
             local=turn.local,
             order=turn.order,
-            rows=rows,
-            weights=weights,
-            keep=keep,
+            rows=part.rows,
+            weights=part.weights,
+            keep=part.keep,
             deliver=deliver,
             updates=turn.updates,
         )
-        sent = 1 if deliver else len(rows)
+        sent = 1 if deliver else len(part.rows)
         return Task(
             "train",
             (job, *objects),
@@ -463,25 +465,42 @@ _COMBINED = 1 << 23
 """Numbers of output models that one call of an LPS makes from trained rows (64 MB in double precision)."""
 
 
-def _is_dense(mixing: Mixing, blocks: Sequence[slice]) -> bool:
-    """Whether the blocks would send more sums than they have clients: then the trained rows are sent."""
-    columns = mixing.weights.tocsc()
-    sums = sum(len(np.unique(columns[:, block].indices)) for block in blocks)
-    return sums > columns.shape[1]
+@dataclass(frozen=True)
+class Share:
+    """A block's part of A.
+
+    Attributes:
+        rows: the output models that it contributes to ``(R,)``, ascending.
+        weights: of its clients in each ``(R, B)``.
+        keep: how much of the old models they leave in place ``(R, B)``; None for none.
+    """
+
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    keep: NDArray[np.float64] | None
 
 
-def _slice(weights: sp.csr_array, block: slice) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """A block's part of A: the rows that it contributes to ``(R,)``, and their weights ``(R, B)``."""
-    part = weights[:, block].tocoo()
-    rows = np.unique(part.coords[0]).astype(np.int64)
-    dense = np.zeros((len(rows), part.shape[1]))
-    dense[np.searchsorted(rows, part.coords[0]), part.coords[1]] = part.data
-    return rows, dense
+def shares(mixing: Mixing, blocks: Sequence[slice]) -> list[Share]:
+    """The part of A of every block."""
+    weights = mixing.weights.tocsc()
+    keep = None if mixing.keep is None else mixing.keep.tocsc()
+    found = []
+    for block in blocks:
+        rows = np.unique(weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]])
+        rows = rows.astype(np.int64)
+        kept = None if keep is None else _dense(keep, rows, block)
+        found.append(Share(rows, _dense(weights, rows, block), kept))
+    return found
 
 
-def _rows(weights: sp.csr_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
-    """``weights[rows][:, block]``, dense."""
-    dense: NDArray[np.float64] = weights[rows][:, block].toarray()
+def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
+    """``matrix[rows, block]`` as an array ``(R, B)``; what the columns hold lies in these rows."""
+    first, last = matrix.indptr[block.start], matrix.indptr[block.stop]
+    columns = np.repeat(
+        np.arange(block.stop - block.start), np.diff(matrix.indptr[block.start : block.stop + 1])
+    )
+    dense = np.zeros((len(rows), block.stop - block.start))
+    dense[np.searchsorted(rows, matrix.indices[first:last]), columns] = matrix.data[first:last]
     return dense
 
 
