@@ -486,8 +486,8 @@ def shares(mixing: Mixing, blocks: Sequence[slice]) -> list[Share]:
     keep = None if mixing.keep is None else mixing.keep.tocsc()
     found = []
     for block in blocks:
-        rows = np.unique(weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]])
-        rows = rows.astype(np.int64)
+        inside = weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]]
+        rows: NDArray[np.int64] = np.unique(inside).astype(np.int64)
         kept = None if keep is None else _dense(keep, rows, block)
         found.append(Share(rows, _dense(weights, rows, block), kept))
     return found
