@@ -116,7 +116,9 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         padding=(0, 0),
     )
     table.add_column("method", no_wrap=True)
-    for name in ("clusters", "ARI", "mean", "worst 10 %", "variance", "up", "down", "seconds"):
+    texts = any(s.get("perplexity_mean") is not None for s in summaries)
+    extra = ("perplexity",) if texts else ()
+    for name in ("clusters", "ARI", "mean", "worst 10 %", "variance", *extra, "up", "down", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)
     for s in summaries:
         table.add_row(
@@ -126,6 +128,7 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             percent(s["accuracy_mean"]),
             percent(s["accuracy_worst10"]),
             percent(s["accuracy_var"]),
+            *([percent(s.get("perplexity_mean"))] if texts else []),
             bytes_text(s["bytes_up"]),
             bytes_text(s["bytes_down"]),
             f"{s['seconds']:.1f}",

@@ -116,3 +116,19 @@ def test_closing_table():
         ["pacfl", "3", "1.00", "97.5", "90.0", "3.2", "1.23 MB", "0 B", "12.3"],
         ["fedavg", "–", "–", "–", "90.0", "3.2", "1.23 MB", "0 B", "12.3"],
     ]
+
+
+def test_the_closing_table_of_texts_has_their_perplexity():
+    file = io.StringIO()
+    untested = {**SUMMARY, "perplexity_mean": None}
+    Console(file=file, width=120).print(closing_table([{**SUMMARY, "perplexity_mean": 41.43}, untested]))
+    shown = file.getvalue().splitlines()
+    assert [c.strip() for c in shown[1].split("┃")[1:-1]][5:7] == ["variance", "perplexity"]
+    rows = [[c.strip() for c in line.split("│")[1:-1]] for line in shown if "│" in line]
+    assert [row[6] for row in rows] == ["41.4", "–"]
+
+
+def test_a_round_of_texts_shows_its_perplexity():
+    tested = {**ROUND, "accuracy_mean": 31.23, "accuracy_worst10": 20.0}
+    assert "perplexity" not in lines(Event("round", {**tested, "perplexity_mean": None}))[-1]
+    assert "perplexity 41.4 " in lines(Event("round", {**tested, "perplexity_mean": 41.43}))[-1]

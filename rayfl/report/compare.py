@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 
 from rayfl.report import figures
-from rayfl.report.files import RunFiles
+from rayfl.report.files import RunFiles, numbers
 from rayfl.report.html import render, write
 from rayfl.report.tables import Table, duration, number, percent, size
 
@@ -48,15 +48,14 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     charts = [
         (
             title,
-            figures.picture(
-                figures.curves(lines, column, "test accuracy (%)"), title, width=10.5, height=4.2
-            ),
+            figures.picture(figures.curves(lines, column, label), title, width=10.5, height=4.2),
         )
-        for column, title in (
-            ("accuracy_mean", "Mean accuracy over clients"),
-            ("accuracy_worst10", "Mean accuracy of the worst 10 % of clients"),
+        for column, title, label in (
+            ("accuracy_mean", "Mean accuracy over clients", "test accuracy (%)"),
+            ("accuracy_worst10", "Mean accuracy of the worst 10 % of clients", "test accuracy (%)"),
+            ("perplexity_mean", "Mean perplexity over clients (lower is better)", "test perplexity"),
         )
-        if any(column in evaluated for _, evaluated in lines)
+        if any(numbers(evaluated, column) is not None for _, evaluated in lines)
     ]
     return write(
         page, render("compare.html", title="Comparison", width="72rem", table=_readable(frame), charts=charts)

@@ -49,6 +49,7 @@ def write_report(run_dir: Path) -> Path:
         part
         for part in (
             _accuracy(run, headline),
+            _perplexity(run),
             _clients(run),
             _clusters(run),
             _threshold(run),
@@ -139,6 +140,15 @@ def _accuracy(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
     return Section(
         "Accuracy over rounds", note, figures.picture(figures.accuracy_over_rounds(evaluated), alt)
     )
+
+
+def _perplexity(run: RunFiles) -> Section | None:
+    evaluated = run.evaluated()
+    if numbers(evaluated, "perplexity_mean") is None:
+        return None
+    draw = figures.curves([("mean over clients", evaluated)], "perplexity_mean", "test perplexity")
+    note = "exp of a client's mean loss for a word, at best 1."
+    return Section("Perplexity over rounds", note, figures.picture(draw, "Perplexity over rounds"))
 
 
 def _loss(run: RunFiles) -> Section | None:

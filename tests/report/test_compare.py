@@ -11,6 +11,7 @@ from rayfl.errors import RayflError
 from rayfl.report import figures
 from rayfl.report.compare import compare_table, write_comparison
 from rayfl.report.files import RunFiles
+from rayfl.report.html import write_report
 
 MakeRun = Callable[[str], Path]
 
@@ -71,3 +72,15 @@ def test_lines_of_many_runs_differ(make_run: MakeRun):
 def test_a_missing_run_is_named(make_run: MakeRun, tmp_path: Path):
     with pytest.raises(RayflError, match="absent: no such run directory"):
         compare_table([make_run("one"), tmp_path / "absent"])
+
+
+def test_perplexity_is_shown_where_a_run_has_one(make_run: MakeRun, tmp_path: Path):
+    images, texts = make_run("one"), make_run("two")
+    rounds = pd.read_csv(texts / "rounds.csv")
+    rounds.assign(perplexity_mean=[50.0, None, 43.0, 36.5, None]).to_csv(texts / "rounds.csv", index=False)
+    page = write_comparison([images, texts], tmp_path / "c.html").read_text()
+    assert "Mean perplexity over clients" in page
+    assert page.count("<picture>") == 3
+    assert "perplexity" not in write_comparison([images], tmp_path / "d.html").read_text()
+    assert "Perplexity over rounds" in write_report(texts).read_text()
+    assert "erplexity" not in write_report(images).read_text()
