@@ -27,12 +27,15 @@ class IFCA(Algorithm):
     3. Option (the paper's section 4.3): ``hierarchy.common_layers``, a shared representation, are averaged
        over all clusters.
 
+    SCAFFOLD is refused: its c is the mean of the c_i of a model's clients, and here clients change models.
+
     Before a test every client chooses again, so everybody is tested with the model that it would use. With
     one cluster this is FedAvg.
     """
 
     name: Literal["ifca"] = "ifca"
     selects: ClassVar[bool] = True
+    objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")
 
     clusters: int = Field(4, ge=1, description="number of cluster models (C; k in the paper)")
 

@@ -142,3 +142,23 @@ class LocalObjective(Section):
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
         """What there is to say of clients by their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
         return {}
+
+
+def accumulated(
+    steps: NDArray[np.int64], momentum: float, lr_alpha: float = 0.0, lr_power: float = 1.0
+) -> NDArray[np.float64]:
+    """How much gradients count in local updates: ``w - w_i = eta accumulated g`` for a constant gradient g.
+
+    FedNova's ``|a_i|_1``: tau_i local steps, with momentum rho ``[tau - rho (1 - rho^tau) / (1 - rho)] /
+    (1 - rho)``, and less where the rate falls inside the round, ``eta (1 + lr_alpha t)^-lr_power``.
+
+    Args:
+        steps: tau_i ``(M,)``.
+        momentum, lr_alpha, lr_power: as in :class:`~rayfl.training.LocalWork`.
+    """
+    if momentum == lr_alpha == 0:
+        return steps.astype(np.float64)
+    t = np.arange(steps.max(initial=0))
+    # The velocity of step t holds the gradients of steps 0, ..., t with weights rho^t, ..., 1.
+    counted = (1 + lr_alpha * t) ** -lr_power * (1 - momentum ** (t + 1)) / (1 - momentum)
+    return np.asarray(np.concatenate([[0.0], np.cumsum(counted)])[steps], np.float64)

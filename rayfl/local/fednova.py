@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.local.base import LocalObjective
+from rayfl.local.base import LocalObjective, accumulated
 from rayfl.training import Training
 
 
@@ -18,8 +18,9 @@ class FedNova(LocalObjective):
     """``w <- w - eta tau_eff sum_i p_i d_i`` with ``d_i = (w - w_i) / (eta |a_i|_1)`` (Equation 7).
 
     ``p_i = n_i / n``; ``|a_i|_1`` is the number tau_i of local steps, with momentum rho
-    ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)``; ``tau_eff = sum_i p_i |a_i|_1``. In terms of
-    ``W_new = A W``: client i counts ``n_i tau_eff / |a_i|_1``, and the model itself what is left of ``n_i``.
+    ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` (:func:`rayfl.local.base.accumulated`);
+    ``tau_eff = sum_i p_i |a_i|_1``. In terms of ``W_new = A W``: client i counts ``n_i tau_eff / |a_i|_1``,
+    and the model itself what is left of ``n_i``.
     With equal numbers of steps this is FedAvg, bit for bit.
     """
 
@@ -30,7 +31,8 @@ class FedNova(LocalObjective):
     ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
         """The normalised weights within each model's clients."""
         n = sizes.astype(np.float64)
-        a = accumulated(training.epochs * -(-sizes // training.batch_size), training.momentum)
+        steps = training.epochs * -(-sizes // training.batch_size)
+        a = accumulated(steps, training.momentum, training.lr_alpha, training.lr_power)
         _, group = np.unique(rows, return_inverse=True)
         samples = np.bincount(group, weights=n)
         effective = (np.bincount(group, weights=n * a) / samples)[group]  # tau_eff
@@ -40,11 +42,3 @@ class FedNova(LocalObjective):
         np.maximum.at(most, group, a)
         ratio = np.where((least == most)[group], 1.0, effective / a)
         return n * ratio, n * (1 - ratio)
-
-
-def accumulated(steps: NDArray[np.int64], momentum: float) -> NDArray[np.float64]:
-    """``|a_i|_1``: how often the gradients of ``steps`` local steps are counted in the local update."""
-    tau = steps.astype(np.float64)
-    if momentum == 0:
-        return tau
-    return (tau - momentum * (1 - momentum**tau) / (1 - momentum)) / (1 - momentum)

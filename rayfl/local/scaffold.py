@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rayfl.local.base import LocalObjective, Outcome, Start
+from rayfl.local.base import LocalObjective, Outcome, Start, accumulated
 from rayfl.models import ModelSpec
 from rayfl.training import Terms, TrainedBlock, Training
 
@@ -18,8 +18,12 @@ class Scaffold(LocalObjective):
 
     The server takes ``x <- x + mean(y_i - x)`` and ``c <- c + (|S| / N) mean(c_i+ - c_i)``; N are the clients
     of the model, so that within a cluster the method is SCAFFOLD among its members. ``c_i`` and ``c`` start
-    at zero. Each message holds a model and a control variate. With momentum the steps are those of SGD with
-    momentum on the corrected gradient, which the paper does not treat.
+    at zero. Each message holds a model and a control variate.
+
+    The paper has no momentum. Here it is that of SGD on the corrected gradient, and ``K eta`` becomes what
+    gradients really count in ``x - y`` (:func:`rayfl.local.base.accumulated`), so that ``c_i`` is a mean
+    gradient. Divided by ``K eta`` it would be ``1 / (1 - momentum)`` times as long, and from a momentum of
+    0.5 on ``c_i`` and ``c`` would swing ever further.
     """
 
     name: Literal["scaffold"] = "scaffold"
@@ -47,7 +51,9 @@ class Scaffold(LocalObjective):
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Option II of the client's control variate."""
         p = start.spec.n_parameters
-        scale = torch.from_numpy(np.maximum(block.steps, 1) * start.work.lr).to(block.rows.device)
+        work, steps = start.work, np.maximum(block.steps, 1)
+        counted = accumulated(steps, work.momentum, work.lr_alpha, work.lr_power)
+        scale = torch.from_numpy(counted * work.lr).to(block.rows.device)
         drift = (start.models[:, :p] - block.rows[:, :p]) / scale[:, None].to(block.rows.dtype)
         state = start.state - start.server + drift
         return Outcome(block.rows, state, state - start.state)
