@@ -56,6 +56,8 @@ class ClientHost:
             torch.cuda.set_per_process_memory_fraction(host.gpu_fraction)
         self.samples = stages[0].samples
         self.batches = Batches(self.samples, device)
+        if device.type == "cuda":  # actors that share a GPU must not wait for each other's kernels
+            torch.cuda.set_stream(torch.cuda.Stream(device))
         self.engine: Engine = ENGINES[host.engine](self.spec, self.batches, host.seed)
 
     def pid(self) -> int:

@@ -23,6 +23,9 @@ CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
 """Models that train together should fit in a core's share of the cache; but eight at least share the cost of
 the calls, as long as they are not too large."""
 
+CUDA_BYTES = 1 << 29
+"""A GPU is slowed down by calls, not by its cache: models of so many bytes train together."""
+
 
 class BatchedEngine:
     """Trains the clients of a block together; equal to the plain loop up to rounding.
@@ -48,7 +51,8 @@ class BatchedEngine:
         self.module = spec.build().to(batches.device)
         size = 4 * max(1, spec.P)
         least, most = max(1, min(8, MEMORY_BYTES // size)), 256
-        self.clients_per_call = clients_per_call or max(least, min(most, CACHE_BYTES // size))
+        together = CUDA_BYTES if batches.device.type == "cuda" else CACHE_BYTES
+        self.clients_per_call = clients_per_call or max(least, min(most, together // size))
 
     def train(
         self,
@@ -75,20 +79,37 @@ class BatchedEngine:
             steps = np.array([len(own) for own in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
         ranking = np.argsort(-steps, kind="stable")
-        for begin in range(0, len(clients), self.clients_per_call):
+        begin = 0
+        while begin < len(clients):
             rows = ranking[begin : begin + self.clients_per_call]
             try:
                 self._chunk(block, rows)
+            except torch.OutOfMemoryError:
+                if len(rows) > 1:
+                    self._halve(len(rows))
+                    continue
+                self._one_by_one(block, rows)
             except Exception:
-                # Whose fault was it? Train them one by one; nothing of ``start`` has changed.
-                for row in rows:
-                    try:
-                        self._chunk(block, row[None])
-                    except Exception:
-                        result.failures[int(row)] = traceback.format_exc()
-                        if snapshots is not None:
-                            snapshots[row] = start[row]
+                self._one_by_one(block, rows)
+            begin += len(rows)
         return result
+
+    def _halve(self, clients: int) -> None:
+        """So many clients were too much for the device's memory: from now on half of them at a time."""
+        self.clients_per_call = clients // 2
+        if self.batches.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _one_by_one(self, block: _Block, rows: NDArray[np.intp]) -> None:
+        """Whose fault was it? Nothing of the start models has changed."""
+        result = block.result
+        for row in rows:
+            try:
+                self._chunk(block, row[None])
+            except Exception:
+                result.failures[int(row)] = traceback.format_exc()
+                if result.snapshots is not None:
+                    result.snapshots[row] = result.rows[row]
 
     def _chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
         """Train the clients at ``rows`` of the block; all succeed, or it raises and changes no model."""

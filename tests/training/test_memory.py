@@ -1,0 +1,67 @@
+"""A device without enough memory for a call gets half as many clients, and the result stays what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.data import Samples
+from rayfl.models import MODELS, ModelSpec
+from rayfl.training import Batches, LocalWork
+from rayfl.training.batched.engine import BatchedEngine
+from rayfl.training.batched.network import BatchedNetwork
+
+SPEC = ModelSpec.of(MODELS["mlp"](hidden=(4,)), (6,), 3, 0)
+CLIENTS = 12
+
+
+class Narrow(BatchedNetwork):
+    """A network that has room for ``room`` clients only."""
+
+    room = 3
+
+    def load(self, models, rows, sgd, offset=None, mask=None):  # type: ignore[no-untyped-def]
+        if len(rows) > self.room:
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+        super().load(models, rows, sgd, offset, mask)
+
+
+@pytest.fixture
+def engine() -> Callable[[int | None], BatchedEngine]:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 6)).astype(np.float32), rng.integers(0, 3, 60)
+    batches = Batches(Samples("random", x, y, x, y, 3), torch.device("cpu"))
+
+    def make(room: int | None) -> BatchedEngine:
+        if room is None:
+            return BatchedEngine(SPEC, batches, 0, clients_per_call=3)
+        network = Narrow(SPEC)
+        network.room = room
+        return BatchedEngine(SPEC, batches, 0, network, clients_per_call=CLIENTS)
+
+    return make
+
+
+def train(engine: BatchedEngine):  # type: ignore[no-untyped-def]
+    indices = [np.arange(5 * c, 5 * c + 5) for c in range(CLIENTS)]
+    start = torch.from_numpy(np.tile(SPEC.initial(), (CLIENTS, 1)))
+    return engine.train(LocalWork(2, 2, 0.1), 0, list(range(CLIENTS)), indices, start)
+
+
+def test_half_as_many_clients_until_they_fit(engine) -> None:
+    narrow = engine(3)
+    block = train(narrow)
+    assert narrow.clients_per_call == 3  # 12, 6, 3: and from then on it starts with 3
+    assert block.failures == {}
+    assert torch.equal(block.rows, train(engine(None)).rows)
+
+
+def test_a_device_without_room_for_one_says_so(engine) -> None:
+    none = engine(0)
+    block = train(none)
+    assert none.clients_per_call == 1
+    assert sorted(block.failures) == list(range(CLIENTS))
+    assert "out of memory" in block.failures[0]
