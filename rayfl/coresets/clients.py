@@ -1,0 +1,228 @@
+"""The federation's clients as vertices: a few of them, weighted, stand for all.
+
+The graph joins clients that are alike (neighbours in the space of signatures or label histograms, or members
+of one cluster); a client's accuracy is a function on it that varies little between neighbours. Two uses:
+
+- evaluation: test K clients instead of all (:func:`client_coreset`), and estimate the population's metrics
+  from their weights (:func:`weighted_summary`);
+- participation: let K cheap clients take part that together represent all (:func:`participants`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import ArrayLike, NDArray
+
+from rayfl.coresets import scgiga
+from rayfl.coresets.base import Coreset, Weights, check_references
+from rayfl.coresets.graphs import Graph, knn_graph
+from rayfl.coresets.walks import Power, walk_vectors
+from rayfl.errors import DataError
+from rayfl.evaluation.metrics import METRICS, accuracy
+from rayfl.random import generator
+
+FILL = 5_000_000
+"""Non-zero entries that ``P^l`` may have here: a second or two for the choice."""
+
+
+def client_graph(
+    vectors: ArrayLike | None = None,
+    *,
+    clusters: ArrayLike | None = None,
+    neighbours: int = 10,
+    seed: int = 0,
+) -> Graph:
+    """The relatedness graph of N clients; it need not be connected.
+
+    Args:
+        vectors: what is known of each client, ``(N, d)``: signature vectors or label histograms. Clients
+            near to each other are joined.
+        clusters: cluster of each client ``(N,)``. With ``vectors``: only clients of one cluster are joined.
+            Without: each with ``neighbours`` others of its cluster, drawn at random (a circulant graph in a
+            random order), as all of them are alike as far as is known.
+        neighbours: how many others a client is joined with at least, as far as there are so many.
+        seed: of the random order.
+
+    Raises:
+        DataError: if neither or mismatched arguments are given, there are fewer than two clients, or no two
+            of them are joined.
+    """
+    if vectors is None and clusters is None:
+        raise DataError("client graph: neither vectors nor clusters are given")
+    count = len(np.asarray(clusters if vectors is None else vectors))
+    if count < 2 or neighbours < 1:
+        raise DataError(f"client graph: {count} clients, {neighbours} neighbours; expected at least 2 and 1")
+    labels = np.zeros(count, np.int64) if clusters is None else np.asarray(clusters)
+    if labels.shape != (count,):
+        raise DataError(f"client graph: clusters of shape {labels.shape}, expected ({count},)")
+    if vectors is None:
+        return Graph(_circulants(labels, neighbours, seed), groups=labels, components=True)
+    points = np.asarray(vectors, np.float64).reshape(count, -1)
+    rows: list[NDArray[np.integer]] = []
+    columns: list[NDArray[np.integer]] = []
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        if len(members) > 1:
+            near = knn_graph(points[members], min(neighbours, len(members) - 1), components=True)
+            edges = near.adjacency.tocoo()
+            rows.append(members[edges.row])
+            columns.append(members[edges.col])
+    if not rows:
+        raise DataError(f"client graph: each of the {count} clients is a cluster of its own; nobody is alike")
+    ends = np.concatenate(rows), np.concatenate(columns)
+    A = sp.csr_array((np.ones(len(ends[0])), ends), shape=(count, count))
+    return Graph(A, points, None if clusters is None else labels, components=True)
+
+
+def _circulants(labels: NDArray[np.integer], neighbours: int, seed: int) -> sp.csr_array:
+    """Within each cluster a ring in random order, and chords of random lengths, the same for all."""
+    rows: list[NDArray[np.integer]] = [np.empty(0, np.int64)]
+    columns: list[NDArray[np.integer]] = [np.empty(0, np.int64)]
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        ring = members[generator(seed, "client ring", int(members[0])).permutation(len(members))]
+        most = len(ring) // 2  # the greatest distance on the ring
+        further = 1 + generator(seed, "client chords", int(members[0])).permutation(max(0, most - 1)) + 1
+        for offset in [1, *further[: -(-neighbours // 2) - 1]] if most else []:
+            rows.append(ring)
+            columns.append(np.roll(ring, offset))
+    ends = np.concatenate(rows + columns), np.concatenate(columns + rows)
+    A = sp.csr_array((np.ones(len(ends[0])), ends), shape=(len(labels), len(labels)))
+    A.sum_duplicates()
+    A.data[:] = 1.0
+    return A
+
+
+def client_coreset(
+    graph: Graph,
+    references: int,
+    costs: ArrayLike | None = None,
+    kappa: float = 1.0,
+    *,
+    seed: int = 0,
+    power: Power = "auto",
+) -> Coreset:
+    """K clients to test, with weights that sum to 1.
+
+    Args:
+        graph: of :func:`client_graph`.
+        references: K; everybody with weight 1 / N if it is N or more.
+        costs: what testing each client costs, ``(N,)``, at least 0.
+        kappa: slack in (0, 1]; 1: costs play no part.
+        seed: decides between equally good clients.
+        power: steps of the walk; ``auto``: just enough for K clients to cover all.
+
+    Returns:
+        Clients by rising id.
+
+    Raises:
+        DataError: if an argument is out of range.
+    """
+    return _chosen(graph, references, costs, kappa, seed, power, None)
+
+
+def participants(
+    graph: Graph,
+    references: int,
+    costs: ArrayLike,
+    kappa: float = 0.5,
+    *,
+    eligible: ArrayLike | None = None,
+    seed: int = 0,
+    power: Power = "auto",
+) -> Coreset:
+    """K clients to take part in a round: representative, and cheap as far as ``kappa`` allows.
+
+    Args:
+        graph: of :func:`client_graph`.
+        references: K.
+        costs: of each client's participation, ``(N,)``, at least 0, in any unit (seconds, bytes, joules).
+            Costs that grow with each participation make the choice change from round to round.
+        kappa: slack in (0, 1]: a client may be so much less representative than the best and be taken
+            because it is cheaper.
+        eligible: which clients are there, ``(N,)`` (bool); the absent are represented all the same.
+        seed: decides between equally good and cheap clients.
+        power: as in :func:`client_coreset`.
+
+    Returns:
+        Clients by rising id, with weights that sum to 1: of how many clients each is representative.
+
+    Raises:
+        DataError: if an argument is out of range.
+    """
+    return _chosen(graph, references, costs, kappa, seed, power, eligible)
+
+
+def _chosen(
+    graph: Graph,
+    references: int,
+    costs: ArrayLike | None,
+    kappa: float,
+    seed: int,
+    power: Power,
+    eligible: ArrayLike | None,
+) -> Coreset:
+    scgiga.check_choice(len(graph), costs, kappa, eligible)
+    if references >= len(graph) and eligible is None:
+        n = len(graph)
+        return Coreset(np.arange(n), np.full(n, 1.0 / n))
+    few = min(references, len(graph))
+    check_references(graph, few)
+    vectors = walk_vectors(graph, power, few, seed, fill_limit=FILL, smooth=False)
+    every = scgiga.steps(graph, few, seed=seed, costs=costs, kappa=kappa, eligible=eligible, vectors=vectors)
+    chosen = deque(every, maxlen=1).pop().coreset.normalised()
+    order = np.argsort(chosen.ids)
+    return Coreset(chosen.ids[order], chosen.weights[order])
+
+
+def weighted_summary(
+    correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike, weights: Weights
+) -> dict[str, float]:
+    """The population's metrics estimated from tested clients: ``rayfl.evaluation.metrics.summary``, weighted.
+
+    Each tested client stands for a share ``weights`` of the population. With equal weights and a number of
+    clients divisible by 20 the metrics are those of ``summary``; otherwise the tenths are cut exactly, not
+    rounded to whole clients, and the median is halfway where it is not unique.
+
+    Args:
+        correct: correctly classified test samples of each tested client, ``(K,)``.
+        loss_sums: sum of its sample losses, ``(K,)``.
+        sizes: its test samples, ``(K,)``; clients without any count in none of the numbers.
+        weights: of :func:`client_coreset`, ``(K,)``.
+    """
+    sizes_K, weights_K = np.asarray(sizes, np.float64), np.asarray(weights, np.float64)
+    percent_K = accuracy(correct, sizes_K)
+    tested = sizes_K > 0
+    if not tested.any() or weights_K[tested].sum() <= 0:
+        return dict.fromkeys(METRICS, float("nan"))
+    share = weights_K[tested] / weights_K[tested].sum()
+    values, size = percent_K[tested], sizes_K[tested]
+    losses = np.asarray(loss_sums, np.float64)[tested] / size
+    mean = share @ values
+    result = (
+        mean,
+        share @ (values * size) / (share @ size),
+        _between(values, share, 0.5, 0.5),
+        _between(values, share, 0.0, 0.1),
+        _between(values, share, 0.9, 1.0),
+        share @ (values - mean) ** 2,
+        share @ losses,
+    )
+    return {name: float(value) for name, value in zip(METRICS, result, strict=True)}
+
+
+def _between(values: Weights, share: Weights, low: float, high: float) -> float:
+    """Mean over the part of the population between two quantiles; a quantile if they are equal."""
+    order = np.argsort(values, kind="stable")
+    upto = np.minimum(np.cumsum(share[order]), 1.0)
+    upto[-1] = 1.0
+    if low == high:
+        left = int(np.searchsorted(upto, low - 1e-12))
+        right = min(int(np.searchsorted(upto, low + 1e-12, side="right")), len(values) - 1)
+        return float((values[order][left] + values[order][right]) / 2)
+    start = np.concatenate([[0.0], upto[:-1]])
+    inside = np.maximum(np.minimum(upto, high) - np.maximum(start, low), 0.0)
+    return float(inside @ values[order] / inside.sum())

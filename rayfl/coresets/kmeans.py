@@ -1,0 +1,33 @@
+"""K-means: the vertex nearest to each of K centres, weighted by the cluster's share."""
+
+from __future__ import annotations
+
+import numpy as np
+from sklearn.cluster import KMeans
+
+from rayfl.coresets.base import Coreset, check_references
+from rayfl.coresets.graphs import Graph
+from rayfl.random import key
+
+
+def select(graph: Graph, references: int, *, seed: int = 0, starts: int = 1) -> Coreset:
+    """One reference a cluster of the points, or of the rows of the adjacency where there are none.
+
+    Args:
+        graph: the graph; ``points`` are used if it has them.
+        references: K.
+        seed: of k-means++.
+        starts: how often k-means begins anew; the best is kept.
+
+    Raises:
+        DataError: if K is not from 1 to n.
+    """
+    check_references(graph, references)
+    features = graph.adjacency if graph.points is None else graph.points
+    model = KMeans(references, n_init=starts, random_state=key(seed, "kmeans coreset") % 2**32)
+    labels = model.fit_predict(features)
+    distances = model.transform(features)[np.arange(len(graph)), labels]
+    names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((distances, index))
+    first = order[np.searchsorted(index[order], np.arange(len(names)))]
+    return Coreset(first.astype(np.int64), counts / counts.sum())
