@@ -57,5 +57,12 @@ METHODS: dict[str, dict[str, Any]] = {
     "pacfl": CLUSTERED,
     "mt_hfl": {**CLUSTERED, "hierarchy": {"common_layers": 1, "global_every": 2}},
     "random_clustering": CLUSTERED,
+    "lg_fedavg": {"algorithm": {"name": "lg_fedavg", "local_layers": 1}},
+    "per_fedavg": {"algorithm": {"name": "per_fedavg", "alpha": 0.05, "beta": 0.05}},
+    "sub_fedavg": {
+        "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05, "validation": 0.2},
+        "local": {"step": 0.3, "accuracy": 0.2},
+        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "participation": 0.7},
+    },
 }
 """Every method with settings that exercise it: partial participation, clusters, common layers."""

@@ -84,6 +84,7 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
         ("fedavg", 3),
         ("pacfl", 2),
         ("random_clustering", 2),
+        ("sub_fedavg", 3),
     ],
 )
 def test_ray_on_any_number_of_actors_is_inline(
@@ -176,7 +177,7 @@ def test_killed_and_resumed_is_uninterrupted(
     assert_same(run(long), resumed)
 
 
-@pytest.mark.parametrize("method", ["mt_hfl", "solo"])
+@pytest.mark.parametrize("method", ["mt_hfl", "solo", "sub_fedavg"])
 def test_stopped_while_clients_are_tested_and_resumed(
     method: str, settings: dict[str, Any], inline: dict[str, Result]
 ) -> None:
