@@ -1,0 +1,91 @@
+"""FedNova: weights by hand, Equation 7 in NumPy, equal steps are FedAvg."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from rayfl.local import OBJECTIVES
+from rayfl.local.base import accumulated
+from rayfl.training import Training
+from tests.local.conftest import ETA, SIZES, P, Problem
+
+
+def weights(sizes: list[int], rows: list[int], **training: float) -> tuple[np.ndarray, np.ndarray]:
+    found = OBJECTIVES["fednova"]().weights(
+        np.array(sizes), np.array(rows), Training.model_validate({"epochs": 1, "batch_size": 10, **training})
+    )
+    assert found[1] is not None
+    return found[0], found[1]
+
+
+def test_weights_by_hand():
+    """n = 30, 10: tau = 3, 1, tau_eff = 3/4 * 3 + 1/4 * 1 = 2.5. Client 0 counts 30 * 2.5 / 3 = 25 and
+    leaves 5 of its 30 with the model; client 1 counts 10 * 2.5 / 1 = 25 and takes 15."""
+    a, b = weights([30, 10], [0, 0])
+    np.testing.assert_allclose(a, [25, 25])
+    np.testing.assert_allclose(b, [5, -15])
+
+
+def test_weights_with_momentum_by_hand():
+    """rho = 1/2: a of 2 steps is [1.5, 1], |a| = 2.5; of one step 1. tau_eff = (20 * 2.5 + 10) / 30 = 2."""
+    a, b = weights([20, 10], [0, 0], momentum=0.5)
+    np.testing.assert_allclose(a, [20 * 2 / 2.5, 10 * 2])
+    np.testing.assert_allclose(a + b, [20, 10])
+
+
+def test_weights_are_normalised_within_each_model():
+    a, b = weights([30, 10, 50, 30, 10], [0, 0, 1, 2, 2])
+    np.testing.assert_allclose(a, [25, 25, 50, 25, 25])
+    np.testing.assert_allclose(b, [5, -15, 0, 5, -15])
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
+def test_equal_steps_count_exactly_n(momentum: float):
+    """Also where the sums of tau_eff would round."""
+    a, b = weights([7, 10, 3, 9], [0, 0, 0, 0], momentum=momentum, epochs=7)
+    assert a.tolist() == [7, 10, 3, 9]
+    assert b.tolist() == [0, 0, 0, 0]
+
+
+def test_accumulated_gradients_by_hand():
+    """The closed form of the paper, one step after another, and what unit gradients add up to."""
+    tau, rho = np.arange(9), 0.7
+    closed = (tau - rho * (1 - rho**tau) / (1 - rho)) / (1 - rho)
+    np.testing.assert_allclose(accumulated(tau, rho), closed, atol=1e-12)
+    assert accumulated(tau, 0.0).tolist() == tau.tolist()
+    for alpha, power in ((0.0, 1.0), (0.5, 0.75)):
+        w = velocity = 0.0
+        for t in range(8):
+            velocity = rho * velocity + 1.0
+            w -= (1 + alpha * t) ** -power * velocity
+        assert accumulated(np.array([8]), rho, alpha, power)[0] == pytest.approx(-w)
+    assert accumulated(np.zeros(3, np.int64), 0.5).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_two_clients_by_hand(problem: Problem, momentum: float):
+    """w <- w - eta tau_eff sum_i p_i d_i, d_i = (w - w_i) / (eta |a_i|): 30 and 12 samples in tens make 6 and
+    4 steps in two epochs."""
+    w, p = problem.start(), np.array(SIZES) / sum(SIZES)
+    for t in range(2):
+        batches = [problem.batches(i, t, 2, 10) for i in (0, 1)]
+        local = [problem.sgd(w, i, batches[i], momentum=momentum) for i in (0, 1)]
+        a = np.zeros(2)
+        for i, tau in enumerate((6, 4)):
+            assert len(batches[i]) == tau
+            a[i] = sum(momentum ** (k - j) for k in range(tau) for j in range(k + 1))
+        d = [(w - local[i]) / (ETA * a[i]) for i in (0, 1)]
+        w = w - ETA * (p @ a) * (p[0] * d[0] + p[1] * d[1])
+    overrides = "rounds=2", "training.batch_size=10", f"training.momentum={momentum}"
+    ran = problem.run(*overrides, local="fednova")
+    np.testing.assert_allclose(ran.model, w, rtol=0, atol=1e-6)
+    assert np.abs(ran.model - problem.run(*overrides).model).max() > 1e-3
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_equal_steps_are_fedavg_bit_for_bit(problem: Problem, momentum: float):
+    overrides = "rounds=3", "training.batch_size=100", f"training.momentum={momentum}"
+    nova = problem.run(*overrides, local="fednova")
+    assert nova.summary["models_sha256"] == problem.run(*overrides).summary["models_sha256"]
+    assert nova.bytes("up") == 3 * 2 * P * 4
