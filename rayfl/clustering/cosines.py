@@ -25,8 +25,8 @@ from numpy.typing import NDArray
 
 from rayfl.clustering.proximity import place
 from rayfl.errors import DataError
+from rayfl.linalg import one_thread
 from rayfl.random import generator, hashes, key
-from rayfl.signatures.linalg import one_thread
 
 Array = NDArray[np.float64]
 Rows = NDArray[np.floating]
