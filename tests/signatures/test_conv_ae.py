@@ -164,9 +164,9 @@ def test_fine_tuning_is_each_client_s_own():
     assert not np.array_equal(encoder.apply(x, key=2), codes)  # another order
     plain = restored((1, 8, 8), 128, encoder.weights)
     assert not np.allclose(encode(plain, x, (1, 8, 8)), codes, atol=1e-3)
-    before = float(functional.mse_loss(plain(framed(x, (1, 8, 8))), framed(x, (1, 8, 8))))
+    before = float(functional.mse_loss(plain(framed(x, (1, 8, 8))).detach(), framed(x, (1, 8, 8))))
     reconstruct(plain, x, (1, 8, 8), 5, encoder.batch_size, encoder.lr, 1)
-    after = float(functional.mse_loss(plain(framed(x, (1, 8, 8))), framed(x, (1, 8, 8))))
+    after = float(functional.mse_loss(plain(framed(x, (1, 8, 8))).detach(), framed(x, (1, 8, 8))))
     assert np.array_equal(encode(plain, x, (1, 8, 8)), codes)
     assert after < before
 
