@@ -55,8 +55,8 @@ class ConvAEFeatures(FeatureMap):
     the authors' code), once: the result is kept in the folder of the datasets under a hash of its data and
     settings. With ``fine_tune`` J > 0 every client goes on for J epochs on its own images before it encodes
     them. J is 5 in the paper; 0, its first use of FCR ("normal" mode), compares codes of one encoder. On
-    EMNIST's letters (experiments/flt, 120 and 240 clients, gamma auto, C = 5) groups are found with an adjusted
-    Rand index of 1.00 and 1.00 for J = 0, of 0.89 and 0.98 for J = 5: encoders drift apart.
+    EMNIST's letters (experiments/flt, 120 and 240 clients, gamma auto, C = 5) groups are found with an ARI
+    of 1.00 and 1.00 for J = 0, of 0.89 and 0.98 for J = 5: encoders drift apart.
 
     The autoencoder is built for the clients' images, framed by zeros where their sides are not multiples of
     4. The images it is trained on are brought to that size: colours become grey or grey is repeated, images
