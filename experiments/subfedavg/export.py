@@ -1,0 +1,173 @@
+"""The smaller network of a client of a finished Sub-FedAvg run, as a file, and how fast it is.
+
+::
+
+    python experiments/subfedavg/export.py RUN --client 3 --out client-3.safetensors
+
+Channels that were pruned (hybrid) are cut out of the tensors, so the network needs fewer operations
+everywhere. Single weights that were pruned stay as zeros: they save bytes, and time only with sparse kernels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from rayfl.config import Config
+from rayfl.data import Federation
+from rayfl.errors import ConfigError, RayflError
+from rayfl.local.sub_fedavg import SubFedAvg
+from rayfl.models import ModelSpec
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import build
+from rayfl.training import Batches
+from rayfl.training.pruning import conv_flops, gammas, shrink
+
+
+@dataclass(frozen=True)
+class Network:
+    """A client's network.
+
+    Attributes:
+        client: its id.
+        module: without the pruned channels; in training mode, as built.
+        dense: the same, with zeros in the places of what was pruned.
+        parameters: of the smaller network, zeros included.
+        nonzero: those of them that are not pruned.
+        flops: of its convolutions, for one sample.
+        server_accuracy: percent right on its test samples of the server's model under its mask.
+    """
+
+    client: int
+    module: nn.Module
+    dense: nn.Module
+    parameters: int
+    nonzero: int
+    flops: int
+    server_accuracy: float
+
+
+def open_run(path: Path) -> tuple[Config, Checkpoint, ModelSpec, Federation]:
+    """Config, last checkpoint, layout and data of a run.
+
+    Raises:
+        ConfigError: if it is no run of Sub-FedAvg, or has no checkpoint.
+    """
+    config = RunDirectory.open(path).config
+    if not isinstance(config.local, SubFedAvg):
+        raise ConfigError(str(path), f"its local objective is {config.local.name}", "a run of sub_fedavg")
+    found = checkpoints(path / "checkpoints")
+    if not found:
+        raise ConfigError(str(path), "holds no checkpoint", "let it finish")
+    stages, host = build(config)
+    return config, Checkpoint.load(found[-1]), host.spec, stages[-1].federation
+
+
+def network(
+    config: Config, saved: Checkpoint, spec: ModelSpec, federation: Federation, client: int
+) -> Network:
+    """A client's network as it would use it.
+
+    Raises:
+        ConfigError: if the client never took part.
+    """
+    at = np.flatnonzero(saved.state_clients == client)
+    if not len(at):
+        some = ", ".join(map(str, saved.state_clients[:10]))
+        raise ConfigError("--client", f"client {client} never took part", f"some that did: {some}")
+    state = torch.from_numpy(saved.state_rows[at[0]])
+    mask = state[: spec.P].numpy() > 0
+    model = torch.from_numpy(saved.models[saved.state.assignment[client]])
+    vector = config.local.client_model(model, state, spec).numpy()
+    dense = spec.build()
+    spec.load(dense, vector)
+    if config.local.pruning == "hybrid":
+        module: nn.Module = shrink(spec, vector, gammas(spec, mask).astype(np.bool_))
+    else:
+        module = spec.build()
+        spec.load(module, vector)
+    parameters = sum(p.numel() for p in module.parameters())
+    nonzero = int(mask[: spec.n_parameters].sum())
+    server = spec.build()
+    spec.load(server, model * torch.from_numpy(mask))
+    right = accuracy(server, *tests(federation, client))
+    return Network(client, module, dense, parameters, nonzero, conv_flops(module, spec.shape), right)
+
+
+def tests(federation: Federation, client: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's test samples and their labels."""
+    return Batches(federation.samples, torch.device("cpu")).test(federation.test[client])
+
+
+def accuracy(module: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    """Percent of right predictions."""
+    with torch.inference_mode():
+        return 100 * float((module.eval()(x).argmax(1) == y).double().mean())
+
+
+def networks(path: Path) -> Iterator[Network]:
+    """The networks of all clients that took part in a run."""
+    config, saved, spec, federation = open_run(path)
+    for client in saved.state_clients.tolist():
+        yield network(config, saved, spec, federation, client)
+
+
+def seconds(module: nn.Module, x: torch.Tensor, repeats: int = 30) -> float:
+    """Median time of a forward pass over ``x``."""
+    module.eval()
+    times = []
+    with torch.inference_mode():
+        for _ in range(repeats):
+            begun = time.perf_counter()
+            module(x)
+            times.append(time.perf_counter() - begun)
+    return float(np.median(times[repeats // 5 :]))
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the smaller network, check it against the masked one, and time both."""
+    parser = argparse.ArgumentParser(description="a client's smaller network")
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--client", type=int, required=True)
+    parser.add_argument("--out", type=Path, help="safetensors file; by default nothing is written")
+    given = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    try:
+        config, saved, spec, federation = open_run(given.run)
+        found = network(config, saved, spec, federation, given.client)
+    except RayflError as error:
+        print(error, file=sys.stderr)
+        return 2
+    x, y = tests(federation, given.client)
+    with torch.inference_mode():
+        masked, small = found.dense.eval()(x), found.module.eval()(x)
+    whole = sum(p.numel() for p in found.dense.parameters())
+    flops = conv_flops(found.dense, spec.shape)
+    print(f"parameters       {whole:>10,} -> {found.parameters:,} ({found.nonzero:,} of them not zero)")
+    print(f"conv operations  {flops:>10,} -> {found.flops:,} ({flops / found.flops:.2f} times fewer)")
+    print(f"largest difference of the outputs {float((masked - small).abs().max()):.1e}")
+    print(f"accuracy on its {len(y)} test samples {accuracy(found.module, x, y):.2f} %")
+    for batch in (1, 100):
+        before, after = (seconds(m, x[:batch]) for m in (found.dense, found.module))
+        print(
+            f"batch of {batch:<3}     {1e3 * before:.3f} -> {1e3 * after:.3f} ms ({before / after:.2f} times)"
+        )
+    if given.out is not None:
+        tensors = {name: t.contiguous() for name, t in found.module.state_dict().items()}
+        save_file(tensors, given.out)
+        print(f"{given.out}: {given.out.stat().st_size:,} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

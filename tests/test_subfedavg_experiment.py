@@ -1,0 +1,143 @@
+"""experiments/subfedavg: rows of the table, and the smaller network of a client."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import rayfl
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.training.pruning import gammas
+
+FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "subfedavg"
+
+
+@pytest.fixture(scope="module")
+def scripts() -> Any:
+    """The two scripts of the folder; the one imports the other."""
+    sys.path.insert(0, str(FOLDER))
+    try:
+        yield importlib.import_module("export"), importlib.import_module("table_4_1")
+    finally:
+        sys.path.remove(str(FOLDER))
+        for name in ("export", "table_4_1"):
+            sys.modules.pop(name, None)
+
+
+@pytest.fixture(scope="module")
+def pruned(tmp_path_factory: pytest.TempPathFactory) -> rayfl.Result:
+    """Four clients that prune channels of a LeNet-5, every round."""
+    return rayfl.run(
+        {
+            "rounds": 2,
+            "data": {"name": "digits", "size": 28},
+            "partition": {"name": "iid", "clients": 4},
+            "model": {"name": "lenet5", "batch_norm": True},
+            "algorithm": "sub_fedavg",
+            "local": {
+                "pruning": "hybrid",
+                "accuracy": 0.0,
+                "channel_distance": 0.0,
+                "step": 0.3,
+                "channel_step": 0.3,
+            },
+            "training": {"epochs": 2, "batch_size": 40, "lr": 0.1, "participation": 0.5},
+            "execution": {"backend": "inline"},
+            "output": {
+                "root": str(tmp_path_factory.mktemp("runs")),
+                "report": False,
+                "tensorboard": False,
+            },
+        }
+    )
+
+
+def test_the_smaller_network_answers_as_the_client_did(
+    scripts: tuple[ModuleType, ModuleType],
+    pruned: rayfl.Result,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    export, _ = scripts
+    saved = Checkpoint.load(checkpoints(pruned.path / "checkpoints")[-1])
+    client = int(saved.state_clients[0])
+    threads = torch.get_num_threads()
+    file = tmp_path / "small.safetensors"
+    assert export.main([str(pruned.path), "--client", str(client), "--out", str(file)]) == 0
+    torch.set_num_threads(threads)
+    text = capsys.readouterr().out
+    # What the run measured for this client is what the file's network does.
+    assert f"{pruned.clients['accuracy_last'][client]:.2f} %" in text
+    config, _, spec, federation = export.open_run(pruned.path)
+    mask = saved.state_rows[0, : spec.P] > 0
+    kept = gammas(spec, mask)
+    assert kept.sum() < 22
+    first, second = int(kept[:6].sum()), int(kept[6:].sum())
+    tensors = load_file(file)
+    assert tensors["conv1.weight"].shape == (first, 1, 5, 5)
+    assert tensors["conv2.weight"].shape == (second, first, 5, 5)
+    assert tensors["fc1.weight"].shape == (120, second * 16)
+    found = export.network(config, saved, spec, federation, client)
+    assert found.flops == 2 * 25 * (first * 24 * 24 + first * second * 8 * 8)
+    assert found.parameters == sum(p.numel() for p in found.module.parameters())
+    assert found.nonzero == mask[: spec.n_parameters].sum() < found.parameters
+    assert f"{found.parameters:,}" in text
+    x = torch.from_numpy(np.random.default_rng(0).normal(size=(3, 1, 28, 28)).astype(np.float32))
+    with torch.no_grad():
+        one, other = found.dense.eval()(x), found.module.eval()(x)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert one.std() > 0.1
+
+
+def test_clients_without_a_network(
+    scripts: tuple[ModuleType, ModuleType], pruned: rayfl.Result, capsys: pytest.CaptureFixture[str]
+) -> None:
+    export, _ = scripts
+    assert export.main([str(pruned.path), "--client", "77"]) == 2
+    assert "client 77 never took part" in capsys.readouterr().err
+    assert export.main([str(pruned.path.parent), "--client", "0"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("label", "local", "settings"),
+    [
+        ("FedAvg", "sgd", {}),
+        ("Standalone", "sgd", {}),
+        ("Sub-FedAvg (Un) 30", "sub_fedavg", {"pruning": "unstructured", "target": 0.3}),
+        ("Sub-FedAvg (Hy) 90", "sub_fedavg", {"pruning": "hybrid", "target": 0.9, "channel_target": 0.9}),
+    ],
+)
+def test_rows_of_the_table(
+    scripts: tuple[ModuleType, ModuleType],
+    label: str,
+    local: str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+) -> None:
+    _, table = scripts
+    config = table.config_of(table.ROWS[label], ["rounds=7", "local.step=0.2"], 100, tmp_path)
+    assert (config.rounds, config.local.name, config.data.name) == (7, local, "cifar10")
+    found = config.local.model_dump()
+    assert {name: found[name] for name in settings} == settings
+    assert found.get("step", 0.2) == 0.2
+    assert config.partition.test_samples == "all"
+
+
+def test_fewer_clients_have_fewer_images_of_each_class(
+    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, real_data: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, table = scripts
+    monkeypatch.setenv("RAYFL_DATA", str(real_data("cifar10")))
+    config = table.config_of(table.ROWS["FedAvg"], [], 4, tmp_path)
+    samples = config.data.load(tmp_path)
+    assert np.bincount(samples.y_train).tolist() == [200] * 10
+    assert samples.shape == (3, 32, 32)
+    assert len(samples.y_test) == 10_000
