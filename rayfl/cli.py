@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from pathlib import Path
@@ -212,7 +213,21 @@ def prepare(
         _say(config.data.prepare(root))
 
 
-KINDS = ("methods", "models", "datasets", "partitions", "signatures", "presets")
+PARTS = {
+    "methods": ("rayfl.algorithms", "rayfl.algorithms.base", "Algorithm"),
+    "local": ("rayfl.local", "rayfl.local.base", "LocalObjective"),
+    "order": ("rayfl.ordering", "rayfl.ordering.base", "Ordering"),
+    "sampling": ("rayfl.sampling", "rayfl.sampling.base", "Sampling"),
+    "models": ("rayfl.models", "rayfl.models.base", "Model"),
+    "datasets": ("rayfl.data.datasets", "rayfl.data.base", "Dataset"),
+    "partitions": ("rayfl.data.partitions", "rayfl.data.base", "Partition"),
+    "signatures": ("rayfl.signatures", "rayfl.signatures.base", "Signature"),
+    "features": ("rayfl.signatures.features", "rayfl.signatures.features.base", "FeatureMap"),
+    "embeddings": ("rayfl.clustering.embeddings", "rayfl.clustering.embeddings.base", "Embedding"),
+}
+"""What ``rayfl list`` shows: where the parts of each kind lie, and their base class, with its module."""
+
+KINDS = (*PARTS, "presets")
 
 
 @app.command("list")
@@ -222,33 +237,26 @@ def list_parts(
         bool, typer.Option("--schema", help="print the JSON schema of config files, for editors")
     ] = False,
 ) -> None:
-    """List methods, models, datasets, partitions, signatures and presets, one line each."""
+    """List methods and all other parts that a config can name, and the presets, one line each."""
     from rayfl import config
-    from rayfl.algorithms import ALGORITHMS
-    from rayfl.data import DATASETS, PARTITIONS
-    from rayfl.models import MODELS
     from rayfl.settings import discover, summary
-    from rayfl.signatures.base import Signature
 
     if schema:
         print(json.dumps(config.json_schema(), indent=1))
         return
     if kind and kind not in KINDS:
         raise ConfigError("list", f"no such kind {kind!r}", nearest(kind, KINDS))
-    kinds: dict[str, dict[str, str]] = {
-        "methods": {name: summary(part) for name, part in ALGORITHMS.items()},
-        "models": {name: summary(part) for name, part in MODELS.items()},
-        "datasets": {name: summary(part) for name, part in DATASETS.items()},
-        "partitions": {name: summary(part) for name, part in PARTITIONS.items()},
-        "signatures": {name: summary(part) for name, part in discover("rayfl.signatures", Signature).items()},
-        "presets": {name: config.describe_preset(path) for name, path in config.presets().items()},
-    }
-    for title, entries in kinds.items():
-        if kind in ("", title):
-            table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
-            for name, line in entries.items():
-                table.add_row(f"[bold]{name}[/bold]", escape(line))
-            out.print(table)
+    for title in KINDS if not kind else (kind,):
+        if title == "presets":
+            entries = {name: config.describe_preset(path) for name, path in config.presets().items()}
+        else:
+            package, module, base = PARTS[title]
+            parts = discover(package, getattr(importlib.import_module(module), base))
+            entries = {name: summary(part) for name, part in parts.items()}
+        table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
+        for name, line in entries.items():
+            table.add_row(f"[bold]{name}[/bold]", escape(line.replace("``", "")))
+        out.print(table)
 
 
 @app.command()

@@ -398,7 +398,8 @@ def _explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError
     if kind == "union_tag_invalid":
         names = [t.strip(" '") for t in str(first["ctx"]["expected_tags"]).split(",")]
         tag = str(first["ctx"]["tag"])
-        return ConfigError(dotted, f"no {last} named {tag!r}{more}", nearest(tag, names))
+        kind = last if not last.isdigit() else place.path[-2].rstrip("s")
+        return ConfigError(dotted, f"no {kind} named {tag!r}{more}", nearest(tag, names))
     if kind in ("value_error", "assertion_error"):
         return ConfigError(dotted or "config", _sentence(first["msg"]) + more)
     what = "missing" if kind == "missing" else _shown(given)

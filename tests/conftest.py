@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
+from hypothesis import settings
+
+settings.register_profile("patient", deadline=None)  # a busy machine is no failure
+settings.load_profile("patient")
 
 RealData = Callable[..., Path]
 

@@ -91,7 +91,7 @@ def test_a_setting_of_another_part_names_that_part(override, line):
 
 
 def test_several_parts_may_have_the_setting():
-    assert refusal({}, "partition.alpha=0.1").endswith("dirichlet, domains have it")
+    assert refusal({}, "partition.alpha=0.1").endswith("difficulty, dirichlet, domains, sc_dirichlet have it")
 
 
 @pytest.mark.parametrize(
@@ -375,8 +375,9 @@ def test_variants_for_comparison(name):
     for section in ("data", "partition", "model", "training", "evaluation", "seed", "rounds"):
         assert getattr(other, section) == getattr(first, section)
     assert other.clustering.n_clusters == 3
-    wanted = "spectrum" if name in ("mt_hfl", "random_clustering") else "subspace"
-    assert other.clustering.signature.name == wanted
+    own = {"mt_hfl": "spectrum", "random_clustering": "spectrum", "flis_hc": "predictions"}
+    own |= {"flt": "centroids", "pca_km_hc": "centroids"}
+    assert other.clustering.signature.name == own.get(name, "subspace")
     assert variant("digits-demo", ["algorithm=solo", "rounds=3"], name) == other
 
 
