@@ -149,6 +149,10 @@ class Algorithm(Section):
         """What a method has to say of a round besides: rows for ``diagnostics.csv``."""
         return []
 
+    def tested_with(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
+        """The model that each client uses, and so is tested with, ``(N,)``: the one that it trains."""
+        return state.assignment
+
     @property
     def private(self) -> bool:
         """Whether clients permute all that they send by a permutation that the servers do not know."""
@@ -200,15 +204,24 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
 def choose_by_loss(state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split) -> ServerState:
     """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number).
 
-    A client without validation samples takes its training samples instead.
+    What it takes where it has no such data, see :func:`losses_on`.
     """
     if state.models == 1:
         return state
-    losses = clients.losses(who, split)
-    without = np.isnan(losses).all(axis=1)
-    if split == "validation" and without.any():
-        losses[without] = clients.losses(who[without], "train")
+    losses = losses_on(split, who, clients)
     known = ~np.isnan(losses).all(axis=1)
     assignment = state.assignment.copy()
     assignment[who[known]] = np.nanargmin(losses[known], axis=1)
     return replace(state, assignment=assignment)
+
+
+def losses_on(split: Split, who: NDArray[np.int64], clients: Clients) -> NDArray[np.float64]:
+    """Mean loss of every model on a part of each client's data ``(n, K)``.
+
+    A client without validation samples takes its training samples instead.
+    """
+    losses = clients.losses(who, split)
+    without = np.isnan(losses).all(axis=1)
+    if split == "validation" and without.any():
+        losses[without] = clients.losses(who[without], "train")
+    return losses

@@ -6,7 +6,6 @@ under privacy constraints", IEEE TNNLS 2020 (arXiv 2019), Algorithms 1, 4 and 5.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
@@ -16,9 +15,17 @@ from numpy.typing import NDArray
 from pydantic import Field
 from scipy.spatial.distance import squareform
 
-from rayfl.algorithms.base import Algorithm
+from rayfl.algorithms.base import Algorithm, losses_on
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
-from rayfl.clustering.bipartition import Decision, SplitCriteria, decide, separation_gap
+from rayfl.clustering import cosines
+from rayfl.clustering.bipartition import (
+    Decision,
+    SplitCriteria,
+    bipartition,
+    decide,
+    is_correct,
+    separation_gap,
+)
 
 
 class CFL(Algorithm):
@@ -30,15 +37,18 @@ class CFL(Algorithm):
        Algorithm 5 prints);
     2. if ``|d_c| < eps1`` and ``max_i |d_i| > eps2`` (``criteria``), the optimal bipartition of the members
        is found from the cosines of their updates;
-    3. it is made if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the stationary model.
+    3. it is made if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the moved model.
 
-    Where not all members take part in a round, their latest updates stand for them, also in ``|d_c|``; no
-    cluster is split before every member has sent one.
+    Where not all members take part in a round, their latest updates stand for them, also in ``|d_c|``. An
+    update counts for the cluster that it was made in: none is split before every member has sent one.
 
-    The models are the nodes of the *parameter tree*: a node that was split keeps its stationary model, and
-    with its children the updates that their members sent just before, as sketches of ``tree_sketch`` numbers.
-    A newcomer walks from the root to a leaf: at each node it trains from the node's model and goes to the
-    child with the single most similar update.
+    The models are the nodes of the *parameter tree*. A node that was split keeps the model from which its
+    members made their last updates, and the tree these updates, as sketches of ``tree_sketch`` numbers
+    (Eq. 47). A newcomer walks from the root to a leaf: at each node it trains from the node's model and goes
+    to the child with the single most similar update. So do clients whose data have changed.
+
+    With ``fallback`` every client uses, and is tested with, the best node on its way from the root to its
+    leaf by its validation loss; it goes on training the leaf's. A split that did harm is thereby undone.
 
     With ``permute`` the clients permute all that they send by a permutation that the server does not know;
     it computes on permuted vectors only. Cosines and norms stay the same up to rounding.
@@ -47,7 +57,6 @@ class CFL(Algorithm):
     name: Literal["cfl"] = "cfl"
     keeps_updates: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
-    defaults: ClassVar[Mapping[str, Any]] = {}
 
     criteria: SplitCriteria = Field(SplitCriteria(), description="when a cluster is split")
     weighted: bool = Field(True, description="average by n_i; false: as Algorithm 5 prints, all alike")
@@ -58,8 +67,15 @@ class CFL(Algorithm):
     tree_sketch: int = Field(
         1024, ge=8, multiple_of=8, description="numbers kept of every update in the parameter tree"
     )
+    fallback: bool = Field(
+        False,
+        description="clients use the model on their way from the root to their leaf that has the least "
+        "validation loss (without validation samples: training loss, which speaks for the leaf)",
+    )
     gap: bool = Field(
-        False, description="report the separation gap of every cluster and round, where groups are known"
+        False,
+        description="report the separation gap of every cluster and round, where groups are known, and "
+        "whether its bipartition is correct",
     )
 
     @property
@@ -68,12 +84,20 @@ class CFL(Algorithm):
         return self.permute
 
     def begin(self, setup: Setup) -> ServerState:
-        """One cluster, the root of the tree."""
+        """One cluster, the root of the tree.
+
+        The state's own arrays: ``parent`` of each node ``(K,)``; ``moved``, how far each model moved in the
+        last round ``(K,)``, and ``complete``, whether by all its members' updates; ``norms`` of the clients'
+        latest updates ``(N,)``, NaN if none was made in the present cluster; ``sent``, the sketches of all
+        updates that the tree keeps ``(R, q)``, and ``edge``, the child node whose edge holds each ``(R,)``.
+        """
         extra = {
             "parent": np.array([-1]),
-            "norms": np.full(setup.clients, np.nan),
             "moved": np.full(1, np.nan),
             "complete": np.zeros(1, np.bool_),
+            "norms": np.full(setup.clients, np.nan),
+            "sent": np.empty((0, self.tree_sketch), np.float32),
+            "edge": np.empty(0, np.int64),
         }
         return replace(super().begin(setup), clustered=True, extra=extra)
 
@@ -90,7 +114,7 @@ class CFL(Algorithm):
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """Remember the norms of the updates and of their means."""
-        norms = np.asarray(state.extra["norms"], np.float64).copy()
+        norms = _norms(state).copy()
         sent = ~np.isnan(report.norms)
         norms[plan.cohort[sent]] = report.norms[sent]
         took_part = np.bincount(plan.group[sent], minlength=state.models)
@@ -99,24 +123,32 @@ class CFL(Algorithm):
         return super().end(setup, replace(state, extra=extra), plan, report)
 
     def split(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
-        """Split the clusters that call for it; a half is a new node of the tree."""
-        assignment, parent = state.assignment.copy(), state.extra["parent"].tolist()
-        extra, splits = dict(state.extra), []
+        """Split the clusters that call for it; a half is a new node of the tree.
+
+        A node that is split goes back to the model from which its members' updates were made: the newcomers'
+        will be compared with those.
+        """
+        assignment, norms = state.assignment.copy(), _norms(state).copy()
+        parent, edge = state.extra["parent"].tolist(), state.extra["edge"].tolist()
+        sent, splits = [state.extra["sent"]], []
         for cluster in np.unique(assignment[setup.present]).tolist():
             decision = self.examine(setup, state, cluster, clients)
-            if decision is None or not decision.split or decision.best is None:
+            if decision is None or decision.best is None or not decision.split:
                 continue
-            for half in (decision.best.first, decision.best.second):
-                node = len(parent)
+            halves, children = (decision.best.first, decision.best.second), (len(parent), len(parent) + 1)
+            for half, node in zip(halves, children, strict=True):
                 parent.append(cluster)
                 assignment[half] = node
-                extra[f"edge{node}.clients"] = half
-                extra[f"edge{node}.updates"] = clients.sketches(half, self.tree_sketch)
+                norms[half] = np.nan
+                edge += [node] * len(half)
+                sent.append(clients.sketches(half, self.tree_sketch))
             splits.append(
                 {
                     "cluster": cluster,
-                    "halves": [decision.best.first.tolist(), decision.best.second.tolist()],
+                    "into": list(children),
+                    "halves": [half.tolist() for half in halves],
                     "cross": decision.best.cross,
+                    "gamma": decision.best.gamma,
                     "mean_norm": decision.mean_norm,
                     "max_norm": decision.max_norm,
                 }
@@ -124,108 +156,135 @@ class CFL(Algorithm):
         if not splits:
             return None
         new = len(parent) - state.models
-        parents = np.concatenate([np.arange(state.models), np.array(parent[state.models :])])
-        extra |= {
+        extra = {
             "parent": np.array(parent),
             "moved": np.concatenate([state.extra["moved"], np.full(new, np.nan)]),
             "complete": np.concatenate([state.extra["complete"], np.zeros(new, np.bool_)]),
+            "norms": norms,
+            "sent": np.concatenate(sent),
+            "edge": np.array(edge, np.int64),
         }
-        regrouped = replace(state, models=len(parent), assignment=assignment, extra=extra)
-        return Regrouping(regrouped, parents, facts={"splits": splits})
+        return Regrouping(
+            replace(state, models=len(parent), assignment=assignment, extra=extra),
+            parents=np.array([*range(state.models), *parent[state.models :]]),
+            facts={"splits": splits},
+            restored=np.unique(parent[state.models :]),
+        )
 
     def examine(self, setup: Setup, state: ServerState, cluster: int, clients: Clients) -> Decision | None:
-        """What the criteria say of a cluster; None as long as a member has not sent an update."""
-        members = self._members(setup, state, cluster)
-        norms = np.asarray(state.extra["norms"], np.float64)[members]
+        """What the criteria say of a cluster whose norms call for a split; None of the others."""
+        members, norms = _members(setup, state, cluster)
         if np.isnan(norms).any():
             return None
-        mean_norm = float(state.extra["moved"][cluster])
-        similarities = None
-        complete = bool(state.extra["complete"][cluster])
-        worth = self.criteria.met(
-            len(members), mean_norm if complete else 0.0, float(norms.max()), state.round
-        )
-        if worth:
-            cosines = self._cosines(clients, members)
-            similarities = squareform(cosines, checks=False)
-            if not complete:
-                mean_norm = mean_length(cosines, norms, self._weights(setup, members))
-        return decide(self.criteria, members, similarities, norms, mean_norm, state.round)
+        complete, rounds = bool(state.extra["complete"][cluster]), state.round
+        mean_norm = float(state.extra["moved"][cluster]) if complete else 0.0
+        if not self.criteria.met(len(members), mean_norm, float(norms.max()), rounds):
+            return None
+        similarities, latest = self._compare(setup, members, norms, clients)
+        return decide(self.criteria, members, similarities, norms, mean_norm if complete else latest, rounds)
 
-    def _members(self, setup: Setup, state: ServerState, cluster: int) -> NDArray[np.int64]:
-        present = setup.present
-        members: NDArray[np.int64] = present[state.assignment[present] == cluster]
-        return members
-
-    def _weights(self, setup: Setup, members: NDArray[np.int64]) -> NDArray[np.float64]:
-        return setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
-
-    def _cosines(self, clients: Clients, members: NDArray[np.int64]) -> NDArray[np.float64]:
-        if not self.sketch:
-            return clients.cosines(members)
-        rows = clients.sketches(members, self.sketch).astype(np.float64)
-        rows /= np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), np.finfo(np.float32).tiny)
-        return np.clip(rows @ rows.T, -1.0, 1.0)
+    def _compare(
+        self, setup: Setup, members: NDArray[np.int64], norms: NDArray[np.float64], clients: Clients
+    ) -> tuple[NDArray[np.float64], float]:
+        """Cosines of the members' latest updates, condensed, and the norm of their mean."""
+        weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
+        if self.sketch:
+            rows = clients.sketches(members, self.sketch)
+            mean = weights @ rows.astype(np.float64) / weights.sum()
+            return squareform(cosines.tile(rows, rows), checks=False), float(np.linalg.norm(mean))
+        similarities = squareform(clients.cosines(members), checks=False)
+        return similarities, cosines.mean_norm(similarities, norms, weights)
 
     def diagnose(self, setup: Setup, state: ServerState, clients: Clients) -> list[dict[str, Any]]:
-        """A row a cluster: the norms of its updates, and its separation gap if ``gap``."""
+        """A row a cluster: the norms of its updates, and with ``gap`` how clear its bipartition is.
+
+        ``mean_norm`` is NaN without ``gap`` where not all members took part: it takes their updates.
+        """
         rows = []
         for cluster in np.unique(state.assignment[setup.present]).tolist():
-            members = self._members(setup, state, cluster)
-            norms = np.asarray(state.extra["norms"], np.float64)[members]
+            members, norms = _members(setup, state, cluster)
+            complete = bool(state.extra["complete"][cluster])
             row = {
                 "cluster": cluster,
                 "clients": len(members),
-                "mean_norm": float(state.extra["moved"][cluster]),
-                "max_norm": float(np.max(norms)),
+                "mean_norm": float(state.extra["moved"][cluster]) if complete else np.nan,
+                "max_norm": float(norms.max()),
             }
             if self.gap and clients.groups is not None and not np.isnan(norms).any() and len(members) > 1:
-                similarities = squareform(self._cosines(clients, members), checks=False)
-                row["gap"] = separation_gap(similarities, clients.groups[members])
+                similarities, latest = self._compare(setup, members, norms, clients)
+                halves = bipartition(similarities, members, self.criteria.linkage)
+                row |= {
+                    "mean_norm": row["mean_norm"] if complete else latest,
+                    "gap": separation_gap(similarities, clients.groups[members]),
+                    "gamma": halves.gamma,
+                    "correct": is_correct(halves, clients.groups),
+                }
             rows.append(row)
         return rows
 
     def grow(self, setup: Setup, state: ServerState) -> ServerState:
         """Newcomers have sent no update."""
         more = setup.clients - len(state.assignment)
-        norms = np.concatenate([state.extra["norms"], np.full(more, np.nan)])
+        norms = np.concatenate([_norms(state), np.full(more, np.nan)])
         return replace(super().grow(setup, state), extra={**state.extra, "norms": norms})
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
     ) -> ServerState:
-        """Newcomers walk down the parameter tree (Algorithm 4; its ``a0`` belongs to the first child)."""
-        parent = np.asarray(state.extra["parent"])
+        """Newcomers walk down the parameter tree (Algorithm 4).
+
+        As printed, the maxima ``a0`` and ``a1`` belong to the edges to ``v1`` and ``v2``; there are only
+        ``v0`` and ``v1``. Of equal similarities ``v1`` is taken, as printed.
+        """
+        parent, edge = state.extra["parent"], state.extra["edge"]
+        sent = np.asarray(state.extra["sent"], np.float32)
         at = np.zeros(len(newcomers), np.int64)
         while len(walking := np.flatnonzero(np.isin(at, parent))):
-            updates = _normed(clients.updates_from(newcomers[walking], at[walking], self.tree_sketch))
+            updates = clients.updates_from(newcomers[walking], at[walking], self.tree_sketch)
             for place, update in zip(walking, updates, strict=True):
-                children = np.flatnonzero(parent == at[place]).tolist()
-                nearest = [float((_normed(self._edge(state, c)) @ update).max()) for c in children]
-                at[place] = children[int(np.argmax(nearest))]
-        assignment = state.assignment.copy()
-        assignment[newcomers] = at
-        return replace(state, assignment=assignment)
+                v0, v1 = np.flatnonzero(parent == at[place])
+                a0, a1 = (cosines.tile(update[None], sent[edge == v]).max() for v in (v0, v1))
+                at[place] = v0 if a0 > a1 else v1
+        assignment, norms = state.assignment.copy(), _norms(state).copy()
+        assignment[newcomers], norms[newcomers] = at, np.nan
+        return replace(state, assignment=assignment, extra={**state.extra, "norms": norms})
 
-    def _edge(self, state: ServerState, child: int) -> NDArray[np.float32]:
-        """The sketches of the updates that a child's members sent before the split."""
-        return np.asarray(state.extra[f"edge{child}.updates"], np.float32)
+    def drift(
+        self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
+    ) -> ServerState:
+        """They find their cluster anew, as newcomers do."""
+        return self.join(setup, state, drifted, clients)
+
+    def tested_with(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
+        """With ``fallback`` the node of least validation loss on each client's way from the root to its leaf.
+
+        Of equal losses the most specialised.
+        """
+        if not self.fallback or state.models == 1:
+            return state.assignment
+        present, models = setup.present, state.assignment.copy()
+        losses = np.nan_to_num(losses_on("validation", present, clients), nan=np.inf)
+        for client, own in zip(present, losses, strict=True):
+            way = path(state.extra["parent"], int(models[client]))
+            models[client] = way[int(np.argmin(own[way]))]
+        return models
 
 
-def mean_length(
-    cosines: NDArray[np.float64], norms: NDArray[np.float64], weights: NDArray[np.float64]
-) -> float:
-    """``|d_c|`` of the weighted mean of updates, from their norms and angles.
-
-    Args:
-        cosines: ``(m, m)``.
-        norms: ``|d_i|``, ``(m,)``.
-        weights: of the mean ``(m,)``.
-    """
-    lengths = norms * weights / weights.sum()
-    return float(np.sqrt(max(0.0, lengths @ cosines @ lengths)))
+def path(parent: NDArray[np.generic], node: int) -> list[int]:
+    """The nodes from ``node`` up to the root, both included; ``parent`` of each ``(K,)``, -1 of the root."""
+    way = [node]
+    while parent[way[-1]] >= 0:
+        way.append(int(parent[way[-1]]))
+    return way
 
 
-def _normed(rows: NDArray[np.float32]) -> NDArray[np.float64]:
-    lengths = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
-    return np.asarray(rows / np.maximum(lengths, np.finfo(np.float32).tiny), np.float64)
+def _norms(state: ServerState) -> NDArray[np.float64]:
+    """Of the clients' latest updates ``(N,)``."""
+    return np.asarray(state.extra["norms"], np.float64)
+
+
+def _members(setup: Setup, state: ServerState, cluster: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The clients of a cluster that are there, and the norms of their latest updates."""
+    present = setup.present
+    members: NDArray[np.int64] = present[state.assignment[present] == cluster]
+    return members, _norms(state)[members]

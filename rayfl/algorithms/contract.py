@@ -164,12 +164,15 @@ class Regrouping:
         parents: the old model that each new one starts from, ``(K_new,)``.
         clusters: the clustering by signatures that they come from, if any.
         facts: what else there is to say in ``clusters.json``.
+        restored: models that go back to what they were before the round's training, ``(R,)``; for those that
+            are regrouped after it.
     """
 
     state: ServerState
     parents: NDArray[np.int64]
     clusters: Clusters | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    restored: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 @dataclass(frozen=True)

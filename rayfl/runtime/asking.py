@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -113,35 +114,28 @@ class Asking:
         """Cosine similarities of the clients' latest updates ``(n, n)``, in tiles on the client actors."""
         known = np.array([c in self.servers.updates for c in clients.tolist()], np.bool_)
         found = np.full((len(clients), len(clients)), np.nan)
-        inner = self._cosines(clients[known], clients[known])
-        found[np.ix_(known, known)] = (inner + inner.T) / 2
+        found[np.ix_(known, known)] = self._cosines(clients[known])
         np.fill_diagonal(found, 1.0)
         return found
 
-    def _cosines(self, left: NDArray[np.int64], right: NDArray[np.int64]) -> NDArray[np.float64]:
-        blocks_left, blocks_right = self._blocks(left), self._blocks(right)
-        same = np.array_equal(left, right)
-        tasks, at = [], []
-        for i, rows in enumerate(blocks_left):
-            for j, columns in enumerate(blocks_right):
-                if not (same and j < i):
-                    tasks.append(Task("apply", (cosines.tile, rows, columns), 1.0, returns=2))
-                    at.append((i, j))
-        found = np.zeros((len(left), len(right)))
+    def _cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        blocks, found = self._blocks(clients), np.zeros((len(clients), len(clients)))
+        pairs = list(itertools.combinations_with_replacement(range(len(blocks)), 2))
+        tasks = [Task("apply", (cosines.tile, blocks[i], blocks[j]), 1.0, returns=2) for i, j in pairs]
         for index, (_, ref) in self.backend.run(tasks):
-            i, j = at[index]
+            rows, columns = (slice(k * _TILE, (k + 1) * _TILE) for k in pairs[index])
             tile = self.backend.get(ref)
-            rows, columns = slice(i * _TILE, (i + 1) * _TILE), slice(j * _TILE, (j + 1) * _TILE)
             found[rows, columns] = tile
-            if same:
-                found[columns, rows] = tile.T
-        return found
+            found[columns, rows] = tile.T
+        return np.triu(found) + np.triu(found, 1).T  # a product's two halves may round differently
 
     def _blocks(self, clients: NDArray[np.int64]) -> list[Ref]:
         """Their latest updates, in blocks of ``_TILE`` rows."""
         blocks = []
         for first in range(0, len(clients), _TILE):
             refs, places = self.servers.updates.locate(clients[first : first + _TILE].tolist(), 0)
+            if None in places:
+                raise ValueError("a client that never sent an update has no row")
             blocks.append(self.backend.call(pack_rows, places, *refs))
         return blocks
 
@@ -152,8 +146,14 @@ class Asking:
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
-        """Sketches of the updates that clients would make from these models ``(n, size)``."""
+        """Sketches of the updates that clients would make from these models ``(n, size)``.
+
+        Every client downloads its model and sends the update.
+        """
         _, _, updates = self.servers.adapt(self.turn(self.round), clients, models)
+        sent = 4 * self.servers.spec.P * len(clients)
+        self.account(Transfer(self.round, "client_lps", "down", "model", sent))
+        self.account(Transfer(self.round, "client_lps", "up", "update", sent))
         return self._sketched([rows for _, rows in updates], size)
 
     def _sketched(self, blocks: list[Ref], size: int) -> NDArray[np.float32]:

@@ -190,12 +190,13 @@ class Driver:
         state = algorithm.select(self.setup, state, cohort, clients)
         plan = algorithm.plan(self.setup, state, cohort)
         turn = self._turn(state, plan)
+        former = list(self.servers.models)
         report = self.servers.train(turn, self._progress(state.round))
         self._account(state, plan, turn, report)
         new = algorithm.end(self.setup, state, plan, report)
         clients = self._asking(new)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
-        new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True)
+        new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True, former=former)
         new, metrics = self._evaluate(new, turn)
         row = self.records.round(
             {
@@ -291,11 +292,19 @@ class Driver:
         if self.should_stop():
             raise Interrupted
 
-    def _regroup(self, state: ServerState, regrouping: Regrouping | None, after: bool = False) -> ServerState:
-        """Take new clusters: the models follow their parents."""
+    def _regroup(
+        self,
+        state: ServerState,
+        regrouping: Regrouping | None,
+        after: bool = False,
+        former: Sequence[Ref] = (),
+    ) -> ServerState:
+        """Take new clusters: the models follow their parents, or are again what they were (``former``)."""
         if regrouping is None:
             return state
         self.servers.inherit(regrouping.parents)
+        for model in regrouping.restored.tolist():
+            self.servers.models[model] = former[model]
         found = {} if regrouping.clusters is None else facts(regrouping.clusters)
         entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts}, after)
         shown = {k: v for k, v in entry.items() if k != "labels"}
@@ -311,23 +320,28 @@ class Driver:
         if self.algorithm.selects:
             state = self.algorithm.select(self.setup, state, present, self._asking(state))
             self.records.selection(state)
+        models = self._tested_with(state)
         adaptation = self.algorithm.adaptation(self.setup, state)
         if adaptation is None:
-            correct, losses = self.servers.evaluate(state.assignment, turn.work.personal, turn.local)
+            correct, losses = self.servers.evaluate(models, turn.work.personal, turn.local)
         else:
-            correct, losses = self._adapted(state, turn, adaptation)
+            correct, losses = self._adapted(models, turn, adaptation)
         return state, self.records.evaluation(state.round - 1, correct, losses)
 
+    def _tested_with(self, state: ServerState) -> NDArray[np.int64]:
+        """The model that each client is tested with ``(N,)``."""
+        models = self.algorithm.tested_with(self.setup, state, self._asking(state))
+        self.records.tested_with(models if models is not state.assignment else None)
+        return models
+
     def _adapted(
-        self, state: ServerState, turn: Round, work: LocalWork
+        self, models: NDArray[np.int64], turn: Round, work: LocalWork
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Every client trains its model on and tests the result; right predictions and losses ``(N,)``."""
         present = self.setup.present
         correct, losses = np.zeros(self.setup.clients, np.int64), np.zeros(self.setup.clients)
         adapting = replace(turn, work=replace(work, personal=turn.work.personal))
-        correct[present], losses[present], _ = self.servers.adapt(
-            adapting, present, state.assignment[present]
-        )
+        correct[present], losses[present], _ = self.servers.adapt(adapting, present, models[present])
         return correct, losses
 
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
@@ -412,7 +426,8 @@ class Driver:
             return {}
         plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
         turn = self._turn(replace(state, round=max(0, state.round - 1)), plan)
-        correct, losses = self._adapted(state, turn, replace(turn.work, epochs=epochs))
+        models = self._tested_with(state)
+        correct, losses = self._adapted(models, turn, replace(turn.work, epochs=epochs))
         return self.records.finetuned(correct, losses)
 
 

@@ -39,8 +39,9 @@ def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
 
     Returns:
         A row a newcomer: ``client`` (its id, after those of the run), ``n``, ``cluster`` (one that the run
-        does not have if it founds its own), ``accuracy`` in percent with the model that it is given, and
-        ``accuracy_finetuned``. It is written to ``newcomers.csv`` in the run directory.
+        does not have if it founds its own), ``model`` (if the method lets it use another than its cluster's),
+        ``accuracy`` in percent with the model that it is given, and ``accuracy_finetuned``. It is written to
+        ``newcomers.csv`` in the run directory.
 
     Raises:
         DataError: if the file does not fit the run's data.
@@ -159,16 +160,13 @@ def _welcome(
     newcomers = np.arange(first, federation.clients)
     work = config.training.work(max(0, state.round - 1), config.rounds)
 
-    clients = Asking(
-        servers,
-        federation,
-        0,
-        config.seed,
-        state.round,
-        lambda round: Round.nobody(config.training.work(min(round, config.rounds - 1), config.rounds), round),
-        lambda transfer: None,
-    )
+    def turn(round: int) -> Round:
+        work = algorithm.work(setup, replace(state, round=min(round, config.rounds - 1)))
+        return Round.nobody(work, round)
+
+    clients = Asking(servers, federation, 0, config.seed, state.round, turn, lambda transfer: None)
     state = _taken(servers, algorithm.join(setup, state, newcomers, clients))
+    models = algorithm.tested_with(setup, state, clients)
     tests = federation.test.take(newcomers)
     frame = pd.DataFrame(
         {
@@ -178,11 +176,13 @@ def _welcome(
         }
     )
     local = SGD()
-    correct, _ = servers.evaluate(state.assignment, (), local)
+    if models is not state.assignment:
+        frame["model"] = models[newcomers]
+    correct, _ = servers.evaluate(models, (), local)
     frame["accuracy"] = accuracy(correct[newcomers], tests.sizes)
     if epochs:
-        turn = Round.nobody(replace(work, epochs=epochs), state.round)
-        correct, _, _ = servers.adapt(turn, newcomers, state.assignment[newcomers])
+        tuning = Round.nobody(replace(work, epochs=epochs), state.round)
+        correct, _, _ = servers.adapt(tuning, newcomers, models[newcomers])
         frame["accuracy_finetuned"] = accuracy(correct, tests.sizes)
     return frame
 

@@ -42,6 +42,7 @@ class Records:
         self.best_last = BestLast.start(federation.clients)
         self._finetuned: NDArray[np.float64] | None = None
         self._facts: dict[str, NDArray[np.float64]] = {}
+        self._tested_with: NDArray[np.int64] | None = None
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
         self.timeline: list[dict[str, Any]] = []
@@ -98,6 +99,10 @@ class Records:
         labels = state.assignment.tolist()
         if not self.timeline or self.timeline[-1]["labels"] != labels:
             self.clusters(state, {}, after=True)
+
+    def tested_with(self, models: NDArray[np.int64] | None) -> None:
+        """The model that each client is tested with ``(N,)``, where that may differ from its cluster's."""
+        self._tested_with = models
 
     def finetuned(self, correct: NDArray[np.int64], losses: NDArray[np.float64]) -> dict[str, float]:
         """Record the test of models that every client has trained on: metrics for the closing table."""
@@ -167,6 +172,8 @@ class Records:
                 "test_samples": self.federation.test.sizes,
             }
         )
+        if self._tested_with is not None:
+            frame["model"] = self._tested_with
         if self._finetuned is not None:
             frame["accuracy_finetuned"] = self._finetuned
         for name, values in self._facts.items():
@@ -189,10 +196,15 @@ class Records:
             "accuracy_var",
             "perplexity_mean",
         )
+        fallbacks = {}
+        if self._tested_with is not None:
+            elsewhere = self._tested_with != state.assignment
+            fallbacks = {"fallbacks": int(elsewhere[self.federation.sizes > 0].sum())}
         return {
             "rounds": state.round,
             "clients": self.federation.clients,
             "clusters": self.clusters_in_use(state),
+            **fallbacks,
             **{name: last.get(name) for name in names},
             "accuracy_mean_best": max((row["accuracy_mean"] for row in tested), default=None),
             "ari": self.ari(state),
