@@ -32,7 +32,7 @@ class FedSEM(Algorithm):
 
     - The first centers. All start from the same w_0, so after round 0 they are those of k-means on the
       trained models. (Independent random ones would keep every client at the center it was given: they are
-      much farther apart than a client ever moves.)
+      much farther apart than a client ever moves.) A group of which nobody took part in round 0 has none.
     - A client that the server has not seen trained, or whose data have changed, has no center. It takes the
       one of least training loss, as IFCA's clients do, and downloads all C for that, once.
 
