@@ -340,7 +340,7 @@ def small_tree(method: CFL) -> tuple[Setup, ServerState]:
 def test_a_newcomer_walks_to_the_child_with_the_most_similar_update(
     updates: dict[int, list[float]], leaf: int
 ) -> None:
-    """With the edges as misprinted in Algorithm 4, all of these would end elsewhere, or nowhere."""
+    """Algorithm 4 with ``a0`` of the edge to v0; as printed it compares with those to v1 and v2."""
     method = cfl()
     s, state = small_tree(method)
     clients = Sending([[1, 0]] * 7, {(6, node): update for node, update in updates.items()})
@@ -587,7 +587,7 @@ def test_without_splits_it_is_fedavg(settings: Callable[..., dict[str, Any]], pa
 
 @pytest.mark.parametrize("weighted", [True, False])
 def test_the_mean_of_updates_by_numpy(settings: Callable[..., dict[str, Any]], weighted: bool) -> None:
-    partition = {**SWAP, "clients": 3, "samples": [20, 60]}
+    partition = {**SWAP, "clients": 3, "sizes": "lognormal", "samples": 100}
     result = rayfl.run(
         settings(
             rounds=2,

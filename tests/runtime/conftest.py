@@ -64,5 +64,9 @@ METHODS: dict[str, dict[str, Any]] = {
         "local": {"step": 0.3, "accuracy": 0.2},
         "training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "participation": 0.7},
     },
+    # splits after every round
+    "cfl": {
+        "algorithm": {"name": "cfl", "criteria": {"eps1": 100, "eps2": 0, "min_size": 3}, "fallback": True}
+    },
 }
 """Every method with settings that exercise it: partial participation, clusters, common layers."""

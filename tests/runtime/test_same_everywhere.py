@@ -85,6 +85,8 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
         ("pacfl", 2),
         ("random_clustering", 2),
         ("sub_fedavg", 3),
+        ("cfl", 1),
+        ("cfl", 3),
     ],
 )
 def test_ray_on_any_number_of_actors_is_inline(
