@@ -76,7 +76,8 @@ class OneShotClustered(Algorithm):
         if not state.clustered:
             return state
         old = np.setdiff1d(setup.present, newcomers)
-        if setup.clustering.signature.needs_exchange:
+        # Relations and joint embeddings are everybody's: they have to be made anew.
+        if setup.clustering.signature.needs_exchange or setup.clustering.embedding.joint:
             labels = clients.cluster(setup.clustering).labels
             found = adopt(labels[old], state.assignment[old], labels[newcomers], state.models)
         else:

@@ -57,7 +57,7 @@ class ClientHost:
         self.samples = stages[0].samples
         self.batches = Batches(self.samples, device)
         if device.type == "cuda":  # actors that share a GPU must not wait for each other's kernels
-            torch.cuda.set_stream(torch.cuda.Stream(device))
+            torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
         self.engine: Engine = ENGINES[host.engine](self.spec, self.batches, host.seed)
 
     def pid(self) -> int:

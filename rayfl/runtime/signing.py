@@ -154,6 +154,8 @@ def _sign(
     ]
     refs, floats = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
     transfers = [Transfer(round, "client_lps", "up", "signature", 4 * floats)]
+    if fitted.floats:
+        transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * fitted.floats * len(ids)))
     if signature.trained:  # they send the model that they have received first
         transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * floats))
     return jobs, refs, transfers

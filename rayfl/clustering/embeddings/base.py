@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,9 @@ class Embedding(Section):
     """
 
     name: str
+
+    joint: ClassVar[bool] = True
+    """Whether the place of one client's points depends on everybody's."""
 
     def embed(
         self, signatures: Sequence[NDArray[np.floating]], key: int = 0

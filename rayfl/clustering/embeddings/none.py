@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from rayfl.clustering.embeddings.base import Embedding
 
 class NoEmbedding(Embedding):
     """Signatures are compared as they are."""
+
+    joint: ClassVar[bool] = False
 
     name: Literal["none"] = "none"
 

@@ -13,6 +13,11 @@ from rayfl.settings import Section
 class Fitted(Protocol):
     """A feature map ready for use; it is pickled to the workers."""
 
+    @property
+    def floats(self) -> int:
+        """How many numbers the server sends to every client for it."""
+        ...
+
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, d)`` of one client's samples ``(n, C, H, W)`` or ``(n, D)``, pixels in [0, 1].
 

@@ -20,6 +20,11 @@ class OwnComponents:
 
     dim: int
 
+    @property
+    def floats(self) -> int:
+        """Nothing is sent."""
+        return 0
+
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Coordinates ``(n, dim)`` along the client's own principal directions, its mean subtracted.
 

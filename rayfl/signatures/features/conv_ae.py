@@ -137,6 +137,12 @@ class Encoder:
     batch_size: int
     lr: float
 
+    @property
+    def floats(self) -> int:
+        """The encoder's weights, and the decoder's too if clients fine-tune."""
+        sent = (w for name, w in self.weights.items() if self.fine_tune or name.startswith("encoder"))
+        return sum(int(np.size(w)) for w in sent)
+
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Codes ``(n, e)`` of images ``(n, C, H, W)`` in [0, 1], after fine-tuning on them if so set.
 

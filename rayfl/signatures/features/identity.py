@@ -15,6 +15,11 @@ from rayfl.signatures.features.base import FeatureMap, flat
 class Pixels:
     """The identity, up to flattening."""
 
+    @property
+    def floats(self) -> int:
+        """Nothing is sent."""
+        return 0
+
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """The pixels ``(n, D)``."""
         return flat(x).astype(np.float32, copy=False)

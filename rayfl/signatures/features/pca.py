@@ -22,6 +22,11 @@ class Projection:
     mean: NDArray[np.float64]
     components: NDArray[np.float64]
 
+    @property
+    def floats(self) -> int:
+        """Mean and components."""
+        return self.mean.size + self.components.size
+
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, d)``.
 

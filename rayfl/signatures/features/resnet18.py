@@ -38,6 +38,11 @@ class ResNetFeatures:
         model.load_state_dict({name: torch.from_numpy(np.array(w)) for name, w in self.weights.items()})
         return model.eval()
 
+    @property
+    def floats(self) -> int:
+        """All weights."""
+        return sum(np.size(w) for w in self.weights.values())
+
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, 512)`` of images ``(n, C, H, W)`` in [0, 1]; grey ones are repeated to 3 channels.
 
