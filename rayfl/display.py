@@ -116,9 +116,13 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         padding=(0, 0),
     )
     table.add_column("method", no_wrap=True)
-    texts = any(s.get("perplexity_mean") is not None for s in summaries)
-    extra = ("perplexity",) if texts else ()
-    for name in ("clusters", "ARI", "mean", "worst 10 %", "variance", *extra, "up", "down", "seconds"):
+    extra = {
+        key: heading
+        for key, heading in (("perplexity_mean", "perplexity"), ("finetuned_accuracy_mean", "fine-tuned"))
+        if any(s.get(key) is not None for s in summaries)
+    }
+    headings = ("clusters", "ARI", "mean", "worst 10 %", "variance", *extra.values(), "up", "down", "seconds")
+    for name in headings:
         table.add_column(name, justify="right", no_wrap=True)
     for s in summaries:
         table.add_row(
@@ -128,7 +132,7 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             percent(s["accuracy_mean"]),
             percent(s["accuracy_worst10"]),
             percent(s["accuracy_var"]),
-            *([percent(s.get("perplexity_mean"))] if texts else []),
+            *(percent(s.get(key)) for key in extra),
             bytes_text(s["bytes_up"]),
             bytes_text(s["bytes_down"]),
             f"{s['seconds']:.1f}",

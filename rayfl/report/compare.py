@@ -79,6 +79,7 @@ def _readable(frame: pd.DataFrame) -> Table:
         ("accuracy_mean_max", "best", percent),
         ("accuracy_worst10", "worst 10 %", percent),
         ("accuracy_var", "variance, %²", lambda value: number(value, 1)),
+        ("finetuned_accuracy_mean", "fine-tuned", percent),
         ("perplexity_mean", "perplexity", lambda value: number(value, 1)),
         ("clusters", "clusters", lambda value: number(value, 0)),
         ("ari", "ARI", number),

@@ -135,6 +135,8 @@ class RunFiles:
             row["max_round"] = int(evaluated["round"].iloc[best])
         own_best = numbers(self.clients, "accuracy_best")
         row["accuracy_client_best"] = None if own_best is None else float(np.nanmean(own_best))
+        finetuned = numbers(self.clients, "accuracy_finetuned")
+        row["finetuned_accuracy_mean"] = None if finetuned is None else float(np.nanmean(finetuned))
         clusters = self._latest("clusters", "n_clusters")
         row["clusters"] = None if clusters is None else int(clusters)
         row["ari"] = self._latest("ari", "ari")
