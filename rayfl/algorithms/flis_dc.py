@@ -19,8 +19,8 @@ from scipy.spatial.distance import squareform
 from rayfl.algorithms.base import Algorithm, choose_by_loss
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, Split
 from rayfl.clustering.predictions import inference_similarities, joint_clusters
-from rayfl.signatures.predictions import Predicting, ServerData
-from rayfl.training.observations import Observation
+from rayfl.data.server import ServerData
+from rayfl.training.observations import Observation, Predicting
 
 
 class FLISDC(Algorithm):

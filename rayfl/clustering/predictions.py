@@ -2,7 +2,7 @@
 
 Morafah, Vahidian, Wang, Lin, *FLIS: clustered federated learning via inference similarity for non-IID data
 distribution*, 2022 (Vahidian's thesis, section 3.3). ``B_i`` are the predictions of client i's model on the
-server's samples, (samples x classes), soft or one-hot, here one row of :func:`rows`. The inference similarity
+server's samples, (samples x classes), soft or one-hot, here one row a client. The inference similarity
 is ``A_ij = <B_i, B_j>_F / (||B_i||_F ||B_j||_F)``, the cosine of two rows: in [0, 1], with one-hot
 predictions the share of samples on which both agree. (The printed numerator, the norm of the elementwise
 product, would not give the unit diagonal that the text states; the authors' code has the inner product.)
@@ -19,7 +19,6 @@ from scipy.spatial.distance import squareform
 
 from rayfl.clustering import cosines
 from rayfl.clustering.linkage import Labels, Method, build_linkage, cut_at_threshold
-from rayfl.errors import DataError
 
 Array = NDArray[np.float64]
 Joint = NDArray[np.bool_]
@@ -28,29 +27,8 @@ ROUNDING = 1e-6
 """Similarities that are short of beta by this much reach it: so do equal predictions for beta = 1."""
 
 
-def rows(probabilities: NDArray[np.floating], one_hot: bool = False) -> NDArray[np.float32]:
-    """The predictions of clients as rows to be compared.
-
-    Args:
-        probabilities: ``(B, samples, classes)``, of B clients.
-        one_hot: 1 at the most probable class (the first of equals), 0 elsewhere; else as they are.
-
-    Returns:
-        ``(B, samples * classes)``.
-
-    Raises:
-        DataError: if they are not finite or negative (logits, say), for which A is no similarity.
-    """
-    if not (np.isfinite(probabilities).all() and (probabilities >= 0).all()):
-        raise DataError("predictions have to be probabilities: finite and not negative")
-    if one_hot:
-        classes = probabilities.shape[-1]
-        probabilities = np.eye(classes, dtype=np.float32)[probabilities.argmax(axis=-1)]
-    return probabilities.reshape(len(probabilities), -1).astype(np.float32)
-
-
 def inference_similarities(predictions: NDArray[np.floating], block: int = 256) -> Array:
-    """A of all pairs of N clients, condensed ``(N (N - 1) / 2,)``, from their :func:`rows`.
+    """A of all pairs of N clients, condensed ``(N (N - 1) / 2,)``, from a row each ``(N, S)``.
 
     Raises:
         DataError: if a row is not finite.

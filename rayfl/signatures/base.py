@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rayfl.errors import DataError
 from rayfl.settings import Section
-from rayfl.training.observations import Observation
+
+if TYPE_CHECKING:  # torch is a long import, and most signatures are of data
+    from rayfl.training.observations import Observation
 
 
 class Signature(Section):

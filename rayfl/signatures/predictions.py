@@ -2,98 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from pydantic import Field, field_validator
+from pydantic import Field
 
-from rayfl.clustering.predictions import rows
-from rayfl.data import DATASETS, Samples, data_root
-from rayfl.data.datasets._images import ImageDataset
-from rayfl.errors import DataError, nearest
-from rayfl.random import generator
-from rayfl.settings import Section
+from rayfl.data.server import ServerData
 from rayfl.signatures.base import Signature
-from rayfl.training.observations import Observation, Trained
 
-
-class ServerData(Section):
-    """The samples that the server lets models predict; labels are not looked at."""
-
-    source: str = Field(
-        "dataset", description="'dataset': test samples of the run's own, 'noise', or another dataset's name"
-    )
-    samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
-    one_hot: bool = Field(False, description="compare predicted classes instead of their probabilities")
-
-    @field_validator("source")
-    @classmethod
-    def _known(cls, source: str) -> str:
-        known = ["dataset", "noise", *DATASETS]
-        if source not in known:
-            raise ValueError(f"no server data {source!r}; {nearest(source, known)}")
-        return source
-
-    def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
-        """The inputs ``(s, ...)``, of the same shape and type as the run's own.
-
-        Noise is uniform over the values of pixels (or the words of texts), normal for other numbers.
-
-        Raises:
-            DataError: if the samples of another dataset are not there, or not of the run's shape.
-        """
-        rng = generator(seed, "server data")
-        own = samples.x_test
-        if self.source == "noise":
-            size = (self.samples, *samples.shape)
-            if np.issubdtype(own.dtype, np.integer):
-                most = 255 if own.dtype == np.uint8 else int(own.max())
-                return rng.integers(0, most, size, dtype=own.dtype, endpoint=True)
-            return rng.standard_normal(size).astype(own.dtype)
-        other = own
-        if self.source != "dataset":
-            part = DATASETS[self.source]
-            shape = {}
-            if issubclass(part, ImageDataset) and len(samples.shape) == 3:
-                shape = {"channels": samples.shape[0], "size": samples.shape[1]}
-            other = part.model_validate(shape).load(data_root()).x_test
-        chosen = np.sort(rng.choice(len(other), min(self.samples, len(other)), replace=False))
-        found = other[chosen]
-        if found.shape[1:] != samples.shape or found.dtype != own.dtype:
-            raise DataError(
-                f"server data {self.source}: samples {found.shape[1:]} {found.dtype} are not like the run's "
-                f"{samples.shape} {own.dtype}; name images of at most that size"
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class Predicting(Observation):
-    """The predictions of the trained models, a row each (:func:`rayfl.clustering.predictions.rows`)."""
-
-    data: ServerData
-    inputs: NDArray[np.generic] | None = field(default=None, compare=False)
-
-    def prepare(self, samples: Samples, seed: int) -> Predicting:
-        """With the inputs."""
-        return replace(self, inputs=self.data.draw(samples, seed))
-
-    def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """``(B, s * classes)``; each word of a text counts as a sample."""
-        assert self.inputs is not None
-        x = trained.batches.inputs(self.inputs)
-        module = trained.module.eval()
-        found = []
-        for row in trained.rows:
-            trained.spec.load(module, row)
-            with torch.inference_mode():
-                logits = torch.cat([module(x[k : k + 500]) for k in range(0, len(x), 500)])
-            probabilities = torch.softmax(logits, dim=1).movedim(1, -1)
-            found.append(probabilities.flatten(0, -2).cpu().numpy())
-        return rows(np.stack(found), self.data.one_hot)
+if TYPE_CHECKING:
+    from rayfl.training.observations import Observation
 
 
 class Predictions(Signature):
@@ -107,4 +24,6 @@ class Predictions(Signature):
 
     def observation(self) -> Observation:
         """The predictions."""
+        from rayfl.training.observations import Predicting  # deferred: it needs torch
+
         return Predicting(self.data)

@@ -17,11 +17,11 @@ from rayfl.algorithms.flis_dc import InferenceSimilarities
 from rayfl.clustering.predictions import clustering_error, joint_clusters
 from rayfl.config import load
 from rayfl.data import DATASETS, Samples
+from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
-from rayfl.signatures.predictions import Predicting, ServerData
 from rayfl.training import Batches
-from rayfl.training.observations import Trained
+from rayfl.training.observations import Predicting, Trained
 from tests.algorithms.fakes import FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, TASKS, N, P, Ran, Run, run, same, same_curves
 

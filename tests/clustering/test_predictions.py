@@ -6,13 +6,14 @@ from rayfl.clustering import predictions
 from rayfl.clustering.linkage import number_by_first
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.errors import DataError
+from rayfl.training.observations import prediction_rows
 
 # three clients, two samples, two classes
 PROBABILITIES = np.array([[[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.7, 0.3]], [[0.4, 0.6], [0.1, 0.9]]])
 
 
 def test_similarity_by_hand():
-    soft = predictions.inference_similarities(predictions.rows(PROBABILITIES))
+    soft = predictions.inference_similarities(prediction_rows(PROBABILITIES))
     first, second, third = [0.9, 0.1, 0.2, 0.8], [0.6, 0.4, 0.7, 0.3], [0.4, 0.6, 0.1, 0.9]
     expected = [
         np.dot(first, second) / np.sqrt(1.50 * 1.10),
@@ -25,23 +26,21 @@ def test_similarity_by_hand():
 
 
 def test_one_hot_similarity_is_the_share_of_samples_on_which_both_agree():
-    hard = predictions.rows(PROBABILITIES, one_hot=True)
+    hard = prediction_rows(PROBABILITIES, one_hot=True)
     assert hard.tolist() == [[1, 0, 0, 1], [1, 0, 1, 0], [0, 1, 0, 1]]
     assert predictions.inference_similarities(hard) == pytest.approx(np.array([0.5, 0.5, 0.0]))
-    assert predictions.rows(np.full((1, 1, 3), 1 / 3), one_hot=True).tolist() == [
-        [1, 0, 0]
-    ]  # ties: the first
+    assert prediction_rows(np.full((1, 1, 3), 1 / 3), one_hot=True).tolist() == [[1, 0, 0]]  # ties: the first
 
 
 @pytest.mark.parametrize("bad", [-0.1, np.nan, np.inf])
 def test_logits_are_refused(bad):
     with pytest.raises(DataError, match="probabilities"):
-        predictions.rows(np.array([[[bad, 1.0]]]))
+        prediction_rows(np.array([[[bad, 1.0]]]))
 
 
 def test_blocks_do_not_matter():
     random = np.random.default_rng(0)
-    rows = predictions.rows(random.dirichlet(np.ones(10), (20, 300)))
+    rows = prediction_rows(random.dirichlet(np.ones(10), (20, 300)))
     whole = predictions.inference_similarities(rows)
     assert np.abs(whole - predictions.inference_similarities(rows, block=7)).max() < 5e-7
 
@@ -54,7 +53,7 @@ def test_joint_clusters_overlap():
 
 def test_beta_0_is_fedavg_and_beta_1_is_solo():
     random = np.random.default_rng(1)
-    rows = predictions.rows(random.dirichlet(np.ones(10), (6, 50)))
+    rows = prediction_rows(random.dirichlet(np.ones(10), (6, 50)))
     rows[4] = rows[2]
     similarities = predictions.inference_similarities(rows)
     alike = np.eye(6, dtype=bool)
@@ -63,7 +62,7 @@ def test_beta_0_is_fedavg_and_beta_1_is_solo():
     assert (predictions.joint_clusters(similarities, 1.0) == alike).all()
     assert predictions.disjoint_clusters(similarities, 0.0).tolist() == [0] * 6
     assert predictions.disjoint_clusters(similarities, 1.0).tolist() == [0, 1, 2, 3, 2, 4]
-    opposed = predictions.rows(np.array([[[1.0, 0.0]], [[0.0, 1.0]]]))  # A = 0
+    opposed = prediction_rows(np.array([[[1.0, 0.0]], [[0.0, 1.0]]]))  # A = 0
     assert predictions.joint_clusters(predictions.inference_similarities(opposed), 0.0).all()
     assert predictions.disjoint_clusters(predictions.inference_similarities(opposed), 0.0).tolist() == [0, 0]
 
@@ -87,7 +86,7 @@ def test_planted_groups_are_recovered():
     groups = np.array([0, 1, 2, 0, 1, 2, 0, 1, 2])
     concentration = np.ones((3, 10))
     concentration[[0, 1, 2], [0, 1, 2]] = 10  # each group's models prefer a class
-    rows = predictions.rows(np.stack([random.dirichlet(concentration[g], 200) for g in groups]))
+    rows = prediction_rows(np.stack([random.dirichlet(concentration[g], 200) for g in groups]))
     similarities = predictions.inference_similarities(rows)
     labels = predictions.disjoint_clusters(similarities, 0.6)
     assert adjusted_rand_index(labels, groups) == 1

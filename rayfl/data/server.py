@@ -1,0 +1,63 @@
+"""The samples that a server has itself, for methods that look at what clients' models predict (FLIS)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, field_validator
+
+from rayfl.data import DATASETS, Samples, data_root
+from rayfl.data.datasets._images import ImageDataset
+from rayfl.errors import DataError, nearest
+from rayfl.random import generator
+from rayfl.settings import Section
+
+
+class ServerData(Section):
+    """The samples that the server lets models predict; labels are not looked at."""
+
+    source: str = Field(
+        "dataset", description="'dataset': test samples of the run's own, 'noise', or another dataset's name"
+    )
+    samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
+    one_hot: bool = Field(False, description="compare predicted classes instead of their probabilities")
+
+    @field_validator("source")
+    @classmethod
+    def _known(cls, source: str) -> str:
+        known = ["dataset", "noise", *DATASETS]
+        if source not in known:
+            raise ValueError(f"no server data {source!r}; {nearest(source, known)}")
+        return source
+
+    def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
+        """The inputs ``(s, ...)``, of the same shape and type as the run's own.
+
+        Noise is uniform over the values of pixels (or the words of texts), normal for other numbers.
+
+        Raises:
+            DataError: if the samples of another dataset are not there, or not of the run's shape.
+        """
+        rng = generator(seed, "server data")
+        own = samples.x_test
+        if self.source == "noise":
+            size = (self.samples, *samples.shape)
+            if np.issubdtype(own.dtype, np.integer):
+                most = 255 if own.dtype == np.uint8 else int(own.max())
+                return rng.integers(0, most, size, dtype=own.dtype, endpoint=True)
+            return rng.standard_normal(size).astype(own.dtype)
+        other = own
+        if self.source != "dataset":
+            part = DATASETS[self.source]
+            shape = {}
+            if issubclass(part, ImageDataset) and len(samples.shape) == 3:
+                shape = {"channels": samples.shape[0], "size": samples.shape[1]}
+            other = part.model_validate(shape).load(data_root()).x_test
+        chosen = np.sort(rng.choice(len(other), min(self.samples, len(other)), replace=False))
+        found = other[chosen]
+        if found.shape[1:] != samples.shape or found.dtype != own.dtype:
+            raise DataError(
+                f"server data {self.source}: samples {found.shape[1:]} {found.dtype} are not like the run's "
+                f"{samples.shape} {own.dtype}; name images of at most that size"
+            )
+        return found
