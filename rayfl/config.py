@@ -57,6 +57,12 @@ class Evaluation(Section):
         1, ge=1, description="evaluate after every this many rounds, and always after the last"
     )
     batch_size: int = Field(500, ge=1, description="samples in one forward pass")
+    coreset: int | None = Field(
+        None,
+        ge=2,
+        description="test only so many clients, chosen to stand for all (SCGIGA on the graph of clients with "
+        "like label histograms), and estimate the metrics from them; the last test is of everybody",
+    )
     finetune_epochs: int = Field(
         0,
         ge=0,
@@ -551,7 +557,47 @@ def variant(
 ) -> Config:
     """The same settings with another algorithm (and that algorithm's defaults), for comparisons.
 
+    What the source says of comparing signatures is left out if the other algorithm has signatures of another
+    kind: degrees between subspaces mean nothing to it. So is momentum where it makes no sense. What
+    ``overrides`` say holds for every algorithm.
+
     Raises:
         ConfigError: as :func:`load`.
     """
-    return resolve(with_overrides(_read(source), [*overrides, f"algorithm={algorithm}"]))
+    settings = _for_another(_read(source), algorithm)
+    return resolve(with_overrides(settings, [*overrides, f"algorithm={algorithm}"]))
+
+
+_OF_SIGNATURES = (
+    "signature",
+    "features",
+    "embedding",
+    "proximity",
+    "grouping",
+    "linkage",
+    "threshold",
+    "gamma",
+)
+"""Settings of ``clustering`` that belong to a kind of signature; a number of clusters does not."""
+
+
+def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """What of a source's settings can be said of another algorithm too."""
+    kept, own, part = dict(settings), settings.get("algorithm"), ALGORITHMS.get(algorithm)
+    name = own.get("name") if isinstance(own, Mapping) else own
+    before = ALGORITHMS.get(name) if isinstance(name, str) else None
+    if part is None:
+        return kept
+    clustering, training = settings.get("clustering"), settings.get("training")
+    first, second = (_signature(each) for each in (before, part))
+    if isinstance(clustering, Mapping) and first and second and first != second:
+        kept["clustering"] = {key: clustering[key] for key in clustering if key not in _OF_SIGNATURES}
+    if isinstance(training, Mapping) and not part.takes_momentum:
+        kept["training"] = {key: training[key] for key in training if key != "momentum"}
+    return kept
+
+
+def _signature(algorithm: type[Algorithm] | None) -> str | None:
+    """The signature that an algorithm clusters by, if it says so."""
+    signature = algorithm.defaults.get("clustering", {}).get("signature") if algorithm else None
+    return signature["name"] if signature else None

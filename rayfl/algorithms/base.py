@@ -33,6 +33,7 @@ from rayfl.algorithms.contract import (
     Setup,
     Split,
 )
+from rayfl.coresets.graphs import Graph
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
 from rayfl.settings import Section
@@ -119,8 +120,13 @@ class Algorithm(Section):
         return setup.local.work(setup.training.work(state.round, setup.rounds))
 
     def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
-        """How many models the cohort downloads in all: those who choose download every one."""
-        return len(plan.cohort) * (state.models if self.selects else 1)
+        """How many models clients download in all: those who choose among them download every one.
+
+        Some samplings ask more clients than take part, each for the loss of its own model.
+        """
+        present, taking_part = len(setup.present), len(plan.cohort)
+        asked = setup.sampling.asked(present, setup.training.cohort(present), state.round, setup.rounds)
+        return taking_part * (state.models if self.selects else 1) + max(0, asked - taking_part)
 
     def observation(self, setup: Setup, state: ServerState) -> Observation | None:
         """What the server must see of the trained models before :meth:`mix`, if anything."""
@@ -186,6 +192,10 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
         everything = clients.losses(present, "train")
         return np.asarray(everything[np.arange(len(present)), state.assignment[present]], np.float64)
 
+    def relatedness() -> Graph:
+        assert clients is not None
+        return clients.relatedness()
+
     present = setup.present
     return setup.sampling.cohort(
         Candidates(
@@ -197,6 +207,7 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
             rounds=setup.rounds,
             seed=setup.seed,
             losses=losses,
+            relatedness=relatedness,
         )
     )
 

@@ -17,6 +17,7 @@ from pydantic import Field, field_validator
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.coresets.graphs import Graph
 from rayfl.local import LocalObjective
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
@@ -217,6 +218,10 @@ class Clients(Protocol):
 
     def cluster(self, clustering: Clustering) -> Clusters:
         """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent."""
+        ...
+
+    def relatedness(self) -> Graph:
+        """The graph of the clients that are there: neighbours have like data."""
         ...
 
     def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:

@@ -14,6 +14,8 @@ from rayfl.algorithms.contract import Split
 from rayfl.clustering import cosines
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.coresets.clients import client_graph
+from rayfl.coresets.graphs import Graph
 from rayfl.data import Federation
 from rayfl.evaluation import Transfer
 from rayfl.runtime.backend import Ref, Task
@@ -83,6 +85,13 @@ class Asking:
         for transfer in transfers:
             self.account(transfer)
         return spread(clusters, present, self.federation.clients)
+
+    def relatedness(self) -> Graph:
+        """The graph of the clients that are there, each joined with those of like label histograms."""
+        if self.servers.graph is None or self.servers.graph[0] is not self.federation:
+            vectors = histograms(self.federation)[self.federation.sizes > 0]
+            self.servers.graph = (self.federation, client_graph(vectors))  # once a stage
+        return self.servers.graph[1]
 
     def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
         """The signatures of some clients."""
@@ -162,6 +171,15 @@ class Asking:
         for index, (_, ref) in self.backend.run(tasks):
             found[index] = self.backend.get(ref)
         return np.concatenate(found)
+
+
+def histograms(federation: Federation) -> NDArray[np.float64]:
+    """The share of each label in the training data of each client ``(N, classes)``."""
+    train, samples = federation.train, federation.samples
+    owners = np.repeat(np.arange(len(train)), train.sizes)
+    cells = owners * samples.classes + samples.labels("train", train.values)
+    counts = np.bincount(cells, minlength=len(train) * samples.classes).reshape(len(train), samples.classes)
+    return np.asarray(counts / np.maximum(1, train.sizes)[:, None], np.float64)
 
 
 def spread(clusters: Clusters, present: NDArray[np.int64], clients: int) -> Clusters:

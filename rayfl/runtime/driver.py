@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.config import Config
+from rayfl.coresets.clients import client_coreset
 from rayfl.data import Federation
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, RayflError
@@ -313,20 +314,28 @@ class Driver:
         return regrouping.state
 
     def _evaluate(self, state: ServerState, turn: Round) -> tuple[ServerState, dict[str, float | None]]:
-        """Test everybody, if it is time; clients that choose their models do so first."""
+        """Test clients, if it is time; those that choose their models do so first."""
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
             return state, {}
-        present = self.setup.present
+        who, weights = self._tested(state)
         if self.algorithm.selects:
-            state = self.algorithm.select(self.setup, state, present, self._asking(state))
+            state = self.algorithm.select(self.setup, state, who, self._asking(state))
             self.records.selection(state)
         models = self._tested_with(state)
         adaptation = self.algorithm.adaptation(self.setup, state)
         if adaptation is None:
-            correct, losses = self.servers.evaluate(models, turn.work.personal, turn.local)
+            correct, losses = self.servers.evaluate(models, turn.work.personal, turn.local, who)
         else:
-            correct, losses = self._adapted(models, turn, adaptation)
-        return state, self.records.evaluation(state.round - 1, correct, losses)
+            correct, losses = self._adapted(models, turn, adaptation, who)
+        return state, self.records.evaluation(state.round - 1, who, correct, losses, weights)
+
+    def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+        """Who is tested, and for what share of the clients each stands; None: each for itself."""
+        present, few = self.setup.present, self.config.evaluation.coreset
+        if few is None or few >= len(present) or state.round == self.config.rounds:
+            return present, None
+        core = client_coreset(self._asking(state).relatedness(), few, seed=self.config.seed)
+        return present[core.ids], core.weights
 
     def _tested_with(self, state: ServerState) -> NDArray[np.int64]:
         """The model that each client is tested with ``(N,)``."""
@@ -335,13 +344,11 @@ class Driver:
         return models
 
     def _adapted(
-        self, models: NDArray[np.int64], turn: Round, work: LocalWork
+        self, models: NDArray[np.int64], turn: Round, work: LocalWork, who: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Every client trains its model on and tests the result; right predictions and losses ``(N,)``."""
-        present = self.setup.present
-        correct, losses = np.zeros(self.setup.clients, np.int64), np.zeros(self.setup.clients)
+        """Clients train their models on and test the result; right predictions and losses ``(n,)``."""
         adapting = replace(turn, work=replace(work, personal=turn.work.personal))
-        correct[present], losses[present], _ = self.servers.adapt(adapting, present, models[present])
+        correct, losses, _ = self.servers.adapt(adapting, who, models[who])
         return correct, losses
 
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
@@ -427,8 +434,9 @@ class Driver:
         plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
         turn = self._turn(replace(state, round=max(0, state.round - 1)), plan)
         models = self._tested_with(state)
-        correct, losses = self._adapted(models, turn, replace(turn.work, epochs=epochs))
-        return self.records.finetuned(correct, losses)
+        present = self.setup.present
+        correct, losses = self._adapted(models, turn, replace(turn.work, epochs=epochs), present)
+        return self.records.finetuned(present, correct, losses)
 
 
 def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:

@@ -12,6 +12,7 @@ from sklearn.metrics import adjusted_rand_score
 from tensorboardX import SummaryWriter
 
 from rayfl.algorithms import ServerState
+from rayfl.coresets.clients import weighted_summary
 from rayfl.data import Federation
 from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, perplexity, summary
 from rayfl.runtime.rundir import RunDirectory
@@ -104,10 +105,13 @@ class Records:
         """The model that each client is tested with ``(N,)``, where that may differ from its cluster's."""
         self._tested_with = models
 
-    def finetuned(self, correct: NDArray[np.int64], losses: NDArray[np.float64]) -> dict[str, float]:
-        """Record the test of models that every client has trained on: metrics for the closing table."""
-        sizes = self.federation.predictions
-        self._finetuned = accuracy(correct, sizes)
+    def finetuned(
+        self, who: NDArray[np.int64], correct: NDArray[np.int64], losses: NDArray[np.float64]
+    ) -> dict[str, float]:
+        """Record the test of models that clients have trained on: metrics for the closing table."""
+        sizes = self.federation.predictions[who]
+        self._finetuned = np.full(self.federation.clients, np.nan)
+        self._finetuned[who] = accuracy(correct, sizes)
         found = summary(correct, losses, sizes)
         names = ("accuracy_mean", "accuracy_worst10", "accuracy_var")
         return {f"finetuned_{name}": found[name] for name in names}
@@ -126,15 +130,27 @@ class Records:
         return {f"{name}_mean": float(np.mean(values)) for name, values in facts.items()}
 
     def evaluation(
-        self, round: int, correct: NDArray[np.int64], losses: NDArray[np.float64]
+        self,
+        round: int,
+        who: NDArray[np.int64],
+        correct: NDArray[np.int64],
+        losses: NDArray[np.float64],
+        weights: NDArray[np.float64] | None = None,
     ) -> dict[str, float | None]:
-        """Record every client's test; the metrics over clients. Perplexity is one of texts."""
-        sizes = self.federation.predictions
-        everyone = np.arange(self.federation.clients)
-        self.best_last = self.best_last.update(round, everyone, accuracy(correct, sizes))
+        """Record the tests of clients; the metrics over clients. Perplexity is one of texts.
+
+        Args:
+            round: 0-based.
+            who: the clients tested ``(n,)``.
+            correct, losses: right predictions, and sums of losses ``(n,)``.
+            weights: for what share of all clients each stands ``(n,)``: the metrics are then estimates.
+        """
+        sizes = self.federation.predictions[who]
+        self.best_last = self.best_last.update(round, who, accuracy(correct, sizes))
         words = self.federation.samples.tokens
+        over = summary(correct, losses, sizes)
         return {
-            **summary(correct, losses, sizes),
+            **(over if weights is None else weighted_summary(correct, losses, sizes, weights)),
             "perplexity_mean": float(np.nanmean(perplexity(losses, sizes))) if words else None,
         }
 

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Mixing, Plan, RoundReport
+from rayfl.coresets.graphs import Graph
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
@@ -113,6 +114,7 @@ class Servers:
         self.models: list[Ref] = []
         self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
         self.states, self.updates = ClientStates(), ClientStates()
+        self.graph: tuple[Federation, Graph] | None = None  # of the clients, and of which stage
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that a round changes, for :meth:`restore`."""
@@ -345,21 +347,24 @@ class Servers:
         assignment: NDArray[np.int64],
         personal: Segments = (),
         local: LocalObjective = SGD(),  # noqa: B008 (frozen)
+        clients: NDArray[np.int64] | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Test every client on its own test data with the model that it would use.
+        """Test clients, each on its own test data with the model that it would use.
 
         Args:
             assignment: the model of each client ``(N,)``.
             personal: the ranges of the model that are the client's own, if any.
             local: the local objective, which may make the model the client's own.
+            clients: ids ``(n,)``; default: all.
 
         Returns:
-            Correctly classified test samples ``(N,)``, and sums of their losses ``(N,)`` in nats.
+            Correctly classified test samples ``(n,)``, and sums of their losses ``(n,)`` in nats.
         """
+        who = np.arange(len(assignment)) if clients is None else clients
         # A client with personal layers has a model of its own, whatever it shares.
         own = bool(personal) or local.personal
-        owner = np.arange(len(assignment)) if own else assignment
-        plan = EvaluationPlan.of(owner, self.federation.test, self.batch_size, batches=_PASSES)
+        owner = who if own else assignment[who]
+        plan = EvaluationPlan.of(owner, self.federation.test.take(who), self.batch_size, batches=_PASSES)
         return self._pass(plan, assignment if own else None, "test", personal, local)
 
     def losses(self, clients: NDArray[np.int64], ids: Ragged, part: Part) -> NDArray[np.float64]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.coresets.graphs import Graph
 from rayfl.settings import Section
 
 
@@ -24,6 +25,7 @@ class Candidates:
         rounds: planned number.
         seed: the run's seed.
         losses: computes, if called, each candidate's mean training loss under its model ``(n,)``.
+        relatedness: makes, if called, the graph of the candidates: neighbours have like data.
     """
 
     ids: NDArray[np.int64]
@@ -34,12 +36,23 @@ class Candidates:
     rounds: int
     seed: int
     losses: Callable[[], NDArray[np.float64]]
+    relatedness: Callable[[], Graph]
 
 
 class Sampling(Section):
     """A way to choose a round's participants, by name; one a file in ``rayfl/sampling``."""
 
     name: str = ""
+
+    def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
+        """How many clients download their model to say how well it does on their data, before any is chosen.
+
+        Args:
+            clients: how many are there.
+            count: how many are wanted.
+            round, rounds: 0-based, and the planned number.
+        """
+        return 0
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
         """The ids of the participants, ascending; at most ``candidates.count``, at least one."""

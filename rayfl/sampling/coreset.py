@@ -1,0 +1,47 @@
+"""Participants that stand for all clients, and are cheap: SCGIGA on the graph of the clients.
+
+Vahidian's thesis, chapter 6, Algorithm 12.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.coresets.clients import participants
+from rayfl.random import generator, key
+from rayfl.sampling.base import Candidates, Sampling
+
+
+class CoresetSampling(Sampling):
+    """Clients are vertices, joined with those whose data are like their own; a coreset of them takes part.
+
+    A client's cost is its number of samples (local time and energy grow with it), times a random factor
+    between 1 and ``1 + spread`` that is drawn anew in every round, so that it is not always the same ones
+    who stand for the others. ``kappa`` says how much less representative a cheaper client may be; at 1 costs
+    play no part.
+    """
+
+    name: Literal["coreset"] = "coreset"
+    kappa: float = Field(
+        0.5, gt=0, le=1, description="slack for cheaper clients (kappa); 1: costs play no part"
+    )
+    spread: float = Field(1.0, ge=0, description="how much a client's cost varies between rounds")
+
+    def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
+        """``max(1, round(rho N))`` of those present."""
+        if candidates.count >= len(candidates.ids):
+            return candidates.ids
+        rng = generator(candidates.seed, "participation costs", candidates.round)
+        costs = candidates.sizes * (1 + self.spread * rng.random(len(candidates.ids)))
+        chosen = participants(
+            candidates.relatedness(),
+            candidates.count,
+            costs,
+            self.kappa,
+            seed=key(candidates.seed, "coreset", candidates.round) % 2**32,
+        )
+        return np.asarray(candidates.ids[chosen.ids], np.int64)
