@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -33,12 +33,14 @@ from rayfl.algorithms.contract import (
     Setup,
     Split,
 )
-from rayfl.coresets.graphs import Graph
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
 from rayfl.settings import Section
 from rayfl.training import LocalWork
 from rayfl.training.observations import Observation
+
+if TYPE_CHECKING:
+    from rayfl.coresets.graphs import Graph
 
 
 class Algorithm(Section):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import scipy.sparse as sp
@@ -17,13 +17,15 @@ from pydantic import Field, field_validator
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
-from rayfl.coresets.graphs import Graph
 from rayfl.local import LocalObjective
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
 from rayfl.sampling import Sampling
 from rayfl.settings import Section
 from rayfl.training import Segments, Training
+
+if TYPE_CHECKING:
+    from rayfl.coresets.graphs import Graph
 
 Split = Literal["train", "validation", "test"]
 """A part of a client's data."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Mixing, Plan, RoundReport
-from rayfl.coresets.graphs import Graph
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
@@ -28,6 +27,9 @@ from rayfl.runtime.lps import Partial, Reduced, merge
 from rayfl.runtime.states import ClientStates
 from rayfl.training import LocalWork, Segments, complement, length
 from rayfl.training.observations import Observation
+
+if TYPE_CHECKING:
+    from rayfl.coresets.graphs import Graph
 
 Progress = Callable[[int, int], None]
 """Called with (tasks done, tasks in all)."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.coresets.graphs import Graph
 from rayfl.settings import Section
+
+if TYPE_CHECKING:
+    from rayfl.coresets.graphs import Graph
 
 
 @dataclass(frozen=True)

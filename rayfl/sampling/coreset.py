@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.coresets.clients import participants
 from rayfl.random import generator, key
 from rayfl.sampling.base import Candidates, Sampling
 
@@ -35,6 +34,8 @@ class CoresetSampling(Sampling):
         """``max(1, round(rho N))`` of those present."""
         if candidates.count >= len(candidates.ids):
             return candidates.ids
+        from rayfl.coresets.clients import participants  # deferred: it imports scikit-learn
+
         rng = generator(candidates.seed, "participation costs", candidates.round)
         costs = candidates.sizes * (1 + self.spread * rng.random(len(candidates.ids)))
         chosen = participants(
