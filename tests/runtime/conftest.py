@@ -51,11 +51,14 @@ def settings(tmp_path: Path) -> dict[str, Any]:
 
 CLUSTERED = {"clustering": {"n_clusters": 3}}
 
+TREE = {**CLUSTERED, "hierarchy": {"common_layers": 1, "global_every": 2}}
+SAMPLED = {"training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "momentum": 0.5, "participation": 0.7}}
+
 METHODS: dict[str, dict[str, Any]] = {
     "fedavg": {"training": {"epochs": 2, "batch_size": 10, "lr": 0.05, "participation": 0.7}},
     "solo": {},
     "pacfl": CLUSTERED,
-    "mt_hfl": {**CLUSTERED, "hierarchy": {"common_layers": 1, "global_every": 2}},
+    "mt_hfl": TREE,
     "random_clustering": CLUSTERED,
     "lg_fedavg": {"algorithm": {"name": "lg_fedavg", "local_layers": 1}},
     "per_fedavg": {"algorithm": {"name": "per_fedavg", "alpha": 0.05, "beta": 0.05}},
@@ -68,5 +71,14 @@ METHODS: dict[str, dict[str, Any]] = {
     "cfl": {
         "algorithm": {"name": "cfl", "criteria": {"eps1": 100, "eps2": 0, "min_size": 3}, "fallback": True}
     },
+    "ifca": {"algorithm": {"name": "ifca", "clusters": 3}, **SAMPLED, "hierarchy": TREE["hierarchy"]},
+    "fedsem": {"algorithm": {"name": "fedsem", "clusters": 3}, **SAMPLED},
+    "flis_dc": {"algorithm": {"name": "flis_dc", "beta": 0.6}, **SAMPLED},
+    "flis_hc": {**CLUSTERED, **SAMPLED},
+    "fedprox": {"algorithm": "fedavg", "local": {"name": "fedprox", "mu": 0.1}, **SAMPLED},
+    "mt_hfl, fednova": {"algorithm": "mt_hfl", "local": "fednova", **TREE, **SAMPLED},
+    "mt_hfl, scaffold": {"algorithm": "mt_hfl", "local": "scaffold", **TREE, **SAMPLED},
+    "pacfl, scaffold": {"algorithm": "pacfl", "local": "scaffold", **CLUSTERED, **SAMPLED},
 }
-"""Every method with settings that exercise it: partial participation, clusters, common layers."""
+"""Methods and local objectives with settings that exercise them: partial participation, clusters, common
+layers, client state, servers that look at trained models before they mix."""

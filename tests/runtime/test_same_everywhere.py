@@ -20,7 +20,7 @@ from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import Result, build, resume, run
-from tests.runtime.conftest import METHODS
+from tests.runtime.conftest import METHODS, TASKS
 
 
 def assert_same(first: Result, second: Result) -> None:
@@ -78,15 +78,18 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
     ("method", "actors"),
     [
         ("mt_hfl", 1),
-        ("mt_hfl", 2),
         ("mt_hfl", 3),
         ("solo", 2),
-        ("fedavg", 3),
-        ("pacfl", 2),
-        ("random_clustering", 2),
         ("sub_fedavg", 3),
-        ("cfl", 1),
         ("cfl", 3),
+        ("ifca", 3),
+        ("flis_dc", 2),
+        ("flis_hc", 2),
+        ("mt_hfl, scaffold", 2),
+        *(
+            pytest.param(method, actors, marks=pytest.mark.slow)
+            for method, actors in (("fedavg", 3), ("pacfl", 2), ("fedsem", 3), ("mt_hfl, fednova", 3))
+        ),
     ],
 )
 def test_ray_on_any_number_of_actors_is_inline(
@@ -100,14 +103,16 @@ def test_ray_on_any_number_of_actors_is_inline(
 def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_cluster: None) -> None:
     """Logical GPUs: the scheduling is real, the device falls back to the CPU where there is none."""
     pinned = _settings(settings, "mt_hfl", clients_per_actor=1, block_size=1)
+    tasks = [{**task, "clients": n} for task, n in zip(TASKS, (2, 1, 1), strict=True)]
+    pinned["partition"] = {**pinned["partition"], "tasks": tasks}
     fractions = {"cpus_per_actor": 0.25, "gpus_per_actor": 0.25, "device": "cpu"}
     on_ray = run({**pinned, "execution": {**pinned["execution"], "backend": "ray", **fractions}})
-    assert RunDirectory(on_ray.path).read_json("environment.json")["resources"]["actors"] == 9
+    assert RunDirectory(on_ray.path).read_json("environment.json")["resources"]["actors"] == 4
     assert_same(run(pinned), on_ray)
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("method", ["mt_hfl", "solo"])
+@pytest.mark.parametrize("method", ["mt_hfl", "flis_dc", "mt_hfl, scaffold"])
 def test_a_killed_actor_costs_only_its_block(
     method: str, settings: dict[str, Any], inline: dict[str, Result], ray_cluster: None
 ) -> None:
@@ -158,7 +163,7 @@ def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[s
         ("mt_hfl", signal.SIGKILL, -9),
         ("mt_hfl", signal.SIGTERM, 130),
         ("solo", signal.SIGINT, 130),
-        ("solo", signal.SIGKILL, -9),
+        ("mt_hfl, scaffold", signal.SIGKILL, -9),
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(
@@ -179,7 +184,7 @@ def test_killed_and_resumed_is_uninterrupted(
     assert_same(run(long), resumed)
 
 
-@pytest.mark.parametrize("method", ["mt_hfl", "solo", "sub_fedavg"])
+@pytest.mark.parametrize("method", METHODS)
 def test_stopped_while_clients_are_tested_and_resumed(
     method: str, settings: dict[str, Any], inline: dict[str, Result]
 ) -> None:
