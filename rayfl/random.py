@@ -1,11 +1,11 @@
 """Random numbers keyed by what they are for, never by process or order.
 
 Every draw is a pure function of ``(seed, purpose, *ids)``, so a run gives the same bits on any number of
-workers, after a worker's death, and after a resume. Two forms:
+workers, after a worker's death, and after a resume. Forms:
 
 - :func:`generator`: a NumPy generator for one key (partitions, cohorts: a few per run or round);
-- :func:`orders`: the shuffled sample orders of many clients at once, from a counter-based hash
-  (splitmix64), which costs no generator per client.
+- :func:`orders` and :func:`uniforms`: the shuffled sample orders of many clients at once, or as many numbers
+  as each of them needs, from a counter-based hash (splitmix64), which costs no generator per client.
 """
 
 from __future__ import annotations
@@ -43,6 +43,32 @@ def hashes(base: int, ids: NDArray[np.integer], count: int) -> NDArray[np.uint64
         start = _mix(np.asarray(ids, dtype=np.uint64) * _GOLDEN + np.uint64(base))
         steps = np.arange(1, count + 1, dtype=np.uint64) * _GOLDEN
         return _mix(start[:, None] + steps[None, :])
+
+
+def uniforms(
+    seed: int, purpose: str, round: int, clients: NDArray[np.integer], counts: NDArray[np.integer]
+) -> list[NDArray[np.float64]]:
+    """Numbers in [0, 1) for each client, as many as it needs.
+
+    Args:
+        seed: the run's seed.
+        purpose: what they are for.
+        round: the round.
+        clients: client ids ``(B,)``.
+        counts: how many each gets ``(B,)``.
+
+    Returns:
+        For each client an array ``(count,)``, which depends on (seed, purpose, round, client) alone; a
+        smaller count gives the first of the same numbers.
+    """
+    if not len(clients):
+        return []
+    ends = np.cumsum(counts)
+    places = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+    with np.errstate(over="ignore"):
+        start = _mix(np.asarray(clients, np.uint64) * _GOLDEN + np.uint64(key(seed, purpose, round)))
+        drawn = _mix(np.repeat(start, counts) + (places + 1).astype(np.uint64) * _GOLDEN)
+    return np.split((drawn >> np.uint64(11)) * 2.0**-53, ends[:-1])
 
 
 def orders(

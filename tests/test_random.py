@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.random import generator, hashes, key, orders
+from rayfl.random import generator, hashes, key, orders, uniforms
 
 
 def test_keys_do_not_change_over_versions_and_platforms():
@@ -86,3 +86,26 @@ def test_more_epochs_keep_the_earlier_ones():
 @pytest.mark.parametrize("kind", [list, np.array])
 def test_no_clients(kind):
     assert orders(0, 0, kind([]), kind([]), 2) == []
+
+
+def test_uniforms_are_a_client_s_own():
+    """The same numbers in any company, and the first of them where fewer are wanted."""
+    clients, counts = np.array([4, 0, 9, 7]), np.array([3, 0, 5, 2])
+    together = uniforms(1, "a", 2, clients, counts)
+    assert [len(own) for own in together] == [3, 0, 5, 2]
+    for client, own in zip(clients, together, strict=True):
+        (alone,) = uniforms(1, "a", 2, np.array([client]), np.array([8]))
+        assert (alone[: len(own)] == own).all()
+    assert uniforms(1, "a", 2, clients[:0], counts[:0]) == []
+
+
+def test_uniforms_by_hand_and_in_distribution():
+    """The top 53 bits of the hashes, as fractions; their ten deciles are equally full."""
+    base = key(1, "a", 2)
+    expected = [(int(x) >> 11) / 2**53 for x in hashes(base, np.array([6]), 4)[0]]
+    assert uniforms(1, "a", 2, np.array([6]), np.array([4]))[0].tolist() == expected
+    many = np.concatenate(uniforms(0, "b", 0, np.arange(500), np.full(500, 200)))
+    assert 0 <= many.min() < many.max() < 1
+    assert abs(np.bincount((many * 10).astype(int)) - 10_000).max() < 5 * 95
+    other = uniforms(0, "b", 1, np.arange(500), np.full(500, 200))
+    assert abs(np.corrcoef(many, np.concatenate(other))[0, 1]) < 0.02

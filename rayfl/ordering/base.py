@@ -28,10 +28,11 @@ class Arrival:
         clients: ids ``(B,)``.
         sizes: their training samples ``(B,)``.
         models: the models that they received ``(B, P)``.
+        same: clients of one number received equal models ``(B,)``.
         state: what :meth:`Ordering.keep` kept ``(B, S)``; zeros for a client that never took part.
         fresh: which never took part ``(B,)``.
-        logits: outputs ``(n, C)`` and labels ``(n,)`` for a model ``(P,)`` on the training samples of the
-            client at a row of the block.
+        logits: outputs ``(n, C)`` and targets ``(n,)`` of a model ``(P,)`` on the training samples of the
+            clients at some rows of the block, one after the other; for texts ``(n, C, L)`` and ``(n, L)``.
     """
 
     spec: ModelSpec
@@ -41,15 +42,23 @@ class Arrival:
     clients: NDArray[np.int64]
     sizes: NDArray[np.int64]
     models: torch.Tensor
+    same: NDArray[np.int64]
     state: torch.Tensor
     fresh: NDArray[np.bool_]
-    logits: Callable[[torch.Tensor, int], tuple[torch.Tensor, torch.Tensor]]
+    logits: Callable[[torch.Tensor, Sequence[int]], tuple[torch.Tensor, torch.Tensor]]
 
 
 class Ordering(Section):
     """A way to order a client's samples, chosen by name; one a file in ``rayfl/ordering``."""
 
     name: str = ""
+
+    def check(self, spec: ModelSpec) -> None:
+        """Refuse settings that do not fit the model, before anything starts.
+
+        Raises:
+            ConfigError
+        """
 
     def state_size(self, spec: ModelSpec) -> int:
         """S: numbers that a client keeps between rounds for it."""

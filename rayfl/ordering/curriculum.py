@@ -5,39 +5,48 @@ Vahidian's thesis, chapter 2, Algorithm 1.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.nn import functional
 
-from rayfl.errors import DataError
+from rayfl.data import IGNORED
+from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.ordering.base import Arrival, Ordering, Visits
-from rayfl.random import generator
+from rayfl.random import uniforms
 from rayfl.training import curriculum
 from rayfl.training.curriculum import Family, Order, Pacing
 
 Score = Literal[
     "global", "local", "both", "global_prediction", "local_prediction", "both_prediction", "expert"
 ]
+Users = list[tuple[torch.Tensor, list[int]]]
+"""Models ``(P,)``, and the rows of the block whose clients use each."""
 
 
 class Curriculum(Ordering):
-    """Samples sorted by a score (higher = easier), step t training on the first ``g(t)`` of them.
+    """Samples sorted by a score (higher = easier), step t training on a batch of the first ``g(t)`` of them.
 
     - Scores: ``global`` s_G, the normalised inverse loss under the model received (the default); ``local``
-      s_L, under the client's model of its last round (s_G until it has one); ``both`` s_LG, from the mean of
-      both losses; ``*_prediction``: 1 where the model is right, for ``both_prediction`` where both models
-      agree; ``expert`` s_E: under a model given as a file.
-    - Orders: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score. Vanilla training
-      is the ordering ``shuffled``.
+      s_L, under the client's model of its last round; ``both`` s_LG, from the mean of both losses;
+      ``*_prediction``: 1 where the model is right, for ``both_prediction`` where both models agree;
+      ``expert`` s_E: under a model given as a file. A client that has no model of its own yet is scored by
+      the model received alone (s_G, or s_G^pred).
+    - Orders: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score, anew in every
+      round. Vanilla training is the ordering ``shuffled``.
     - Pacing ``g(t)`` over the T local steps that the shuffled epochs would have: ``pacing``, ``a`` (the
       fraction of the steps after which all samples are used) and ``b`` (the fraction used in the first).
+
+    Decisions: a loss that is not finite is the hardest of all (the training that follows says what is
+    wrong); a text's loss is the mean over its words, and its prediction is right as far as its words are.
     """
 
     name: Literal["curriculum"] = "curriculum"
@@ -52,22 +61,26 @@ class Curriculum(Ordering):
         "them, which all nodes can read",
     )
 
+    @field_validator("expert")
+    @classmethod
+    def _from_anywhere(cls, expert: Path | None) -> Path | None:
+        """Workers, and whoever resumes the run, may be in another folder."""
+        return None if expert is None else expert.expanduser().absolute()
+
     @model_validator(mode="after")
-    def _expert_is_there(self) -> Curriculum:
+    def _expert_for_its_score(self) -> Curriculum:
         if (self.score == "expert") != (self.expert is not None):
             raise ValueError("score 'expert' and the expert's file go together")
-        if self.expert is not None and not self.expert.is_file():
-            raise ValueError(f"expert {self.expert}: there is no such file")
         return self
 
     @property
     def _looks_back(self) -> bool:
-        return self.order != "random" and self.score in (
-            "local",
-            "both",
-            "local_prediction",
-            "both_prediction",
-        )
+        return self.order != "random" and self.score.startswith(("local", "both"))
+
+    def check(self, spec: ModelSpec) -> None:
+        """The expert must be there, and of this architecture."""
+        if self.expert is not None:
+            _read(self.expert, spec)
 
     def state_size(self, spec: ModelSpec) -> int:
         """The client's own last model, for scores that look at it."""
@@ -79,52 +92,137 @@ class Curriculum(Ordering):
 
     def visits(self, arrival: Arrival) -> Visits:
         """Batches of the first ``g(t)`` samples in the order of their scores."""
-        pacing, work = Pacing(self.pacing, self.a, self.b), arrival.work
-        found = []
-        for row, (client, size) in enumerate(
-            zip(arrival.clients.tolist(), arrival.sizes.tolist(), strict=True)
-        ):
-            rng = generator(arrival.seed, "curriculum", arrival.round, client)
-            scores = np.zeros(size) if self.order == "random" else self._scores(arrival, row)
-            order = curriculum.arrange(scores, self.order, rng)
-            batches = work.epochs * work.steps_an_epoch(size) * work.batches_a_step
-            available = pacing.available(batches, size, work.batch_size)
-            found.append(curriculum.visits(order, available, work.batch_size, rng))
-        return found
+        pacing, work, sizes = Pacing(self.pacing, self.a, self.b), arrival.work, arrival.sizes
+        steps = [work.epochs * work.steps_an_epoch(n) * work.batches_a_step for n in sizes.tolist()]
+        available = [
+            pacing.available(t, n, work.batch_size) for t, n in zip(steps, sizes.tolist(), strict=True)
+        ]
+        # For each client n numbers for the order, then as many as its batches take.
+        counts = sizes + np.array(steps) * np.minimum(work.batch_size, sizes)
+        draws = uniforms(arrival.seed, "curriculum", arrival.round, arrival.clients, counts)
+        orders = [
+            curriculum.arrange(scores, self.order, own[: len(scores)])
+            for scores, own in zip(self.scores(arrival), draws, strict=True)
+        ]
+        batches = [own[n:] for n, own in zip(sizes.tolist(), draws, strict=True)]
+        return curriculum.visits(orders, available, work.batch_size, batches)
 
-    def _scores(self, arrival: Arrival, row: int) -> NDArray[np.float64]:
-        """The score of each of a client's samples, ``(n,)``."""
-        received = arrival.models[row]
-        own = received if arrival.fresh[row] or not self._looks_back else arrival.state[row]
+    def scores(self, arrival: Arrival) -> list[NDArray[np.float64]]:
+        """The score of each sample of each client, ``(n,)`` each."""
+        if self.order == "random":
+            return [np.zeros(n) for n in arrival.sizes.tolist()]
+        users = _received(arrival)
         if self.score == "expert":
             assert self.expert is not None
-            received = _read(self.expert, arrival.spec)
-        first = own if self.score in ("local", "local_prediction") else received
-        logits, y = arrival.logits(first, row)
+            users = [(_read(self.expert, arrival.spec), list(range(len(arrival.sizes))))]
+        seen = _seen(arrival, users) if not self.score.startswith("local") else []
+        own = _seen(arrival, _own(arrival)) if self._looks_back else seen
+        return [
+            self._score(a, b, fresh)
+            for a, b, fresh in zip(seen or own, own, arrival.fresh.tolist(), strict=True)
+        ]
+
+    def _score(self, seen: Seen, own: Seen, fresh: bool) -> NDArray[np.float64]:
+        """Of a client's samples, from what the model received (or the expert) and its own say of them."""
+        if self.score == "both_prediction" and not fresh:
+            return agreement(seen.predicted, own.predicted, seen.targets)
         if self.score.endswith("_prediction"):
-            reference = y if self.score != "both_prediction" else arrival.logits(own, row)[0].argmax(1)
-            return curriculum.prediction_scores(logits.argmax(1).cpu().numpy(), reference.cpu().numpy())
-        losses = functional.cross_entropy(logits, y, reduction="none")
-        if self.score == "both":
-            losses = (losses + functional.cross_entropy(arrival.logits(own, row)[0], y, reduction="none")) / 2
-        return curriculum.loss_scores(losses.double().cpu().numpy())
+            return agreement(seen.predicted, seen.targets, seen.targets)
+        losses = (seen.losses + own.losses) / 2
+        return curriculum.loss_scores(np.nan_to_num(losses, nan=_HARDEST, posinf=_HARDEST))
 
 
-_READ: dict[Path, torch.Tensor] = {}
-"""Experts that this process has read."""
+@dataclass(frozen=True)
+class Seen:
+    """What a model says of a client's n samples.
+
+    Attributes:
+        losses: ``(n,)``, for texts the mean over the words.
+        predicted: classes ``(n,)``, or words ``(n, L)``.
+        targets: what is right, shaped alike.
+    """
+
+    losses: NDArray[np.float64]
+    predicted: NDArray[np.int64]
+    targets: NDArray[np.int64]
+
+
+def agreement(
+    predicted: NDArray[np.int64], reference: NDArray[np.int64], targets: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """1 for samples predicted as the reference says, 0 for the others; for texts the share of such words.
+
+    Args:
+        predicted, reference: ``(n,)`` or ``(n, L)``.
+        targets: shaped alike; where they are :data:`~rayfl.data.IGNORED` nothing was to be predicted.
+    """
+    return _mean_of_words(curriculum.prediction_scores(predicted, reference), targets)
+
+
+def _mean_of_words(values: NDArray[np.float64], targets: NDArray[np.int64]) -> NDArray[np.float64]:
+    if values.ndim == 1:
+        return values
+    counted = targets != IGNORED
+    means: NDArray[np.float64] = (values * counted).sum(1) / np.maximum(1, counted.sum(1))
+    return means
+
+
+def _received(arrival: Arrival) -> Users:
+    """The models that the clients received."""
+    return [(arrival.models[rows[0]], rows) for rows in _alike(arrival.same)]
+
+
+def _own(arrival: Arrival) -> Users:
+    """The clients' own models; the one received for those that have none."""
+    shared = [rows for rows in _alike(np.where(arrival.fresh, arrival.same, -1)) if arrival.fresh[rows[0]]]
+    return [
+        *((arrival.models[rows[0]], rows) for rows in shared),
+        *((arrival.state[row], [row]) for row in np.flatnonzero(~arrival.fresh).tolist()),
+    ]
+
+
+def _alike(numbers: NDArray[np.int64]) -> list[list[int]]:
+    """The rows of each number."""
+    return [np.flatnonzero(numbers == number).tolist() for number in np.unique(numbers)]
+
+
+def _seen(arrival: Arrival, users: Users) -> list[Seen]:
+    """What the models say of the samples of the clients that use them, in the order of the block."""
+    found: dict[int, Seen] = {}
+    for model, rows in users:
+        logits, y = arrival.logits(model, rows)
+        losses = functional.cross_entropy(logits, y, reduction="none", ignore_index=IGNORED)
+        parts = (losses.double().cpu().numpy(), logits.argmax(1).cpu().numpy(), y.cpu().numpy())
+        ends = np.cumsum(arrival.sizes[rows])[:-1]
+        for row, loss, guess, target in zip(rows, *(np.split(part, ends) for part in parts), strict=True):
+            found[row] = Seen(_mean_of_words(loss, target), guess, target)
+    return [found[row] for row in range(len(arrival.sizes))]
+
+
+_HARDEST = 1e300
+"""The loss of a sample whose loss is not finite. Training then fails, and says so of its client."""
+
+_READ: dict[tuple[Path, int], dict[str, torch.Tensor]] = {}
+"""Experts that this process has read, by path and time of change."""
 
 
 def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     """The expert's model ``(P,)``.
 
     Raises:
-        DataError: if the file does not hold a model of this layout.
+        ConfigError: if there is no such file, or it holds no model of this layout.
     """
-    if path in _READ:
-        return _READ[path]
+    where, remedy = "order.expert", "a model_0.safetensors that a run of the same model and data wrote"
     try:
-        tensors = load_file(path)
-        _READ[path] = torch.cat([tensors[name].reshape(-1) for name in spec.names])
-        return _READ[path]
-    except Exception as error:
-        raise DataError(f"order.expert: {path} holds no model of this architecture ({error})") from None
+        key = path, path.stat().st_mtime_ns
+        tensors = _READ[key] if key in _READ else _READ.setdefault(key, load_file(path))
+    except OSError:
+        raise ConfigError(where, f"there is no file {path}", remedy) from None
+    except SafetensorError as error:
+        raise ConfigError(where, f"{path} is no safetensors file ({error})", remedy) from None
+    for name, shape in zip(spec.names, spec.shapes, strict=True):
+        found = tuple(tensors[name].shape) if name in tensors else "missing"
+        if found != shape:
+            what = f"{path} is of another architecture, its {name} is {found} instead of {shape}"
+            raise ConfigError(where, what, remedy)
+    return torch.cat([tensors[name].reshape(-1).float() for name in spec.names])

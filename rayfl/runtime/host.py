@@ -172,8 +172,11 @@ class ClientHost:
     def _arrival(
         self, job: TrainJob, start: Start, state: torch.Tensor, indices: Sequence[NDArray[np.int32]]
     ) -> Arrival:
-        def logits(model: torch.Tensor, row: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return self._logits(model, "train", indices[row])
+        def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+            ids = np.concatenate([indices[row] for row in rows])
+            pieces = np.split(ids, range(_AT_ONCE, len(ids), _AT_ONCE))
+            found = [self._logits(model, "train", piece) for piece in pieces]
+            return torch.cat([outputs for outputs, _ in found]), torch.cat([y for _, y in found])
 
         return Arrival(
             spec=self.spec,
@@ -183,6 +186,7 @@ class ClientHost:
             clients=job.clients,
             sizes=start.sizes,
             models=start.models,
+            same=np.arange(len(job.clients)) if job.work.personal else job.start,
             state=state,
             fresh=start.fresh,
             logits=logits,
@@ -328,6 +332,9 @@ def _raise_first(block: TrainedBlock, clients: NDArray[np.int64], round: int) ->
         row, text = min(block.failures.items())
         raise ClientError(int(clients[row]), round, text)
 
+
+_AT_ONCE = 512
+"""Samples in a forward pass that scores them."""
 
 _TOGETHER = 1 << 18
 """Numbers that are summed in one call: small models many at a time, large ones one by one."""

@@ -187,6 +187,7 @@ def build(config: Config) -> tuple[tuple[Stage, ...], HostSpec]:
     config.hierarchy.common(spec)  # a layer that the model lacks is refused here
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
+    config.order.check(spec)
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)

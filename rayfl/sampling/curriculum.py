@@ -20,8 +20,8 @@ class ClientCurriculum(Sampling):
     """A client's loss is the mean over its training samples, under the model that it would receive.
 
     In every round all clients are ranked by it; pacing over the rounds says how many of the ranking are
-    eligible, and the participants are drawn from those, all equally likely. It costs a forward pass over
-    everybody's training data a round.
+    eligible, and the participants are drawn from those, all equally likely. Until all are eligible that
+    costs a forward pass over everybody's training data a round.
     """
 
     name: Literal["curriculum"] = "curriculum"
@@ -32,13 +32,19 @@ class ClientCurriculum(Sampling):
     a: float = Field(0.8, gt=0, le=1, description="fraction of the rounds until all are eligible (a)")
     b: float = Field(0.2, gt=0, le=1, description="fraction of the clients eligible in the first round (b)")
 
+    def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
+        """Everybody, as long as not all are eligible."""
+        return clients if self._allowed(clients, count, round, rounds) < clients else 0
+
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
         """Drawn from those who are eligible in this round, at least as many as are wanted."""
-        n = len(candidates.ids)
-        available = Pacing(self.pacing, self.a, self.b).available(candidates.rounds, n, candidates.count)
-        pool = eligible(
-            candidates.losses(), int(available[min(candidates.round, len(available) - 1)]), self.order
-        )
-        rng = generator(candidates.seed, "cohort", candidates.round)
-        chosen = rng.choice(len(pool), min(candidates.count, len(pool)), replace=False, shuffle=False)
-        return candidates.ids[np.sort(pool[chosen])]
+        c, n = candidates, len(candidates.ids)
+        allowed = self._allowed(n, c.count, c.round, c.rounds)
+        pool = c.ids if allowed == n else c.ids[eligible(c.losses(), allowed, self.order)]
+        rng = generator(c.seed, "cohort", c.round)
+        return np.sort(rng.choice(pool, min(c.count, len(pool)), replace=False, shuffle=False))
+
+    def _allowed(self, clients: int, count: int, round: int, rounds: int) -> int:
+        """How many of the ranking are eligible."""
+        paces = Pacing(self.pacing, self.a, self.b).available(rounds, clients, count)
+        return int(paces[min(round, rounds - 1)])

@@ -17,10 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 Family = Literal["exponential", "step", "root", "linear", "quadratic"]
 Order = Literal["curriculum", "anti", "random"]
 
-PACINGS: dict[str, Callable[[float, float], float]] = {
-    "exponential": lambda u, b: b + (1 - b) * math.expm1(10 * u) / math.expm1(10),
-    "step": lambda u, b: b + math.floor(u),
-    "root": lambda u, b: b + (1 - b) * math.sqrt(u),
+PACINGS: dict[str, Callable[[NDArray[np.float64], float], NDArray[np.float64]]] = {
+    "exponential": lambda u, b: b + (1 - b) * np.expm1(10 * u) / math.expm1(10),
+    "step": lambda u, b: b + np.floor(u),
+    "root": lambda u, b: b + (1 - b) * np.sqrt(u),
     "linear": lambda u, b: b + (1 - b) * u,
     "quadratic": lambda u, b: b + (1 - b) * u**2,
 }
@@ -51,9 +51,10 @@ class Pacing:
         if not (0 < self.a <= 1 and 0 < self.b <= 1):
             raise ValueError(f"pacing: a = {self.a:g} and b = {self.b:g} must lie in (0, 1]")
 
-    def fraction(self, progress: float) -> float:
+    def fraction(self, progress: ArrayLike) -> NDArray[np.float64]:
         """``g(t) / N`` at ``progress = t / T``, at most 1: every family is there when ``progress`` is a."""
-        return min(1.0, PACINGS[self.family](min(1.0, progress / self.a), self.b))
+        u = np.minimum(1.0, np.asarray(progress, np.float64) / self.a)
+        return np.minimum(1.0, PACINGS[self.family](u, self.b))
 
     def available(self, steps: int, samples: int, batch_size: int) -> NDArray[np.int64]:
         """``g(t)`` for the steps t = 0, 1, ..., T - 1, ``(T,)``.
@@ -66,7 +67,7 @@ class Pacing:
             samples: N.
             batch_size: B.
         """
-        exact = np.array([samples * self.fraction(t / steps) for t in range(steps)])
+        exact = samples * self.fraction(np.arange(steps) / max(1, steps))
         return np.maximum(np.floor(exact + 0.5).astype(np.int64), min(batch_size, samples))
 
 
@@ -100,7 +101,7 @@ def prediction_scores(predicted: ArrayLike, reference: ArrayLike) -> NDArray[np.
     return np.equal(predicted, reference).astype(np.float64)
 
 
-def arrange(scores: NDArray[np.floating], order: Order, rng: np.random.Generator) -> NDArray[np.intp]:
+def arrange(scores: NDArray[np.floating], order: Order, draws: NDArray[np.float64]) -> NDArray[np.intp]:
     """Sample positions in the order in which they are introduced, ``(n,)``.
 
     Decision: equal scores are in random order, as scores by prediction have only two values.
@@ -108,50 +109,68 @@ def arrange(scores: NDArray[np.floating], order: Order, rng: np.random.Generator
     Args:
         scores: of each sample ``(n,)``, higher = easier.
         order: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score.
-        rng: keyed per client and round.
+        draws: a random number for each sample ``(n,)``. With the same ones ``anti`` is ``curriculum``
+            backwards.
 
     Raises:
         ValueError: for another order.
     """
-    shuffled = rng.permutation(len(scores))
     if order == "random":
-        return shuffled
+        return np.argsort(draws, kind="stable")
     if order not in ("curriculum", "anti"):
         raise ValueError(f"order: {order!r} is none of curriculum, anti, random")
-    keys = scores[shuffled]
-    return shuffled[np.argsort(-keys if order == "curriculum" else keys, kind="stable")]
+    hard_first: NDArray[np.intp] = np.lexsort((draws, scores))
+    return hard_first if order == "anti" else hard_first[::-1]
 
 
 def visits(
-    order: NDArray[np.intp], available: NDArray[np.int64], batch_size: int, rng: np.random.Generator
-) -> list[NDArray[np.intp]]:
+    orders: Sequence[NDArray[np.intp]],
+    available: Sequence[NDArray[np.int64]],
+    batch_size: int,
+    draws: Sequence[NDArray[np.float64]],
+) -> list[list[NDArray[np.intp]]]:
     """A batch a step, drawn without replacement from the first ``g(t)`` samples of the order.
 
     Args:
-        order: sample positions ``(n,)``, see :func:`arrange`.
-        available: ``g(t)`` of every step ``(T,)``, see :meth:`Pacing.available`.
+        orders: of each client the sample positions ``(n,)``, see :func:`arrange`.
+        available: of each client ``g(t)`` of every step ``(T,)``, see :meth:`Pacing.available`.
         batch_size: B.
-        rng: keyed per client and round.
+        draws: for each client ``T min(B, n)`` random numbers in [0, 1).
 
     Returns:
-        T arrays of ``min(B, n)`` positions, for ``Terms.visits``.
+        For each client T arrays of ``min(B, n)`` positions, for ``Terms.visits``.
 
     Raises:
         ValueError: if a step has fewer samples than a batch, or more than there are.
     """
-    size = min(batch_size, len(order))
-    if len(available) and not (size <= available.min() and available.max() <= len(order)):
-        raise ValueError(f"g(t) must lie between {size} and {len(order)}")
-    draws = rng.random((len(available), size))
-    # Floyd's sampling, all steps at once: the j-th draw is among the first g - B + j + 1; who is drawn
-    # already makes place for the last of them.
+    sizes = np.array([min(batch_size, len(order)) for order in orders])
+    for size, order, paces in zip(sizes.tolist(), orders, available, strict=True):
+        if len(paces) and not (size <= paces.min() and paces.max() <= len(order)):
+            raise ValueError(f"g(t) must lie between {size} and {len(order)}")
+    found: list[list[NDArray[np.intp]]] = [[] for _ in orders]
+    for size in np.unique(sizes).tolist():  # nearly always there is only one
+        same = np.flatnonzero(sizes == size).tolist()
+        ranks = _ranks(np.concatenate([available[i] for i in same]), size, [draws[i] for i in same])
+        ends = np.cumsum([len(available[i]) for i in same])
+        for i, own in zip(same, np.split(ranks, ends[:-1]), strict=True):
+            found[i] = list(orders[i][own])
+    return found
+
+
+def _ranks(available: NDArray[np.int64], size: int, draws: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
+    """For every step ``size`` different numbers below ``g(t)``, ``(T, size)``.
+
+    Floyd's sampling, all steps at once: the j-th draw is among the first g - size + j + 1; who is drawn
+    already makes place for the last of them.
+    """
+    numbers = np.concatenate(draws).reshape(len(available), size)
     chosen = np.empty((len(available), size), np.intp)
     for j in range(size):
         last = available - size + j
-        pick = np.floor(draws[:, j] * (last + 1)).astype(np.intp)
+        pick = np.floor(numbers[:, j] * (last + 1)).astype(np.intp)
         taken = (chosen[:, :j] == pick[:, None]).any(axis=1)
         chosen[:, j] = np.where(taken, last, pick)
-    return list(order[chosen])
+    return chosen
 
 
 def eligible(losses: Sequence[float] | NDArray[np.floating], count: int, order: Order) -> NDArray[np.intp]:

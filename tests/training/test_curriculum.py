@@ -84,55 +84,89 @@ def test_scores_by_hand():
     assert prediction_scores([1, 2, 3], [1, 0, 3]).tolist() == [1, 0, 1]
 
 
+def draws(*ids: int, count: int) -> np.ndarray:
+    return generator(0, "draws", *ids).random(count)
+
+
 def test_orders():
     scores = np.array([0.1, 0.4, 0.2, 0.3])
-    assert arrange(scores, "curriculum", generator(0, "x")).tolist() == [1, 3, 2, 0]
-    assert arrange(scores, "anti", generator(0, "x")).tolist() == [0, 2, 3, 1]
-    random = {tuple(arrange(scores, "random", generator(0, "x", i)).tolist()) for i in range(200)}
+    assert arrange(scores, "curriculum", draws(count=4)).tolist() == [1, 3, 2, 0]
+    assert arrange(scores, "anti", draws(count=4)).tolist() == [0, 2, 3, 1]
+    random = {tuple(arrange(scores, "random", draws(i, count=4)).tolist()) for i in range(200)}
     assert len(random) == 24
+    assert arrange(scores, "random", np.array([0.3, 0.1, 0.9, 0.2])).tolist() == [1, 3, 0, 2]
     with pytest.raises(ValueError, match="vanilla"):
-        arrange(scores, "vanilla", generator(0, "x"))  # type: ignore[arg-type]
+        arrange(scores, "vanilla", draws(count=4))  # type: ignore[arg-type]
 
 
 def test_equal_scores_are_in_random_order():
     scores = np.array([0.0, 1.0, 1.0, 0.0])
-    found = {tuple(arrange(scores, "curriculum", generator(0, "x", i)).tolist()) for i in range(50)}
+    found = {tuple(arrange(scores, "curriculum", draws(i, count=4)).tolist()) for i in range(50)}
     assert found == {(1, 2, 0, 3), (1, 2, 3, 0), (2, 1, 0, 3), (2, 1, 3, 0)}
+
+
+def test_anti_is_curriculum_backwards_ties_included():
+    scores = np.array([0.0, 1.0, 1.0, 0.0, 0.5, 1.0])
+    for i in range(20):
+        easy, hard = (arrange(scores, order, draws(i, count=6)) for order in ("curriculum", "anti"))
+        assert easy.tolist() == hard[::-1].tolist()
+
+
+def batches_of(order, available, size, *ids: int) -> list[np.ndarray]:
+    """The batches of one client."""
+    numbers = draws(*ids, count=len(available) * min(size, len(order)))
+    (found,) = visits([np.asarray(order)], [np.asarray(available, np.int64)], size, [numbers])
+    return found
 
 
 def test_every_step_draws_from_what_is_available_without_replacement():
     order = generator(0, "order").permutation(50)
     available = Pacing(a=0.5, b=0.1).available(40, 50, 10)
-    batches = visits(order, available, 10, generator(0, "curriculum", 3, 7))
+    batches = batches_of(order, available, 10, 3, 7)
     assert len(batches) == 40
     for g, batch in zip(available, batches, strict=True):
         assert len(set(batch.tolist())) == 10
         assert set(batch.tolist()) <= set(order[:g].tolist())
     assert sorted(batches[0].tolist()) == sorted(order[:10].tolist())
-    again = visits(order, available, 10, generator(0, "curriculum", 3, 7))
+    again = batches_of(order, available, 10, 3, 7)
     assert all((a == b).all() for a, b in zip(batches, again, strict=True))
-    other = visits(order, available, 10, generator(0, "curriculum", 4, 7))
+    other = batches_of(order, available, 10, 4, 7)
     assert any((a != b).any() for a, b in zip(batches, other, strict=True))
 
 
 def test_all_batches_are_equally_likely():
     """Of the first five samples all ten pairs, 600 times of 6000 each (standard deviation 23)."""
-    batches = visits(np.arange(9), np.full(6000, 5), 2, generator(0, "x"))
+    batches = batches_of(np.arange(9), np.full(6000, 5), 2)
     counts = Counter(tuple(sorted(batch.tolist())) for batch in batches)
     assert set(counts) == set(combinations(range(5), 2))
     assert max(abs(count - 600) for count in counts.values()) < 5 * 23
 
 
 def test_fewer_samples_than_a_batch():
-    batches = visits(np.array([2, 0, 1]), np.array([3, 3]), 10, generator(0, "x"))
+    batches = batches_of(np.array([2, 0, 1]), [3, 3], 10)
     assert [sorted(batch.tolist()) for batch in batches] == [[0, 1, 2]] * 2
-    assert visits(np.array([], np.intp), np.array([], np.int64), 10, generator(0, "x")) == []
+    assert batches_of(np.array([], np.intp), [], 10) == []
+
+
+def test_clients_of_a_block_do_not_see_each_other():
+    """Different sizes, numbers of steps and widths together are as one by one."""
+    orders = [generator(0, "order", n).permutation(n) for n in (50, 3, 17, 0, 4)]
+    available = [Pacing().available(t, n, 10) for t, n in ((25, 50), (5, 3), (10, 17), (0, 0), (5, 4))]
+    numbers = [
+        draws(i, count=len(g) * min(10, len(order)))
+        for i, (g, order) in enumerate(zip(available, orders, strict=True))
+    ]
+    together = visits(orders, available, 10, numbers)
+    for i, own in enumerate(together):
+        alone = batches_of(orders[i], available[i], 10, i)
+        assert [batch.tolist() for batch in own] == [batch.tolist() for batch in alone]
+        assert len(own) == len(available[i])
 
 
 @pytest.mark.parametrize("available", [[4], [11]])
 def test_impossible_paces(available):
     with pytest.raises(ValueError, match=r"g\(t\)"):
-        visits(np.arange(10), np.array(available), 5, generator(0, "x"))
+        batches_of(np.arange(10), available, 5)
 
 
 def test_client_curriculum():
@@ -148,9 +182,9 @@ def test_easy_samples_first_through_the_engine():
     """Ten samples, two steps of 5: the first takes the five easiest, as training on them alone."""
     samples = make_samples((6,), uint8=False)
     spec = make_spec("linear", samples)
-    order = arrange(np.arange(10.0), "curriculum", generator(0, "x"))
+    order = arrange(np.arange(10.0), "curriculum", draws(count=10))
     assert order.tolist() == [9, 8, 7, 6, 5, 4, 3, 2, 1, 0]
-    batches = visits(order, Pacing("step", a=1.0, b=0.5).available(2, 10, 5), 5, generator(0, "x"))
+    batches = batches_of(order, Pacing("step", a=1.0, b=0.5).available(2, 10, 5), 5)
     engine = LoopEngine(spec, Batches(samples, torch.device("cpu")), 0)
     start = torch.from_numpy(np.tile(spec.initial(), (2, 1)))
     work = LocalWork(epochs=2, batch_size=5, lr=0.1)

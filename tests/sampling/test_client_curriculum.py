@@ -1,0 +1,151 @@
+"""Client curriculum: who is eligible and who is drawn, by hand; whole runs; what it costs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from rayfl.config import load
+from rayfl.runtime.session import build
+from rayfl.sampling import SAMPLINGS, Candidates
+from rayfl.training import Batches
+from tests.ordering.conftest import SETTINGS, Run
+
+LOSSES = np.array([0.5, 3.0, 1.0, 0.1, 2.0, 0.9, 4.0, 0.2, 5.0, 0.8])
+IDS = np.arange(100, 110)
+P = 64 * 6 + 6 + 6 * 10 + 10
+
+
+def candidates(
+    round: int, count: int = 2, rounds: int = 10, seed: int = 0, losses: Any = LOSSES
+) -> Candidates:
+    def asked() -> np.ndarray:
+        if losses is None:
+            raise AssertionError("nobody needs to be asked")
+        return losses
+
+    def related() -> Any:
+        raise AssertionError("nobody's relations matter")
+
+    return Candidates(
+        ids=IDS,
+        count=count,
+        sizes=np.full(10, 5),
+        labels=np.zeros(10, np.int64),
+        round=round,
+        rounds=rounds,
+        seed=seed,
+        losses=asked,
+        relatedness=related,
+    )
+
+
+def drawn(round: int, seeds: int = 300, **fields: Any) -> set[int]:
+    """Everybody who takes part with some seed."""
+    sampling = SAMPLINGS["curriculum"](**fields)
+    found: set[int] = set()
+    for seed in range(seeds):
+        cohort = sampling.cohort(candidates(round, seed=seed))
+        assert len(cohort) == 2
+        assert (np.diff(cohort) > 0).all()
+        found |= set(cohort.tolist())
+    return found
+
+
+def test_the_eligible_by_hand():
+    """Ten clients, ten rounds, linear, a = 0.8, b = 0.2: 2, 3, 4, ... clients of the ranking."""
+    ranking = [103, 107, 100, 109, 105, 102, 104, 101, 106, 108]
+    for round, eligible in ((0, 2), (1, 3), (4, 6), (7, 9), (8, 10), (9, 10)):
+        assert drawn(round) == set(ranking[:eligible])
+        assert drawn(round, order="anti") == set(ranking[::-1][:eligible])
+
+
+def test_all_eligible_are_equally_likely():
+    """Of four clients, 2 of them 2000 times: 1000 each (standard deviation 22)."""
+    sampling = SAMPLINGS["curriculum"](b=0.4)
+    cohorts = [sampling.cohort(candidates(0, seed=seed)) for seed in range(2000)]
+    counts = np.bincount(np.concatenate(cohorts) - 100, minlength=10)
+    assert np.flatnonzero(counts).tolist() == [0, 3, 7, 9]
+    assert abs(counts[[0, 3, 7, 9]] - 1000).max() < 5 * 23
+
+
+def test_never_fewer_than_are_wanted():
+    cohort = SAMPLINGS["curriculum"](b=0.01).cohort(candidates(0, count=5))
+    assert cohort.tolist() == [100, 103, 105, 107, 109]
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 12])
+def test_when_all_are_eligible_it_is_uniform(count: int):
+    """The same cohorts, and nobody is asked for a loss."""
+    uniform = SAMPLINGS["uniform"]()
+    for round, b in ((0, 1.0), (3, 1.0), (8, 0.2), (9, 0.2)):
+        for seed in range(20):
+            open_to_all = candidates(round, count, seed=seed, losses=None)
+            expected = uniform.cohort(open_to_all).tolist()
+            assert SAMPLINGS["curriculum"](b=b).cohort(open_to_all).tolist() == expected
+
+
+def test_who_is_asked():
+    sampling = SAMPLINGS["curriculum"]()
+    assert [sampling.asked(10, 2, round, 10) for round in range(10)] == [10] * 8 + [0, 0]
+    assert sampling.asked(10, 10, 0, 10) == 0
+    assert SAMPLINGS["uniform"]().asked(10, 2, 0, 10) == 0
+
+
+# --- whole runs ----------------------------------------------------------------------------------------
+
+PARTIAL = "training.participation=0.25"  # two of eight clients
+
+
+def test_open_to_all_it_is_fedavg(run: Run):
+    plain = run(PARTIAL)
+    assert run(PARTIAL, sampling={"name": "curriculum", "b": 1.0}).bits == plain.bits
+    easy = run(PARTIAL, sampling={"name": "curriculum"})
+    hard = run(PARTIAL, sampling={"name": "curriculum", "order": "anti"})
+    assert len({plain.bits, easy.bits, hard.bits}) == 3
+
+
+def test_the_first_clients_are_those_of_least_loss(run: Run):
+    """The pool of round 0 is as large as the cohort: the two clients whose data the initial model likes."""
+    (stage, *_), host = build(load(SETTINGS))
+    federation = stage.federation
+    module, batches = host.spec.build().eval(), Batches(federation.samples, torch.device("cpu"))
+    with torch.inference_mode():
+        losses = [
+            float(functional.cross_entropy(module(x), y)) for x, y in map(batches.train, federation.train)
+        ]
+    for order, wanted in (("curriculum", np.argsort(losses)[:2]), ("anti", np.argsort(losses)[-2:])):
+        # Client states (both scores) tell who took part.
+        ran = run(
+            PARTIAL,
+            "rounds=1",
+            sampling={"name": "curriculum", "order": order, "b": 0.01},
+            order={"name": "curriculum", "score": "both"},
+        )
+        assert ran.last.state_clients.tolist() == sorted(wanted.tolist())
+
+
+def test_what_it_costs(run: Run):
+    """Eight clients download the model while not all are eligible (a T = 2.4 of 3 rounds), then two."""
+    found = run(PARTIAL, sampling={"name": "curriculum"}).result.communication
+    down = found[(found["direction"] == "down") & (found["kind"] == "model")].set_index("round")["bytes"]
+    up = found[(found["direction"] == "up") & (found["kind"] == "model")].set_index("round")["bytes"]
+    assert down.tolist() == [4 * P * 8] * 3
+    assert up.tolist() == [4 * P * 2] * 3
+    short = run(PARTIAL, sampling={"name": "curriculum", "a": 0.5}).result.communication
+    down = short[(short["direction"] == "down") & (short["kind"] == "model")]["bytes"]
+    assert down.tolist() == [4 * P * 8] * 2 + [4 * P * 2]
+
+
+def test_data_and_client_curricula_together(run: Run):
+    both = {"order": {"name": "curriculum"}, "sampling": {"name": "curriculum"}}
+    runs = [
+        run(PARTIAL, **{k: v for k, v in both.items() if k in keys})
+        for keys in ("", "order", "sampling", both)
+    ]
+    assert len({ran.bits for ran in runs}) == 4
+    assert runs[2].result.rounds["clients"].tolist() == [2, 2, 2]
