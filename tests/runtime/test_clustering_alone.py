@@ -1,0 +1,67 @@
+"""``rayfl cluster``: the same clusters as a run finds, side by side, without training."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+import rayfl
+from rayfl.config import load
+from rayfl.errors import ConfigError
+from rayfl.runtime.clustering_alone import cluster_alone, show, write
+
+CLUSTERS = {"clustering": {"n_clusters": 3}}
+
+
+@pytest.mark.parametrize("method", ["pacfl", "mt_hfl", "flis_hc"])
+def test_as_a_run_finds_them(method: str, settings: dict[str, Any]) -> None:
+    config = load({**settings, **CLUSTERS, "algorithm": method})
+    (alone,), refused = cluster_alone([config])
+    result = rayfl.run(config)
+    assert refused == []
+    assert alone.clusters.labels.tolist() == result.clusters["timeline"][0]["labels"]
+    assert alone.clusters.ari == result.clusters["timeline"][0]["ari"] == 1.0
+    sent = result.communication
+    signatures = sent[(sent["kind"] == "signature") & (sent["direction"] == "up")]["bytes"].sum()
+    assert alone.bytes("up") == signatures > 0
+
+
+def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) -> None:
+    configs = [load({**settings, **CLUSTERS, "algorithm": name}) for name in ("pacfl", "mt_hfl")]
+    found, _ = cluster_alone(configs)
+    paths = write(found, tmp_path / "out")
+    assert [p.name for p in paths] == ["clusters.json", "pacfl.png", "mt_hfl.png"]
+    content = json.loads(paths[0].read_text())
+    assert [entry["method"] for entry in content] == ["pacfl", "mt_hfl"]
+    assert content[0]["labels"] == content[0]["groups"]  # numbered alike, since clients are in group order
+    assert np.diff(content[0]["curve"]["n_clusters"]).max() <= 0  # a larger threshold, never more clusters
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths[1:])
+
+
+def test_the_table_has_a_line_a_method(settings: dict[str, Any]) -> None:
+    found, _ = cluster_alone([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
+    console = Console(record=True, width=120)
+    show(found, console)
+    text = console.export_text()
+    assert "pacfl" in text
+    assert "1.00" in text
+
+
+def test_one_of_several_may_be_refused(settings: dict[str, Any]) -> None:
+    fits = load({**settings, **CLUSTERS, "algorithm": "pacfl"})
+    too_many = load({**settings, "clustering": {"n_clusters": 10}, "algorithm": "pacfl"})
+    found, refused = cluster_alone([fits, too_many])
+    assert len(found) == 1
+    assert refused[0].startswith("pacfl: clustering.n_clusters: 10 of 9 clients")
+    with pytest.raises(ConfigError, match="10 of 9"):
+        cluster_alone([too_many])
+
+
+def test_methods_that_cluster_later_are_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="cfl does not cluster before training"):
+        cluster_alone([load({**settings, "algorithm": "cfl"})])

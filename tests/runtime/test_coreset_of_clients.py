@@ -1,0 +1,69 @@
+"""A few clients stand for all: in tests between the rounds, and as participants."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rayfl
+from rayfl.config import load
+from rayfl.coresets.clients import client_coreset, client_graph
+from rayfl.errors import ConfigError
+from rayfl.runtime.asking import histograms
+from rayfl.runtime.session import build
+
+
+@pytest.fixture
+def many(settings: dict[str, Any]) -> dict[str, Any]:
+    """60 clients in three groups."""
+    tasks = [
+        {"labels": [0, 1, 2, 3], "clients": 30},
+        {"labels": [4, 5, 6], "clients": 20},
+        {"labels": [7, 8, 9], "clients": 10},
+    ]
+    return {**settings, "partition": {"name": "tasks", "tasks": tasks}}
+
+
+def test_estimates_between_and_the_truth_in_the_end(many: dict[str, Any]) -> None:
+    few = rayfl.run({**many, "evaluation": {"coreset": 12}})
+    every = rayfl.run(many)
+    assert few.summary["models_sha256"] == every.summary["models_sha256"]  # tests change nothing
+    estimated, true = few.rounds["accuracy_mean"].to_numpy(), every.rounds["accuracy_mean"].to_numpy()
+    assert estimated[-1] == true[-1]
+    assert (estimated[:-1] != true[:-1]).all()
+    assert np.abs(estimated - true).max() < 10
+    assert few.clients["accuracy_last"].notna().all()
+
+
+def test_estimates_are_the_weighted_means_of_those_tested(many: dict[str, Any]) -> None:
+    stages, _ = build(load(many))
+    core = client_coreset(client_graph(histograms(stages[0].federation)), 12, seed=3)
+    few = rayfl.run({**many, "rounds": 2, "evaluation": {"coreset": 12}})
+    every = rayfl.run({**many, "rounds": 1})  # its only test is after round 0, of everybody
+    accuracy = every.clients["accuracy_last"].to_numpy()[core.ids]
+    assert few.rounds["accuracy_mean"][0] == pytest.approx(core.weights @ accuracy)
+
+
+def test_histograms_by_hand(settings: dict[str, Any]) -> None:
+    federation = build(load(settings))[0][0].federation
+    shares = histograms(federation)
+    y = federation.samples.y_train[federation.train[4]]
+    np.testing.assert_allclose(shares[4], np.bincount(y, minlength=10) / len(y))
+    np.testing.assert_allclose(shares.sum(axis=1), 1)
+
+
+def test_participants_stand_for_all_and_are_cheap(many: dict[str, Any]) -> None:
+    changes = {"training": {**many["training"], "participation": 0.2}, "rounds": 5}
+    chosen = rayfl.run({**many, **changes, "sampling": {"name": "coreset", "kappa": 0.5, "spread": 0.5}})
+    assert chosen.rounds["clients"].tolist() == [12] * 5
+    again = rayfl.run({**many, **changes, "sampling": {"name": "coreset", "kappa": 0.5, "spread": 0.5}})
+    assert chosen.summary["models_sha256"] == again.summary["models_sha256"]
+    uniform = rayfl.run({**many, **changes})
+    assert chosen.summary["models_sha256"] != uniform.summary["models_sha256"]
+
+
+def test_a_coreset_of_one_is_refused(many: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"evaluation\.coreset"):
+        load({**many, "evaluation": {"coreset": 1}})

@@ -1,0 +1,117 @@
+"""Clients that come after a run: they find the cluster of their like, and bad files are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import rayfl
+from rayfl.data import DATASETS
+from rayfl.errors import ConfigError, DataError
+from rayfl.runtime.newcomers import welcome
+
+GROUPS = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
+CFL = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.01, "min_size": 3}}
+METHODS: dict[str, dict[str, Any]] = {
+    "pacfl": {"algorithm": "pacfl", "clustering": {"n_clusters": 3}},
+    "mt_hfl": {"algorithm": "mt_hfl", "clustering": {"n_clusters": 3}},
+    "flis_hc": {"algorithm": "flis_hc", "clustering": {"n_clusters": 3}},
+    "fedsem": {"algorithm": {"name": "fedsem", "clusters": 3}},
+    "cfl": {"algorithm": CFL},
+    "fedavg": {"algorithm": "fedavg"},
+}
+
+
+def write(path: Path, groups: list[tuple[int, ...]], **changes: Any) -> Path:
+    """A newcomer of each group: 40 of its digits to train on and 30 to be tested on."""
+    samples = DATASETS["digits"]().load(Path())
+    rng = np.random.default_rng(1)
+    train, test = [], []
+    for labels in groups:
+        ids = rng.permutation(np.flatnonzero(np.isin(samples.y_train, labels)))
+        train.append(ids[:40])
+        test.append(ids[40:70])
+    arrays: dict[str, Any] = {
+        "x_train": samples.x_train[np.concatenate(train)],
+        "y_train": samples.y_train[np.concatenate(train)],
+        "x_test": samples.x_train[np.concatenate(test)],
+        "y_test": samples.y_train[np.concatenate(test)],
+        "client_train": np.repeat(np.arange(len(groups)), 40),
+        "client_test": np.repeat(np.arange(len(groups)), 30),
+    }
+    arrays |= changes
+    np.savez(path, **{name: value for name, value in arrays.items() if value is not None})
+    return path
+
+
+@pytest.fixture
+def finished(settings: dict[str, Any]):  # type: ignore[no-untyped-def]
+    def go(**sections: Any) -> rayfl.Result:
+        return rayfl.run({**settings, "rounds": 4, **sections})
+
+    return go
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_newcomers_find_their_like(method: str, finished: Any, tmp_path: Path) -> None:
+    result = finished(**METHODS[method])
+    frame = welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=2)
+    assert frame["client"].tolist() == [9, 10, 11]
+    assert frame["n"].tolist() == [40, 40, 40]
+    clients = result.clients
+    for newcomer, group in zip(frame.itertuples(), (0, 1, 2), strict=True):
+        like = clients[clients["group"] == group]["cluster"]
+        assert newcomer.cluster in set(like), "a cluster that clients of the same kind use"
+    assert frame["accuracy"].mean() > (60 if method == "fedavg" else 85)
+    assert frame["accuracy_finetuned"].mean() > 80
+    pd.testing.assert_frame_equal(pd.read_csv(result.path / "newcomers.csv"), frame, check_dtype=False)
+
+
+def test_a_newcomer_unlike_everybody_founds_a_cluster(finished: Any, tmp_path: Path) -> None:
+    tasks = [{"labels": [0, 1], "clients": 4}, {"labels": [2, 3], "clients": 4}]
+    partition = {"name": "tasks", "tasks": tasks}
+    result = finished(algorithm="pacfl", clustering={"threshold": 12.0}, partition=partition)
+    assert result.summary["clusters"] == 2
+    frame = welcome(result.path, write(tmp_path / "new.npz", [(0, 1), (6, 7)]), epochs=0)
+    assert frame["cluster"].tolist() == [0, 2]
+    assert "accuracy_finetuned" not in frame
+
+
+def test_without_owners_there_is_one_newcomer(finished: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "new.npz", GROUPS[:1], client_train=None, client_test=None)
+    assert welcome(finished().path, path, epochs=0)["n"].tolist() == [40]
+
+
+def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
+    result = finished(**METHODS["pacfl"])
+    before = {p.name: p.read_bytes() for p in result.path.glob("*.csv")}
+    welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
+    after = {p.name: p.read_bytes() for p in result.path.glob("*.csv") if p.name != "newcomers.csv"}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"x_train": np.zeros((40, 5), np.float32), "x_test": np.zeros((30, 5), np.float32)},
+            "the run's are",
+        ),
+        ({"y_train": np.full(40, 11)}, "has label 11; the run's model knows labels 0 to 9"),
+        ({"client_train": np.full(40, 1)}, "newcomer 0 has no sample in client_train"),
+        ({"client_train": np.zeros(3, int)}, "client_train must hold 40 numbers"),
+    ],
+)
+def test_files_that_do_not_fit(changes: dict[str, Any], message: str, finished: Any, tmp_path: Path) -> None:
+    path = write(tmp_path / "new.npz", GROUPS[:1], **changes)
+    with pytest.raises(DataError, match=message):
+        welcome(finished().path, path)
+
+
+def test_no_run_no_newcomers(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        welcome(tmp_path, write(tmp_path / "new.npz", GROUPS))
