@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,23 +83,28 @@ def _finished(config: Config) -> session.Result | None:
     return None
 
 
-def table(runs: pd.DataFrame) -> pd.DataFrame:
-    """Mean and (sample) standard deviation over the seeds, in the order in which algorithms first appear."""
+def table(runs: pd.DataFrame, metrics: Mapping[str, str] = METRICS) -> pd.DataFrame:
+    """Mean and (sample) standard deviation over the seeds, in the order in which algorithms first appear.
+
+    Args:
+        runs: a row a run, with ``algorithm`` and ``seed``; what a run has no number for is NaN.
+        metrics: the columns to summarize.
+    """
     groups = runs.groupby("algorithm", sort=False)
     columns: dict[str, Any] = {"seeds": groups.size()}
-    for metric in METRICS:
+    for metric in metrics:
         values = groups[metric]
         columns[metric], columns[f"{metric}_std"] = values.mean(), values.std(ddof=1)
     return pd.DataFrame(columns)
 
 
-def markdown(summary: pd.DataFrame) -> str:
+def markdown(summary: pd.DataFrame, metrics: Mapping[str, str] = METRICS) -> str:
     """The table as text: ``mean ± standard deviation``, a dash where a number does not apply."""
-    lines = [["algorithm", "seeds", *METRICS.values()], ["---", *["--:"] * (len(METRICS) + 1)]]
+    lines = [["algorithm", "seeds", *metrics.values()], ["---", *["--:"] * (len(metrics) + 1)]]
     for name, row in summary.iterrows():
-        if math.isnan(row["ari"]) and row["clusters"] == 1:  # a method that does not cluster
+        if math.isnan(row.get("ari", math.nan)) and row["clusters"] == 1:  # a method that does not cluster
             row["clusters"] = math.nan
-        cells = [_cell(row[metric], row[f"{metric}_std"]) for metric in METRICS]
+        cells = [_cell(row[metric], row[f"{metric}_std"]) for metric in metrics]
         lines.append([str(name), f"{row['seeds']:.0f}", *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines) + "\n"
 

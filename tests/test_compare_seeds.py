@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -75,4 +74,3 @@ def test_the_command_line_of_the_script_is_what_its_docstring_says(script: Modul
         script.__doc__ or ""
     )
     assert script.seeds_of("0-2,7") == [0, 1, 2, 7]
-    assert "compare_seeds" not in sys.modules

@@ -388,6 +388,21 @@ def test_a_variant_keeps_no_settings_of_the_first_algorithm():
         variant(source, [], "fedav")
 
 
+def test_a_variant_leaves_out_what_means_nothing_to_it():
+    # The preset compares subspaces in degrees, has momentum, and is PACFL's.
+    other = variant("pacfl-fmnist", [], "flis_hc").clustering
+    assert (other.signature.name, other.proximity, other.threshold) == ("predictions", "cosine", None)
+    assert variant("pacfl-fmnist", ["clustering.threshold=0.1"], "flis_hc").clustering.threshold == 0.1
+    assert variant("pacfl-fmnist", [], "fedavg").clustering == load("pacfl-fmnist").clustering
+    assert variant("pacfl-fmnist", [], "per_fedavg").training.momentum == 0
+    assert variant("pacfl-fmnist", [], "fedprox").training.momentum == 0.5
+    with pytest.raises(ConfigError, match=r"momentum 0\.9 makes no sense with per_fedavg"):
+        variant("pacfl-fmnist", ["training.momentum=0.9"], "per_fedavg")
+    source = {"algorithm": "pacfl", "clustering": {"signature": {"p": 5}, "threshold": 6, "n_clusters": None}}
+    assert variant(source, [], "pacfl").clustering.signature.p == 5
+    assert variant(source, [], "mt_hfl").clustering.signature.name == "spectrum"
+
+
 # --- round trips ---------------------------------------------------------------------------------------
 
 
