@@ -185,6 +185,13 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
     return Mixing(sp.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
 
 
+def share_layers(setup: Setup, state: ServerState, mixing: Mixing) -> Mixing:
+    """The GPS averages the common layers of ``hierarchy`` over all models every kappa rounds."""
+    if (state.round + 1) % setup.hierarchy.global_every:
+        return mixing
+    return replace(mixing, common=setup.hierarchy.common(setup.spec))
+
+
 def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = None) -> NDArray[np.int64]:
     """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present."""
 

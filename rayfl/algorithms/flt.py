@@ -15,6 +15,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rayfl.algorithms.base import share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
 from rayfl.algorithms.one_shot import OneShotClustered
 from rayfl.clustering.cluster import Clusters
@@ -93,9 +94,7 @@ class FLT(OneShotClustered):
         weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
         entries = weights[columns[sampled]], (rows[sampled], columns[sampled])
         mixing = Mixing(sp.csr_array(entries, shape=(state.models, len(plan.cohort))))
-        if (state.round + 1) % setup.hierarchy.global_every:
-            return mixing
-        return replace(mixing, common=setup.hierarchy.common(setup.spec))
+        return share_layers(setup, state, mixing)
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients

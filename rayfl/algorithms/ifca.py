@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.algorithms.base import Algorithm, choose_by_loss
+from rayfl.algorithms.base import Algorithm, choose_by_loss, share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, ServerState, Setup
 
 
@@ -57,7 +57,4 @@ class IFCA(Algorithm):
         self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
     ) -> Mixing:
         """Averages per chosen cluster; the shared layers over all."""
-        mixing = super().mix(setup, state, plan)
-        if (state.round + 1) % setup.hierarchy.global_every:
-            return mixing
-        return replace(mixing, common=setup.hierarchy.common(setup.spec))
+        return share_layers(setup, state, super().mix(setup, state, plan))

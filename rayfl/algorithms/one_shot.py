@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.algorithms.base import Algorithm
+from rayfl.algorithms.base import Algorithm, share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.placing import adopt, place
@@ -108,10 +108,7 @@ class OneShotClustered(Algorithm):
         self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
     ) -> Mixing:
         """FedAvg in every cluster, and the common layers over all of them every kappa rounds."""
-        mixing = super().mix(setup, state, plan)
-        if (state.round + 1) % setup.hierarchy.global_every:
-            return mixing
-        return replace(mixing, common=setup.hierarchy.common(setup.spec))
+        return share_layers(setup, state, super().mix(setup, state, plan))
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """Flag the clients whose training loss has risen since they last took part."""

@@ -18,6 +18,7 @@ from rayfl.data import Federation
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation.ledger import Transfer
+from rayfl.models import ModelSpec
 from rayfl.report import write_report
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend, Ref
@@ -101,20 +102,7 @@ class Driver:
         self.stage = stage
         federation = self.stages[stage].federation
         self.federation = self.servers.federation = self.records.federation = federation
-        config = self.config
-        self.setup = Setup(
-            clients=federation.clients,
-            sizes=federation.sizes,
-            spec=self.host.spec,
-            rounds=config.rounds,
-            seed=config.seed,
-            training=config.training,
-            hierarchy=config.hierarchy,
-            clustering=config.clustering,
-            local=config.local,
-            order=config.order,
-            sampling=config.sampling,
-        )
+        self.setup = setup_of(self.config, federation, self.host.spec)
 
     def run(self) -> dict[str, Any]:
         """Run all rounds that are left; the summary.
@@ -437,6 +425,23 @@ class Driver:
         present = self.setup.present
         correct, losses = self._adapted(models, turn, replace(turn.work, epochs=epochs), present)
         return self.records.finetuned(present, correct, losses)
+
+
+def setup_of(config: Config, federation: Federation, spec: ModelSpec) -> Setup:
+    """What the algorithm may know of a run with this federation."""
+    return Setup(
+        clients=federation.clients,
+        sizes=federation.sizes,
+        spec=spec,
+        rounds=config.rounds,
+        seed=config.seed,
+        training=config.training,
+        hierarchy=config.hierarchy,
+        clustering=config.clustering,
+        local=config.local,
+        order=config.order,
+        sampling=config.sampling,
+    )
 
 
 def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:

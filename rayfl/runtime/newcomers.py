@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rayfl.algorithms import Regrouping, ServerState, Setup
+from rayfl.algorithms import Regrouping, ServerState
 from rayfl.config import Config
 from rayfl.data import Federation, Ragged, Samples, read_npz
 from rayfl.errors import DataError, RayflError
@@ -20,7 +20,7 @@ from rayfl.runtime import session
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import block_rule
+from rayfl.runtime.driver import block_rule, setup_of
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.servers import Round, Servers
@@ -133,19 +133,7 @@ def _welcome(
     epochs: int,
 ) -> pd.DataFrame:
     algorithm = config.algorithm
-    setup = Setup(
-        clients=federation.clients,
-        sizes=federation.sizes,
-        spec=host.spec,
-        rounds=config.rounds,
-        seed=config.seed,
-        training=config.training,
-        hierarchy=config.hierarchy,
-        clustering=config.clustering,
-        local=config.local,
-        order=config.order,
-        sampling=config.sampling,
-    )
+    setup = setup_of(config, federation, host.spec)
     servers = Servers(
         backend,
         host.spec,
