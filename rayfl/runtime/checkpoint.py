@@ -9,16 +9,22 @@ import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from rayfl.algorithms import ServerState
 from rayfl.errors import RayflError
 from rayfl.runtime.rundir import clean
+from rayfl.runtime.states import Rows
+
+_BLOCK = 256
+"""Updates in one file."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,8 @@ class Checkpoint:
         models: ``(K, P)`` float32.
         state_clients, state_rows: client states: ids ``(n,)`` and rows ``(n, S)``.
         vectors: the servers' own vectors, ``(K, Q)``; empty for methods without.
-        update_clients, update_rows: the clients' latest updates ``(n,)`` and ``(n, P)``, likewise.
+        update_clients, update_rows: the clients' latest updates ``(n,)`` and ``(n, P)``, likewise; they are
+            written and read a few at a time.
         arrays: what the driver keeps (best and last accuracies), by name.
         tables: rows of the tables so far (rounds, communication, cluster timeline), JSON values.
     """
@@ -41,7 +48,7 @@ class Checkpoint:
     state_rows: NDArray[np.float32]
     vectors: NDArray[np.float32]
     update_clients: NDArray[np.int64]
-    update_rows: NDArray[np.float32]
+    update_rows: NDArray[np.float32] | Rows
     arrays: Mapping[str, NDArray[np.generic]]
     tables: Mapping[str, Any]
 
@@ -59,11 +66,13 @@ class Checkpoint:
             "states.rows": self.state_rows,
             "vectors": self.vectors,
             "updates.clients": self.update_clients,
-            "updates.rows": self.update_rows,
             **{f"extra.{name}": value for name, value in self.state.extra.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
         }
         save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, part / "arrays.safetensors")
+        for start in range(0, len(self.update_clients), _BLOCK):
+            rows = np.ascontiguousarray(self.update_rows[start : start + _BLOCK])
+            save_file({"rows": rows}, _updates(part, start))
         head = {"round": self.state.round, "models": self.state.models, "clustered": self.state.clustered}
         (part / "state.json").write_text(json.dumps({**head, "tables": clean(self.tables)}))
         for path in part.iterdir():
@@ -86,6 +95,10 @@ class Checkpoint:
         try:
             head = json.loads((path / "state.json").read_text())
             tensors = load_file(path / "arrays.safetensors")
+            updates = len(tensors["updates.clients"])
+            for start in range(0, updates, _BLOCK):
+                with safe_open(_updates(path, start), "numpy") as file:
+                    file.get_slice("rows")
         except Exception as error:
             raise RayflError(f"{path}: not a readable checkpoint ({error})") from None
 
@@ -102,10 +115,24 @@ class Checkpoint:
             tensors["states.rows"],
             tensors["vectors"],
             tensors["updates.clients"],
-            tensors["updates.rows"],
+            Rows(updates, partial(_read_updates, path)),
             named("driver."),
             head["tables"],
         )
+
+
+def _updates(folder: Path, start: int) -> Path:
+    """The file with the updates from this place on."""
+    return folder / f"updates-{start:07d}.safetensors"
+
+
+def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
+    found = []
+    for first in range(start - start % _BLOCK, stop, _BLOCK):
+        with safe_open(_updates(folder, first), "numpy") as file:
+            rows = file.get_slice("rows")
+            found.append(rows[max(start - first, 0) : min(stop - first, _BLOCK)])
+    return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -360,7 +360,7 @@ class Driver:
     def _checkpoint(self, state: ServerState) -> Checkpoint:
         servers, get = self.servers, self.backend.get
         clients, rows = servers.states.fetch(self.backend)
-        update_clients, update_rows = servers.updates.fetch(self.backend)
+        update_clients, update_rows = servers.updates.rows(self.backend)
         arrays, tables = self.records.save(state)
         checkpoint = Checkpoint(
             state=state,

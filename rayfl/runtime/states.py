@@ -7,7 +7,8 @@ are packed anew, so memory stays proportional to the number of clients that have
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,28 @@ from rayfl.runtime.backend import Backend, Ref
 
 _PACK = 256
 """Clients in one object after packing."""
+
+
+class Rows:
+    """Rows ``(n, S)`` that lie somewhere else and are read a few at a time, by a slice, as of an array.
+
+    Args:
+        count: n.
+        read: gives the rows from one place to another.
+    """
+
+    def __init__(self, count: int, read: Callable[[int, int], NDArray[np.float32]]) -> None:
+        self._count, self._read = count, read
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, part: slice) -> NDArray[np.float32]:
+        start, stop, _ = part.indices(self._count)
+        return self._read(start, stop)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype)
 
 
 class ClientStates:
@@ -91,12 +114,23 @@ class ClientStates:
 
     def fetch(self, backend: Backend) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """All states for a checkpoint: client ids ``(n,)`` ascending and rows ``(n, S)``."""
+        clients, rows = self.rows(backend)
+        return clients, rows[:]
+
+    def rows(self, backend: Backend) -> tuple[NDArray[np.int64], Rows]:
+        """The same, without all rows being here at one time."""
         clients = sorted(self._where)
-        refs, places = self.locate(clients, 0)
-        return np.array(clients, np.int64), pack_rows(places, *backend.get(refs))
+
+        def read(start: int, stop: int) -> NDArray[np.float32]:
+            refs, places = self.locate(clients[start:stop], 0)
+            return pack_rows(places, *backend.get(refs))
+
+        return np.array(clients, np.int64), Rows(len(clients), read)
 
     @classmethod
-    def restore(cls, backend: Backend, clients: NDArray[np.int64], rows: NDArray[np.float32]) -> ClientStates:
+    def restore(
+        cls, backend: Backend, clients: NDArray[np.int64], rows: NDArray[np.float32] | Rows
+    ) -> ClientStates:
         """States from a checkpoint."""
         states = cls()
         for start in range(0, len(clients), _PACK):

@@ -19,8 +19,8 @@ from rayfl.algorithms.cfl import CFL, path
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
 from rayfl.config import load
-from rayfl.errors import ConfigError
-from rayfl.runtime import asking
+from rayfl.errors import ConfigError, RayflError
+from rayfl.runtime import asking, checkpoint
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
@@ -445,6 +445,28 @@ def test_cosines_in_tiles_and_sketches_in_blocks(block: int, monkeypatch: pytest
         clients.sketches(np.array([2, 1]), 64)
 
 
+@pytest.mark.parametrize("block", [1, 3, 7, 256])
+def test_checkpoints_write_and_read_updates_a_few_at_a_time(
+    block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "_BLOCK", block)
+    rows = np.random.default_rng(0).standard_normal((7, 5)).astype(np.float32)
+    clients, kept = keeper(rows).servers.updates.rows(InlineBackend())
+    assert clients.tolist() == list(range(0, 14, 2))
+    nothing = np.zeros((0, 0), np.float32)
+    state = ServerState(3, 1, np.zeros(14, np.int64))
+    path = Checkpoint(state, rows[:1], clients[:0], nothing, nothing, clients, kept, {}, {}).save(tmp_path, 1)
+    assert len(list(path.glob("updates-*"))) == -(-7 // block)
+    again = Checkpoint.load(path)
+    assert same(np.asarray(again.update_rows), rows)
+    assert same(again.update_rows[2:6], rows[2:6])
+    back = ClientStates.restore(InlineBackend(), again.update_clients, again.update_rows)
+    assert same(back.fetch(InlineBackend())[1], rows)
+    (path / "updates-0000000.safetensors").unlink()
+    with pytest.raises(RayflError, match="not a readable checkpoint"):
+        Checkpoint.load(path)
+
+
 # --- whole runs -----------------------------------------------------------------------------------------
 
 SWAP = {"name": "relabelled", "clients": 12, "clusters": 3, "relabel": "swap"}
@@ -506,7 +528,7 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 def same_states(a: Checkpoint, b: Checkpoint) -> None:
     assert (a.state.round, a.state.models) == (b.state.round, b.state.models)
     pairs = [(a.models, b.models), (a.state.assignment, b.state.assignment)]
-    pairs += [(a.update_clients, b.update_clients), (a.update_rows, b.update_rows)]
+    pairs += [(a.update_clients, b.update_clients), (np.asarray(a.update_rows), np.asarray(b.update_rows))]
     pairs += [(a.state.extra[name], b.state.extra[name]) for name in sorted({*a.state.extra, *b.state.extra})]
     for one, other in pairs:
         assert same(one, other)
@@ -548,7 +570,7 @@ def test_a_split_node_keeps_the_model_that_its_updates_were_made_from(
     assert same(last.models[0], before.models[0])  # and nobody touches it again
     members = [client for half in one["halves"] for client in half]
     sent = last.state.extra["sent"][np.isin(last.state.extra["edge"], one["into"])]
-    assert same(sent, sketch(after.update_rows[members], 1024, 3))
+    assert same(sent, sketch(np.asarray(after.update_rows)[members], 1024, 3))
 
 
 def test_members_that_walk_down_the_tree_find_their_own_cluster(swapped: rayfl.Result) -> None:
@@ -598,11 +620,12 @@ def test_the_mean_of_updates_by_numpy(settings: Callable[..., dict[str, Any]], w
     before, after = saved(result, 1), saved(result, 2)
     n = result.clients["n"].to_numpy() if weighted else np.ones(3)
     assert len(set(result.clients["n"])) > 1
-    mean = n @ after.update_rows.astype(np.float64) / n.sum()
+    updates = np.asarray(after.update_rows, np.float64)
+    mean = n @ updates / n.sum()
     np.testing.assert_allclose(after.models[0] - before.models[0], mean, atol=1e-6)
     rows = pd.read_csv(result.path / "diagnostics.csv")
     assert rows["mean_norm"][1] == pytest.approx(np.linalg.norm(mean), rel=1e-4)
-    assert rows["max_norm"][1] == pytest.approx(np.linalg.norm(after.update_rows, axis=1).max(), rel=1e-6)
+    assert rows["max_norm"][1] == pytest.approx(np.linalg.norm(updates, axis=1).max(), rel=1e-6)
 
 
 def test_the_server_computes_on_permuted_vectors_only(
@@ -615,7 +638,10 @@ def test_the_server_computes_on_permuted_vectors_only(
     columns = ["train_loss", "accuracy_mean", "loss_mean", "bytes_up"]
     pd.testing.assert_frame_equal(private.rounds[columns], swapped.rounds[columns], check_exact=True)
     ours, theirs = saved(swapped), saved(private)
-    for seen, clear in ((theirs.models, ours.models), (theirs.update_rows, ours.update_rows)):
+    for seen, clear in (
+        (theirs.models, ours.models),
+        (np.asarray(theirs.update_rows), np.asarray(ours.update_rows)),
+    ):
         assert same(seen, permute(clear, 3))
         assert not np.isclose(seen, clear).mean() > 0.5
     for k in range(ours.state.models):  # what is handed out at the end is in order
