@@ -72,12 +72,13 @@ def redeal(
     """Give clients as many samples as they had, of other strata.
 
     The clients' own samples are given back first; each keeps those that fit. What is missing comes from
-    the free samples, and for clients with ``reuse`` also from samples that somebody holds and keeps.
+    the free samples. Clients with ``reuse`` choose last and have their new strata in full: what the free
+    samples do not give they borrow from those that somebody holds and keeps.
 
     Args:
         own: the samples that each client has now, D lists.
         weights: how the new samples of each client are spread over the strata, ``(D, S)``; zero: none.
-            Where a stratum has too few, the others give more.
+            Where a stratum has too few (of all, for clients with ``reuse``), the others give more.
         strata: the stratum of every sample ``(n,)``.
         free: the samples that no client holds ``(n,)``, those of ``own`` included.
         reuse: which clients may be given samples that others hold, ``(D,)``.
@@ -88,20 +89,27 @@ def redeal(
     """
     sizes = np.array([len(part) for part in own], np.int64)
     supply = np.bincount(strata[free], minlength=weights.shape[1])
+    totals = np.bincount(strata, minlength=weights.shape[1])
     counts = np.zeros(weights.shape, np.int64)
-    left = supply.copy()
-    for client in rng.permutation(len(own)).tolist():
+    wanted = counts.copy()
+    order, left = rng.permutation(len(own)), supply.copy()
+    for client in order[~reuse[order]].tolist():
         counts[client] = spread(int(sizes[client]), weights[client], left)
         left -= counts[client]
-    if (counts.sum(axis=1) < sizes).any():
-        best = most(sizes, weights > 0, supply)
-        counts = best if best.sum() > counts.sum() else counts
+    bound = ~reuse
+    if (counts[bound].sum(axis=1) < sizes[bound]).any():
+        best = most(sizes[bound], weights[bound] > 0, supply)
+        if best.sum() > counts.sum():
+            counts[bound], left = best, supply - best.sum(axis=0)
+    for client in order[reuse[order]].tolist():
+        wanted[client] = spread(int(sizes[client]), weights[client], totals)
+        counts[client] = np.minimum(wanted[client], left)
+        left -= counts[client]
 
     lists = _draw(own, counts, strata, free, rng)
     short = sizes - counts.sum(axis=1)
-    totals = np.bincount(strata, minlength=weights.shape[1])
     for client in np.flatnonzero((short > 0) & reuse).tolist():
-        more = spread(int(short[client]), weights[client], totals - counts[client])
+        more = wanted[client] - counts[client]
         rest = np.ones(len(strata), bool)
         rest[lists[client]] = False
         (borrowed,) = _draw([np.empty(0, np.int64)], more[None], strata, rest, rng)

@@ -102,3 +102,17 @@ def test_redeal_keeps_what_fits_and_takes_nobody_elses() -> None:
     )
     assert sorted(mine.tolist()) == [3, 4, 5]  # 5 is somebody's
     assert short.tolist() == [0]
+
+
+def test_who_may_borrow_gets_the_strata_as_weighed():
+    """Its own samples, which it gives back, are free and of a stratum of little weight: they must not fill up
+    what the free samples of the others lack."""
+    strata = np.repeat([0, 1], 50)
+    free = strata == 1  # its own; the 50 others are held by somebody
+    weights = np.array([[9.0, 1.0]])
+    lists, short = redeal(
+        [np.arange(50, 70)], weights, strata, free, np.array([True]), np.random.default_rng(0)
+    )
+    assert short.tolist() == [0]
+    assert np.bincount(strata[lists[0]]).tolist() == [18, 2]
+    assert len(set(lists[0].tolist())) == 20

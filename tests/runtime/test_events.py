@@ -1,0 +1,189 @@
+"""Runs in which clients come, go and change: who is trained and tested, who keeps what, resuming across."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl.config import load
+from rayfl.errors import ConfigError
+from rayfl.runtime.backend import InlineBackend
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import Result, build, resume, run
+from tests.runtime.test_same_everywhere import assert_same
+
+EVENTS = [
+    {"name": "join", "round": 2, "clients": 1, "group": 0},  # it gets the last id, 8
+    {"name": "leave", "round": 3, "clients": [1, 4]},
+    {"name": "drift", "round": 4, "kind": "group", "clients": [5], "to": 0, "reuse": True},
+    {"name": "join", "round": 5, "returning": True, "clients": [4]},
+]
+METHODS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "solo": {},
+    "pacfl": {"clustering": {"n_clusters": 3}},
+    "pacfl, flags": {"algorithm": "pacfl", "clustering": {"n_clusters": 3, "max_flags": 0}},
+    "ifca": {"algorithm": {"name": "ifca", "clusters": 6}},
+    "fedsem": {"algorithm": {"name": "fedsem", "clusters": 3}},
+    "flis_dc": {"algorithm": {"name": "flis_dc", "beta": 0.5}},
+    "flis_hc": {"clustering": {"n_clusters": 3}},
+    "pacfl, scaffold": {"algorithm": "pacfl", "local": "scaffold", "clustering": {"n_clusters": 3}},
+}
+PRESENT = [8, 8, 9, 7, 7, 8, 8]
+"""Clients that are there in each of the seven rounds."""
+
+
+def eventful(settings: dict[str, Any], method: str, **changes: Any) -> dict[str, Any]:
+    training = {"epochs": 3, "batch_size": 10, "lr": 0.1}
+    return {
+        **settings,
+        "rounds": 7,
+        "algorithm": method,
+        "events": EVENTS,
+        "training": training,
+        **METHODS[method],
+        **changes,
+    }
+
+
+@pytest.fixture(scope="module")
+def whole() -> dict[str, Result]:
+    return {}
+
+
+def _whole(whole: dict[str, Result], settings: dict[str, Any], method: str) -> Result:
+    if method not in whole:
+        found = whole[method] = run(eventful(settings, method))
+        _ = found.rounds, found.clients, found.communication, found.clusters, found.summary
+    return whole[method]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_those_who_are_there_take_part_and_are_tested(
+    method: str, settings: dict[str, Any], whole: dict[str, Result]
+) -> None:
+    result = _whole(whole, settings, method)
+    assert result.rounds["clients"].tolist() == PRESENT
+    clients = result.clients
+    # The mean of the last round is that of those who are there; client 1 has left.
+    there = clients["client"] != 1
+    last = clients.loc[there, "accuracy_last"]
+    assert result.rounds["accuracy_mean"].iloc[-1] == pytest.approx(last.mean())
+    assert clients.loc[1, "n"] == clients.loc[1, "test_samples"] == 0
+    # It keeps what it reached while it was there.
+    assert np.isfinite(clients.loc[1, "accuracy_last"])
+    assert clients.loc[1, "best_round"] <= 2
+    assert clients.loc[8, "best_round"] >= 2
+    assert clients["accuracy_last"].notna().all()
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("stop", [2, 4])
+def test_stopped_in_the_round_of_an_event_and_resumed(
+    method: str, stop: int, settings: dict[str, Any], whole: dict[str, Result]
+) -> None:
+    """The event has happened, the round has not been completed: it happens again when the run goes on."""
+    config = load(eventful(settings, method))
+    directory = RunDirectory.create(config)
+    stages, host = build(config)
+    stopping: list[int] = []
+
+    def watch(event: Event) -> None:
+        if event.kind == "blocks" and event.data["round"] == stop:
+            stopping.append(event.data["done"])
+
+    backend = InlineBackend()
+    try:
+        with pytest.raises(Interrupted):
+            Driver(config, stages, backend, directory, host, watch, lambda: bool(stopping)).run()
+    finally:
+        backend.close()
+    assert Checkpoint.load(checkpoints(directory.path / "checkpoints")[-1]).state.round == stop
+    assert_same(_whole(whole, settings, method), resume(directory.path))
+
+
+@pytest.mark.ray
+def test_events_on_ray_are_those_inline(
+    settings: dict[str, Any], whole: dict[str, Result], ray_cluster: None
+) -> None:
+    execution = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}
+    on_ray = run(eventful(settings, "pacfl, scaffold", execution=execution))
+    assert_same(_whole(whole, settings, "pacfl, scaffold"), on_ray)
+
+
+@pytest.mark.parametrize("method", ["pacfl", "flis_hc", "pacfl, scaffold"])
+def test_old_clients_keep_their_clusters_when_others_come_and_go(
+    method: str, settings: dict[str, Any], whole: dict[str, Result]
+) -> None:
+    """The first clusters are the planted ones; the newcomer finds its own; nobody else ever moves."""
+    result = _whole(whole, settings, method)
+    before, joined = result.clusters["timeline"][:2]
+    assert before["labels"][:8] == [0, 0, 0, 1, 1, 1, 2, 2]
+    assert joined["round"] == 2
+    assert joined["newcomers"] == [8]
+    assert joined["labels"] == [0, 0, 0, 1, 1, 1, 2, 2, 0]
+    returned = result.clusters["timeline"][-1]
+    assert (returned["round"], returned["newcomers"]) == (5, [4])
+    assert returned["labels"][4] == 1
+    assert result.clients["cluster"].tolist()[:8] == [0, 0, 0, 1, 1, 1, 2, 2]
+
+
+def test_flags_cluster_again_and_the_drifted_client_moves(
+    settings: dict[str, Any], whole: dict[str, Result]
+) -> None:
+    """With lambda = 0 every join and every drift is followed by a clustering; a leave is not."""
+    result = _whole(whole, settings, "pacfl, flags")
+    found = [entry["round"] for entry in result.clusters["timeline"] if "newcomers" not in entry]
+    assert found == [0, 2, 4, 5]
+    labels = result.clients["cluster"].tolist()
+    assert labels[:5] == [0, 0, 0, 1, 1]
+    assert labels[5] == labels[8] == 0  # it has the first group's data now
+    assert result.rounds["ari"].iloc[-1] == 1.0
+
+
+def test_clients_that_choose_their_model_choose_anew_when_their_data_change(
+    settings: dict[str, Any], whole: dict[str, Result]
+) -> None:
+    for method in ("ifca", "fedsem"):
+        labels = _whole(whole, settings, method).clients["cluster"].tolist()
+        assert labels[5] in [labels[client] for client in (0, 2, 8)], method
+        assert labels[5] not in [labels[client] for client in (3, 4, 6, 7)], method
+
+
+def test_a_client_that_comes_back_has_its_own_model_and_variate(settings: dict[str, Any]) -> None:
+    """SOLO's model and SCAFFOLD's c_i are the client's: they wait while it is away."""
+    for method in ("solo", "pacfl, scaffold"):
+        events = [
+            {"name": "leave", "round": 2, "clients": [4]},
+            {"name": "join", "round": 4, "returning": True, "clients": [4]},
+        ]
+        states = {}
+        for rounds in (2, 4, 5):
+            until = [event for event in events if event["round"] < rounds]  # type: ignore[operator]
+            ran = run(eventful(settings, method, rounds=rounds, events=until))
+            last = Checkpoint.load(checkpoints(ran.path / "checkpoints")[-1])
+            states[rounds] = last.state_rows[last.state_clients.tolist().index(4)]
+        np.testing.assert_array_equal(states[2], states[4])
+        assert np.abs(states[4] - states[5]).max() > 0
+
+
+def test_before_the_event_nothing_is_different(settings: dict[str, Any]) -> None:
+    """The first rounds of a run are the same whatever happens later."""
+    plain = run(eventful(settings, "fedavg", events=[], rounds=3))
+    leave = run(
+        eventful(settings, "fedavg", events=[{"name": "leave", "round": 2, "clients": [1]}], rounds=3)
+    )
+    shown = ["train_loss", "accuracy_mean", "clients"]
+    assert plain.rounds[shown][:2].equals(leave.rounds[shown][:2])
+    assert plain.rounds["clients"].tolist() == [9, 9, 9]
+    assert leave.rounds["clients"].tolist() == [9, 9, 8]
+    assert plain.summary["models_sha256"] != leave.summary["models_sha256"]
+
+
+def test_an_event_after_the_end_is_refused(settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 2 rounds"):
+        run(eventful(settings, "fedavg", rounds=2))
