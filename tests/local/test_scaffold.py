@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-import rayfl
+from rayfl import cli
 from tests.local.conftest import ETA, SIZES, P, Problem, Ran
 
 
@@ -115,6 +118,18 @@ def test_bytes_are_a_model_and_a_variate(problem: Problem):
 
 
 @pytest.mark.parametrize("method", ["solo", "fedsem", "flis_dc", "ifca"])
-def test_methods_without_a_fixed_model_for_c_refuse_it(method: str):
-    with pytest.raises(rayfl.ConfigError, match=f"'scaffold' makes no sense with {method}; valid: sgd"):
-        rayfl.load({"algorithm": method, "local": "scaffold"})
+def test_methods_without_a_fixed_model_for_c_refuse_it(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """In one line, with exit code 2, before anything is written."""
+    monkeypatch.chdir(tmp_path)
+    arguments = ["rayfl", "run", "digits-demo", f"algorithm={method}", "local=scaffold"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    printed = capsys.readouterr()
+    assert caught.value.code == 2
+    assert printed.out == ""
+    assert printed.err.count("\n") == 1
+    assert f"local objective 'scaffold' makes no sense with {method}; valid: sgd" in printed.err
+    assert list(tmp_path.iterdir()) == []
