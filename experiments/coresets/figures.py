@@ -46,6 +46,7 @@ Rows = list[dict[str, Any]]
 KAPPA = 0.2
 BLOCK_POWER = 32
 RANDOM_DRAWS = 20
+SOURCES = 200  # of the paths that betweenness counts
 
 
 def costs_of(n: int, seed: int) -> Array:
@@ -103,7 +104,7 @@ def choices(
             add("frank-wolfe", k, Coreset(found.ids, nearest_shares(graph, found.ids)))
             add("frank-wolfe own weights", k, found)
     U = spectral.eigenvectors(graph, max(counts), seed) if "spectral" not in skip else None
-    central = betweenness.centrality(graph, sources=min(len(graph), 500), seed=seed)
+    central = betweenness.centrality(graph, sources=min(len(graph), SOURCES), seed=seed)
     for k in counts:
         for draw in range(RANDOM_DRAWS):
             add("random", k, uniform.select(graph, k, seed=1000 * seed + draw))
@@ -139,6 +140,7 @@ def mixture(options: argparse.Namespace) -> pd.DataFrame:
             return pairs[1] * pairs[0] ** power if power >= 48 else graphs.walk_power(P, power)
 
         rows += mean_errors(graph, choices(graph, counts, powers, seed, set(), vectors), seed)
+        keep("mixture", rows, options)
         print(f"mixture, seed {seed}", flush=True)
     return pd.DataFrame(rows)
 
@@ -156,6 +158,7 @@ def blocks(options: argparse.Namespace) -> pd.DataFrame:
                 row = {"method": f"l = {power}", "references": k, "power": power, "residual": left}
                 found.append({**row, "coreset": chosen})
         rows += mean_errors(graph, found, seed)
+        keep("blocks", rows, options)
         print(f"blocks, seed {seed}", flush=True)
     return pd.DataFrame(rows)
 
@@ -193,6 +196,7 @@ def facebook(options: argparse.Namespace) -> pd.DataFrame:
     for seed in range(min(options.seeds, 5)):  # only random, costs and ties depend on it
         powers = {k: walks.covering_power(P, k, seed) for k in counts}
         rows += distance_errors(graph, choices(graph, counts, powers, seed, {"kmeans"}), seed, D)
+        keep("facebook", rows, options)
         print(f"facebook, seed {seed}, powers {powers}", flush=True)
     return pd.DataFrame(rows)
 
@@ -298,7 +302,7 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
     open_to_choice = np.ones(n, bool)
     open_to_choice[data["val_idx"]] = open_to_choice[data["test_idx"]] = False
     pool = np.flatnonzero(open_to_choice)
-    central = betweenness.centrality(graph, sources=500)
+    central = betweenness.centrality(graph, sources=SOURCES)
     counts = (14, 35, 70, 140, 270)
     U = spectral.eigenvectors(graph, max(counts))
     rows: Rows = []
@@ -319,6 +323,7 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
             for name, ids in chosen.items():
                 accuracy = _train(A, X, y, torch.from_numpy(ids), validation, test, seed)
                 rows.append({"method": name, "references": k, "seed": seed, "error": 100 * accuracy})
+        keep("gcn", rows, options)
         print(f"gcn, seed {seed}", flush=True)
     return pd.DataFrame(rows)
 
@@ -396,6 +401,11 @@ def figure(rows: pd.DataFrame, title: str, path: Path, what: str) -> None:
     plt.close(fig)
 
 
+def keep(name: str, rows: Rows, options: argparse.Namespace) -> None:
+    """Write what there is after each seed, for ``--again`` after an interruption."""
+    pd.DataFrame(rows).to_csv(options.out / f"{name}.csv", index=False)
+
+
 def report(name: str, rows: pd.DataFrame, out: Path) -> None:
     rows.to_csv(out / f"{name}.csv", index=False)
     if name == "scale":
@@ -427,6 +437,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--data", type=Path, default=Path("data"), help="folder with facebook/ and cora/")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--again", action="store_true", help="only tables and figures, from --out")
     parser.add_argument("--n", type=int, default=10_000, help="points of the mixture")
     parser.add_argument("--out", type=Path, default=Path("runs/coresets"))
     options = parser.parse_args(arguments)
@@ -434,7 +445,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     torch.set_num_threads(1)
     try:
         for part in options.parts:
-            report(part, PARTS[part](options), options.out)
+            there = options.out / f"{part}.csv"
+            rows = pd.read_csv(there) if options.again else PARTS[part](options)
+            report(part, rows, options.out)
     except (RayflError, FileNotFoundError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
