@@ -88,12 +88,19 @@ def orders(
         on (seed, round, client, n_i) alone, not on which other clients are asked for.
     """
     ids, counts = np.asarray(clients), np.asarray(sizes)
-    base = key(seed, "sample order", round)
     result: list[NDArray[np.intp]] = [np.empty((epochs, 0), np.intp)] * len(ids)
-    for n in np.unique(counts[counts > 0]):
+    for n in np.unique(counts[counts > 0]).tolist():
         where = np.flatnonzero(counts == n)
-        draws = hashes(base, ids[where], epochs * int(n)).reshape(len(where), epochs, int(n))
-        ranked = np.argsort(draws, axis=-1, kind="stable")
-        for row, place in enumerate(where):
-            result[place] = ranked[row]
+        for place, order in zip(
+            where.tolist(), orders_of_size(seed, round, ids[where], n, epochs), strict=True
+        ):
+            result[place] = order
     return result
+
+
+def orders_of_size(
+    seed: int, round: int, clients: NDArray[np.integer], size: int, epochs: int
+) -> NDArray[np.intp]:
+    """The same orders for clients of one size, side by side: ``(B, E, n)``."""
+    draws = hashes(key(seed, "sample order", round), clients, epochs * size)
+    return np.argsort(draws.reshape(len(clients), epochs, size), axis=-1, kind="stable")

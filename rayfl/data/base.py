@@ -94,7 +94,7 @@ class Samples:
     def inputs(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.generic]:
         """The inputs of samples by their (virtual) ids, ``(len(ids), ...)``."""
         x = self.x_train if part == "train" else self.x_test
-        found: NDArray[np.generic] = x[self._plain(len(x), ids)]
+        found: NDArray[np.generic] = x.take(self._plain(len(x), ids), axis=0)
         return found
 
     def labels(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from rayfl.data import Federation
+from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
 from rayfl.local import Start
@@ -37,6 +37,11 @@ from rayfl.training import (
     scatter_,
 )
 from rayfl.training.observations import Observation, Trained
+
+try:
+    from rayfl.training.batched.linear_kernels import weighted_sum
+except ImportError:  # no Numba
+    weighted_sum = None  # type: ignore[assignment]
 
 
 class ClientHost:
@@ -79,7 +84,7 @@ class ClientHost:
         b = a + local.state_size(spec)
         own, mine, order = states[:, :a], states[:, a:b], states[:, b:]
         _overlay(rows, work.personal, own, fresh)
-        indices = [self.stages[job.stage].train[int(c)] for c in job.clients]
+        indices = self.stages[job.stage].train.take(job.clients)
         # The engine trains in place; most methods have no use for where it started.
         keeps = job.updates or local.state_size(spec) or local.server_size(spec) or local.personal
         start = Start(
@@ -89,7 +94,7 @@ class ClientHost:
             server=rows[:, :0] if job.servers is None else self._gather(objects[job.servers :], job.start),
             state=mine,
             fresh=fresh,
-            sizes=np.array([len(i) for i in indices]),
+            sizes=indices.sizes,
             test=partial(self._validate, job),
         )
         visits = job.order.visits(self._arrival(job, start, order, indices))
@@ -144,8 +149,11 @@ class ClientHost:
     def _gather(self, objects: Sequence[Any], at: NDArray[np.int64]) -> torch.Tensor:
         """The vectors at these positions, one a client: ``(B, ...)``, to be written to."""
         device = self.batches.device
-        different = torch.stack([self._received(objects[k]) for k in range(int(at.max()) + 1)]).to(device)
-        return different[torch.from_numpy(at).to(device)]
+        count = int(at.max()) + 1
+        if count == 1:
+            return self._received(objects[0]).to(device).repeat(len(at), 1)
+        different = torch.stack([self._received(objects[k]) for k in range(count)]).to(device)
+        return different.index_select(0, torch.from_numpy(at).to(device))
 
     def _received(self, vector: NDArray[np.float32]) -> torch.Tensor:
         """A vector as the clients use it."""
@@ -169,9 +177,7 @@ class ClientHost:
                 states[row] = _tensor(objects[state[0]][state[1]])
         return states, fresh
 
-    def _arrival(
-        self, job: TrainJob, start: Start, state: torch.Tensor, indices: Sequence[NDArray[np.int32]]
-    ) -> Arrival:
+    def _arrival(self, job: TrainJob, start: Start, state: torch.Tensor, indices: Ragged) -> Arrival:
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             ids = np.concatenate([indices[row] for row in rows])
             pieces = np.split(ids, range(_AT_ONCE, len(ids), _AT_ONCE))
@@ -244,7 +250,7 @@ class ClientHost:
                 rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
         before = rows.clone()
         federation = self.stages[job.stage]
-        indices = [federation.train[int(c)] for c in job.clients]
+        indices = federation.train.take(job.clients)
         terms = Terms(mask=job.local.held(mine, fresh, self.spec))
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
         _raise_first(block, job.clients, job.round)
@@ -293,7 +299,7 @@ class ClientHost:
         if job.work is not None:
             observation: Observation = objects[0]
             rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64))
-            indices = [self.stages[job.stage].train[int(c)] for c in job.clients]
+            indices = self.stages[job.stage].train.take(job.clients)
             block = self.engine.train(job.work, 0, job.clients.tolist(), indices, rows)
             _raise_first(block, job.clients, 0)
             seen = observation.compute(Trained(self.spec, self.engine.module, self.batches, block.rows, []))
@@ -363,17 +369,17 @@ def partial_product(
 
 
 def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Tensor:
-    total = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
-    together = _TOGETHER // max(1, rows.shape[1])
-    if together < 2:
-        for weight, row in zip(weights.tolist(), rows, strict=True):
-            total.add_(row, alpha=weight)
-    else:
-        factors = torch.from_numpy(weights).to(rows.device)[:, None]
-        for start in range(0, len(rows), together):
-            part = slice(start, start + together)
-            total += (rows[part].to(torch.float64) * factors[part]).sum(0)
-    return total
+    if weighted_sum is not None and not rows.is_cuda:
+        total = np.zeros(rows.shape[1])
+        weighted_sum(weights, rows.contiguous().numpy(), total)
+        return torch.from_numpy(total)
+    sums = torch.zeros(rows.shape[1], dtype=torch.float64, device=rows.device)
+    factors = torch.from_numpy(weights).to(rows.device)[:, None]
+    together = max(1, _TOGETHER // max(1, rows.shape[1]))
+    for start in range(0, len(rows), together):
+        part = slice(start, start + together)
+        sums += (rows[part].to(torch.float64) * factors[part]).sum(0)
+    return sums
 
 
 def _overlay(rows: torch.Tensor, segments: Segments, values: torch.Tensor, fresh: NDArray[np.bool_]) -> None:

@@ -7,7 +7,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from rayfl.data import Samples
@@ -18,7 +17,7 @@ from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
-from rayfl.training.work import NO_TERMS, LocalWork, Terms, TrainedBlock
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
 TOLERANCE = 1e-3
 """How far an engine may be from the plain loop in the trial, relative to how far the model moved."""
@@ -38,7 +37,7 @@ class Engine(Protocol):
         work: LocalWork,
         round: int,
         clients: Sequence[int],
-        indices: Sequence[NDArray[np.integer]],
+        indices: Indices,
         start: torch.Tensor,
         terms: Terms = NO_TERMS,
     ) -> TrainedBlock:

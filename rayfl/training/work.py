@@ -5,13 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rayfl.data import Ragged
+
 Segments = tuple[tuple[int, int], ...]
 """Ranges ``(start, stop)`` of the flat parameter vector, ascending and disjoint."""
+
+Indices = Sequence[NDArray[np.integer]] | Ragged
+"""The training samples of each client of a block."""
+
+_Count = TypeVar("_Count", int, NDArray[np.int64])
 
 
 @dataclass(frozen=True)
@@ -64,8 +72,8 @@ class LocalWork:
         """The learning rate of local step ``step`` (0-based)."""
         return self.lr * (1 + self.lr_alpha * step) ** -self.lr_power if self.lr_alpha else self.lr
 
-    def steps_an_epoch(self, samples: int) -> int:
-        """Local steps of an epoch over so many samples."""
+    def steps_an_epoch(self, samples: _Count) -> _Count:
+        """Local steps of an epoch over so many samples, of one client or of each."""
         return -(-samples // (self.batch_size * self.batches_a_step))
 
     def snapshot_step(self, samples: int, steps: int) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from rayfl.data import Ragged
 from rayfl.models import ModelSpec
 from rayfl.random import key
 from rayfl.training.batched.layers import Step
@@ -17,7 +18,7 @@ from rayfl.training.batched.network import BatchedNetwork, Network
 from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
-from rayfl.training.work import NO_TERMS, LocalWork, Terms, TrainedBlock, check_finite
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
 """Models that train together should fit in a core's share of the cache; but eight at least share the cost of
@@ -59,7 +60,7 @@ class BatchedEngine:
         work: LocalWork,
         round: int,
         clients: Sequence[int],
-        indices: Sequence[NDArray[np.integer]],
+        indices: Indices,
         start: torch.Tensor,
         terms: Terms = NO_TERMS,
     ) -> TrainedBlock:
@@ -72,9 +73,10 @@ class BatchedEngine:
         )
         snapshots = start.clone() if work.snapshot_epoch else None
         result = TrainedBlock(start, np.zeros(len(clients)), np.zeros(len(clients), np.int64), {}, snapshots)
-        block = _Block(work, round, clients, indices, on_device, result)
+        samples = indices if isinstance(indices, Ragged) else Ragged.of(indices)
+        block = _Block(work, round, np.asarray(clients), samples, on_device, result)
         if terms.visits is None:
-            steps = np.array([work.steps_an_epoch(len(i)) for i in indices], np.int64)
+            steps = work.steps_an_epoch(samples.sizes)
         else:
             steps = np.array([len(own) for own in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
@@ -114,34 +116,40 @@ class BatchedEngine:
     def _chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
         """Train the clients at ``rows`` of the block; all succeed, or it raises and changes no model."""
         work, terms, result = block.work, block.terms, block.result
-        ids = [block.clients[r] for r in rows]
-        indices = [block.indices[r] for r in rows]
+        ids, samples = block.clients[rows], block.samples.take(rows)
         visits = None if terms.visits is None else [terms.visits[r] for r in rows]
-        plan = StepPlan(self.seed, block.round, ids, np.array([len(i) for i in indices]), work, visits)
+        plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
         self.network.load(result.rows, where, Sgd.of(work), terms.offset, terms.mask)
-        means = self._together(block, ids, indices, plan, where)
-        for mean, finite in zip(means.tolist(), self.network.finite(), strict=True):
-            check_finite(mean, finite)
-        self.network.store(result.rows, where)
+        means = self._together(block, ids, samples.values, plan, where)
+        finite = self.network.finite()
+        for bad in np.flatnonzero(~(np.isfinite(means) & finite)).tolist():
+            check_finite(float(means[bad]), bool(finite[bad]))
+        if (np.diff(rows) == 1).all():
+            self.network.store(result.rows[rows[0] : rows[-1] + 1])
+        else:
+            self.network.store(result.rows, where)
         result.losses[rows], result.steps[rows] = means, plan.totals
 
     @torch.no_grad()
     def _together(
         self,
         block: _Block,
-        clients: Sequence[int],
-        indices: Sequence[NDArray[np.integer]],
+        clients: NDArray[np.integer],
+        samples: NDArray[np.integer],
         plan: StepPlan,
         where: torch.Tensor,
     ) -> NDArray[np.float64]:
         """Train the C clients whose models the network holds; their mean losses ``(C,)``."""
         device, network, work = self.batches.device, self.network, block.work
-        x, y = self.batches.train(np.concatenate(indices))
+        once = plan.passes == 1  # then the samples are fetched in the order of the only step
+        if once:
+            samples = samples[plan.places[0, : plan.active[0], : plan.widths[0]].reshape(-1)]
+        x, y = self.batches.train(samples)
         # What dropout and the like draw is keyed per client and round, as in the plain loop.
         generators = [
             torch.Generator(device=device).manual_seed(key(self.seed, "train", block.round, c) >> 1)
-            for c in (clients if network.draws else ())
+            for c in (clients.tolist() if network.draws else ())
         ]
         places, weights = torch.from_numpy(plan.places).to(device), torch.from_numpy(plan.weights).to(device)
         counts = torch.from_numpy(plan.counts).to(device)
@@ -157,13 +165,17 @@ class BatchedEngine:
             ends_step = (t + 1) % per_step == 0
             if changing:
                 network.prepare(work.rate(t // per_step), looking_ahead=not ends_step)
-            at = places[t, :now, :width].reshape(-1)
             step = (
                 Step(generators) if full else Step(generators, counts[t, :now], plan.counts[t, :now].tolist())
             )
+            if once:
+                inputs, targets = x, y
+            else:
+                at = places[t, :now, :width].reshape(-1)
+                inputs, targets = x.index_select(0, at), y.index_select(0, at)
             loss = network.step(
-                x.index_select(0, at).view(now, width, *x.shape[1:]),
-                y.index_select(0, at).view(now, width, *y.shape[1:]),
+                inputs.view(now, width, *x.shape[1:]),
+                targets.view(now, width, *y.shape[1:]),
                 weights[t, :now, :width],
                 step,
             )
@@ -183,7 +195,7 @@ class _Block:
 
     work: LocalWork
     round: int
-    clients: Sequence[int]
-    indices: Sequence[NDArray[np.integer]]
+    clients: NDArray[np.integer]
+    samples: Ragged
     terms: Terms
     result: TrainedBlock

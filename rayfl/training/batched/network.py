@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from typing_extensions import override
 
@@ -104,22 +106,28 @@ class Network:
         for parameter in self.parameters.values():
             parameter.narrow(clients)
 
-    def store(self, models: torch.Tensor, rows: torch.Tensor, which: torch.Tensor | None = None) -> None:
+    def store(
+        self, models: torch.Tensor, rows: torch.Tensor | None = None, which: torch.Tensor | None = None
+    ) -> None:
         """Put the models back where :meth:`load` took them.
 
         Args:
             models: ``(>= C, P)``, written.
-            rows: which of them, ``(C,)``.
+            rows: which of them, ``(C,)``; None: these are C, in order.
             which: only these of the C clients, ``(c,)``; then ``rows`` are theirs.
         """
         for name, place in zip(self.spec.names, self.spec.slices, strict=True):
             values = self._values[name].flatten(1)
-            models[:, place].index_copy_(0, rows, values if which is None else values[which])
+            if rows is None:
+                models[:, place].copy_(values)
+            else:
+                models[:, place].index_copy_(0, rows, values if which is None else values[which])
 
-    def finite(self) -> list[bool]:
-        """Whether all numbers of each client's model are finite: a NaN or infinity shows in the sum."""
-        sums = [value.flatten(1).sum(1) for value in self._values.values()]
-        return torch.isfinite(torch.stack(sums)).all(0).tolist()
+    def finite(self) -> NDArray[np.bool_]:
+        """Where all numbers of a client's model are finite ``(C,)``: a NaN or infinity shows in the sum."""
+        sums = torch.stack([value.flatten(1).sum(1) for value in self._values.values()])
+        finite: NDArray[np.bool_] = np.isfinite(sums.cpu().numpy()).all(axis=0)
+        return finite
 
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         """One SGD step of every client.

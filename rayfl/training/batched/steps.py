@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.random import orders
+from rayfl.random import orders_of_size
 from rayfl.training.work import LocalWork, check_visits
 
 
@@ -44,7 +44,7 @@ class StepPlan:
         self,
         seed: int,
         round: int,
-        clients: Sequence[int],
+        clients: Sequence[int] | NDArray[np.integer],
         sizes: NDArray[np.int64],
         work: LocalWork,
         visits: Sequence[Sequence[NDArray[np.intp]]] | None = None,
@@ -60,23 +60,27 @@ class StepPlan:
         valid = np.arange(self.places.shape[2]) < self.counts[:, :, None]
         self.weights = (valid / np.maximum(1, self.counts)[:, :, None]).astype(np.float32)
         self.seen = self.counts[self._per_step - 1 :: self._per_step].sum(axis=0)
-        steps = zip(sizes.tolist(), self.totals.tolist(), strict=True)
-        self.snapshots = np.array([work.snapshot_step(n, total) for n, total in steps], np.int64)
+        self.snapshots = np.minimum(self.totals, work.snapshot_epoch * work.steps_an_epoch(sizes))
 
     def _shuffle(
-        self, seed: int, round: int, clients: Sequence[int], sizes: NDArray[np.int64], work: LocalWork
+        self,
+        seed: int,
+        round: int,
+        clients: Sequence[int] | NDArray[np.integer],
+        sizes: NDArray[np.int64],
+        work: LocalWork,
     ) -> None:
         """Epochs over shuffled samples."""
         epochs, batch = work.epochs, work.batch_size
-        self.totals = -(-sizes // (batch * self._per_step)) * epochs
+        self.totals = work.steps_an_epoch(sizes) * epochs
         self._make(int(min(batch, sizes.max(initial=1))), len(clients))
         firsts = np.cumsum(sizes) - sizes
-        shuffled = orders(seed, round, clients, sizes.tolist(), epochs)
+        ids = np.asarray(clients)
         for n in np.unique(sizes[sizes > 0]).tolist():  # clients of one size at a time
             same = np.flatnonzero(sizes == n)
             s = -(-n // batch)
             padded = np.zeros((len(same), epochs, s * batch), np.int64)
-            padded[:, :, :n] = np.stack([shuffled[c] for c in same]) + firsts[same, None, None]
+            padded[:, :, :n] = orders_of_size(seed, round, ids[same], n, epochs) + firsts[same, None, None]
             batches = padded.reshape(len(same), epochs, s, batch)[:, :, :, : self.places.shape[2]]
             ends = np.minimum(batch, n - batch * np.arange(s))
             if s % self._per_step:  # an odd last one is paired with the first
