@@ -228,6 +228,7 @@ class Driver:
             order=self.config.order,
             members=np.bincount(state.assignment[setup.present], minlength=state.models),
             observation=seen,
+            compares=observation is not None and observation.needs_models,
             mix=lambda observed: algorithm.mix(setup, state, plan, observed),
             updates=algorithm.keeps_updates,
         )

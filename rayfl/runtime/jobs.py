@@ -58,7 +58,8 @@ class TrainJob:
     """Train a block of B clients and multiply its part of ``A W``.
 
     The objects travel beside the job by reference: the start models, then the servers' own vectors that go
-    with them (if the local objective has such), then the observation and all K models (if one is asked for),
+    with them (if the local objective has such), then the observation (if one is asked for) and all K models
+    (if it compares with them),
     then the objects with client state.
 
     Attributes:
@@ -67,8 +68,8 @@ class TrainJob:
         clients: ids ``(B,)``.
         start: for each client the position of its start model among the references, ``(B,)``.
         servers: position of the first of the servers' vectors; None for none.
-        observe: position of the observation, right behind which the K models lie; None for none.
-        models: K.
+        observe: position of the observation, right behind which the models lie; None for none.
+        models: how many: K, or 0.
         states: of each client; empty for methods without client state.
         work: the local work.
         local: the local objective.

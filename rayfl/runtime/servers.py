@@ -63,6 +63,7 @@ class Round:
         local, order: the local objective, and the order of samples.
         members: clients that each model has in all, ``(K,)``; for objectives with vectors at the servers.
         observation: what must be seen of the trained models to know A otherwise, by reference;
+        compares: whether that looks at the servers' models too;
         mix: and what then gives A.
         updates: whether the servers keep the clients' updates.
     """
@@ -76,6 +77,7 @@ class Round:
     order: Ordering = Shuffled()  # noqa: RUF009
     members: NDArray[np.int64] | None = None
     observation: Ref = None
+    compares: bool = False
     mix: Callable[[NDArray[np.float64]], Mixing] | None = None
     updates: bool = False
 
@@ -239,12 +241,14 @@ class Servers:
         used, start = np.unique(turn.plan.start[block], return_inverse=True)
         objects = [self.models[k] for k in used]
         servers = observe = None
+        models: list[Ref] = []
         if has_vectors:
             servers = len(objects)
             objects += [self.vectors[k] for k in used]
         if turn.observation is not None:
             observe = len(objects)
-            objects += [turn.observation, *self.models]
+            models = list(self.models) if turn.compares else []
+            objects += [turn.observation, *models]
         states: tuple[State, ...] = ()
         if stateful:
             refs, states = self.states.locate(clients.tolist(), len(objects))
@@ -256,7 +260,7 @@ class Servers:
             start=start,
             servers=servers,
             observe=observe,
-            models=len(self.models) if observe is not None else 0,
+            models=len(models),
             states=states,
             work=turn.work,
             local=turn.local,
