@@ -88,8 +88,8 @@ def weighted_sum(weights, rows, total):  # type: ignore[no-untyped-def]
     """
     clients, size = rows.shape
     for start in range(0, size, 4096):
-        stop = min(size, start + 4096)
+        piece = total[start : start + 4096]
         for c in range(clients):
-            weight = weights[c]
-            for k in range(start, stop):
-                total[k] += weight * rows[c, k]
+            weight, row = weights[c], rows[c, start : start + 4096]
+            for k in range(len(piece)):
+                piece[k] += weight * row[k]
