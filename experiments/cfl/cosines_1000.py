@@ -1,0 +1,161 @@
+"""The cosines of all updates of 1,000 clients: seconds and memory, in a run of CFL.
+
+::
+
+    python experiments/cfl/cosines_1000.py --out cosines
+    python experiments/cfl/cosines_1000.py --out cosines --backend inline
+
+Two rounds of CFL over Fashion-MNIST, 60 samples a client, an MLP 784-78-10 (P = 62,020), in which the
+separation gap asks for the cosines of all N clients after every round. The N updates are N P numbers, 248 MB.
+No process should hold them all for itself: they lie in the object store in blocks, each tile of the matrix
+reads two blocks of 128, and the driver receives N x N numbers (8 MB). ``inline`` is one process, which has to
+hold them. The driver runs in this process, and not in an actor as in ``rayfl run``.
+
+Prints, and writes to ``cosines.csv``: of every kind of process its own memory (without mapped files, such
+as the object store) before the first round, while cosines are computed, and at its peak. Prints the
+seconds of every call, and how far a sample of the cosines is from NumPy's in double precision, computed from
+the updates in the checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import psutil
+from numpy.typing import NDArray
+
+from rayfl.config import load
+from rayfl.runtime.asking import Asking
+from rayfl.runtime.backend import Backend, InlineBackend
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.ray_backend import RayBackend
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import build, connect
+
+
+def own_bytes(pid: int) -> int:
+    """Memory of a process that is no mapped file: Linux counts pages of the object store as a process' own as
+    long as nobody else has looked at them."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next((1024 * int(line.split()[1]) for line in status.splitlines() if "RssAnon" in line), 0)
+
+
+class Watch(threading.Thread):
+    """Own memory of this process and of those below it, every now and then."""
+
+    def __init__(self, pause: float = 0.2) -> None:
+        super().__init__(daemon=True)
+        self.pause, self.stopped = pause, threading.Event()
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> None:
+        me = psutil.Process()
+        while not self.stopped.wait(self.pause):
+            for process in [me, *me.children(recursive=True)]:
+                try:
+                    name = "driver" if process == me else process.name()
+                    own = own_bytes(process.pid)
+                except (psutil.Error, OSError):
+                    continue
+                self.rows.append(
+                    {"time": time.perf_counter(), "process": name, "pid": process.pid, "own": own}
+                )
+
+    def peaks(self, start: float, stop: float) -> pd.DataFrame:
+        """The largest process of every kind, in MB, between two times."""
+        frame = pd.DataFrame(self.rows)
+        there = frame[(frame["time"] >= start) & (frame["time"] <= stop)]
+        kinds = there["process"].str.replace(r"^ray::(\w+).*", r"ray::\1", regex=True)
+        return (there.groupby(kinds)["own"].max() / 1e6).round(0).astype(int)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the run and the table")
+    parser.add_argument("--clients", type=int, default=1000)
+    parser.add_argument("--actors", type=int, default=2)
+    parser.add_argument("--backend", choices=["ray", "inline"], default="ray")
+    options = parser.parse_args()
+    calls: list[tuple[float, float]] = []
+    found: list[NDArray[np.float64]] = []
+    original = Asking.cosines
+
+    def timed(self: Asking, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+        begun = time.perf_counter()
+        similarities = original(self, clients)
+        calls.append((begun, time.perf_counter()))
+        found[:] = [similarities]
+        return similarities
+
+    Asking.cosines = timed  # type: ignore[method-assign]
+    watch = Watch()
+    watch.start()
+    config = load(
+        {
+            "name": "cosines",
+            "rounds": 2,
+            "data": "fashion_mnist",
+            "partition": {
+                "name": "relabelled",
+                "clients": options.clients,
+                "samples": 60_000 // options.clients,
+                "test_samples": 20,
+            },
+            "model": {"name": "mlp", "hidden": [78]},
+            "algorithm": {"name": "cfl", "criteria": {"eps1": 0}, "gap": True},
+            "training": {"epochs": 1, "batch_size": 20, "lr": 0.05},
+            "evaluation": {"every": 2},
+            "execution": {"backend": options.backend, "actors": options.actors},
+            "output": {"root": str(options.out), "report": False, "tensorboard": False},
+        }
+    )
+    directory = RunDirectory.create(config)
+    stages, host = build(config)
+    backend: Backend = InlineBackend()
+    if options.backend == "ray":
+        connect(config)
+        backend = RayBackend(options.actors, num_cpus=0.5, num_gpus=0, servers=1)
+    trained: list[float] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "blocks" and event.data["done"] == 1:
+            trained.append(time.perf_counter())
+
+    try:
+        Driver(config, stages, backend, directory, host, listen).run()
+    finally:
+        backend.close()
+    end = time.perf_counter()
+    watch.stopped.set()
+    watch.join()
+    table = pd.DataFrame(
+        {
+            "before": watch.peaks(0, trained[0]),
+            "cosines": watch.peaks(*calls[-1]),
+            "peak": watch.peaks(0, end),
+        }
+    )
+    table.to_csv(options.out / "cosines.csv")
+    saved = Checkpoint.load(checkpoints(directory.path / "checkpoints")[-1])
+    random = np.random.default_rng(0)
+    some = np.sort(random.choice(options.clients, min(200, options.clients), replace=False))
+    rows = np.stack([saved.update_rows[c : c + 1][0] for c in some.tolist()]).astype(np.float64)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    error = np.abs(found[0][np.ix_(some, some)] - rows @ rows.T).max()
+    size = rows.shape[1]
+    print(f"{options.clients} clients, P = {size}, all updates {4e-6 * options.clients * size:.0f} MB")
+    print("seconds of every call:", [round(stop - start, 1) for start, stop in calls])
+    print("own memory of the largest process of a kind, MB:")
+    print(table.to_string())
+    print(f"largest error of {len(some)} x {len(some)} cosines against NumPy: {error:.1e}")
+
+
+if __name__ == "__main__":
+    main()
