@@ -12,7 +12,6 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
-from sklearn.cluster import KMeans
 from threadpoolctl import threadpool_limits
 
 from rayfl.algorithms.base import Algorithm, average, choose_by_loss
@@ -146,6 +145,8 @@ def first_centers(
     inner = distances - distances.mean(axis=0)
     inner = -0.5 * (inner - inner.mean(axis=1, keepdims=True))
     different = len(np.unique(distances, axis=0))
+    from sklearn.cluster import KMeans  # deferred: it takes a second; before its threads are limited
+
     with threadpool_limits(1):
         values, vectors = np.linalg.eigh((inner + inner.T) / 2)
         points = vectors * np.sqrt(values.clip(min=0))

@@ -7,13 +7,14 @@ import warnings
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
-from sklearn.metrics import adjusted_rand_score
 
 from rayfl.clustering.linkage import Labels
 
 
 def adjusted_rand_index(labels: NDArray[np.integer], truth: NDArray[np.integer]) -> float:
     """Agreement with the true groups whatever the ids: 1 if equal, about 0 if random (Hubert, Arabie)."""
+    from sklearn.metrics import adjusted_rand_score  # deferred: it takes a second
+
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # scikit-learn takes many small clusters for a mistake
         return float(adjusted_rand_score(truth, labels))

@@ -12,7 +12,6 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.sparse.csgraph import connected_components
-from sklearn.neighbors import kneighbors_graph
 
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -131,6 +130,8 @@ def knn_graph(
         )
     if not np.isfinite(points).all():
         raise DataError("points: some coordinates are not finite numbers")
+    from sklearn.neighbors import kneighbors_graph  # deferred: it takes a second
+
     A: Sparse = sp.csr_array(kneighbors_graph(points, neighbours, include_self=False), dtype=np.float64)
     A = sp.csr_array(A - sp.diags_array(A.diagonal()))  # of equal points one may be listed as its own
     A.data[:] = np.minimum(A.data, 1.0)

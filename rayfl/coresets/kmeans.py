@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 from rayfl.coresets.base import Coreset, check_references
 from rayfl.coresets.graphs import Graph
@@ -24,9 +24,12 @@ def select(graph: Graph, references: int, *, seed: int = 0, starts: int = 1) -> 
     """
     check_references(graph, references)
     features = graph.adjacency if graph.points is None else graph.points
+    from sklearn.cluster import KMeans  # deferred: it takes a second
+
     model = KMeans(references, n_init=starts, random_state=key(seed, "kmeans coreset") % 2**32)
-    labels = model.fit_predict(features)
-    distances = model.transform(features)[np.arange(len(graph)), labels]
+    with threadpool_limits(1):  # sums are split among threads, which rounds them otherwise
+        labels = model.fit_predict(features)
+        distances = model.transform(features)[np.arange(len(graph)), labels]
     names, index, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.lexsort((distances, index))
     first = order[np.searchsorted(index[order], np.arange(len(names)))]

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 from scipy.sparse.linalg import eigsh
-from sklearn.cluster import KMeans
+from threadpoolctl import threadpool_limits
 
 from rayfl.coresets.base import Coreset, check_references, cluster_coreset
 from rayfl.coresets.graphs import Graph
@@ -32,8 +32,12 @@ def select(graph: Graph, references: int, *, seed: int = 0, embedding: Array | N
     U = eigenvectors(graph, references, seed) if embedding is None else embedding
     rows = U[:, :references]
     rows = rows / np.maximum(np.linalg.norm(rows, axis=1, keepdims=True), 1e-12)
+    from sklearn.cluster import KMeans  # deferred: it takes a second
+
     model = KMeans(references, n_init=1, random_state=key(seed, "spectral coreset") % 2**32)
-    return cluster_coreset(rows, model.fit_predict(rows))
+    with threadpool_limits(1):  # sums are split among threads, which rounds them otherwise
+        labels = model.fit_predict(rows)
+    return cluster_coreset(rows, labels)
 
 
 def eigenvectors(graph: Graph, count: int, seed: int = 0) -> Array:

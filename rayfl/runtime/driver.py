@@ -19,7 +19,6 @@ from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
-from rayfl.report import write_report
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend, Ref
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
@@ -411,6 +410,8 @@ class Driver:
         self.run_dir.write_json("summary.json", summary)
         self.records.close()
         if self.config.output.report:
+            from rayfl.report import write_report  # deferred: Matplotlib is not needed to train
+
             write_report(self.run_dir.path)
         self.emit(Event("done", {**summary, "path": str(self.run_dir.path)}))
         return summary

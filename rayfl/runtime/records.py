@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from sklearn.metrics import adjusted_rand_score
 from tensorboardX import SummaryWriter
 
 from rayfl.algorithms import ServerState
+from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.coresets.clients import weighted_summary
 from rayfl.data import Federation
 from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, perplexity, summary
@@ -60,7 +60,7 @@ class Records:
         if self.federation.groups is None or not state.clustered:
             return None
         there = self.federation.sizes > 0
-        return float(adjusted_rand_score(self.federation.groups[there], state.assignment[there]))
+        return adjusted_rand_index(state.assignment[there], self.federation.groups[there])
 
     def transfer(self, *transfers: Transfer) -> None:
         """Enter bytes into the ledger."""

@@ -6,9 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy.cluster.hierarchy
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 
 from rayfl.angles import ANGLES
 from rayfl.data.base import Samples
@@ -112,12 +110,16 @@ def class_super_clusters(
         )
     if len(present) == 1:
         return SuperClusters((present,), present, angles, np.empty((0, 4)))
-    tree = np.asarray(scipy.cluster.hierarchy.linkage(squareform(angles), linkage), np.float64)
+    from scipy.cluster.hierarchy import cut_tree, fcluster  # deferred: client actors do without
+    from scipy.cluster.hierarchy import linkage as link
+    from scipy.spatial.distance import squareform
+
+    tree = np.asarray(link(squareform(angles), linkage), np.float64)
     if threshold is not None:
-        labels = scipy.cluster.hierarchy.fcluster(tree, threshold, "distance").tolist()
+        labels = fcluster(tree, threshold, "distance").tolist()
     else:
         wanted = largest_gap(tree) if n is None else n
-        labels = scipy.cluster.hierarchy.cut_tree(tree, [wanted]).ravel().tolist()
+        labels = cut_tree(tree, [wanted]).ravel().tolist()
     clusters = {
         tuple(c for c, own in zip(present, labels, strict=True) if own == label) for label in set(labels)
     }
