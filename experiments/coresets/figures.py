@@ -2,11 +2,12 @@
 
 ::
 
-    python experiments/coresets/figures.py mixture blocks trees facebook scale clients gcn \
+    python experiments/coresets/figures.py mixture blocks bound trees facebook scale clients gcn \
         --data shared/data --seeds 20 --out runs/coresets
 
 mixture   error of the mean against references, Gaussian mixture 20/30/50 %, n = 10,000 (Figure 6.2, left)
 blocks    the same, stochastic block model 10/50/40 %, and the effect of l (Figure 6.2, middle and right)
+bound     the bound of Theorem 6 in every step
 trees     average distances on a power-law tree and a random graph (Figure 6.4)
 facebook  average distances on the Facebook ego networks (Figure 6.4); needs --data
 scale     seconds and memory at n = 100,000
@@ -160,6 +161,36 @@ def blocks(options: argparse.Namespace) -> pd.DataFrame:
         rows += mean_errors(graph, found, seed)
         keep("blocks", rows, options)
         print(f"blocks, seed {seed}", flush=True)
+    return pd.DataFrame(rows)
+
+
+def bound(options: argparse.Namespace) -> pd.DataFrame:
+    """Theorem 6 in every step of every run: for ``f = P^l g``, a smoothed indicator, and for J."""
+    rows: Rows = []
+    for seed in range(options.seeds):
+        for name, graph in (
+            ("mixture", graphs.gaussian_mixture(2000, seed)),
+            ("blocks", graphs.block_model([200, 1000, 800], 0.05, 0.005, seed)),
+        ):
+            assert graph.groups is not None
+            g = (graph.groups == np.bincount(graph.groups).argmin()).astype(float)
+            walk, costs = graphs.lazy_walk(graph), costs_of(len(graph), seed)
+            for power in (1, 4, 16):
+                X, f = walks.walk_vectors(graph, power, 1), g
+                for _ in range(power):
+                    f = walk @ f
+                for kappa in (1.0, KAPPA):
+                    taken = [*scgiga.steps(graph, 20, seed=seed, vectors=X, costs=costs, kappa=kappa)]
+                    eta2, second = (bounds.rate(X, kappa, k) for k in (1, 2))
+                    grows = eta2 / second - 1.0  # the rate is eta^2 / (1 + grows (k - 1))
+                    for k, step in enumerate(taken, 1):
+                        chosen = step.coreset
+                        error = abs(chosen.estimate(f[chosen.ids]) - f.mean())
+                        promised = np.linalg.norm(g) * np.sqrt(step.J / len(graph))
+                        rate = eta2 / (1.0 + grows * (k - 1))
+                        held = error <= promised * (1 + 1e-9) and rate + 1e-9 >= step.J
+                        rows.append({"graph": name, "power": power, "kappa": kappa, "held": held})
+                        rows[-1] |= {"used": error / promised, "cut": step.cut}
     return pd.DataFrame(rows)
 
 
@@ -367,7 +398,7 @@ def _train(
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], pd.DataFrame]] = {
-    f.__name__: f for f in (mixture, blocks, trees, facebook, scale, clients, gcn)
+    f.__name__: f for f in (mixture, blocks, bound, trees, facebook, scale, clients, gcn)
 }
 
 
@@ -410,6 +441,10 @@ def report(name: str, rows: pd.DataFrame, out: Path) -> None:
     rows.to_csv(out / f"{name}.csv", index=False)
     if name == "scale":
         print(rows.to_string())
+        return
+    if name == "bound":
+        print(f"held in {rows['held'].sum()} of {len(rows)} steps; {rows['cut'].sum()} were cut")
+        print(rows.groupby(["graph", "power", "kappa"])["used"].max())
         return
     if name == "clients":
         errors = rows.groupby("method", sort=False)[["error", "smooth_error"]]
