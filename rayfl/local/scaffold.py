@@ -7,6 +7,7 @@ from typing import Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional
 
 from rayfl.local.base import LocalObjective, Outcome, Start, accumulated
 from rayfl.models import ModelSpec
@@ -44,9 +45,9 @@ class Scaffold(LocalObjective):
 
     def terms(self, start: Start) -> Terms:
         """``c - c_i`` is added to every gradient."""
-        offset = torch.zeros_like(start.models)
-        offset[:, : start.spec.n_parameters] = start.server - start.state
-        return Terms(offset=offset)
+        offset = start.server - start.state
+        buffers = start.models.shape[1] - start.spec.n_parameters
+        return Terms(offset=functional.pad(offset, (0, buffers)) if buffers else offset)
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Option II of the client's control variate."""
@@ -54,6 +55,7 @@ class Scaffold(LocalObjective):
         work, steps = start.work, np.maximum(block.steps, 1)
         counted = accumulated(steps, work.momentum, work.lr_alpha, work.lr_power)
         scale = torch.from_numpy(counted * work.lr).to(block.rows.device)
-        drift = (start.models[:, :p] - block.rows[:, :p]) / scale[:, None].to(block.rows.dtype)
-        state = start.state - start.server + drift
-        return Outcome(block.rows, state, state - start.state)
+        # In place: each of these is a model a client, and memory is what they cost.
+        change = (start.models[:, :p] - block.rows[:, :p]).div_(scale[:, None].to(block.rows.dtype))
+        change.sub_(start.server)  # c_i+ - c_i
+        return Outcome(block.rows, start.state + change, change)

@@ -87,11 +87,17 @@ class ClientHost:
         indices = self.stages[job.stage].train.take(job.clients)
         # The engine trains in place; most methods have no use for where it started.
         keeps = job.updates or local.state_size(spec) or local.server_size(spec) or local.personal
+        before = rows
+        if keeps:
+            before = rows.clone() if work.personal else self._gather(objects, job.start, own=False)
+        servers = rows[:, :0]
+        if job.servers is not None:
+            servers = self._gather(objects[job.servers :], job.start, own=False)
         start = Start(
             spec=spec,
             work=work,
-            models=rows.clone() if keeps else rows,
-            server=rows[:, :0] if job.servers is None else self._gather(objects[job.servers :], job.start),
+            models=before,
+            server=servers,
             state=mine,
             fresh=fresh,
             sizes=indices.sizes,
@@ -135,7 +141,9 @@ class ClientHost:
             answer.append(self._sent(updates).cpu().numpy())
         if states.shape[1]:
             new = [gather(block.rows, work.personal), outcome.state, job.order.keep(block.rows)]
-            answer.append(torch.cat(new, dim=1).cpu().numpy())
+            new = [part for part in new if part.shape[1]]
+            together = new[0].contiguous() if len(new) == 1 else torch.cat(new, dim=1)
+            answer.append(together.cpu().numpy())
         numbers = 4 * (length(shared) + (0 if job.servers is None else start.server.shape[1]))
         up, down = (
             numbers * len(job.clients) if each is None else int(each.sum())
@@ -146,12 +154,13 @@ class ClientHost:
         answer[0] = TrainReport(block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down)
         return answer if len(answer) > 1 else answer[0]
 
-    def _gather(self, objects: Sequence[Any], at: NDArray[np.int64]) -> torch.Tensor:
-        """The vectors at these positions, one a client: ``(B, ...)``, to be written to."""
+    def _gather(self, objects: Sequence[Any], at: NDArray[np.int64], own: bool = True) -> torch.Tensor:
+        """The vectors at these positions, one a client ``(B, ...)``; only its ``own`` may be written to."""
         device = self.batches.device
         count = int(at.max()) + 1
         if count == 1:
-            return self._received(objects[0]).to(device).repeat(len(at), 1)
+            one = self._received(objects[0]).to(device)
+            return one.repeat(len(at), 1) if own else one.expand(len(at), -1)
         different = torch.stack([self._received(objects[k]) for k in range(count)]).to(device)
         return different.index_select(0, torch.from_numpy(at).to(device))
 
