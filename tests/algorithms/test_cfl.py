@@ -11,9 +11,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from numpy.typing import NDArray
 
 import rayfl
+from experiments.cfl import gap
 from rayfl.algorithms import RoundReport, ServerState, Setup
 from rayfl.algorithms.cfl import CFL, path
 from rayfl.clustering.cosines import sketch
@@ -29,6 +31,7 @@ from rayfl.runtime.newcomers import welcome
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build, resume
 from rayfl.runtime.states import ClientStates
+from rayfl.training import Batches
 from tests.algorithms.fakes import NOBODY, FakeClients, plan_of, report, setup
 
 
@@ -772,3 +775,37 @@ def test_newcomers_after_a_run_walk_too_and_may_fall_back(
 def test_objectives_that_change_what_an_update_is_are_refused() -> None:
     with pytest.raises(ConfigError, match="scaffold"):
         load({"algorithm": "cfl", "local": "scaffold"})
+
+
+def test_gap_and_norms_are_those_of_a_plain_loop(
+    settings: Callable[..., dict[str, Any]], real_data: Callable[[str], Path]
+) -> None:
+    """experiments/cfl/gap.py on the same clients of Fashion-MNIST. With 18 samples a client and batches of 20
+    the order of samples makes no difference, so all that is left is rounding."""
+    root = real_data("fashion_mnist")
+    result = rayfl.run(
+        settings(
+            rounds=5,
+            data={"name": "fashion_mnist", "root": str(root)},
+            partition={**SWAP, "clients": 8, "clusters": 4, "samples": 20},
+            model={"name": "mlp", "hidden": [200]},
+            algorithm={"name": "cfl", "criteria": {"eps1": 0}, "gap": True},
+            training={"epochs": 3, "batch_size": 20, "lr": 0.05},
+            evaluation={"every": 5},
+        )
+    )
+    stages, host = build(load(RunDirectory.open(result.path).config))
+    federation = stages[0].federation
+    assert federation.groups is not None
+    batches = Batches(federation.samples, torch.device("cpu"))
+    clients = []
+    for ids, group in zip(federation.train, federation.groups.tolist(), strict=True):
+        x, y = batches.train(ids)
+        assert len(y) == 18
+        clients.append(gap.Client(x.reshape(18, -1), y.long(), group))
+    start = torch.from_numpy(np.array(host.spec.initial()))
+    _, loop, _ = gap.federated(clients, start, 5, gap.Settings(epochs=3, batch=20, lr=0.05), seed=0)
+    rows = pd.read_csv(result.path / "diagnostics.csv")
+    for column in ("mean_norm", "max_norm", "gamma", "gap"):
+        np.testing.assert_allclose(rows[column], loop[column], rtol=1e-3, atol=1e-3)
+    assert rows["correct"].tolist() == loop["correct"].astype(bool).tolist()

@@ -1,0 +1,93 @@
+"""The separation gap in a run of rayfl beside that of the plain loop in gap.py, on the same clients.
+
+::
+
+    python experiments/cfl/beside.py --out beside
+
+``rayfl run cfl-label-swap`` with ``algorithm.gap=true`` and no splits (``eps1: 0``), for several numbers of
+samples a client; then ``gap.federated`` on the same clients' samples, from the same initial weights. What
+differs is the order of the samples alone. Of both: gap, ``|d_c|``, ``max |d_i|`` and whether the bipartition
+is correct. Writes ``beside.csv``, a row a round and seed; prints a few rounds, the mean over the seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from pathlib import Path
+
+import gap
+import numpy as np
+import pandas as pd
+import torch
+
+import rayfl
+from rayfl.config import Config, load
+from rayfl.runtime.session import build
+from rayfl.training import Batches
+
+COLUMNS = ["gap", "mean_norm", "max_norm", "correct"]
+
+
+def config_of(samples: int, seed: int, rounds: int, out: Path) -> Config:
+    """The preset without splits."""
+    return load(
+        "cfl-label-swap",
+        [
+            "algorithm={name: cfl, gap: true, criteria: {eps1: 0}}",
+            f"partition.samples={samples}",
+            f"seed={seed}",
+            f"rounds={rounds}",
+            f"evaluation.every={rounds}",
+            "execution.backend=inline",
+            f"output.root={out}",
+            "output.report=false",
+            "output.tensorboard=false",
+        ],
+    )
+
+
+def package(config: Config) -> pd.DataFrame:
+    """What the run says of every round."""
+    table = pd.read_csv(rayfl.run(config).path / "diagnostics.csv")
+    return table.assign(round=table["round"] + 1, correct=table["correct"].astype(float))
+
+
+def oracle(config: Config) -> pd.DataFrame:
+    """What the plain loop says of the same clients, from the same weights."""
+    stages, host = build(config)
+    federation = stages[0].federation
+    batches = Batches(federation.samples, torch.device("cpu"))
+    assert federation.groups is not None
+    clients = []
+    for ids, group in zip(federation.train, federation.groups.tolist(), strict=True):
+        x, y = batches.train(ids)
+        clients.append(gap.Client(x.reshape(len(x), -1), y.long(), group))
+    settings = gap.Settings(config.training.epochs, config.training.batch_size, config.training.lr)
+    start = torch.from_numpy(np.array(host.spec.initial()))
+    return gap.federated(clients, start, config.rounds, settings, config.seed)[1]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the tables")
+    parser.add_argument("--samples", type=int, nargs="+", default=[20, 50, 100, 300])
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    tables = []
+    for samples, seed in itertools.product(options.samples, options.seeds):
+        config = config_of(samples, seed, options.rounds, options.out)
+        both = package(config).merge(oracle(config), on="round", suffixes=("", " (loop)"))
+        columns = [name + suffix for name in COLUMNS for suffix in ("", " (loop)")]
+        tables.append(both[["round", *columns]].assign(samples=samples, seed=seed))
+        pd.concat(tables).to_csv(options.out / "beside.csv", index=False)
+    everything = pd.concat(tables).drop(columns="seed")
+    shown = everything[everything["round"].isin([1, 5, 10, 20, options.rounds])]
+    print(shown.groupby(["samples", "round"]).mean().round(2).to_string())
+
+
+if __name__ == "__main__":
+    main()
