@@ -1,0 +1,103 @@
+"""``rayfl bench`` as it is called: names, tables, the file of figures."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from rayfl.bench import command, measure
+from rayfl.bench.workloads import WORKLOADS
+from rayfl.cli import app
+
+TINY = {
+    "W1": dataclasses.replace(WORKLOADS["W1"], clients=12, samples=7, cohort=6, shape=(1, 4, 4), classes=3),
+}
+
+SPEED = {
+    "workload": "W1", "plain_seconds": 1234.5, "rayfl_seconds": 0.123, "ratio": 10.4, "utilisation": 0.123,
+    "rayfl_steps_per_second": 123_456.0, "memory_gb": 1.23, "plain_memory_gb": 0.123, "engine": "batched",
+}  # fmt: skip
+
+CLUSTERS = {
+    "clients": 100_000, "way": "two-stage", "seconds": 123.4, "peak_gb": 12.3, "double_loop_seconds": 1e7,
+    "ari": 0.123, "representatives": 10_000, "agreement": 0.999, "n_clusters": 20, "signatures_gb": 0.94,
+}  # fmt: skip
+
+POPULATION = {
+    "clients": 100_000, "cohort": 1000, "startup_seconds": 12.3, "round_seconds": 0.123, "memory_gb": 1.23,
+}  # fmt: skip
+
+
+def fake(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every part answers at once."""
+    monkeypatch.setattr(measure, "measure", lambda workload, *_: {**SPEED, "workload": workload.name})
+    monkeypatch.setattr(measure, "startup", lambda workload, side: {"plain": 3.25, "rayfl": 7.5}[side])
+    monkeypatch.setattr(command.cluster, "run", lambda: [CLUSTERS])
+    monkeypatch.setattr(command.population, "run", lambda: [POPULATION])
+
+
+def test_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch)
+    text = io.StringIO()
+    console = Console(file=text, width=80, color_system=None)
+    command.bench(["W1", "W3", "startup", "cluster", "population"], 1, None, console)
+    printed = text.getvalue()
+    assert "…" not in printed  # how Rich cuts what does not fit
+    assert max(len(line.rstrip()) for line in printed.splitlines()) <= 80
+    for word in ("s/round", "faster", "steps/s", "batched", "1,234", "123,456", "10.4", "3.25", "two-stage"):
+        assert word in printed, word
+    assert "100,000" in printed
+    assert "10,000,000" in printed
+
+
+def test_all_workloads_if_none_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake(monkeypatch)
+    out = tmp_path / "figures.json"
+    done = CliRunner().invoke(app, ["bench", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    written = json.loads(out.read_text())
+    assert [row["workload"] for row in written["workloads"]] == ["W1", "W2", "W3"]
+    assert {"machine", "versions"} < set(written)
+    assert "cluster" not in written
+
+
+def test_an_unknown_name_is_refused_in_a_line() -> None:
+    done = CliRunner().invoke(app, ["bench", "W9"])
+    assert done.exit_code != 0
+    text = f"{done.output}{done.exception or ''}"
+    assert "no such benchmark 'W9'" in text
+    assert "did you mean 'W3'" in text
+
+
+@pytest.mark.slow
+def test_a_tiny_workload_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For real, with rayfl in this process."""
+    monkeypatch.setattr(command, "WORKLOADS", TINY)
+    real = measure.measure
+
+    @functools.wraps(real)
+    def inline(workload: Any, rounds: int, execution: dict[str, Any], say: Any) -> dict[str, Any]:
+        return real(workload, rounds, {"backend": "inline"}, say)
+
+    monkeypatch.setattr(measure, "measure", inline)
+    out = tmp_path / "figures.json"
+    done = CliRunner().invoke(app, ["bench", "W1", "--rounds", "2", "--json", str(out)])
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(out.read_text())["workloads"]
+    steps = 6 * 5 * 1  # clients, epochs, batches of 10 for 7 samples
+    assert row["client_steps_a_round"] == steps
+    assert row["rayfl_steps_per_second"] == pytest.approx(steps / row["rayfl_seconds"])
+    assert row["plain_steps_per_second"] == pytest.approx(steps / row["plain_seconds"])
+    assert len(row["ratios"]) == 2
+    assert all(math.isfinite(r) and r > 0 for r in row["ratios"])
+    assert 0 < row["utilisation"] <= 1
+    assert row["memory_gb"] is not None
