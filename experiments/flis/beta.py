@@ -53,8 +53,8 @@ def errors(
             yield {"method": method, "beta": beta, "clusters": count, "FP": fp, "FN": fn, "error": fp + fn}
 
 
-def measure(config: Config, betas: Sequence[float]) -> tuple[pd.DataFrame, NDArray[np.int64]]:
-    """The errors of one kind of server data, and the true groups."""
+def measure(config: Config, betas: Sequence[float]) -> pd.DataFrame:
+    """The errors of one kind of server data."""
     groups = true_groups(session.build(config)[0][0].federation)
     (found,), _ = cluster_alone([config])
     distances = found.clusters.distances
@@ -64,7 +64,7 @@ def measure(config: Config, betas: Sequence[float]) -> tuple[pd.DataFrame, NDArr
     similar = 1 - distances
     print(f"{found.seconds:.0f} s; A: {np.median(similar[same]):.3f} within groups (median), ", end="")
     print(f"{np.median(similar[~same]):.3f} across; {groups.max() + 1} groups, {same.sum()} true pairs")
-    return frame, groups
+    return frame
 
 
 def main() -> None:
@@ -78,18 +78,20 @@ def main() -> None:
     parser.add_argument("--one-hot", action="store_true", help="compare predicted classes")
     parser.add_argument("--out", type=Path, help="a CSV file")
     parser.add_argument("overrides", nargs="*", help="settings such as training.epochs=10")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     betas, frames = [float(b) for b in given.betas.split(",")], []
+    configs = {}
     for source in given.sources.split(","):
         data = f"{{source: {source}, one_hot: {given.one_hot}}}"
         flis = ["algorithm=flis_hc", f"clustering.signature={{name: predictions, data: {data}}}"]
+        configs[source] = load(given.config, [*given.overrides, *flis])
+    for source, config in configs.items():
         print(f"server data: {source}: ", end="", flush=True)
-        frame, _ = measure(load(given.config, [*given.overrides, *flis]), betas)
-        frames.append(frame.assign(source=source))
-    table = pd.concat(frames, ignore_index=True)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        table.to_csv(given.out, index=False)
+        frames.append(measure(config, betas).assign(source=source))
+        table = pd.concat(frames, ignore_index=True)
+        if given.out:
+            given.out.parent.mkdir(parents=True, exist_ok=True)
+            table.to_csv(given.out, index=False)
     print(table.to_string(index=False))
     best = table.loc[table.groupby(["source", "method"])["error"].idxmin()]
     print("\nbest beta\n" + best.to_string(index=False))

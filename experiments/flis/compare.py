@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0", help="comma-separated")
     parser.add_argument("--out", type=Path, default=Path("runs/flis"))
     parser.add_argument("overrides", nargs="*", help="settings such as rounds=200")
-    given = parser.parse_args()
+    given = parser.parse_intermixed_args()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = []
     for seed in given.seeds.split(","):
