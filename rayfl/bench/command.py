@@ -90,7 +90,7 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str]) 
     headings = columns or {
         key: key.replace("_", " ") for key in dict.fromkeys(k for row in rows for k in row)
     }
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", pad_edge=False)
     for heading in headings.values():
         table.add_column(heading, justify="right")
     for row in rows:
