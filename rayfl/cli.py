@@ -317,7 +317,9 @@ def compare(
 def bench(
     tasks: Annotated[
         list[str] | None,
-        typer.Argument(help="W1, W2, W3, startup, cluster, population; the workloads W1-W3 if left out"),
+        typer.Argument(
+            help="W1, W2, W3, startup, cluster, population, local; the workloads W1-W3 if left out"
+        ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="measured rounds of each workload")] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="a file for all figures")] = None,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from rayfl.bench import cluster, measure, population
+from rayfl.bench import cluster, local, measure, population
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 
-TASKS = (*WORKLOADS, "startup", "cluster", "population")
+TASKS = (*WORKLOADS, "startup", "cluster", "population", "local")
 
 
 def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
@@ -43,6 +44,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         "startup": ("seconds to the first round", _startup, {}),
         "cluster": ("clustering of signatures", cluster.run, _CLUSTER),
         "population": ("1,000 clients a round", population.run, {}),
+        "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
     }
     for name, (title, run, columns) in parts.items():
         if name in chosen:
@@ -82,6 +84,18 @@ _CLUSTER = {
     "ari": "ARI",
     "representatives": "sampled",
     "agreement": "with\nexact",
+}
+
+
+_LOCAL = {
+    "variant": "local work",
+    "seconds": "s/round",
+    "ratio": "times FedAvg's",
+    "least": "least",
+    "most": "most",
+    "steps_per_second": "client-steps/s",
+    "cpu_seconds": "CPU s/round",
+    "cpu_ratio": "times FedAvg's CPU",
 }
 
 

@@ -26,6 +26,7 @@ class Workload:
         classes: number of labels.
         model: the ``model`` section.
         training: the ``training`` section, without participation.
+        sections: more of the config, such as ``{"local": "scaffold"}``.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Workload:
     classes: int
     model: dict[str, Any]
     training: dict[str, Any] = field(default_factory=dict)
+    sections: dict[str, Any] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
@@ -71,6 +73,7 @@ class Workload:
                 "evaluation": {"every": 1_000_000},
                 "execution": execution,
                 "output": {"root": str(folder), "tensorboard": False, "report": False, "checkpoint_every": 0},
+                **self.sections,
             }
         )
 

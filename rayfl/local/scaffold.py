@@ -55,7 +55,7 @@ class Scaffold(LocalObjective):
         work, steps = start.work, np.maximum(block.steps, 1)
         counted = accumulated(steps, work.momentum, work.lr_alpha, work.lr_power)
         scale = torch.from_numpy(counted * work.lr).to(block.rows.device)
-        # In place: each of these is a model a client, and memory is what they cost.
+        # In place: each of these is a model a client, and touching memory is what they cost.
         change = (start.models[:, :p] - block.rows[:, :p]).div_(scale[:, None].to(block.rows.dtype))
         change.sub_(start.server)  # c_i+ - c_i
-        return Outcome(block.rows, start.state + change, change)
+        return Outcome(block.rows, start.state.add_(change), change)

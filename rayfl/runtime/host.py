@@ -180,10 +180,9 @@ class ClientHost:
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)
         size = length(job.work.personal) + job.local.state_size(self.spec) + job.order.state_size(self.spec)
-        states = rows.new_zeros(len(rows), size)
+        states = rows.new_empty(len(rows), size)
         for row, state in enumerate(job.states):
-            if state is not None:
-                states[row] = _tensor(objects[state[0]][state[1]])
+            states[row] = 0.0 if state is None else _tensor(objects[state[0]][state[1]])
         return states, fresh
 
     def _arrival(self, job: TrainJob, start: Start, state: torch.Tensor, indices: Ragged) -> Arrival:

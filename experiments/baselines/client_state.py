@@ -1,0 +1,147 @@
+"""What state of clients costs: 10,000 clients, 1,000 a round, with SCAFFOLD's control variates and without.
+
+::
+
+    python experiments/baselines/client_state.py --clients 10000 --rounds 15 --out client-state.csv
+
+W3 of ``rayfl bench``: 20 samples of 8 x 8 each, an MLP 64-32-10, so that a client's control variate has 2,410
+numbers. After ``--rounds`` timed rounds more are run until every client has been in one. Each objective
+runs in a process of its own, which reads its checkpoint in a second one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+OBJECTIVES = ("sgd", "scaffold")
+MOST = 400
+"""Rounds after which it is given up that all clients take part."""
+
+
+def measure(
+    objective: str, clients: int, rounds: int, execution: dict[str, Any], folder: Path
+) -> dict[str, Any]:
+    """A run here: seconds a round, memory, and its checkpoint in ``folder``."""
+    from rayfl.bench.measure import PeakMemory, running, tree_memory
+    from rayfl.bench.population import workload
+
+    task = dataclasses.replace(workload(clients), sections={"local": objective})
+    task.config(folder)  # makes the data
+    with PeakMemory() as peak, running(task, folder, execution) as rayfl:
+        first = rayfl.round()
+        before = tree_memory()
+        seconds = [rayfl.round() for _ in range(rounds - 1)]
+        states = rayfl.driver.servers.states
+        held = len(states)
+        while 0 < len(states) < clients and rayfl.state.round < MOST:
+            seconds.append(rayfl.round())
+            states = rayfl.driver.servers.states
+        after = tree_memory()
+        begun = time.perf_counter()
+        rayfl.driver._checkpoint(rayfl.state)
+        saving = time.perf_counter() - begun
+        path = rayfl.driver.run_dir.path
+    written = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())
+    return {
+        "objective": objective,
+        "clients": clients,
+        "rounds": rayfl.state.round,
+        "first_round_seconds": first,
+        "round_seconds": statistics.median(seconds[: rounds - 1]),
+        "round_seconds_with_all": statistics.median(seconds[-(rounds - 1) :]),
+        f"with_state_after_{rounds}": held,
+        "with_state": len(states),
+        "state_mb": len(states) * rayfl.driver.host.spec.n_parameters * 4 / 1e6,
+        "memory_gb": peak.gb,
+        "grown_mb": (after - before) * 1e3,
+        "checkpoint_mb": written / 1e6,
+        "checkpoint_seconds": saving,
+        "path": str(path),
+    }
+
+
+def resume(path: Path) -> dict[str, Any]:
+    """Start the run again from its checkpoint and do one round."""
+    from rayfl.runtime.driver import Driver
+    from rayfl.runtime.rundir import RunDirectory
+    from rayfl.runtime.session import arithmetic, build, connect, make_backend, this_cluster, this_machine
+
+    directory = RunDirectory.open(path)
+    config = directory.config
+    stages, host = build(config)
+    inline = config.execution.backend == "inline"
+    if not inline:
+        connect(config)
+    available = this_machine() if inline else this_cluster()
+    backend = make_backend(config, arithmetic(config, stages[0].federation, host, available))
+    driver = Driver(config, stages, backend, directory, host, lambda event: None)
+    try:
+        begun = time.perf_counter()
+        state = driver.start()
+        started = time.perf_counter() - begun
+        held = len(driver.servers.states)
+        begun = time.perf_counter()
+        driver.round(state)
+        return {"resume_seconds": started, "resumed": held, "next_round_seconds": time.perf_counter() - begun}
+    finally:
+        backend.close()
+
+
+def _here(task: str, *arguments: str) -> dict[str, Any]:
+    """Run a part in a process of its own."""
+    command = [sys.executable, __file__, "--task", task, *arguments]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--clients", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=15, help="timed rounds, before all have state")
+    parser.add_argument("--inline", action="store_true", help="in one process, without Ray")
+    parser.add_argument("--out", type=Path, default=Path("client-state.csv"))
+    parser.add_argument("--task", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--with", dest="given", nargs="*", default=[], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    execution = {"backend": "inline"} if options.inline else {}
+    if options.task == "measure":
+        objective, folder = options.given
+        found = measure(objective, options.clients, options.rounds, execution, Path(folder))
+        print(json.dumps(found))
+        return
+    if options.task == "resume":
+        print(json.dumps(resume(Path(options.given[0]))))
+        return
+    rows = []
+    shared = ["--clients", str(options.clients), "--rounds", str(options.rounds)]
+    for objective in OBJECTIVES:
+        with tempfile.TemporaryDirectory(prefix="rayfl-state-") as folder:
+            inline = ["--inline"] * options.inline
+            row = _here("measure", *shared, *inline, "--with", objective, folder)
+            row |= _here("resume", *shared, "--with", row.pop("path"))
+            rows.append(row)
+            print(", ".join(f"{key} {_text(value)}" for key, value in row.items()), flush=True)
+    pd.DataFrame(rows).to_csv(options.out, index=False)
+    print(f"written: {options.out}")
+
+
+def _text(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,112 @@
+"""What local objectives and orders of samples cost beside plain SGD on shuffled samples: W1, round by round.
+
+All variants run side by side in one process tree and take turns round by round, so that whatever else the
+machine does hits them alike. Each has client actors of its own, which are idle while the others work. Beside
+seconds stands the processor time of the tree, which other processes hardly change.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rayfl.bench.measure import running
+from rayfl.bench.workloads import WORKLOADS, Workload
+
+VARIANTS: Mapping[str, dict[str, Any]] = {
+    "sgd": {},
+    "fedprox": {"local": "fedprox"},
+    "scaffold": {"local": "scaffold"},
+    "curriculum": {"order": "curriculum"},
+}
+"""Sections of the config; the first is what the others are compared with."""
+
+WARM_UP = 2
+"""Rounds that are left out: the first compiles, in the second some clients have state for the first time."""
+
+
+def run(
+    rounds: int = 7,
+    workload: Workload = WORKLOADS["W1"],
+    execution: Mapping[str, Any] | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Measure.
+
+    Args:
+        rounds: measured rounds of each variant.
+        workload: what they run.
+        execution: the ``execution`` section; by default an actor a core for each variant.
+        say: called with a line a round.
+
+    Returns:
+        A row a variant: median ``seconds`` a round, the median of the paired ratios to the first variant's
+        round of the same turn (``ratio``, above 1: slower) with the ``least`` and the ``most`` of them,
+        ``steps_per_second``, and likewise ``cpu_seconds`` and ``cpu_ratio`` of processor time.
+    """
+    if execution is None:
+        cores = os.cpu_count() or 1
+        execution = {"actors": cores, "cpus_per_actor": 1 / len(VARIANTS)}
+    seconds: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    busy: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="rayfl-bench-")))
+        drivers = {
+            name: stack.enter_context(
+                running(dataclasses.replace(workload, sections=sections), folder, dict(execution))
+            )
+            for name, sections in VARIANTS.items()
+        }
+        for number in range(WARM_UP + rounds):
+            for name, driver in drivers.items():
+                before = tree_cpu()
+                one = driver.round()
+                if number >= WARM_UP:
+                    seconds[name].append(one)
+                    busy[name].append(tree_cpu() - before)
+            if number >= WARM_UP:
+                turn = ", ".join(f"{name} {taken[-1]:.3f}" for name, taken in seconds.items())
+                say(f"{workload.name} {number + 1 - WARM_UP}/{rounds}: {turn} s")
+    rows = []
+    for name, taken in seconds.items():
+        ratios, cpu = _ratios(seconds, name), _ratios(busy, name)
+        rows.append(
+            {
+                "workload": workload.name,
+                "variant": name,
+                "rounds": rounds,
+                "seconds": statistics.median(taken),
+                "ratio": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+                "steps_per_second": workload.steps / statistics.median(taken),
+                "cpu_seconds": statistics.median(busy[name]),
+                "cpu_ratio": statistics.median(cpu),
+            }
+        )
+    return rows
+
+
+def tree_cpu() -> float:
+    """Processor seconds that this process and all below it have taken so far."""
+    total = 0.0
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        with suppress(psutil.Error):
+            times = process.cpu_times()
+            total += times.user + times.system
+    return total
+
+
+def _ratios(measured: Mapping[str, list[float]], name: str) -> list[float]:
+    """To the first variant, turn by turn."""
+    first = next(iter(measured.values()))
+    return [own / max(base, 1e-9) for own, base in zip(measured[name], first, strict=True)]
