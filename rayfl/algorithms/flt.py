@@ -17,9 +17,9 @@ from pydantic import Field
 
 from rayfl.algorithms.base import share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
-from rayfl.algorithms.one_shot import OneShotClustered
+from rayfl.algorithms.one_shot import OneShotClustered, most_used
 from rayfl.clustering.cluster import Clusters
-from rayfl.clustering.placing import nearest_mean
+from rayfl.clustering.newcomers import nearest_cluster
 
 
 class FLT(OneShotClustered):
@@ -35,8 +35,9 @@ class FLT(OneShotClustered):
        sampled it keeps its model. Or on disjoint clusters (``clusters``, Case II): FedAvg in each of the
        ``clustering.n_clusters`` that Ward's linkage finds in the graph, or as many as it proposes.
     4. Every ``clustering.every`` rounds (tau), or when more than ``clustering.max_flags`` clients (lambda)
-       are new or have new data, FCR runs again. Until then newcomers use the model of the client that is most
-       like them by the mean of their centroids.
+       are new or have new data, FCR runs again. Until then a newcomer counts as one of the cluster (Case I:
+       of the clients with the same relatives) whose mean code is nearest to its own: it uses their model and
+       contributes to the same ones.
 
     Rows of ``A`` that are equal are one model: clients with the same relatives start alike and stay alike, so
     a graph of disjoint groups costs no more than its groups, and no client-by-client matrix is ever formed.
@@ -66,15 +67,9 @@ class FLT(OneShotClustered):
         there = clusters.labels >= 0
         kinds, first = relatives(graph, there)
         assignment = np.where(there, kinds, 0)
-        # A kind of client goes on with the model of the first of them.
-        parents = state.assignment[first]
-        rows = graph[first]
-        extra = {
-            **state.extra,
-            "flags": np.zeros(setup.clients, np.bool_),
-            "relatives": rows.indices.astype(np.int64),
-            "relatives.offsets": rows.indptr.astype(np.int64),
-        }
+        # A kind of client goes on with the model that most of them used.
+        parents = most_used(kinds[there], state.assignment[there], len(first))
+        extra = {**state.extra, "flags": np.zeros(setup.clients, np.bool_), **_kept(graph[first])}
         new = replace(state, models=len(first), assignment=assignment, clustered=True, extra=extra)
         found = {"disjoint": clusters.labels.tolist(), "disjoint_ari": clusters.ari}
         return Regrouping(new, parents, clusters, found)
@@ -85,29 +80,47 @@ class FLT(OneShotClustered):
         """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""
         if "relatives" not in state.extra:
             return super().mix(setup, state, plan)
-        place = np.full(setup.clients, -1, np.int64)
-        place[plan.cohort] = np.arange(len(plan.cohort))
-        offsets = np.asarray(state.extra["relatives.offsets"], np.int64)
-        columns = place[np.asarray(state.extra["relatives"], np.int64)]
-        rows = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-        sampled = columns >= 0
         weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
-        entries = weights[columns[sampled]], (rows[sampled], columns[sampled])
-        mixing = Mixing(sp.csr_array(entries, shape=(state.models, len(plan.cohort))))
+        sampled = _relatives(setup, state).tocsc()[:, plan.cohort]
+        sampled.data = np.repeat(weights, np.diff(sampled.indptr))
+        mixing = Mixing(sampled.tocsr())
         return share_layers(setup, state, mixing)
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
     ) -> ServerState:
-        """The shortcut: the model of the client with the nearest mean code; and a flag."""
+        """The shortcut: the cluster, or the kind of client, with the nearest mean code; and a flag."""
         if not state.clustered:
             return state
         old = np.setdiff1d(setup.present, newcomers)
         codes = clients.signatures(setup.clustering, np.concatenate([old, newcomers]))
-        like = nearest_mean(codes[len(old) :], codes[: len(old)])
+        found = nearest_cluster(codes[: len(old)], state.assignment[old], codes[len(old) :])
         assignment = state.assignment.copy()
-        assignment[newcomers] = state.assignment[old[like]]
-        return self._flag(setup, replace(state, assignment=assignment), newcomers)
+        assignment[newcomers] = found
+        extra = dict(state.extra)
+        if "relatives" in extra:  # what a newcomer trains is worth as much as what its like do
+            graph = _relatives(setup, state).tocsc()
+            like = old[[np.flatnonzero(state.assignment[old] == kind)[0] for kind in found]]
+            columns = np.arange(setup.clients)
+            columns[newcomers] = like
+            extra |= _kept(graph[:, columns].tocsr())
+        return self._flag(setup, replace(state, assignment=assignment, extra=extra), newcomers)
+
+
+def _relatives(setup: Setup, state: ServerState) -> sp.csr_array:
+    """The relatives of each kind of client, ``(K, N)``."""
+    columns = np.asarray(state.extra["relatives"], np.int64)
+    offsets = np.asarray(state.extra["relatives.offsets"], np.int64)
+    return sp.csr_array((np.ones(len(columns)), columns, offsets), shape=(state.models, setup.clients))
+
+
+def _kept(graph: sp.csr_array) -> dict[str, NDArray[np.int64]]:
+    """The relatives of each kind of client as arrays of a state."""
+    graph.sort_indices()
+    return {
+        "relatives": graph.indices.astype(np.int64),
+        "relatives.offsets": graph.indptr.astype(np.int64),
+    }
 
 
 def relatives(graph: sp.csr_array, there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -49,10 +49,8 @@ class OneShotClustered(Algorithm):
         if state.clustered:
             labels[there] = match_ids(labels[there], state.assignment[there], next_id=state.models)
         k = max(state.models if state.clustered else 0, int(labels.max()) + 1)
-        votes = np.zeros((k, state.models), np.int64)
-        np.add.at(votes, (labels[there], state.assignment[there]), 1)
-        parents = votes.argmax(axis=1)
-        unused = votes.sum(axis=1) == 0
+        parents = most_used(labels[there], state.assignment[there], k)
+        unused = parents < 0
         parents[unused] = np.arange(k)[unused]  # a cluster without members keeps its model
         assignment = np.where(there, labels, state.assignment)
         beta = np.array([np.nan if clusters.threshold is None else clusters.threshold])
@@ -122,6 +120,24 @@ class OneShotClustered(Algorithm):
         losses[plan.cohort] = np.where(np.isnan(report.losses), before[plan.cohort], report.losses)
         state = replace(state, extra={**state.extra, "losses": losses})
         return self._flag(setup, state, risen) if len(risen) else state
+
+
+def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: int) -> NDArray[np.int64]:
+    """The model that most members of each cluster used, ties: the smaller id; -1 for one without members.
+
+    Args:
+        labels: new cluster of each client ``(n,)``.
+        models: the model that it used ``(n,)``.
+        clusters: K.
+
+    Returns:
+        ``(K,)``.
+    """
+    pairs, votes = np.unique(np.stack([labels, models]), axis=1, return_counts=True)
+    order = np.lexsort((-pairs[1], votes, pairs[0]))  # the last of each cluster counts
+    found = np.full(clusters, -1, np.int64)
+    found[pairs[0, order]] = pairs[1, order]
+    return found
 
 
 def _flags(setup: Setup, state: ServerState) -> NDArray[np.bool_]:

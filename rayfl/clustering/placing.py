@@ -70,20 +70,3 @@ def adopt(
         else:
             found[i] = founded.setdefault(label, next_id + len(founded))
     return found
-
-
-def nearest_mean(
-    new: Sequence[NDArray[np.floating]], old: Sequence[NDArray[np.floating]]
-) -> NDArray[np.int64]:
-    """FLT's shortcut: for each newcomer the old client whose centroids have the nearest mean.
-
-    Args:
-        new: centroids of the B newcomers, ``(k, e)`` each.
-        old: of the M old clients.
-
-    Returns:
-        Positions in ``old``, ``(B,)`` (ties: the first).
-    """
-    left, right = (np.stack([c.mean(axis=0, dtype=np.float64) for c in group]) for group in (new, old))
-    squares = ((left[:, None, :] - right[None, :, :]) ** 2).sum(axis=2)
-    return np.asarray(squares.argmin(axis=1), np.int64)

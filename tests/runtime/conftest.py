@@ -75,6 +75,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsem": {"algorithm": {"name": "fedsem", "clusters": 3}, **SAMPLED},
     "flis_dc": {"algorithm": {"name": "flis_dc", "beta": 0.6}, **SAMPLED},
     "flis_hc": {**CLUSTERED, **SAMPLED},
+    "flt": {"clustering": {"features": "pca", "embedding": "none", "gamma": "auto"}, **SAMPLED},
     "fedprox": {"algorithm": "fedavg", "local": {"name": "fedprox", "mu": 0.1}, **SAMPLED},
     "mt_hfl, fednova": {"algorithm": "mt_hfl", "local": "fednova", **TREE, **SAMPLED},
     "mt_hfl, scaffold": {"algorithm": "mt_hfl", "local": "scaffold", **TREE, **SAMPLED},

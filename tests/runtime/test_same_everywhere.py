@@ -85,6 +85,7 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
         ("ifca", 3),
         ("flis_dc", 2),
         ("flis_hc", 2),
+        ("flt", 3),
         ("mt_hfl, scaffold", 2),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
