@@ -102,7 +102,8 @@ def _here(task: str, *arguments: str) -> dict[str, Any]:
     """Run a part in a process of its own."""
     command = [sys.executable, __file__, "--task", task, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return dict(json.loads(done.stdout.strip().splitlines()[-1]))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray may have its say, too
+    return dict(json.loads(lines[-1]))
 
 
 def main() -> None:

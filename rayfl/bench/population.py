@@ -50,7 +50,10 @@ def run(sizes: tuple[int, ...] = SIZES, rounds: int = 20) -> list[dict[str, Any]
             str(time.time()),
         ]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        rows.append(json.loads(done.stdout.strip().splitlines()[-1]))
+        lines = [
+            line for line in done.stdout.splitlines() if line.startswith("{")
+        ]  # Ray may have its say, too
+        rows.append(json.loads(lines[-1]))
     return rows
 
 
