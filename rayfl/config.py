@@ -558,7 +558,8 @@ def variant(
     """The same settings with another algorithm (and that algorithm's defaults), for comparisons.
 
     What the source says of comparing signatures is left out if the other algorithm has signatures of another
-    kind: degrees between subspaces mean nothing to it. So is momentum where it makes no sense. What
+    kind: degrees between subspaces mean nothing to it; and what its own defaults say otherwise: PCA+kM+HC has
+    no encoder where FLT was given one. So is momentum where it makes no sense. What
     ``overrides`` say holds for every algorithm.
 
     Raises:
@@ -589,15 +590,19 @@ def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     if part is None:
         return kept
     clustering, training = settings.get("clustering"), settings.get("training")
-    first, second = (_signature(each) for each in (before, part))
-    if isinstance(clustering, Mapping) and first and second and first != second:
-        kept["clustering"] = {key: clustering[key] for key in clustering if key not in _OF_SIGNATURES}
+    first, second = (_clustering(each) for each in (before, part))
+    if isinstance(clustering, Mapping) and first and second:
+        alike = first["signature"]["name"] == second["signature"]["name"]
+        meant = {key for key in _OF_SIGNATURES if alike and first.get(key) == second.get(key)}
+        kept["clustering"] = {
+            key: clustering[key] for key in clustering if key not in _OF_SIGNATURES or key in meant
+        }
     if isinstance(training, Mapping) and not part.takes_momentum:
         kept["training"] = {key: training[key] for key in training if key != "momentum"}
     return kept
 
 
-def _signature(algorithm: type[Algorithm] | None) -> str | None:
-    """The signature that an algorithm clusters by, if it says so."""
-    signature = algorithm.defaults.get("clustering", {}).get("signature") if algorithm else None
-    return signature["name"] if signature else None
+def _clustering(algorithm: type[Algorithm] | None) -> Mapping[str, Any]:
+    """How an algorithm clusters by default; empty if it says nothing of signatures."""
+    found: Mapping[str, Any] = algorithm.defaults.get("clustering", {}) if algorithm else {}
+    return found if "signature" in found else {}

@@ -403,6 +403,17 @@ def test_a_variant_leaves_out_what_means_nothing_to_it():
     assert variant(source, [], "mt_hfl").clustering.signature.name == "spectrum"
 
 
+def test_a_baseline_does_not_inherit_the_encoder():
+    """FLT and PCA+kM+HC send centroids alike; of what, and what the server does to them, is theirs."""
+    source = {"algorithm": "flt", "clustering": {"features": {"name": "conv_ae", "latent": 64}}}
+    source["clustering"] |= {"signature": {"name": "centroids", "k": 7}, "embedding": {"name": "umap"}}
+    baseline = variant(source, [], "pca_km_hc").clustering
+    assert (baseline.features.name, baseline.embedding.name) == ("pca", "none")
+    assert (baseline.grouping, baseline.linkage, baseline.signature.k) == ("hierarchical", "ward", 7)
+    assert variant(source, [], "flt").clustering.features.latent == 64
+    assert variant(source, ["clustering.features=client_pca"], "flt").clustering.features.name == "client_pca"
+
+
 # --- round trips ---------------------------------------------------------------------------------------
 
 
