@@ -1,6 +1,8 @@
 """FLIS (DC) and (HC) beside PACFL, IFCA and others on the same clients (thesis Table 3.1).
 
-Each method with the settings that the thesis gives it, one run a seed::
+Each method with the settings that the thesis gives it, one run a seed. ``finetuned``: every client trains its
+final model on for 5 epochs before the test, as the thesis tests clients with the models that they have
+trained::
 
     python experiments/flis/compare.py experiments/flis/fmnist.yaml --seeds 0 --out runs/flis
     python experiments/flis/compare.py experiments/flis/fmnist.yaml --methods pacfl,flis_hc rounds=200
@@ -23,6 +25,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "pacfl": ("algorithm=pacfl", "clustering={proximity: vector_angle_min, threshold: 6}"),
     "flis_dc": ("algorithm={name: flis_dc, beta: 0.5}",),
     "flis_hc": ("algorithm=flis_hc", "clustering.threshold=0.5"),
+    "flis_hc, 0.75": ("algorithm=flis_hc", "clustering.threshold=0.25"),
     "flis_dc, noise": ("algorithm={name: flis_dc, beta: 0.5, server_data: {source: noise}}",),
     "flis_hc, noise": (
         "algorithm=flis_hc",
@@ -33,7 +36,8 @@ COLUMNS = (
     "clusters",
     "accuracy_mean",
     "accuracy_worst10",
-    "accuracy_var",
+    "finetuned_accuracy_mean",
+    "finetuned_accuracy_worst10",
     "bytes_up",
     "bytes_down",
     "seconds",
@@ -55,7 +59,8 @@ def main() -> None:
     rows = []
     for seed in given.seeds.split(","):
         for method in given.methods.split(";"):
-            settings = [*METHODS[method], f"seed={seed}", f"output.root={given.out}", *given.overrides]
+            settings = [*METHODS[method], f"seed={seed}", f"output.root={given.out}"]
+            settings += ["evaluation.finetune_epochs=5", *given.overrides]
             summary = rayfl.run(given.config, settings).summary
             rows.append({"method": method, "seed": int(seed), **{name: summary[name] for name in COLUMNS}})
             print(rows[-1], flush=True)
