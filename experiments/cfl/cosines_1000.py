@@ -68,7 +68,7 @@ class Watch(threading.Thread):
                     {"time": time.perf_counter(), "process": name, "pid": process.pid, "own": own}
                 )
 
-    def peaks(self, start: float, stop: float) -> pd.DataFrame:
+    def peaks(self, start: float, stop: float) -> pd.Series[int]:
         """The largest process of every kind, in MB, between two times."""
         frame = pd.DataFrame(self.rows)
         there = frame[(frame["time"] >= start) & (frame["time"] <= stop)]

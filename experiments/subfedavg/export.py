@@ -91,7 +91,7 @@ def network(
     vector = config.local.client_model(model, state, spec).numpy()
     dense = spec.build()
     spec.load(dense, vector)
-    if config.local.pruning == "hybrid":
+    if isinstance(config.local, SubFedAvg) and config.local.pruning == "hybrid":
         module: nn.Module = shrink(spec, vector, gammas(spec, mask).astype(np.bool_))
     else:
         module = spec.build()

@@ -20,7 +20,7 @@ from rayfl.bench.naive import NaiveFedAvg
 from rayfl.bench.workloads import WORKLOADS, Workload
 from rayfl.runtime.driver import Driver, Event
 from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import arithmetic, build, connect, make_backend, this_cluster, this_machine
+from rayfl.runtime.session import arithmetic, available, build, connect, make_backend
 
 Say = Callable[[str], None]
 
@@ -82,10 +82,9 @@ def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iter
     """Start rayfl on a workload, in this process and with its actors on Ray, and stop it in the end."""
     config = workload.config(folder, **execution)
     stages, host = build(config)
-    inline = config.execution.backend == "inline"
-    if not inline:
+    if config.execution.backend == "ray":
         connect(config)
-    plan = arithmetic(config, stages[0].federation, host, this_machine() if inline else this_cluster())
+    plan = arithmetic(config, stages[0].federation, host, available(config))
     backend = make_backend(config, plan)
     busy: dict[int, float] = {}
 

@@ -111,11 +111,10 @@ def cluster_alone(configs: Sequence[Config]) -> tuple[list[Alone], list[str]]:
 def _cluster(config: Config) -> Alone:
     stages, host = session.build(config)
     federation = stages[0].federation
-    inline = config.execution.backend == "inline"
-    if not inline:
+    if config.execution.backend == "ray":
         session.connect(config)
-    available = session.this_machine() if inline else session.this_cluster()
-    backend = session.make_backend(config, session.arithmetic(config, federation, host, available))
+    plan = session.arithmetic(config, federation, host, session.available(config))
+    backend = session.make_backend(config, plan)
     try:
         backend.start(backend.put(tuple(stage.federation for stage in stages)), host)
         servers = Servers(

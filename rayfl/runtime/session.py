@@ -11,7 +11,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -43,6 +43,9 @@ Listener = Callable[[Event], None]
 
 _NODES_TIMEOUT = 900.0
 """Seconds to wait for the nodes of an autoscaler."""
+
+_RELEASE_TIMEOUT = 5.0
+"""Seconds to wait for CPUs and GPUs that something else in the cluster holds or held."""
 
 
 @dataclass(frozen=True)
@@ -231,9 +234,34 @@ def this_machine() -> Available:
 
 def this_cluster() -> Available:
     """What the connected Ray cluster has free, node by node."""
-    free = ray.state.available_resources_per_node()
-    nodes = tuple(Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in free.values())
-    return Available(nodes, sum(node.get("memory", 0.0) for node in free.values()))
+    return _nodes(ray.state.available_resources_per_node().values())
+
+
+def _nodes(resources: Iterable[Mapping[str, float]]) -> Available:
+    each = list(resources)
+    nodes = tuple(Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in each)
+    return Available(nodes, sum(node.get("memory", 0.0) for node in each))
+
+
+def available(config: Config) -> Available:
+    """What a run may use: this machine, or what the connected Ray cluster has free.
+
+    What actors of a run before held comes back a moment after they end, so where the free part has no room
+    for the actors that the whole cluster could hold, this waits for it for some seconds.
+    """
+    e = config.execution
+    if e.backend == "inline":
+        return this_machine()
+    whole = _nodes(node["Resources"] for node in ray.nodes() if node["Alive"])
+    wanted = whole.room(e.cpus_per_actor, e.gpus_per_actor)
+    if isinstance(e.actors, int) and e.clients_per_actor is None:
+        wanted = min(wanted, e.actors)
+    until = time.monotonic() + _RELEASE_TIMEOUT
+    while (free := this_cluster()).room(e.cpus_per_actor, e.gpus_per_actor) < wanted:
+        if time.monotonic() > until:
+            break
+        time.sleep(0.05)
+    return free
 
 
 def connect(config: Config) -> None:
@@ -292,8 +320,7 @@ def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop:
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
     stages, host = build(config)
     federation = stages[0].federation
-    inline = config.execution.backend == "inline"
-    plan = arithmetic(config, federation, host, this_machine() if inline else this_cluster())
+    plan = arithmetic(config, federation, host, available(config))
     backend = make_backend(config, plan)
     directory.write_json(
         "environment.json",

@@ -113,9 +113,7 @@ class AgNews(Dataset):
             raise DataError(f"{files[0]}: no article has two words; there is nothing to predict")
         if count is not None and count > len(kept):
             setting = "data.samples" if part == "train" else "data.test_size"
-            raise DataError(
-                f"{setting}: {count} articles wanted, {files[0]} has {len(kept)}; use fewer"
-            )
+            raise DataError(f"{setting}: {count} articles wanted, {files[0]} has {len(kept)}; use fewer")
         if count is not None:  # the file may be sorted by topic
             kept = np.sort(generator(0, f"ag_news {part}").permutation(kept)[:count])
         return [articles[i] for i in kept.tolist()], np.array(labels, np.int64)[kept]

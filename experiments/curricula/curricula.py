@@ -1,0 +1,142 @@
+"""Curricula in FL: the thesis' Tables 2.2, 2.3 and 2.5 (orders of samples) and Figure 2.11 (both curricula).
+
+::
+
+    python experiments/curricula/curricula.py orders --seeds 0-2 --out runs/orders
+    python experiments/curricula/curricula.py orders --rows curriculum,vanilla --out runs/prox local=fedprox
+    python experiments/curricula/curricula.py both --seeds 0-2 --out runs/both --samples 20000 rounds=50
+
+All settings are those of ``cifar10.yaml`` unless others are given. A row is a variant of them; the same seed
+gives all rows the same partition, initial model and (but for client curricula) cohorts. The accuracy is that
+of the last global model on the whole test set, as in the thesis; beside it stands the mean over the last
+ten tests of the clients, as the last model alone swings from round to round where clients have one or two
+classes. ``--samples`` takes the first so many training images. ``--out`` gets ``runs.csv`` (a row a run) and
+``table.md``; runs that are in ``runs.csv`` are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from safetensors.torch import load_file
+
+from rayfl.config import Config, load
+from rayfl.data import write_npz
+from rayfl.errors import RayflError
+from rayfl.runtime import session
+from rayfl.training import Batches
+
+HERE = Path(__file__).parent
+DIFFICULTY = "partition={name: difficulty, clients: 100, alpha: 0.05, attempts: 10000, ordered: 1.0}"
+FIGURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "orders": {
+        "curriculum": ("order.order=curriculum",),
+        "random": ("order.order=random",),
+        "vanilla": ("order={name: shuffled}",),
+        "anti": ("order.order=anti",),
+    },
+    "both": {
+        "neither": (DIFFICULTY, "order={name: shuffled}"),
+        "data": (DIFFICULTY,),
+        "clients": (DIFFICULTY, "order={name: shuffled}", "sampling={name: curriculum}"),
+        "both": (DIFFICULTY, "sampling={name: curriculum}"),
+    },
+}
+"""The rows of each table, by what they change."""
+LAST = 10
+
+
+def accuracy(config: Config, result: session.Result) -> float:
+    """Of a finished run's model on all test samples, in per cent."""
+    (stage, *_), host = session.build(config)
+    samples = stage.federation.samples
+    batches, module = Batches(samples, torch.device("cpu")), host.spec.build().eval()
+    module.load_state_dict(load_file(result.path / "models" / "model_0.safetensors"), strict=False)
+    right = 0
+    with torch.inference_mode():
+        for ids in np.array_split(np.arange(len(samples.y_test)), 20):
+            x, y = batches.test(ids)
+            right += int((module(x).argmax(1) == y).sum())
+    return 100 * right / len(samples.y_test)
+
+
+def subset(config: Config, samples: int, folder: Path) -> str:
+    """The setting of a dataset with the first so many training samples of the config's."""
+    whole = config.data.load(session.data_root(config))
+    file = folder / f"{whole.name}-{samples}.npz"
+    if not file.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        part = replace(whole, x_train=whole.x_train[:samples], y_train=whole.y_train[:samples])
+        write_npz(file, part)
+    return f"data={{name: npz, path: {file.resolve()}}}"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; the exit code."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("figure", choices=FIGURES)
+    parser.add_argument("overrides", nargs="*", help="settings such as rounds=20")
+    parser.add_argument("--rows", default="", help="only these rows, separated by commas")
+    parser.add_argument("--seeds", default="0-2", help="first-last")
+    parser.add_argument("--samples", type=int, help="training images; by default all")
+    parser.add_argument("--out", type=Path, default=Path("runs/curricula"))
+    options = parser.parse_intermixed_args(arguments)
+    rows = options.rows.split(",") if options.rows else list(FIGURES[options.figure])
+    first, _, last = options.seeds.partition("-")
+    common = ["execution.backend=inline", "output.report=false", f"output.root={options.out}"]
+    try:
+        if options.samples:
+            common.append(subset(load(HERE / "cifar10.yaml"), options.samples, options.out))
+        for seed in range(int(first), int(last or first) + 1):
+            for row in rows:
+                settings = [*common, *FIGURES[options.figure][row], f"seed={seed}", *options.overrides]
+                run_one(row, load(HERE / "cifar10.yaml", settings), options.out / "runs.csv")
+    except RayflError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    text = table(pd.read_csv(options.out / "runs.csv"))
+    (options.out / "table.md").write_text(text)
+    print(f"\n{text}")
+    return 0
+
+
+def run_one(row: str, config: Config, file: Path) -> None:
+    """Run a row with a seed and write it down, unless that has been done."""
+    known = pd.read_csv(file) if file.exists() else pd.DataFrame({"row": [], "seed": []})
+    if ((known["row"] == row) & (known["seed"] == config.seed)).any():
+        return
+    result = session.run(config)
+    tested = result.rounds["accuracy_mean"].dropna()
+    found = {
+        "row": row,
+        "seed": config.seed,
+        "accuracy": accuracy(config, result),
+        "last_tests": tested.iloc[-LAST:].mean(),
+        "seconds": result.summary["seconds"],
+    }
+    print(f"{row}, seed {config.seed}: {found['accuracy']:.1f} %", flush=True)
+    pd.DataFrame([found]).to_csv(file, mode="a", header=not file.exists(), index=False)
+
+
+def table(runs: pd.DataFrame) -> str:
+    """Mean and standard deviation over the seeds, and every seed's accuracy."""
+    lines = ["| | accuracy (%) | by seed | mean of the last tests (%) |", "| --- | ---: | --- | ---: |"]
+    for row, own in runs.groupby("row", sort=False):
+        own = own.sort_values("seed")
+        each = ", ".join(f"{value:.1f}" for value in own["accuracy"])
+        spread = [f"{own[c].mean():.1f} ± {own[c].std(ddof=1):.1f}" for c in ("accuracy", "last_tests")]
+        lines.append(f"| {row} | {spread[0]} | {each} | {spread[1]} |")
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
