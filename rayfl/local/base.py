@@ -35,8 +35,8 @@ class Start:
         work: the round's work.
         models: the models that they start from, ``(B, P)``; not to be changed.
         server: the vectors that came with these models, ``(B, Q)``.
-        state: the clients' own, ``(B, S)``; zeros for one that never took part. After training they may be
-            changed in place.
+        state: the clients' own, ``(B, S)``; zeros for one that never took part. :meth:`LocalObjective.terms`
+            and :meth:`LocalObjective.finish` may change them in place.
         fresh: which never took part, ``(B,)``.
         sizes: their training samples ``(B,)``.
         test: for objectives that look at validation accuracy.

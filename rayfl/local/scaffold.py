@@ -44,18 +44,24 @@ class Scaffold(LocalObjective):
         return spec.n_parameters
 
     def terms(self, start: Start) -> Terms:
-        """``c - c_i`` is added to every gradient."""
-        offset = start.server - start.state
-        buffers = start.models.shape[1] - start.spec.n_parameters
-        return Terms(offset=functional.pad(offset, (0, buffers)) if buffers else offset)
+        """``c - c_i`` is added to every gradient; it takes the place of ``c_i``."""
+        p, size = start.spec.n_parameters, start.models.shape[1]
+        offset = torch.sub(start.server, start.state, out=start.state)
+        return Terms(offset=functional.pad(offset, (0, size - p)) if size > p else offset)
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
-        """Option II of the client's control variate."""
+        """Option II of the client's control variate: ``c_i+ = (x - y) / (K eta) - (c - c_i)``."""
         p = start.spec.n_parameters
         work, steps = start.work, np.maximum(block.steps, 1)
         counted = accumulated(steps, work.momentum, work.lr_alpha, work.lr_power)
-        scale = torch.from_numpy(counted * work.lr).to(block.rows.device)
-        # In place: each of these is a model a client, and touching memory is what they cost.
-        change = (start.models[:, :p] - block.rows[:, :p]).div_(scale[:, None].to(block.rows.dtype))
-        change.sub_(start.server)  # c_i+ - c_i
-        return Outcome(block.rows, start.state.add_(change), change)
+        scale = torch.from_numpy(counted * work.lr).to(block.rows)[:, None]
+        state = start.state  # holds c - c_i
+        change = torch.empty_like(state)  # c_i+ - c_i
+        # Touching memory is what this costs: on a CPU one client at a time, which stays in the cache.
+        together = max(1, len(state)) if state.is_cuda else 1
+        for first in range(0, len(state), together):
+            at = slice(first, first + together)
+            torch.sub(start.models[at, :p], block.rows[at, :p], out=change[at]).div_(scale[at])
+            torch.sub(change[at], state[at], out=state[at])
+            change[at].sub_(start.server[at])
+        return Outcome(block.rows, state, change)

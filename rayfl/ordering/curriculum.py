@@ -202,9 +202,6 @@ def _seen(arrival: Arrival, users: Users) -> list[Seen]:
 _HARDEST = 1e300
 """The loss of a sample whose loss is not finite. Training then fails, and says so of its client."""
 
-_READ: dict[tuple[Path, int], dict[str, torch.Tensor]] = {}
-"""Experts that this process has read, by path and time of change."""
-
 
 def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     """The expert's model ``(P,)``.
@@ -214,8 +211,7 @@ def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     """
     where, remedy = "order.expert", "a model_0.safetensors that a run of the same model and data wrote"
     try:
-        key = path, path.stat().st_mtime_ns
-        tensors = _READ[key] if key in _READ else _READ.setdefault(key, load_file(path))
+        tensors = load_file(path)  # each time: that costs little beside scoring with it
     except OSError:
         raise ConfigError(where, f"there is no file {path}", remedy) from None
     except SafetensorError as error:
