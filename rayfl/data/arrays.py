@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import zipfile
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,8 @@ from rayfl.errors import DataError
 
 Layout = Literal["auto", "hwc", "chw"]
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
+_FEW = 1000
+"""So many classes or domains may have numbers, however few samples there are."""
 _OPTIONAL = ("domain_train", "domain_test", "class_names")
 
 
@@ -38,8 +41,11 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
         raise DataError(
             f"{where} has shape {x.shape}; expected (n, D), (n, H, W), (n, H, W, C) or (n, C, H, W)"
         )
-    if x.dtype.kind == "f" and not np.isfinite(x).all():
-        raise DataError(f"{where} holds NaN or infinity; every value must be finite")
+    if x.dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            x = x.astype(np.float32, copy=False)
+        if not np.isfinite(x).all():
+            raise DataError(f"{where} holds NaN or infinity (as float32); every value must be finite")
     if x.ndim == 2:
         return np.ascontiguousarray(x, dtype=np.float32)
     if x.ndim == 3:
@@ -74,9 +80,27 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
         raise DataError(f"{where} has shape {y.shape} and type {y.dtype}; expected integers of shape (n,)")
     if len(y) != count:
         raise DataError(f"{where} has {len(y)} entries for {count} samples; the lengths must be equal")
-    if y.min() < 0:
-        raise DataError(f"{where} holds {y.min()}; labels and domains count from 0")
+    if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
+        wrong = y.min() if y.min() < 0 else y.max()
+        raise DataError(f"{where} holds {wrong}; labels and domains count from 0")
     return np.ascontiguousarray(y, dtype=np.int64)
+
+
+def check_counted(largest: int, samples: int, where: str) -> None:
+    """Refuse labels or domains that are no count but numbers such as ids: tables would have a row for each.
+
+    Args:
+        largest: of them.
+        samples: how many samples there are.
+        where: what they are, for errors.
+
+    Raises:
+        DataError: if there are far more numbers than samples.
+    """
+    if largest >= max(samples, _FEW):
+        raise DataError(
+            f"{where} go up to {largest} for {samples} samples; number them 0, 1, 2, ... without gaps"
+        )
 
 
 def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
@@ -93,7 +117,8 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
         DataError: if the file is missing, unreadable, or does not hold what it must; one line.
     """
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; expected an .npz with {', '.join(_REQUIRED)}")
+        what = "it is a folder" if path.is_dir() else "there is no such file"
+        raise DataError(f"{path}: {what}; expected an .npz with {', '.join(_REQUIRED)}")
     try:
         arrays = _read_arrays(path)
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
@@ -117,8 +142,12 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
     if "domain_train" in arrays:
         domains[0] = as_labels(arrays["domain_train"], len(x_train), f"{path}: domain_train")
         domains[1] = as_labels(arrays["domain_test"], len(x_test), f"{path}: domain_test")
+    total = len(x_train) + len(x_test)
+    if domains[0] is not None and domains[1] is not None:
+        check_counted(int(max(domains[0].max(), domains[1].max())), total, f"{path}: domains")
     class_names = tuple(str(label) for label in arrays.get("class_names", np.empty(0)).reshape(-1))
     used = int(max(y_train.max(), y_test.max())) + 1
+    check_counted(used - 1, total, f"{path}: labels")
     if class_names and len(class_names) < used:
         raise DataError(f"{path}: labels go up to {used - 1} but there are {len(class_names)} class_names")
     classes = max(used, len(class_names))
@@ -126,6 +155,8 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    if not (zipfile.is_zipfile(path) or path.suffix == ".npy"):
+        raise ValueError("it is no .npz, or only a part of one")  # NumPy would take it for a pickle
     content = np.load(path, allow_pickle=False)
     if isinstance(content, np.ndarray):
         raise ValueError("it holds a single array")

@@ -138,6 +138,7 @@ def test_files_as_they_come(tmp_path: Path, name: str, header: tuple[str, ...], 
         ([("World", "a b")], ("label", "text"), r"row 2 is \['World', 'a b'\]; expected"),
         ([(1, "a b"), (2,)], (), r"row 2 is \['2'\]; expected"),
         ([], (), "is empty; expected"),
+        ([], ("label", "content"), "has a header and no article; expected"),
         ([(1, "alone"), (2, "")], (), "no article has two words"),
     ],
 )
@@ -153,15 +154,19 @@ def test_wrong_files_are_refused_in_a_line(
 
 def test_broken_and_missing_files_are_refused_in_a_line(tmp_path: Path, root: Path) -> None:
     folder = root / "ag_news"
-    for broken in (b"1,\xff\xfe", b"1,a b\n" * 3 + b"\x00", b""):
+    open_quote = b'1,"a b"\n2,"c d\n3,"e f"\n'  # else it would swallow the article that follows
+    for broken in (b"1,\xff\xfe", b"1,a b\n" * 3 + b"\x00", b"", open_quote):
         (folder / "train.csv").write_bytes(broken)
         with pytest.raises(DataError) as caught:
             AgNews().load(root)
         assert "\n" not in str(caught.value)
     (folder / "train.csv").unlink()
-    (folder / "train.csv.gz").write_bytes(b"no gzip")
-    with pytest.raises(DataError, match="cannot be read as CSV"):
-        AgNews().load(root)
+    packed = bytearray(gzip.compress(b"1,a b\n2,c d\n"))
+    packed[11:13] = b"\xff\xff"
+    for broken in (b"no gzip", bytes(packed), bytes(packed[:20])):
+        (folder / "train.csv.gz").write_bytes(broken)
+        with pytest.raises(DataError, match="cannot be read as CSV"):
+            AgNews().load(root)
     write(folder / "train.csv", articles(1))
     with pytest.raises(DataError, match=r"train.csv and train.csv.gz are both there; keep one"):
         AgNews().load(root)

@@ -91,6 +91,13 @@ def test_npz_errors_say_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     assert "they must be equal" in refusal(write(tmp_path, x_test=np.zeros((2, 5, 6), np.float32)))
     assert "must lie in 0..255" in refusal(write(tmp_path, x_train=np.full((4, 5, 6), 256)))
     assert "NaN or infinity" in refusal(write(tmp_path, x_train=np.full((4, 5, 6), np.nan)))
+    assert "NaN or infinity" in refusal(write(tmp_path, x_train=np.full((4, 5, 6), 1e300)))  # as float32
+    many = np.array([0, 0, 0, 10**9])
+    assert "labels go up to 1000000000 for 6 samples" in refusal(write(tmp_path, y_train=many))
+    apart = refusal(write(tmp_path, domain_train=many, domain_test=np.array([0, 0])))
+    assert "domains go up to 1000000000 for 6 samples; number them 0, 1, 2" in apart
+    assert "holds 9223372036854775813" in refusal(write(tmp_path, y_train=np.full(4, 2**63 + 5, np.uint64)))
+    assert "it is a folder" in refusal(tmp_path)
     assert "has type bool" in refusal(write(tmp_path, x_train=np.zeros((4, 5, 6), bool)))
     assert "has shape (4,)" in refusal(write(tmp_path, x_train=np.zeros(4)))
     assert "has shape (0, 5, 6)" in refusal(write(tmp_path, x_test=np.zeros((0, 5, 6), np.uint8)))
@@ -101,7 +108,9 @@ def test_npz_errors_say_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     assert "single array" in refusal(tmp_path / "single.npy")
     whole = write(tmp_path).read_bytes()
     (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
-    assert "cannot be read" in refusal(tmp_path / "half.npz")
+    assert "it is no .npz, or only a part of one" in refusal(tmp_path / "half.npz")
+    (tmp_path / "page.npz").write_text("<html>not found</html>")
+    assert "it is no .npz, or only a part of one" in refusal(tmp_path / "page.npz")  # no word of pickles
     np.savez_compressed(tmp_path / "bent.npz", **arrays(x_train=np.random.default_rng(0).random((4, 50, 60))))
     bent = bytearray((tmp_path / "bent.npz").read_bytes())
     bent[200:2000] = bytes(1800)

@@ -135,6 +135,8 @@ def test_features_and_shapes(tmp_path: Path) -> None:
         ({"u": ([["a text"]], [0])}, {}, "texts and image names are not read"),
         ({"u": (["a text"], [0])}, {}, "texts and image names are not read"),
         ({"u": ([[float("nan")]], [0])}, {}, "NaN or infinity"),
+        ({"u": ([[1e300]], [0])}, {}, "NaN or infinity"),
+        ({"u": ([[1.0]], [10**9])}, {}, "labels go up to 1000000000 for 2 samples"),
         ({"u": ([[1.0]], [0.5])}, {}, "labels must be integers from 0"),
         ({"u": ([[1.0]], [-1])}, {}, "labels must be integers from 0"),
         ({"u": ([[1.0]], ["yes"])}, {}, "labels must be integers from 0"),

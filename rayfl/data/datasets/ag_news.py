@@ -6,6 +6,7 @@ import csv
 import gzip
 import html
 import re
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -168,12 +169,14 @@ def read_articles(path: Path) -> Iterator[tuple[int, str]]:
     opened = gzip.open if path.suffix == ".gz" else open
     try:
         with opened(path, "rt", encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.reader(file) if row]
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+            rows = [row for row in csv.reader(file, strict=True) if row]  # a quote left open is a mistake
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{path}: cannot be read as CSV ({one_line(error)}); fetch it again") from error
     if not rows:
         raise DataError(f"{path}: is empty; {_EXPECTED}")
     label, texts, first = _columns(path, rows[0])
+    if len(rows) == first:
+        raise DataError(f"{path}: has a header and no article; {_EXPECTED}")
     for number, row in enumerate(rows[first:], start=first + 1):
         if len(row) != len(rows[0]) or row[label].strip() not in ("1", "2", "3", "4"):
             raise DataError(f"{path}: row {number} is {str(row)[:60]}; {_EXPECTED}")

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.arrays import one_line
+from rayfl.data.arrays import check_counted, one_line
 from rayfl.data.base import Part, Samples
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.errors import DataError
@@ -59,6 +59,7 @@ class Leaf(ImageDataset):
                 "they must be equal"
             )
         largest = int(max(y_train.max(), y_test.max()))
+        check_counted(largest, len(y_train) + len(y_test), f"{self.folder}: labels")
         classes = self.classes or largest + 1
         if largest >= classes:
             raise DataError(f"{self.folder}: labels go up to {largest}, data.classes is {classes}")
@@ -148,11 +149,13 @@ def _arrays(content: dict[str, list[Any]], where: str) -> tuple[NDArray[np.float
         raise DataError(
             f"{where}: inputs must be lists of numbers of one length; texts and image names are not read"
         )
+    with np.errstate(over="ignore"):
+        x = x.astype(np.float32)
     if not np.isfinite(x).all():
-        raise DataError(f"{where}: holds NaN or infinity; every value must be finite")
+        raise DataError(f"{where}: holds NaN or infinity (as float32); every value must be finite")
     if y.ndim != 1 or y.dtype.kind not in "ui" or y.min() < 0:
         raise DataError(f"{where}: labels must be integers from 0")
-    return x.astype(np.float32), y.astype(np.int64)
+    return x, y.astype(np.int64)
 
 
 def _joined(
