@@ -69,10 +69,10 @@ def check_settings(
         ConfigError, DataError: as :func:`build_federation`.
     """
     if not 0 <= validation < 1:
-        raise ConfigError("validation", f"{validation} is not a fraction", "it must lie in [0, 1)")
+        raise ConfigError("partition.validation", f"{validation} is not a fraction", "it must lie in [0, 1)")
     if isinstance(test_samples, int) and test_samples < 1:
         raise ConfigError(
-            "test_samples", f"{test_samples} is too few", "it must be at least 1, 'auto' or 'all'"
+            "partition.test_samples", f"{test_samples} is too few", "it must be at least 1, 'auto' or 'all'"
         )
     if (samples.domain_train is None) != (samples.domain_test is None):
         raise DataError(

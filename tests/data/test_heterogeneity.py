@@ -190,6 +190,24 @@ def test_gaussians_are_fitted_in_common_coordinates() -> None:
     assert lonely > 0
 
 
+@pytest.mark.parametrize("name", ["kl", "bhattacharyya"])
+def test_data_without_variance_have_no_normal_distribution(name: str) -> None:
+    same = np.ones((4, 3))
+    with pytest.raises(DataError, match=f"measure {name}: all samples are the same and have no variance"):
+        between(make(name), same, same)
+    many = np.random.default_rng(0).random((2, 50, 3))
+    with pytest.raises(DataError, match=r"client 0: .*1 samples in 3 dimensions cannot be inverted"):
+        between(make(name, ridge=0), many[0][:1], many[1])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["cka", "mmd"])
+def test_numbers_that_are_too_large_are_refused_and_not_averaged(name: str) -> None:
+    parts = np.random.default_rng(0).random((2, 10, 4)) * 3e38
+    with pytest.raises(DataError, match=f"measure {name}: .*too large for it, scale them down"):
+        between(make(name), *parts)
+
+
 def test_mmd_is_the_double_sum_over_the_kernel() -> None:
     rng = np.random.default_rng(0)
     a, b = rng.random((12, 3)), rng.random((9, 3)) + 0.3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import comb, factorial
 from typing import Any
 
@@ -142,6 +143,18 @@ def test_label_blocks_generalised() -> None:
     for fields in ({"clients": 5, "blocks": 6}, {"clients": 50, "blocks": 11}):
         with pytest.raises(DataError, match=f"use at most {min(fields['clients'], 10)}"):
             make("label_blocks", **fields).assign(samples_of(), 0)
+
+
+def test_label_blocks_are_of_the_labels_that_occur() -> None:
+    whole = samples_of()
+    gaps = replace(whole, y_train=whole.y_train * 3, y_test=whole.y_test * 3, classes=28)
+    found = make("label_blocks").assign(gaps, 0)
+    labels = [set(gaps.y_train[part].tolist()) for part in found.clients]
+    assert labels == [{0, 3, 6, 9, 12}, {15, 18, 21, 24, 27}]
+    with pytest.raises(DataError, match="10 labels and 20 clients do not make 11 blocks; use at most 10"):
+        make("label_blocks", clients=20, blocks=11).assign(gaps, 0)
+    with pytest.raises(DataError, match=r"^partition, block \[0\]: 1 clients with 5000 samples"):
+        make("label_blocks", samples=5000).assign(gaps, 0)
 
 
 def test_real_label_swap(real_data: RealData) -> None:

@@ -63,12 +63,27 @@ def distance_matrix(
         DataError: if the measure is not defined for a client's data.
     """
     ids = np.arange(federation.clients) if clients is None else np.asarray(clients)
+    with np.errstate(over="ignore", invalid="ignore"):  # what they lead to is refused below
+        return _finite(_values(federation, measure, ids, seed), measure, ids)
+
+
+def _values(federation: Federation, measure: Measure, ids: NDArray[np.integer], seed: int) -> Array:
     common = measure.common(federation.samples, seed)
     summaries = [_summary(federation, measure, int(client), common, seed) for client in ids]
     values = np.full((len(ids), len(ids)), float(measure.similarity))
     for i, a in enumerate(summaries):
         for j in range(i + 1, len(ids)):
             values[i, j] = values[j, i] = measure.compare(a, summaries[j], common)
+    return values
+
+
+def _finite(values: Array, measure: Measure, ids: NDArray[np.integer]) -> Array:
+    if not np.isfinite(values).all():
+        i, j = np.argwhere(~np.isfinite(values))[0]
+        raise DataError(
+            f"measure {measure.name}: {values[i, j]} between clients {ids[i]} and {ids[j]}; the numbers in "
+            "the data are too large for it, scale them down"
+        )
     return values
 
 

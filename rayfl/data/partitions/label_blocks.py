@@ -15,7 +15,7 @@ from rayfl.errors import DataError
 
 
 class LabelBlocks(SizedPartition):
-    """Label blocks: the labels in order are cut into blocks, every client has samples of one block.
+    """Label blocks: the labels in order are cut into blocks, and every client has samples of one block.
 
     With two clients the congruent control of CFL (Sattler, Mueller, Samek 2020, section V-C): one holds
     the labels 0-4, the other 5-9. One model serves both, so nothing must be split: the planted group is
@@ -32,24 +32,29 @@ class LabelBlocks(SizedPartition):
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:
         check_labels(samples.y_train, samples.classes, self.clients)
-        most = min(samples.classes, self.clients)
+        labels = np.unique(samples.y_train)
+        most = min(len(labels), self.clients)
         if self.blocks > most:
             raise DataError(
-                f"partition.blocks: {samples.classes} labels and {self.clients} clients do not make "
+                f"partition.blocks: {len(labels)} labels and {self.clients} clients do not make "
                 f"{self.blocks} blocks; use at most {most}"
             )
-        blocks = np.array_split(np.arange(samples.classes), self.blocks)
+        blocks = np.array_split(labels, self.blocks)
         tasks = tuple(
             Task(labels=tuple(block.tolist()), clients=clients, samples=self.samples)
             for block, clients in zip(blocks, evenly(self.clients, self.blocks), strict=True)
         )
-        dealt = Tasks(
+        by_block = Tasks(
             tasks=tasks,
             clients=self.clients,
             sizes=self.sizes,
             spread=self.spread,
             min_samples=self.min_samples,
-        ).assign(samples, seed)
+        )
+        try:
+            dealt = by_block.assign(samples, seed)
+        except DataError as error:
+            raise DataError(str(error).replace("partition.tasks[", "partition, block [")) from None
         assert dealt.groups is not None
         return Assignment(
             dealt.clients, dealt.groups if self.planted == "blocks" else np.zeros_like(dealt.groups)

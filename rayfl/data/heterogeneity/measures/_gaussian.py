@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from rayfl.data.base import Samples
 from rayfl.data.heterogeneity.base import Array, Measure, matrix, refuse_texts
+from rayfl.errors import DataError
 from rayfl.linalg import leading_eigenpairs, one_thread
 from rayfl.random import generator
 
@@ -63,8 +64,10 @@ class GaussianMeasure(Measure):
         else:
             axes = leading_eigenpairs(x - origin, self.dimensions, 1e-10)[1]
         with one_thread():
-            spread = ((x - origin) @ axes).var(axis=0)
-        return Coordinates(origin, axes, float(spread.mean()))
+            variance = float(((x - origin) @ axes).var(axis=0).mean()) if axes.shape[1] else 0.0
+        if variance == 0:
+            raise DataError(f"measure {self.name}: all samples are the same and have no variance")
+        return Coordinates(origin, axes, variance)
 
     @override
     def summary(
@@ -74,6 +77,12 @@ class GaussianMeasure(Measure):
             z = (x - common.origin) @ common.axes
             centred = z - z.mean(axis=0)
             covariance = centred.T @ centred / max(len(z) - 1, 1)
-        return Gaussian.of(
+        found = Gaussian.of(
             z.mean(axis=0), covariance + self.ridge * common.variance * np.eye(len(covariance))
         )
+        if not np.isfinite(found.log_determinant):
+            raise DataError(
+                f"measure {self.name}: the covariance of {len(z)} samples in {len(covariance)} dimensions "
+                "cannot be inverted; a ridge above 0 makes it so"
+            )
+        return found
