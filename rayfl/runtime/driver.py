@@ -158,15 +158,12 @@ class Driver:
         self.servers.states = ClientStates.restore(self.backend, saved.state_clients, saved.state_rows)
         self.servers.updates = ClientStates.restore(self.backend, saved.update_clients, saved.update_rows)
         # The events of the coming round have not happened yet.
-        self._enter(self._stage_of(saved.state.round - 1))
+        self._enter(stage_of(self.stages, saved.state.round - 1))
         self.records.restore(saved.arrays, saved.tables)
         self._seconds_before = float(saved.tables["seconds"])
         text = f"resuming: {saved.state.round} of {self.config.rounds} rounds are complete"
         self.emit(Event("note", {"text": text}))
         return saved.state
-
-    def _stage_of(self, round: int) -> int:
-        return max(0, sum(stage.round <= round for stage in self.stages) - 1)
 
     def round(self, state: ServerState) -> ServerState:
         """One local round in every cluster: events, clusters, plan, training, mixing, tests, records."""
@@ -226,6 +223,7 @@ class Driver:
             local=self.config.local,
             order=self.config.order,
             members=np.bincount(state.assignment[setup.present], minlength=state.models),
+            assignment=state.assignment,
             observation=seen,
             compares=observation is not None and observation.needs_models,
             mix=lambda observed: algorithm.mix(setup, state, plan, observed),
@@ -251,7 +249,7 @@ class Driver:
 
     def _events(self, state: ServerState) -> ServerState:
         """Clients that come, go and change before this round."""
-        for number in range(self.stage + 1, self._stage_of(state.round) + 1):
+        for number in range(self.stage + 1, stage_of(self.stages, state.round) + 1):
             self._enter(number)
             stage, clients = self.stages[number], self._asking(state)
             text = ", ".join(
@@ -427,6 +425,11 @@ class Driver:
         present = self.setup.present
         correct, losses = self._adapted(models, turn, replace(turn.work, epochs=epochs), present)
         return self.records.finetuned(present, correct, losses)
+
+
+def stage_of(stages: Sequence[Stage], round: int) -> int:
+    """Which of the stages a round belongs to."""
+    return max(0, sum(stage.round <= round for stage in stages) - 1)
 
 
 def setup_of(config: Config, federation: Federation, spec: ModelSpec) -> Setup:

@@ -20,7 +20,7 @@ from rayfl.runtime import session
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import block_rule, setup_of
+from rayfl.runtime.driver import block_rule, setup_of, stage_of
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.servers import Round, Servers
@@ -28,7 +28,7 @@ from rayfl.runtime.states import ClientStates
 
 
 def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
-    """Assign newcomers to the clusters of a finished run, let them fine-tune, and test them.
+    """Assign newcomers to the clusters of a run, as it ended or was stopped; let them fine-tune, and test them.
 
     Args:
         path: the run directory.
@@ -54,7 +54,8 @@ def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
     saved = Checkpoint.load(found[-1])
     stages, host = session.build(config)
-    old = stages[-1].federation
+    # A run that was stopped has not seen all of its own events.
+    old = stages[stage_of(stages, saved.state.round - 1)].federation
     federation = with_newcomers(old, data)
     backend = InlineBackend()
     try:

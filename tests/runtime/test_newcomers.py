@@ -10,9 +10,14 @@ import pandas as pd
 import pytest
 
 import rayfl
+from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, DataError
+from rayfl.runtime.backend import InlineBackend
+from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.newcomers import welcome
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import build
 
 GROUPS = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 CFL = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.01, "min_size": 3}}
@@ -115,3 +120,28 @@ def test_files_that_do_not_fit(changes: dict[str, Any], message: str, finished: 
 def test_no_run_no_newcomers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         welcome(tmp_path, write(tmp_path / "new.npz", GROUPS))
+
+
+def test_newcomers_of_a_run_stopped_before_an_event_meet_the_clients_that_are_there(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Clients that would have joined later have no cluster yet: newcomers must not be taken to theirs."""
+    events = [
+        {"name": "leave", "round": 4, "group": 0},
+        {"name": "join", "round": 4, "clients": 1, "group": 2},
+    ]
+    whole = {**settings, **METHODS["pacfl"], "rounds": 6}
+    config = load({**whole, "events": events})
+    stages, host = build(config)
+    directory, backend, stopping = RunDirectory.create(config), InlineBackend(), []
+
+    def watch(event: Event) -> None:
+        stopping.extend([True] if event.kind == "blocks" and event.data["round"] == 2 else [])
+
+    with pytest.raises(Interrupted):
+        Driver(config, stages, backend, directory, host, watch, lambda: bool(stopping)).run()
+    backend.close()
+    frame = welcome(directory.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
+    assert frame["client"].tolist() == [9, 10, 11]
+    assert frame["cluster"].tolist() == [0, 1, 2]
+    assert frame["accuracy"].min() > 50
