@@ -24,6 +24,9 @@ from rayfl.errors import DataError
 from rayfl.evaluation.metrics import METRICS, accuracy
 from rayfl.random import generator
 
+_TIE = 1e-5
+"""How far equal clients are moved apart, as a share of the spread of all: less than any real difference."""
+
 FILL = 5_000_000
 """Non-zero entries that ``P^l`` may have here: a second or two for the choice."""
 
@@ -39,12 +42,12 @@ def client_graph(
 
     Args:
         vectors: what is known of each client, ``(N, d)``: signature vectors or label histograms. Clients
-            near to each other are joined.
+            near to each other are joined; which of those who are equal is drawn.
         clusters: cluster of each client ``(N,)``. With ``vectors``: only clients of one cluster are joined.
             Without: each with ``neighbours`` others of its cluster, drawn at random (a circulant graph in a
             random order), as all of them are alike as far as is known.
         neighbours: how many others a client is joined with at least, as far as there are so many.
-        seed: of the random order.
+        seed: of the random order, and of the draw among equals.
 
     Raises:
         DataError: if neither or mismatched arguments are given, there are fewer than two clients, or no two
@@ -61,12 +64,13 @@ def client_graph(
     if vectors is None:
         return Graph(_circulants(labels, neighbours, seed), groups=labels, components=True)
     points = np.asarray(vectors, np.float64).reshape(count, -1)
+    placed = _told_apart(points, seed)
     rows: list[NDArray[np.integer]] = []
     columns: list[NDArray[np.integer]] = []
     for label in np.unique(labels):
         members = np.flatnonzero(labels == label)
         if len(members) > 1:
-            near = knn_graph(points[members], min(neighbours, len(members) - 1), components=True)
+            near = knn_graph(placed[members], min(neighbours, len(members) - 1), components=True)
             edges = near.adjacency.tocoo()
             rows.append(members[edges.row])
             columns.append(members[edges.col])
@@ -75,6 +79,17 @@ def client_graph(
     ends = np.concatenate(rows), np.concatenate(columns)
     A = sp.csr_array((np.ones(len(ends[0])), ends), shape=(count, count))
     return Graph(A, points, None if clusters is None else labels, components=True)
+
+
+def _told_apart(points: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """The points with two small random coordinates more, so that equal ones have different neighbours.
+
+    Many clients with one and the same histogram would otherwise all be joined with the first few of them,
+    and those alone would stand for all.
+    """
+    scale = float(points.std()) or 1.0
+    draws = generator(seed, "client ties").random((len(points), 2))
+    return np.concatenate([points, _TIE * scale * draws], axis=1)
 
 
 def _circulants(labels: NDArray[np.integer], neighbours: int, seed: int) -> sp.csr_array:

@@ -31,7 +31,7 @@ class CoresetSampling(Sampling):
     spread: float = Field(1.0, ge=0, description="how much a client's cost varies between rounds")
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
-        """``max(1, round(rho N))`` of those present."""
+        """``max(1, round(rho N))`` of those present; where fewer stand for all, the rest are drawn."""
         if candidates.count >= len(candidates.ids):
             return candidates.ids
         from rayfl.coresets.clients import participants  # deferred: it imports scikit-learn
@@ -45,4 +45,6 @@ class CoresetSampling(Sampling):
             self.kappa,
             seed=key(candidates.seed, "coreset", candidates.round) % 2**32,
         )
-        return np.asarray(candidates.ids[chosen.ids], np.int64)
+        others = np.setdiff1d(np.arange(len(candidates.ids)), chosen.ids)
+        more = rng.choice(others, candidates.count - len(chosen), replace=False)
+        return np.sort(candidates.ids[np.concatenate([chosen.ids, more])])

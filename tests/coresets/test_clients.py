@@ -46,6 +46,21 @@ def test_client_graph_from_both_joins_neighbours_of_a_cluster():
     np.testing.assert_array_equal(np.argwhere(A), [[0, 2], [1, 3], [2, 0], [3, 1]])
 
 
+@pytest.mark.parametrize("kinds", [1, 3])
+def test_equal_clients_are_joined_evenly_and_many_stand_for_them(kinds):
+    kind = np.arange(600) % kinds
+    graph = clients.client_graph(np.eye(kinds)[kind])
+    degrees = graph.adjacency.sum(axis=0)
+    assert degrees.min() >= 10
+    assert degrees.max() < 30  # without a draw the first few would be everybody's neighbours
+    assert (kind[graph.adjacency.tocoo().row] == kind[graph.adjacency.tocoo().col]).all()
+    coreset = clients.client_coreset(graph, 30)
+    assert len(coreset) == 30
+    np.testing.assert_allclose(
+        np.bincount(kind[coreset.ids], coreset.weights), np.full(kinds, 1 / kinds), atol=0.02
+    )
+
+
 def test_the_whole_population_is_itself():
     _, histograms, _ = population(50)
     coreset = clients.client_coreset(clients.client_graph(histograms), 50)

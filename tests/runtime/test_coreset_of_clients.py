@@ -64,6 +64,15 @@ def test_participants_stand_for_all_and_are_cheap(many: dict[str, Any]) -> None:
     assert chosen.summary["models_sha256"] != uniform.summary["models_sha256"]
 
 
+@pytest.mark.parametrize("kappa", [0.01, 0.5])
+def test_as_many_take_part_as_were_asked_for(many: dict[str, Any], kappa: float) -> None:
+    """Also where fewer stand for all: equal clients, or cheap ones that dear ones then replace."""
+    alike = {"name": "label_blocks", "clients": 400, "blocks": 10}
+    changes = {"partition": alike, "training": {**many["training"], "participation": 0.25}, "rounds": 2}
+    chosen = rayfl.run({**many, **changes, "sampling": {"name": "coreset", "kappa": kappa, "spread": 5.0}})
+    assert chosen.rounds["clients"].tolist() == [100, 100]
+
+
 def test_a_coreset_of_one_is_refused(many: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"evaluation\.coreset"):
         load({**many, "evaluation": {"coreset": 1}})
