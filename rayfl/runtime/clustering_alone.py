@@ -222,13 +222,13 @@ def draw(alone: Alone, path: Path) -> None:
     else:
         _nothing(matrix, "too many clients to draw, or no distances")
     tree.set_title("dendrogram")
-    if c.linkage is not None:
+    if c.linkage is not None and len(c.linkage):
         dendrogram(c.linkage, ax=tree, no_labels=True, truncate_mode="lastp", p=_LEAVES, color_threshold=0)
         cut = c.threshold
         if cut is not None and np.isfinite(cut):
             tree.axhline(cut, linestyle="--", color="tab:red", linewidth=1)
     else:
-        _nothing(tree, "this grouping has no tree")
+        _nothing(tree, "this grouping has no tree" if c.linkage is None else "a single client")
     curve.set_title("number of clusters over the threshold")
     if c.curve is not None:
         curve.step(c.curve.thresholds, c.curve.counts, where="post")

@@ -28,7 +28,7 @@ from rayfl.runtime.states import ClientStates
 
 
 def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
-    """Assign newcomers to the clusters of a run, as it ended or was stopped; let them fine-tune, and test them.
+    """Assign newcomers to the clusters of a run, as it ended or was stopped; fine-tune and test them.
 
     Args:
         path: the run directory.

@@ -65,3 +65,10 @@ def test_one_of_several_may_be_refused(settings: dict[str, Any]) -> None:
 def test_methods_that_cluster_later_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cfl does not cluster before training"):
         cluster_alone([load({**settings, "algorithm": "cfl"})])
+
+
+def test_a_single_client_is_drawn_without_a_tree(settings: dict[str, Any], tmp_path: Path) -> None:
+    config = load({**settings, "algorithm": "pacfl", "partition": {"name": "iid", "clients": 1}})
+    found, _ = cluster_alone([config])
+    assert found[0].clusters.labels.tolist() == [0]
+    assert write(found, tmp_path)[1].read_bytes().startswith(b"\x89PNG")
