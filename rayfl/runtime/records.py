@@ -41,6 +41,8 @@ class Records:
     def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
         self.run, self.federation = run, federation
         self.best_last = BestLast.start(federation.clients)
+        self.perplexity = np.full((2, federation.clients), np.nan)
+        """Of texts: each client's last and lowest perplexity ``(2, N)``."""
         self._finetuned: NDArray[np.float64] | None = None
         self._facts: dict[str, NDArray[np.float64]] = {}
         self._tested_with: NDArray[np.int64] | None = None
@@ -147,12 +149,21 @@ class Records:
         """
         sizes = self.federation.predictions[who]
         self.best_last = self.best_last.update(round, who, accuracy(correct, sizes))
-        words = self.federation.samples.tokens
-        over = summary(correct, losses, sizes)
-        return {
-            **(over if weights is None else weighted_summary(correct, losses, sizes, weights)),
-            "perplexity_mean": float(np.nanmean(perplexity(losses, sizes))) if words else None,
-        }
+        over = (
+            summary(correct, losses, sizes)
+            if weights is None
+            else weighted_summary(correct, losses, sizes, weights)
+        )
+        if not self.federation.samples.tokens:
+            return {**over, "perplexity_mean": None}
+        found = perplexity(losses, sizes)
+        known = ~np.isnan(found)
+        tested = who[known]
+        self.perplexity[0, tested] = found[known]
+        self.perplexity[1, tested] = np.fmin(self.perplexity[1, tested], found[known])
+        shares = None if weights is None else weights[known]
+        mean = float(np.average(found[known], weights=shares)) if known.any() else None
+        return {**over, "perplexity_mean": mean}
 
     def round(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Record a round, completed by its bytes."""
@@ -188,6 +199,8 @@ class Records:
                 "test_samples": self.federation.test.sizes,
             }
         )
+        if self.federation.samples.tokens:
+            frame["perplexity_last"], frame["perplexity_best"] = self.perplexity
         if self._tested_with is not None:
             frame["model"] = self._tested_with
         if self._finetuned is not None:
@@ -234,6 +247,7 @@ class Records:
             "last": self.best_last.last,
             "best": self.best_last.best,
             "best_round": self.best_last.best_round,
+            "perplexity": self.perplexity,
         }
         tables = {
             "rounds": [row for row in self.rounds if row["round"] < state.round],
@@ -246,6 +260,7 @@ class Records:
     def restore(self, arrays: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         """Take up what :meth:`save` gave."""
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
+        self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
         self.diagnostics = list(tables["diagnostics"])
         self.ledger = Ledger(tuple(Transfer(**row) for row in tables["communication"]))

@@ -15,9 +15,11 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from rayfl.config import load
+from rayfl.coresets.clients import client_coreset, client_graph
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
-from rayfl.runtime.session import build, run
+from rayfl.runtime.asking import histograms
+from rayfl.runtime.session import build, resume, run
 from rayfl.training import raw_features
 
 HABITS = ("red green blue", "one two three four", "so it goes on", "up and down")
@@ -84,6 +86,37 @@ def test_metrics_are_those_of_words_counted_one_by_one(words: dict[str, Any]) ->
     last = result.rounds.iloc[-1]
     assert last["accuracy_mean"] == pytest.approx(np.mean(accuracies))
     assert last["perplexity_mean"] == pytest.approx(np.mean(perplexities), rel=1e-5)
+    assert result.clients["perplexity_last"].to_numpy() == pytest.approx(perplexities, rel=1e-5)
+
+
+def test_every_client_has_its_perplexity_last_and_best_also_after_a_resume(words: dict[str, Any]) -> None:
+    words = {
+        **words,
+        "partition": {**words["partition"], "clients": 4},
+        "training": {**words["training"], "lr": 3.0},
+    }
+    rounds, best = 6, np.full(4, np.inf)
+    for upto in range(1, rounds + 1):
+        found = run({**words, "rounds": upto}).clients
+        best = np.minimum(best, found["perplexity_last"])
+    assert found["perplexity_best"].to_numpy() == pytest.approx(best.to_numpy())
+    assert (found["perplexity_best"] < found["perplexity_last"]).any()
+    half = run({**words, "rounds": 3})
+    resumed = resume(half.path, [f"rounds={rounds}"]).clients
+    pd.testing.assert_frame_equal(resumed, found)
+
+
+def test_the_perplexity_of_a_few_clients_is_weighted_like_their_accuracy(words: dict[str, Any]) -> None:
+    """13 clients of one topic, for whom 5 stand, and one each of three others."""
+    words = {**words, "rounds": 2, "partition": {"name": "domains", "clients_per_domain": [13, 1, 1, 1]}}
+    stages, _ = build(load(words))
+    core = client_coreset(client_graph(histograms(stages[0].federation)), 8, seed=words["seed"])
+    assert core.weights.max() > 2 * core.weights.min()
+    few = run({**words, "evaluation": {"coreset": 8}})
+    every = run({**words, "rounds": 1}).clients
+    for metric, column in (("perplexity_mean", "perplexity_last"), ("accuracy_mean", "accuracy_last")):
+        expected = core.weights @ every[column].to_numpy()[core.ids]
+        assert few.rounds[metric][0] == pytest.approx(expected, rel=1e-5)
 
 
 def test_engines_agree_on_words(words: dict[str, Any]) -> None:
@@ -97,6 +130,7 @@ def test_runs_on_images_have_no_perplexity(settings: dict[str, Any]) -> None:
     result = run({**settings, "rounds": 1})
     assert result.rounds["perplexity_mean"].isna().all()
     assert result.summary["perplexity_mean"] is None
+    assert not any("perplexity" in name for name in result.clients)
 
 
 def test_networks_and_data_of_different_kinds_are_refused(
