@@ -124,11 +124,10 @@ class Algorithm(Section):
     def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
         """How many models clients download in all: those who choose among them download every one.
 
-        Some samplings ask more clients than take part, each for the loss of its own model.
+        With those of clients that are only asked (:func:`only_asked`).
         """
-        present, taking_part = len(setup.present), len(plan.cohort)
-        asked = setup.sampling.asked(present, setup.training.cohort(present), state.round, setup.rounds)
-        return taking_part * (state.models if self.selects else 1) + max(0, asked - taking_part)
+        each = state.models if self.selects else 1
+        return len(plan.cohort) * each + only_asked(setup, state, plan)
 
     def observation(self, setup: Setup, state: ServerState) -> Observation | None:
         """What the server must see of the trained models before :meth:`mix`, if anything."""
@@ -183,6 +182,13 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
     weights, keep = setup.local.weights(setup.sizes[plan.cohort], rows, setup.training)
     kept = None if keep is None else sp.csr_array((keep, (rows, columns)), shape=shape)
     return Mixing(sp.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
+
+
+def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
+    """How many clients download their model to say how well it does, and then do not take part."""
+    present = len(setup.present)
+    asked = setup.sampling.asked(present, setup.training.cohort(present), state.round, setup.rounds)
+    return max(0, asked - len(plan.cohort))
 
 
 def share_layers(setup: Setup, state: ServerState, mixing: Mixing) -> Mixing:

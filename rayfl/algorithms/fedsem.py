@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from threadpoolctl import threadpool_limits
 
-from rayfl.algorithms.base import Algorithm, average, choose_by_loss
+from rayfl.algorithms.base import Algorithm, average, choose_by_loss, only_asked
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup
 from rayfl.random import key
 from rayfl.training.observations import Distances, Observation, Trained
@@ -71,8 +71,9 @@ class FedSEM(Algorithm):
         return choose_by_loss(state, unseen, clients, "train") if len(unseen) else state
 
     def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
-        """One model each, and all C for those who have no center."""
-        return int(np.where(_seen(state)[plan.cohort], 1, state.models).sum())
+        """One model each, and all C for those who have no center; and those of clients that are only asked."""
+        each = np.where(_seen(state)[plan.cohort], 1, state.models)
+        return int(each.sum()) + only_asked(setup, state, plan)
 
     def observation(self, setup: Setup, state: ServerState) -> Observation:
         """Distances among the trained models in round 0, and from then on to the centers."""

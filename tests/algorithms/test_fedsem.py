@@ -100,6 +100,11 @@ def test_who_has_no_center_takes_the_one_of_least_training_loss():
     cohort = np.array([0, 1, 2, 3])
     assert method.select(s, state, cohort, clients).assignment.tolist() == [0, 2, 1, 2, 0, 0]
     assert method.downloads(s, state, method.plan(s, state, cohort)) == 1 + 1 + 3 + 1
+    # of six clients a client curriculum asks all; the two that do not take part download their own center's
+    curriculum = setup(
+        "fedsem", rounds=9, training={"participation": 0.6}, sampling={"name": "curriculum", "b": 0.7}
+    )
+    assert method.downloads(curriculum, state, method.plan(s, state, cohort)) == 1 + 1 + 3 + 1 + 2
     state = method.drift(s, state, np.array([3]), clients)
     assert method.select(s, state, cohort, clients).assignment.tolist() == [0, 2, 1, 1, 0, 0]
     assert method.join(s, state, np.array([5]), clients).assignment.tolist() == [0, 2, 0, 2, 0, 1]
