@@ -513,6 +513,7 @@ def _describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     bounds = [
         f"{sign} {getattr(m, key):g}" for m in metadata for key, sign in _BOUNDS.items() if hasattr(m, key)
     ]
+    bounds += [f"a multiple of {m.multiple_of}" for m in metadata if getattr(m, "multiple_of", None)]
     patterns = [f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
     return " ".join([_KINDS.get(annotation, ""), " and ".join(bounds), *patterns]).replace("  ", " ").strip()
 

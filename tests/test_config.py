@@ -137,6 +137,10 @@ def test_an_unknown_part(override, line):
             "training.schedule: got 'linear'; expected 'constant', 'exponential', 'cosine' or 'inverse'",
         ),
         ("output.report=maybe", "output.report: got 'maybe'; expected true or false"),
+        (
+            "algorithm={name: cfl, sketch: 100}",
+            "algorithm.sketch: got 100; expected an integer >= 0 and a multiple of 8",
+        ),
         ("output.root=3", "output.root: got 3; expected a path"),
         ("execution.address=3", "execution.address: got 3; expected text or null"),
         (
