@@ -184,10 +184,17 @@ def cluster(
     everyone = [name for name in one_shot if not getattr(ALGORITHMS[name], "shuffles", False)]
     names = everyone if named == ["all"] else named
     own = [first] if first.algorithm.name in one_shot or not names else []
-    others = [variant(config, changes, name) for name in names if name != first.algorithm.name]
+    others, unfit = [], []
+    for name in names:
+        try:
+            others += [variant(config, changes, name)] if name != first.algorithm.name else []
+        except ConfigError as error:
+            if named != ["all"]:
+                raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
+            unfit.append(f"{name}: {error}")
     found, refused = clustering_alone.cluster_alone([*own, *others])
     clustering_alone.show(found, out)
-    for line in refused:
+    for line in [*unfit, *refused]:
         _say(f"left out: {line}")
     for path in clustering_alone.write(found, out_folder or Path(f"cluster-{first.name}")):
         _say(f"written: {_short(path)}")

@@ -112,6 +112,24 @@ def test_nothing_runs_when_one_of_several_methods_is_refused(rayfl, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_of_all_methods_those_that_a_setting_does_not_fit_are_left_out_of_a_clustering(rayfl):
+    """Settings on the command line hold for every method; one that is named and does not fit is refused."""
+    settings = ["execution.backend=inline", "algorithm=pacfl", "clustering.features=pca"]
+    alone = ["cluster", "digits-demo", *settings]
+    line = "clustering: features 'pca' would do nothing: signatures 'predictions' do not look at them"
+    answer = rayfl(*alone, "--beside", "all")
+    assert answer.code == 0
+    assert f"left out: flis_hc: {line}" in answer.out
+    assert [name for name in ("pacfl", "mt_hfl", "pca_km_hc") if f"│ {name}" in answer.out] == [
+        "pacfl",
+        "mt_hfl",
+        "pca_km_hc",
+    ]
+    answer = rayfl(*alone, "--beside", "flis_hc")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith(f"error: --beside flis_hc: {line}")
+
+
 def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch):
     def fail(*args: object, **kwargs: object) -> None:
         raise ClientError(3, 7, "Traceback ...\nValueError: broken")

@@ -96,6 +96,11 @@ class Clustering(Section):
                 f"embedding {self.embedding.name!r} is for sets of points, not for signatures {name!r}; "
                 "use signature centroids"
             )
+        if self.features.name != "identity" and not self.signature.uses_features:
+            raise ValueError(
+                f"features {self.features.name!r} would do nothing: signatures {name!r} do not look at them; "
+                "use features identity"
+            )
         if self.n_clusters is not None and self.grouping not in ("hierarchical", "graph", "random"):
             raise ValueError(f"n_clusters has no meaning for grouping {self.grouping!r}; leave it out")
         return self

@@ -27,11 +27,13 @@ class Signature(Section):
         proximities: the proximities that can compare such signatures; the first is the default.
         needs_exchange: whether :meth:`relate` is part of the protocol.
         trained: whether it is one of a model that the client trains first (:meth:`observation`), not of data.
+        uses_features: whether it looks at what the feature map makes of the samples.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ()
     needs_exchange: ClassVar[bool] = False
     trained: ClassVar[bool] = False
+    uses_features: ClassVar[bool] = True
 
     name: str
 

@@ -19,6 +19,7 @@ class LabelHistogram(Signature):
     """
 
     proximities: ClassVar[tuple[str, ...]] = ("euclidean", "cosine")
+    uses_features: ClassVar[bool] = False
 
     name: Literal["label_histogram"] = "label_histogram"
 

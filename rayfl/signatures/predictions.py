@@ -18,6 +18,7 @@ class Predictions(Signature):
 
     proximities: ClassVar[tuple[str, ...]] = ("cosine",)
     trained: ClassVar[bool] = True
+    uses_features: ClassVar[bool] = False
 
     name: Literal["predictions"] = "predictions"
     data: ServerData = Field(ServerData(), description="what the models predict")

@@ -70,6 +70,8 @@ def test_parts_are_chosen_by_name():
         ({"n_clusters": 0}, "greater than or equal to 1"),
         ({"signature": "subspaces"}, "signature"),
         ({"every": -1}, "every"),
+        ({"signature": "predictions", "features": "pca"}, "do not look at them; use features identity"),
+        ({"signature": "label_histogram", "features": "pca"}, "would do nothing"),
     ],
 )
 def test_settings_that_do_not_fit_together_are_refused(settings, message):
