@@ -33,7 +33,7 @@ class Start:
     Attributes:
         spec: the model's layout.
         work: the round's work.
-        models: the models that they start from, ``(B, P)``; not to be changed.
+        models: the models that they received, ``(B, P)``; not to be changed.
         server: the vectors that came with these models, ``(B, Q)``.
         state: the clients' own, ``(B, S)``; zeros for one that never took part. :meth:`LocalObjective.terms`
             and :meth:`LocalObjective.finish` may change them in place.
@@ -84,6 +84,10 @@ class LocalObjective(Section):
     masks: ClassVar[bool] = False
     """Whether clients leave numbers out of the average (``Outcome.kept``)."""
 
+    counts_absent: ClassVar[bool] = False
+    """Whether clients that took part before, but not in this round, still count in their server's model: each
+    with weight 1, at what the model is."""
+
     def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
         """Refuse settings that do not fit the model or the run, before anything starts.
 
@@ -126,6 +130,10 @@ class LocalObjective(Section):
 
     def held(self, state: torch.Tensor, fresh: NDArray[np.bool_], spec: ModelSpec) -> torch.Tensor | None:
         """The clients' masks ``(B, P)``: where they are 0, parameters are held at zero; None for no masks."""
+        return None
+
+    def begin(self, start: Start) -> torch.Tensor | None:
+        """The models ``(B, P)`` that the clients train from; None for those that they received."""
         return None
 
     def terms(self, start: Start) -> Terms:

@@ -105,6 +105,9 @@ class ClientHost:
         )
         visits = job.order.visits(self._arrival(job, start, order, indices))
         terms = replace(local.terms(start), visits=visits)
+        own_start = local.begin(start)
+        if own_start is not None:
+            rows.copy_(own_start)
         block = self.engine.train(work, job.round, job.clients.tolist(), indices, rows, terms)
         outcome = local.finish(start, block)
 

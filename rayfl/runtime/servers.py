@@ -62,6 +62,7 @@ class Round:
         stage: the federation's stage.
         local, order: the local objective, and the order of samples.
         members: clients that each model has in all, ``(K,)``; for objectives with vectors at the servers.
+        assignment: the model of each client ``(N,)``; for objectives in whose average the absent count.
         observation: what must be seen of the trained models to know A otherwise, by reference;
         compares: whether that looks at the servers' models too;
         mix: and what then gives A.
@@ -76,6 +77,7 @@ class Round:
     local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
     order: Ordering = Shuffled()  # noqa: RUF009
     members: NDArray[np.int64] | None = None
+    assignment: NDArray[np.int64] | None = None
     observation: Ref = None
     compares: bool = False
     mix: Callable[[NDArray[np.float64]], Mixing] | None = None
@@ -191,11 +193,13 @@ class Servers:
         if mixing.parents is not None:
             self.inherit(mixing.parents)
         shared = complement(turn.work.personal, self.spec.P)
+        absent = self._absent(turn, failures)
         if deliver:
             keep = _without(mixing, plan, failures)
-            reduced = self._combine(keep, shared, blocks, [s[0] for s in sent])
+            reduced = self._combine(keep, shared, blocks, [s[0] for s in sent], absent)
         else:
-            reduced = self._reduce(mixing, shared, tasks, sent, turn.members if has_vectors else None)
+            members = turn.members if has_vectors else None
+            reduced = self._reduce(mixing, shared, tasks, sent, members, absent)
         if stateful:
             self._keep(self.states, plan, blocks, [part.pop(0) for part in rest], failures)
         moved = np.zeros(max(before, len(self.models)))
@@ -220,6 +224,15 @@ class Servers:
         return (
             length(turn.work.personal) + turn.local.state_size(self.spec) + turn.order.state_size(self.spec)
         )
+
+    def _absent(self, turn: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
+        """How many clients of each model took part before but not now ``(K,)``; None if they do not count."""
+        if not turn.local.counts_absent:
+            return None
+        assert turn.assignment is not None
+        known = np.array([client in self.states for client in range(len(turn.assignment))], np.bool_)
+        known[[client for client in turn.plan.cohort.tolist() if client not in failures]] = False
+        return np.bincount(turn.assignment[known], minlength=len(self.models))
 
     def _keep(
         self,
@@ -287,6 +300,7 @@ class Servers:
         tasks: Sequence[Task],
         sent: Sequence[Sequence[Ref]],
         members: NDArray[np.int64] | None,
+        absent: NDArray[np.int64] | None,
     ) -> dict[int, tuple[Ref, int | None]]:
         """Each LPS reduces its rows in the order of the blocks; what the GPS may learn, by row."""
         parts: dict[int, list[Ref]] = {}  # output model -> its partial products, in block order
@@ -295,8 +309,9 @@ class Servers:
                 parts.setdefault(row, []).append(ref)
         reduced: dict[int, tuple[Ref, int | None]] = {}
         for row in sorted(parts):
+            still = [] if absent is None else [Partial(np.zeros(1), 0.0, keep=float(absent[row]))]
             self.models[row], fact = self.backend.serve(
-                row, "reduce", shared, mixing.common, self.models[row], *parts[row], returns=2
+                row, "reduce", shared, mixing.common, self.models[row], *parts[row], *still, returns=2
             )
             reduced[row] = (fact, None)
             if members is not None:
@@ -306,13 +321,20 @@ class Servers:
         return reduced
 
     def _combine(
-        self, mixing: Mixing, shared: Segments, blocks: Sequence[slice], rows: Sequence[Ref]
+        self,
+        mixing: Mixing,
+        shared: Segments,
+        blocks: Sequence[slice],
+        rows: Sequence[Ref],
+        absent: NDArray[np.int64] | None,
     ) -> dict[int, tuple[Ref, int | None]]:
         """The LPSs multiply A with the trained rows, a few models in a call."""
         weights = mixing.weights.tocsr()
         keep: NDArray[np.float64] = np.zeros(weights.shape[0])
         if mixing.keep is not None:
             keep = np.asarray(mixing.keep.sum(axis=1), np.float64).ravel()
+        if absent is not None:
+            keep = keep + absent
         filled = np.flatnonzero(np.diff(weights.indptr))
         step = max(1, _COMBINED // max(1, self.spec.P))
         reduced: dict[int, tuple[Ref, int | None]] = {}

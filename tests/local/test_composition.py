@@ -11,7 +11,12 @@ from tests.algorithms.test_identities import GROUPS, N, P, Run, run, same, same_
 
 __all__ = ["run"]
 
-OBJECTIVES: list[Any] = [{"name": "fedprox", "mu": 0.2}, "fednova", "scaffold"]
+OBJECTIVES: list[Any] = [
+    {"name": "fedprox", "mu": 0.2},
+    "fednova",
+    "scaffold",
+    {"name": "mtl", "strength": 0.2},
+]
 
 
 @pytest.mark.parametrize("local", OBJECTIVES)

@@ -79,6 +79,8 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprox": {"algorithm": "fedavg", "local": {"name": "fedprox", "mu": 0.1}, **SAMPLED},
     "mt_hfl, fednova": {"algorithm": "mt_hfl", "local": "fednova", **TREE, **SAMPLED},
     "mt_hfl, scaffold": {"algorithm": "mt_hfl", "local": "scaffold", **TREE, **SAMPLED},
+    "mtl": {"local": {"strength": 0.5}, **SAMPLED},
+    "pacfl, mtl": {"algorithm": "pacfl", "local": {"name": "mtl", "strength": 0.5}, **CLUSTERED, **SAMPLED},
     "pacfl, scaffold": {"algorithm": "pacfl", "local": "scaffold", **CLUSTERED, **SAMPLED},
 }
 """Methods and local objectives with settings that exercise them: partial participation, clusters, common

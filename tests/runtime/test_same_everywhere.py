@@ -87,6 +87,7 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
         ("flis_hc", 2),
         ("flt", 3),
         ("mt_hfl, scaffold", 2),
+        ("mtl", 3),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
             for method, actors in (("fedavg", 3), ("pacfl", 2), ("fedsem", 3), ("mt_hfl, fednova", 3))
@@ -113,7 +114,7 @@ def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_c
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("method", ["mt_hfl", "flis_dc", "mt_hfl, scaffold"])
+@pytest.mark.parametrize("method", ["mt_hfl", "flis_dc", "mt_hfl, scaffold", "mtl"])
 def test_a_killed_actor_costs_only_its_block(
     method: str, settings: dict[str, Any], inline: dict[str, Result], ray_cluster: None
 ) -> None:
@@ -165,6 +166,7 @@ def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[s
         ("mt_hfl", signal.SIGTERM, 130),
         ("solo", signal.SIGINT, 130),
         ("mt_hfl, scaffold", signal.SIGKILL, -9),
+        ("mtl", signal.SIGKILL, -9),
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(

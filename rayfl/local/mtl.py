@@ -1,0 +1,97 @@
+"""MTL: every client has a model of its own, pulled towards the mean of all. Smith et al., NeurIPS 2017.
+
+The relationship of the tasks is the fixed one of Evgeniou and Pontil, KDD 2004.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.errors import ConfigError
+from rayfl.local.base import LocalObjective, Outcome, Start
+from rayfl.models import ModelSpec
+from rayfl.training import LocalWork, Terms, TrainedBlock, Training
+
+
+class MTL(LocalObjective):
+    """Mean-regularised multi-task learning: ``min sum_k l_k(w_k) + (lambda / 2) sum_k |w_k - w_mean|^2``.
+
+    This is MOCHA's ``lambda_1 tr(W Omega W^T)`` with ``Omega = (I - 1 1^T / m)^2`` and ``lambda_1 = lambda /
+    2``; its ``lambda_2 |W|^2`` is ``training.weight_decay = 2 lambda_2``. MOCHA solves convex tasks in their
+    dual; here the local loss is any network's, and clients take SGD steps on ``l_k(w) + (lambda / 2) |w -
+    w_mean|^2`` from their own model, with ``w_mean`` as they received it. At the start of a round that is the
+    gradient of the objective in ``w_k``.
+
+    The server's model is the mean of the latest models of all clients that ever took part, also where only
+    some take part in a round. A client downloads that mean and uploads its model. (What it sends here is
+    the mean, moved as its own model has moved, ``w_mean + w_k+ - w_k``: the server then needs no memory of
+    what a client sent before.) Within clusters it is the mean of the cluster, which is the relationship of
+    clustered multi-task learning; clusters that change later keep the means that they had.
+
+    Decisions. All clients start from the common ``w_0``, so that ``strength: 0`` is SOLO. They are tested
+    with their own model; one that has not taken part yet is tested with the mean, the only model that there
+    is for it. Relationships learned from ``W`` (MOCHA's ``Omega = (W^T W)^(1/2) / tr``) are not here: they
+    need all models of clients in one place in every round.
+
+    Published code (of LG-FedAvg, whose MTL others took as a baseline) has a matrix of ones for ``I``, which
+    pulls the *sum* of the models to zero, and takes the models of the first clients for those of the sampled.
+    """
+
+    name: Literal["mtl"] = "mtl"
+    strength: float = Field(0.1, ge=0, description="weight of the pull towards the mean (lambda)")
+
+    personal: ClassVar[bool] = True
+    counts_absent: ClassVar[bool] = True
+
+    def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
+        """Refuse a pull that its own steps would overshoot, ever further (heavy ball: 2 (1 + momentum))."""
+        most = 2 * (1 + training.momentum) / training.lr
+        if self.strength >= most:
+            what = f"steps of training.lr {training.lr:g} with a pull of {self.strength:g} go past the mean"
+            raise ConfigError("local.strength", f"{what}, ever further", f"it must be below {most:g}")
+
+    def work(self, work: LocalWork) -> LocalWork:
+        """The gradient gets ``lambda (w - w_k)``; :meth:`terms` adds the rest."""
+        return replace(work, proximal=self.strength)
+
+    def weights(
+        self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+        """The mean of the clients, each counting the same."""
+        return np.ones(len(sizes)), None
+
+    def state_size(self, spec: ModelSpec) -> int:
+        """The client's own model w_k."""
+        return spec.P
+
+    def begin(self, start: Start) -> torch.Tensor:
+        """w_k, of clients that never took part w_0."""
+        if not start.fresh.any():
+            return start.state
+        own = start.state.clone()
+        own[torch.from_numpy(start.fresh).to(own.device)] = torch.from_numpy(start.spec.initial()).to(own)
+        return own
+
+    def terms(self, start: Start) -> Terms:
+        """``lambda (w_k - w_mean)``: with the proximal term that makes ``lambda (w - w_mean)``."""
+        if not self.strength:
+            return Terms()
+        return Terms(offset=(self.begin(start) - start.models).mul_(self.strength))
+
+    def finish(self, start: Start, block: TrainedBlock) -> Outcome:
+        """Keep the model; send the mean, moved by what is new in it."""
+        # In double precision: a client whose model is the mean sends what it has trained, bit for bit.
+        sent = (block.rows.double() - start.state + start.models).to(block.rows.dtype)
+        fresh = torch.from_numpy(start.fresh).to(sent.device)
+        sent[fresh] = block.rows[fresh]
+        return Outcome(sent, block.rows, start.server)
+
+    def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
+        """The client's own model."""
+        return state
