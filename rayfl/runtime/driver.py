@@ -111,6 +111,8 @@ class Driver:
             RayflError: what the user can mend. In both cases the last complete round is in a checkpoint.
         """
         state = self.start()
+        if state.round >= self.config.rounds:  # killed behind its last checkpoint, before its last tables
+            self._tested_with(state)
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             # A stop may come after training, while clients are tested.

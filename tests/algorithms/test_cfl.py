@@ -690,6 +690,19 @@ def test_fallback_never_tests_worse_models_and_trains_the_same(
     assert runs[1].summary["accuracy_mean"] > runs[0].summary["accuracy_mean"]
 
 
+def test_killed_behind_the_last_checkpoint_and_resumed(settings: Callable[..., dict[str, Any]]) -> None:
+    """All rounds are complete, but the closing tables are not there: which models are tested is asked anew."""
+    harm = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.0}, "fallback": True}
+    whole = rayfl.run(settings(rounds=5, algorithm=harm))
+    clients, summary = whole.clients, whole.summary
+    assert summary["fallbacks"] > 0
+    for name in ("summary.json", "clients.csv"):
+        (whole.path / name).unlink()
+    resumed = resume(whole.path)
+    pd.testing.assert_frame_equal(resumed.clients, clients, check_exact=True)
+    assert {**resumed.summary, "seconds": 0} == {**summary, "seconds": 0}
+
+
 def test_stopped_and_resumed_is_uninterrupted(settings: Callable[..., dict[str, Any]]) -> None:
     """Between the two splits, with half of the clients' updates from earlier rounds."""
     half = settings(
