@@ -225,6 +225,7 @@ class Driver:
             local=self.config.local,
             order=self.config.order,
             members=np.bincount(state.assignment[setup.present], minlength=state.models),
+            assignment=state.assignment,
             observation=seen,
             compares=observation is not None and observation.needs_models,
             mix=lambda observed: algorithm.mix(setup, state, plan, observed),
