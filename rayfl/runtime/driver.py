@@ -253,6 +253,7 @@ class Driver:
         """Clients that come, go and change before this round."""
         for number in range(self.stage + 1, stage_of(self.stages, state.round) + 1):
             self._enter(number)
+            self.records.entered()
             stage, clients = self.stages[number], self._asking(state)
             text = ", ".join(
                 f"{len(ids)} clients {what}"

@@ -57,6 +57,10 @@ class Records:
         self.run.write_rounds(self.rounds)
         self._write_clusters()
 
+    def entered(self) -> None:
+        """The federation is that of another stage: so may be the planted groups."""
+        self._write_clusters()
+
     def ari(self, state: ServerState) -> float | None:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
         if self.federation.groups is None or not state.clustered:

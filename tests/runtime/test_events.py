@@ -106,6 +106,13 @@ def test_stopped_in_the_round_of_an_event_and_resumed(
     assert_same(_whole(whole, settings, method), resume(directory.path))
 
 
+def test_the_planted_groups_of_a_run_are_those_after_its_events(
+    settings: dict[str, Any], whole: dict[str, Result]
+) -> None:
+    """Client 5 has drifted to group 0, and nobody is clustered: a resumed run would write it down anyway."""
+    assert _whole(whole, settings, "fedavg").clusters["groups"] == [0, 0, 0, 1, 1, 0, 2, 2, 0]
+
+
 @pytest.mark.ray
 def test_events_on_ray_are_those_inline(
     settings: dict[str, Any], whole: dict[str, Result], ray_cluster: None
