@@ -388,7 +388,10 @@ class _Place(NamedTuple):
 
 def _explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError:
     """The first mistake, in words that help."""
-    errors = [(e, _locate(e["loc"])) for e in error.errors()]
+    found = error.errors()
+    outer = {e["loc"][:depth] for e in found for depth in range(len(e["loc"]))}
+    # A list whose items are wrong counts as too short, too: the items are the mistake.
+    errors = [(e, _locate(e["loc"])) for e in found if e["type"] != "too_short" or e["loc"] not in outer]
     # What the user wrote comes first, then what is missing, then what a part computed from other mistakes.
     first, place = min(errors, key=lambda e: (not _given(settings, e[1]), e[0]["type"] != "missing"))
     depth = len(place.path)
@@ -504,7 +507,9 @@ def _describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         if parts:
             return "one of " + ", ".join(parts)
         words = [w for a in args for w in (map(repr, get_args(a)) if get_origin(a) is Literal else [a])]
-        return _either([w if isinstance(w, str) else _describe(w, metadata) for w in words])
+        return _either(
+            [w if isinstance(w, str) else _describe(w, () if w is NoneType else metadata) for w in words]
+        )
     if origin is tuple:
         least = ", at least one" if any(getattr(m, "min_length", 0) for m in metadata) else ""
         return f"a list with {_describe(args[0])} each{least}"

@@ -156,6 +156,10 @@ def test_an_unknown_part(override, line):
             "partition.tasks: missing; expected a list with a section with labels, clients, ",
         ),
         ("data=npz", "data.path: missing; expected a path"),
+        (  # that the list has no valid item is not the mistake
+            "partition={name: tasks, tasks: [{labels: [0]}]}",
+            "partition.tasks.0.clients: missing; expected an integer >= 1",
+        ),
         # unions
         ("execution.actors=many", "execution.actors: got 'many'; expected an integer >= 1 or 'auto'"),
         ("execution.actors=0", "execution.actors: got 0; expected an integer >= 1 or 'auto'"),
@@ -183,6 +187,10 @@ def test_an_unknown_part(override, line):
 )
 def test_a_wrong_value_says_what_would_be_right(override, line):
     assert refusal({}, override).startswith(line)
+
+
+def test_null_has_no_bounds():
+    assert refusal({}, "evaluation.coreset=1") == "evaluation.coreset: got 1; expected an integer >= 2 or null"
 
 
 def test_the_number_of_other_mistakes_is_told():
