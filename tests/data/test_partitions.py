@@ -79,7 +79,7 @@ def requests(draw: st.DrawFn) -> tuple[Partition, int, int, bool]:
     all_used = name in BASIC
     if name in ("iid", "domains", "tasks"):
         fields["sizes"] = draw(st.sampled_from(["equal", "lognormal", "power"]))
-        fields["spread"] = draw(st.floats(0, 10))
+        fields["spread"] = 1.0 if fields["sizes"] == "equal" else draw(st.floats(0, 10))
         fields["min_samples"] = draw(st.integers(1, 3))
     if name in ("iid", "domains"):
         fields["samples"] = draw(st.none() | st.integers(1, 10))
@@ -88,6 +88,7 @@ def requests(draw: st.DrawFn) -> tuple[Partition, int, int, bool]:
         fields |= {
             "labels": "dirichlet",
             "sizes": "equal",
+            "spread": 1.0,
             "alpha": draw(st.floats(0.01, 100)),
             "attempts": 3,
         }
@@ -535,6 +536,37 @@ def test_domains_errors() -> None:
         make("domains", clients_per_domain=[2, 2], clients=5)
     with pytest.raises(ValidationError, match="leave sizes out"):
         make("domains", labels="dirichlet", sizes="power")
+
+
+# --- settings -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("iid", {"spread": 2}, "spread 2.0 would change nothing; it belongs to sizes=lognormal or power"),
+        ("tasks", {"tasks": [{"labels": [0], "clients": 1}], "spread": 2}, "it belongs to sizes=lognormal"),
+        ("domains", {"alpha": 0.1}, "alpha 0.1 would change nothing; it belongs to labels=dirichlet"),
+        ("difficulty", {"alpha": 0.1, "labels": "iid"}, "alpha 0.1 would change nothing"),
+        ("difficulty", {"expert": "logistic", "losses": "x.npy"}, "losses stand in for an expert"),
+        ("sc_niid", {"shards_per_client": 3, "rho": 0.5}, "with rho a client has labels, not shards"),
+        ("sc_niid", {"p": 5, "super_clusters": [[0, 1]]}, "super_clusters are given, not looked for"),
+        (
+            "sc_dirichlet",
+            {"linkage": "single", "super_clusters": [[0]]},
+            "linkage single would change nothing",
+        ),
+    ],
+)
+def test_settings_that_would_change_nothing_are_refused(
+    name: str, fields: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        make(name, **fields)
+    # What a resolved config says of all settings, the defaults among them, is taken.
+    needed = {"tasks": [{"labels": [0], "clients": 1}]} if name == "tasks" else {}
+    whole = make(name, **needed)
+    assert type(whole).model_validate(whole.model_dump()) == whole
 
 
 # --- scale ----------------------------------------------------------------------------------------------

@@ -112,12 +112,13 @@ def test_super_clusters_that_cannot_be_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"n_super_clusters": 2}, {"threshold": 30}, {"super_clusters": PLANTED}]
+    "fields",
+    [{"p": 1}, {"p": 1, "n_super_clusters": 2}, {"p": 1, "threshold": 30}, {"super_clusters": PLANTED}],
 )
 @pytest.mark.parametrize("name", ["sc_niid", "sc_dirichlet"])
 def test_every_client_has_one_super_cluster_and_nothing_is_lost(name: str, fields: dict[str, Any]) -> None:
     samples = planted()
-    assignment = make(name, clients=10, p=1, **fields).assign(samples, 3)
+    assignment = make(name, clients=10, **fields).assign(samples, 3)
     assert assignment.groups is not None
     np.testing.assert_array_equal(assignment.groups, [0] * 6 + [1] * 4)  # 180 and 120 samples
     for part, group in zip(assignment.clients, assignment.groups, strict=True):

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.data.base import Partition
 from rayfl.errors import DataError
@@ -52,6 +52,16 @@ def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:
         )
 
 
+def only_with(partition: Partition, setting: str, used: bool, remedy: str) -> None:
+    """Refuse a setting that was changed and would not be looked at.
+
+    Raises:
+        ValueError: which pydantic turns into the refusal of the config.
+    """
+    if not used and getattr(partition, setting) != type(partition).model_fields[setting].default:
+        raise ValueError(f"{setting} {getattr(partition, setting)} would change nothing; {remedy}")
+
+
 def evenly(total: int, parts: int) -> list[int]:
     """``total`` in ``parts`` whole numbers that differ by one at most, the larger ones first."""
     return [total // parts + (place < total % parts) for place in range(parts)]
@@ -70,6 +80,11 @@ class SizedPartition(Partition):
         1.0, ge=0, le=10, description="lognormal: standard deviation of the logarithm; power: exponent delta"
     )
     min_samples: int = Field(1, ge=1, description="least number of samples of a client")
+
+    @model_validator(mode="after")
+    def _spread_of_sizes(self) -> SizedPartition:
+        only_with(self, "spread", self.sizes != "equal", "it belongs to sizes=lognormal or power")
+        return self
 
     def client_sizes(
         self, available: int, clients: int, samples: int | None, rng: np.random.Generator, where: str

@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition, Samples
 from rayfl.data.heterogeneity.super_clusters import Linkage, Proximity, class_super_clusters
-from rayfl.data.partitions._dealing import Owners, apportion, by_owner, check_labels
+from rayfl.data.partitions._dealing import Owners, apportion, by_owner, check_labels, only_with
 from rayfl.errors import ConfigError, DataError
 
 
@@ -62,6 +62,8 @@ class SuperClusterPartition(Partition):
         given = [name for name, value in ways.items() if value is not None]
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; one of them says what the super-clusters are")
+        for setting in ("proximity", "linkage", "p", "samples_per_class"):
+            only_with(self, setting, self.super_clusters is None, "super_clusters are given, not looked for")
         return self
 
     def find(self, samples: Samples) -> tuple[tuple[int, ...], ...]:

@@ -7,11 +7,11 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition, Samples
-from rayfl.data.partitions._dealing import Owners, by_owner, check_labels, dirichlet_owners
+from rayfl.data.partitions._dealing import Owners, by_owner, check_labels, dirichlet_owners, only_with
 from rayfl.data.partitions._expert import Kind, expert_losses, read_losses
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -42,6 +42,12 @@ class Difficulty(Partition):
     losses: Path | None = Field(
         None, description="instead of an expert: a .npy file with the loss of every training sample"
     )
+
+    @model_validator(mode="after")
+    def _nothing_in_vain(self) -> Difficulty:
+        only_with(self, "alpha", self.labels == "dirichlet", "it belongs to labels=dirichlet")
+        only_with(self, "expert", self.losses is None, "losses stand in for an expert")
+        return self
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:

@@ -9,7 +9,14 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Samples
-from rayfl.data.partitions._dealing import SizedPartition, by_owner, check_labels, dirichlet_owners, evenly
+from rayfl.data.partitions._dealing import (
+    SizedPartition,
+    by_owner,
+    check_labels,
+    dirichlet_owners,
+    evenly,
+    only_with,
+)
 from rayfl.errors import DataError
 from rayfl.random import generator
 
@@ -49,6 +56,7 @@ class Domains(SizedPartition):
             )
         if self.labels == "dirichlet" and self.sizes != "equal":
             raise ValueError("labels=dirichlet decides the sizes of the clients itself; leave sizes out")
+        only_with(self, "alpha", self.labels == "dirichlet", "it belongs to labels=dirichlet")
         return self
 
     @override

@@ -6,10 +6,10 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.data.partitions._dealing import Owners, label_skew_owners, shard_owners
+from rayfl.data.partitions._dealing import Owners, label_skew_owners, only_with, shard_owners
 from rayfl.data.partitions._super_clusters import SuperClusterPartition
 from rayfl.random import generator
 
@@ -27,6 +27,11 @@ class ScNiid(SuperClusterPartition):
     rho: float | None = Field(
         None, gt=0, le=1, description="instead of shards: fraction of its super-cluster's labels a client has"
     )
+
+    @model_validator(mode="after")
+    def _shards_or_labels(self) -> ScNiid:
+        only_with(self, "shards_per_client", self.rho is None, "with rho a client has labels, not shards")
+        return self
 
     @override
     def deal(self, labels: NDArray[np.int64], clients: int, place: int, seed: int) -> Owners:
