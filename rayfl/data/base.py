@@ -224,6 +224,11 @@ class Dataset(Section):
         None, description="folder of downloaded datasets; by default $RAYFL_DATA, else ~/.cache/rayfl"
     )
 
+    @classmethod
+    def needs_settings(cls) -> bool:
+        """Whether its name alone does not say what it is, as for files."""
+        return any(field.is_required() for field in cls.model_fields.values())
+
     def load(self, root: Path) -> Samples:
         """Read the dataset.
 

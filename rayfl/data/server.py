@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
@@ -20,12 +22,16 @@ class ServerData(Section):
         "dataset", description="'dataset': test samples of the run's own, 'noise', or another dataset's name"
     )
     samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
+    root: Path | None = Field(
+        None, description="folder of another dataset; by default $RAYFL_DATA, else ~/.cache/rayfl"
+    )
     one_hot: bool = Field(False, description="compare predicted classes instead of their probabilities")
 
     @field_validator("source")
     @classmethod
     def _known(cls, source: str) -> str:
-        known = ["dataset", "noise", *DATASETS]
+        by_name = [name for name, part in DATASETS.items() if not part.needs_settings()]
+        known = ["dataset", "noise", *by_name]
         if source not in known:
             raise ValueError(f"no server data {source!r}; {nearest(source, known)}")
         return source
@@ -52,7 +58,7 @@ class ServerData(Section):
             shape = {}
             if issubclass(part, ImageDataset) and len(samples.shape) == 3:
                 shape = {"channels": samples.shape[0], "size": samples.shape[1]}
-            other = part.model_validate(shape).load(data_root()).x_test
+            other = part.model_validate(shape).load(self.root or data_root()).x_test
         chosen = np.sort(rng.choice(len(other), min(self.samples, len(other)), replace=False))
         found = other[chosen]
         if found.shape[1:] != samples.shape or found.dtype != own.dtype:

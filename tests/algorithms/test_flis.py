@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import ValidationError
 from scipy.spatial.distance import squareform
 from sklearn.metrics import adjusted_rand_score, homogeneity_score
 
@@ -158,6 +159,19 @@ def test_server_data_of_every_source():
     assert noise.shape == own.shape
     assert noise.dtype == own.dtype
     assert abs(noise.astype(float).mean() / 255 - 0.5) < 0.05 or noise.dtype.kind == "f"
+
+
+def test_server_data_of_another_dataset_and_where_it_lies(tmp_path):
+    digits = DATASETS["digits"]().load(None)
+    shape = {"x_train": (3, 7, 7), "x_test": (5, 7, 7)}
+    small = {key: np.full(size, 9, np.uint8) for key, size in shape.items()}
+    np.savez(tmp_path / "usps.npz", **small, y_train=np.arange(3), y_test=np.arange(5))
+    found = ServerData(source="usps", samples=4, root=tmp_path).draw(digits, 0)
+    assert found.shape == (4, 1, 8, 8)
+    assert (found[:, :, :7, :7] == 9).all()
+    for name in ("npz", "leaf"):  # a name alone does not say which file
+        with pytest.raises(ValidationError, match=f"no server data '{name}'"):
+            ServerData(source=name)
 
 
 def test_noise_for_numbers_and_words():

@@ -94,7 +94,7 @@ def _image_datasets() -> dict[str, ImageDataset]:
     """The image datasets that need no setting, and their divisions, by name."""
     known: dict[str, ImageDataset] = {}
     for name, part in discover("rayfl.data.datasets", ImageDataset).items():
-        if any(field.is_required() for field in part.model_fields.values()):
+        if part.needs_settings():
             continue
         known[name] = dataset = part()
         if isinstance(dataset, TorchvisionDataset):
