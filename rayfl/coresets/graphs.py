@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,11 +184,15 @@ def _triangle(pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 def random_graph(n: int, degree: float, seed: int) -> Graph:
     """Every pair is joined with the same probability, ``degree`` edges a vertex on average."""
+    if not (n >= 2 and 0 < degree <= n - 1):
+        raise DataError(f"random graph: {n} vertices of degree {degree}; expected 2 or more and up to n - 1")
     return block_model([n], degree / (n - 1), 0.0, seed)
 
 
 def preferential_tree(n: int, seed: int) -> Graph:
     """A tree with power-law degrees: each new vertex joins an old one drawn in proportion to its degree."""
+    if n < 2:
+        raise DataError(f"preferential tree: {n} vertices, expected 2 or more")
     rng = generator(seed, "preferential tree")
     ends = np.empty(2 * (n - 1), np.int64)  # every edge's two ends: a uniform draw is one by degree
     ends[:2] = 0, 1
@@ -206,7 +211,7 @@ def ego_graph(path: Path) -> Graph:
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             edges = np.loadtxt(file, dtype=np.int64, ndmin=2)
-    except (OSError, ValueError) as error:
+    except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(
             f"{path}: {error}; a file with two vertex numbers a line is expected, such as SNAP's "
             "facebook_combined.txt.gz"

@@ -483,7 +483,8 @@ def choose(
         pool = pool[groups[pool] == event.group]
     if not len(pool):
         of = "" if event.group is None else f" of group {event.group}"
-        raise ConfigError(where, f"no client{of} is left for it after {event.round} rounds")
+        there = "has left" if isinstance(event, Join) and event.returning else "is left for it"
+        raise ConfigError(where, f"no client{of} {there} after {event.round} rounds")
     count = len(pool)
     if event.share is not None:
         count = max(1, round(event.share * len(pool)))

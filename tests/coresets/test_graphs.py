@@ -184,11 +184,24 @@ def bad(matrix, **settings):
             "two vertex numbers a line",
         ),
         (lambda: walks.walk_vectors(Graph(path(3)), 0, 1), "power: got 0"),
+        (lambda: graphs.random_graph(1, 2.0, 0), "random graph: 1 vertices"),
+        (lambda: graphs.random_graph(10, 12.0, 0), "random graph: 10 vertices of degree 12"),
+        (lambda: graphs.preferential_tree(1, 0), "preferential tree: 1 vertices"),
     ],
 )
 def test_refused(make, message):
     with pytest.raises(DataError, match=message) as caught:
         make()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("torn", [slice(0, 20), slice(11, 13)])
+def test_a_torn_file_of_edges_is_refused(tmp_path, torn):
+    packed = gzip.compress(b"0 1\n1 2\n" * 50)
+    broken = packed[torn] if torn.start == 0 else packed[: torn.start] + b"\xff\xff" + packed[torn.stop :]
+    (tmp_path / "edges.gz").write_bytes(broken)
+    with pytest.raises(DataError, match="two vertex numbers a line") as caught:
+        graphs.ego_graph(tmp_path / "edges.gz")
     assert "\n" not in str(caught.value)
 
 

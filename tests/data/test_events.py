@@ -175,7 +175,8 @@ def test_every_timeline_is_kept_or_refused(events: list[dict[str, Any]], seed: i
             if client in seen:  # drifting changes neither how many samples, nor how many of them validate
                 assert len(federation.train[client]) == len(seen[client].train[client])
             seen[client] = federation
-            assert labels_of(federation, client, "test") == labels_of(federation, client)
+            # A label with few samples in training may have none among few in the test.
+            assert set(labels_of(federation, client, "test")) <= set(labels_of(federation, client))
         last = stage
 
 
@@ -502,7 +503,7 @@ def test_joins_that_cannot_be() -> None:
     )
     assert "all 10 clients would join later" in refusal([{**join, "clients": list(range(10))}])
     assert "client 2 has not left after 1 rounds" in refusal([{**join, "clients": [2], "returning": True}])
-    assert "no client is left for it" in refusal([{**join, "returning": True}])
+    assert "no client has left after 1 rounds" in refusal([{**join, "returning": True}])
 
 
 def test_texts_cannot_be_relabelled() -> None:
