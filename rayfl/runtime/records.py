@@ -41,7 +41,7 @@ class Records:
     def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
         self.run, self.federation = run, federation
         self.best_last = BestLast.start(federation.clients)
-        self.perplexity = np.full((2, federation.clients), np.nan)
+        self.perplexity: NDArray[np.float64] = np.full((2, federation.clients), np.nan)
         """Of texts: each client's last and lowest perplexity ``(2, N)``."""
         self._finetuned: NDArray[np.float64] | None = None
         self._facts: dict[str, NDArray[np.float64]] = {}
