@@ -190,7 +190,9 @@ def test_a_wrong_value_says_what_would_be_right(override, line):
 
 
 def test_null_has_no_bounds():
-    assert refusal({}, "evaluation.coreset=1") == "evaluation.coreset: got 1; expected an integer >= 2 or null"
+    assert (
+        refusal({}, "evaluation.coreset=1") == "evaluation.coreset: got 1; expected an integer >= 2 or null"
+    )
 
 
 def test_the_number_of_other_mistakes_is_told():
