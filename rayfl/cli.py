@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import pkgutil
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -228,13 +230,14 @@ PARTS = {
     "models": ("rayfl.models", "rayfl.models.base", "Model"),
     "datasets": ("rayfl.data.datasets", "rayfl.data.base", "Dataset"),
     "partitions": ("rayfl.data.partitions", "rayfl.data.base", "Partition"),
+    "measures": ("rayfl.data.heterogeneity.measures", "rayfl.data.heterogeneity.base", "Measure"),
     "signatures": ("rayfl.signatures", "rayfl.signatures.base", "Signature"),
     "features": ("rayfl.signatures.features", "rayfl.signatures.features.base", "FeatureMap"),
     "embeddings": ("rayfl.clustering.embeddings", "rayfl.clustering.embeddings.base", "Embedding"),
 }
 """What ``rayfl list`` shows: where the parts of each kind lie, and their base class, with its module."""
 
-KINDS = (*PARTS, "presets")
+KINDS = (*PARTS, "coresets", "presets")
 
 
 @app.command("list")
@@ -244,7 +247,7 @@ def list_parts(
         bool, typer.Option("--schema", help="print the JSON schema of config files, for editors")
     ] = False,
 ) -> None:
-    """List methods and all other parts that a config can name, and the presets, one line each."""
+    """List methods, all other parts that have names, and the presets, one line each."""
     from rayfl import config
     from rayfl.settings import discover, summary
 
@@ -256,14 +259,25 @@ def list_parts(
     for title in KINDS if not kind else (kind,):
         if title == "presets":
             entries = {name: config.describe_preset(path) for name, path in config.presets().items()}
+        elif title == "coresets":
+            entries = {name: summary(module) for name, module in _coresets().items()}
         else:
             package, module, base = PARTS[title]
             parts = discover(package, getattr(importlib.import_module(module), base))
             entries = {name: summary(part) for name, part in parts.items()}
-        table = Table(title=title, title_justify="left", box=None, show_header=False, padding=(0, 2))
+        heading = f"{title} (from Python: rayfl.coresets.<name>.select)" if title == "coresets" else title
+        table = Table(title=heading, title_justify="left", box=None, show_header=False, padding=(0, 2))
         for name, line in entries.items():
             table.add_row(f"[bold]{name}[/bold]", escape(line.replace("``", "")))
         out.print(table)
+
+
+def _coresets() -> dict[str, ModuleType]:
+    """The methods that choose vertices of a graph, by name."""
+    package = importlib.import_module("rayfl.coresets")
+    names = [info.name for info in pkgutil.iter_modules(package.__path__)]
+    modules = {name: importlib.import_module(f"rayfl.coresets.{name}") for name in names}
+    return {name: module for name, module in modules.items() if hasattr(module, "select")}
 
 
 @app.command()

@@ -89,7 +89,7 @@ def choice(parts: dict[str, type[PartT]]) -> Any:
     return Annotated[(Union[classes], Field(discriminator="name"), *short)]  # noqa: UP007
 
 
-def summary(part: type) -> str:
+def summary(part: object) -> str:
     """The first sentence of a part's docstring, for ``rayfl list``."""
     paragraph = " ".join((inspect.getdoc(part) or "").split("\n\n", 1)[0].split())
     return re.split(r"\.\s+(?=[A-Z])", paragraph, maxsplit=1)[0].rstrip(".") + "."

@@ -187,7 +187,7 @@ def test_list_all(rayfl):
     for name in (*presets(), "fedavg", "mt_hfl", "lenet5", "digits", "label_skew", "spectrum"):
         assert f"  {name} " in answer.out
     for kind in cli.KINDS:
-        assert kind in [line.strip() for line in answer.out.splitlines()]
+        assert kind in [line.partition(" (")[0].strip() for line in answer.out.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -198,6 +198,8 @@ def test_list_all(rayfl):
         ("datasets", "svhn", "iid"),
         ("partitions", "dirichlet", "svhn"),
         ("signatures", "subspace", "digits-demo"),
+        ("measures", "emd_classes", "scgiga"),
+        ("coresets", "scgiga", "graphs"),
         ("presets", "digits-demo", "lenet5"),
     ],
 )
