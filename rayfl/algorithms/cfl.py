@@ -40,7 +40,8 @@ class CFL(Algorithm):
     3. it is made if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the moved model.
 
     Where not all members take part in a round, their latest updates stand for them, also in ``|d_c|``. An
-    update counts for the cluster that it was made in: none is split before every member has sent one.
+    update counts for the cluster that it was made in: none is split before every member has sent one. Updates
+    are those of the parameters, without running statistics (BatchNorm).
 
     The models are the nodes of the *parameter tree*. A node that was split keeps the model from which its
     members made their last updates, and the tree these updates, as sketches of ``tree_sketch`` numbers

@@ -21,7 +21,8 @@ class FedNova(LocalObjective):
     ``[tau - rho (1 - rho^tau) / (1 - rho)] / (1 - rho)`` (:func:`rayfl.local.base.accumulated`);
     ``tau_eff = sum_i p_i |a_i|_1``. In terms of ``W_new = A W``: client i counts ``n_i tau_eff / |a_i|_1``,
     and the model itself what is left of ``n_i``.
-    With equal numbers of steps this is FedAvg, bit for bit.
+    With equal numbers of steps this is FedAvg, bit for bit. Running statistics (BatchNorm) are no steps of
+    descent; they are averaged as FedAvg does.
     """
 
     name: Literal["fednova"] = "fednova"

@@ -19,6 +19,7 @@ from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
 from rayfl.local import Start
+from rayfl.models import ModelSpec
 from rayfl.ordering import Arrival
 from rayfl.random import key
 from rayfl.runtime.jobs import AdaptJob, EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
@@ -37,6 +38,7 @@ from rayfl.training import (
     scatter_,
 )
 from rayfl.training.observations import Observation, Trained
+from rayfl.training.work import behind
 
 try:
     from rayfl.training.batched.linear_kernels import weighted_sum
@@ -123,8 +125,9 @@ class ClientHost:
             answer.append(values.cpu().numpy())
         else:
             extra = outcome.server if job.servers is not None else None
+            last = behind(shared, spec.n_parameters)
             answer += [
-                self._partial(job, row, delivered, values, kept, extra) for row in range(len(job.rows))
+                self._partial(job, row, delivered, values, kept, extra, last) for row in range(len(job.rows))
             ]
         if job.observe is not None:
             observation: Observation = objects[job.observe]
@@ -138,7 +141,7 @@ class ClientHost:
             answer.append(observation.compute(trained))
         norms = np.full(len(job.clients), np.nan)
         if job.updates:
-            updates = block.rows - start.models
+            updates = _updates(block.rows, start.models, spec)
             norms = updates.double().norm(dim=1).cpu().numpy()
             norms[list(block.failures)] = np.nan
             answer.append(self._sent(updates).cpu().numpy())
@@ -217,10 +220,16 @@ class ClientHost:
         values: torch.Tensor,
         kept: torch.Tensor | None,
         extra: torch.Tensor | None,
+        statistics: int,
     ) -> Partial:
         weights = job.weights[row] * delivered
-        part = partial_product(weights, values, kept)
-        keep = 0.0 if job.keep is None else float((job.keep[row] * delivered).sum())
+        part = replace(partial_product(weights, values, kept), statistics=statistics)
+        keep = 0.0
+        if job.keep is not None:
+            kept_back = job.keep[row] * delivered
+            keep = float(kept_back.sum())
+            if statistics:
+                part.total[-statistics:] = partial_product(weights + kept_back, values[:, -statistics:]).total
         if extra is None:
             return replace(part, keep=keep)
         took_part = (weights > 0).astype(np.float64)
@@ -271,7 +280,7 @@ class ClientHost:
             correct.append(int(right.sum()))
             losses.append(float(loss.sum()))
         scores = np.array(correct, np.int64), np.array(losses, np.float64)
-        return scores, self._sent(block.rows - before).cpu().numpy()
+        return scores, self._sent(_updates(block.rows, before, self.spec)).cpu().numpy()
 
     def _test(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
@@ -391,6 +400,13 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
         part = slice(start, start + together)
         sums += (rows[part].to(torch.float64) * factors[part]).sum(0)
     return sums
+
+
+def _updates(rows: torch.Tensor, before: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
+    """``w_i - w`` ``(B, P)``, 0 for running statistics: those follow the inputs, they are no descent."""
+    updates = rows - before
+    updates[:, spec.n_parameters :] = 0
+    return updates
 
 
 def _overlay(rows: torch.Tensor, segments: Segments, values: torch.Tensor, fresh: NDArray[np.bool_]) -> None:

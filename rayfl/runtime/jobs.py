@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,6 +17,9 @@ from rayfl.ordering import Ordering
 from rayfl.signatures.base import Signature
 from rayfl.signatures.features.base import Fitted
 from rayfl.training import LocalWork
+
+Permutation = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
+"""Of the last axis, by a seed."""
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,18 @@ class HostSpec:
     private: bool = False
 
     def hide(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the servers see of models ``(..., P)``."""
-        return permute(rows, self.seed) if self.private else rows
+        """What the servers see of models ``(..., P)``: running statistics stay behind the parameters."""
+        return self._permuted(permute, rows) if self.private else rows
 
     def reveal(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """The inverse of :meth:`hide`."""
-        return restore(rows, self.seed) if self.private else rows
+        return self._permuted(restore, rows) if self.private else rows
+
+    def _permuted(self, how: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        n = self.spec.n_parameters
+        if n == self.spec.P:
+            return how(rows, self.seed)
+        return np.concatenate([how(rows[..., :n], self.seed), how(rows[..., n:], self.seed)], axis=-1)
 
 
 State = tuple[int, int] | None

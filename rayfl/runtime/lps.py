@@ -29,6 +29,9 @@ class Partial:
         total: ``(S,)``.
         weight: of all numbers, or of each ``(S,)`` where clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
+        statistics: how many of the last numbers are running statistics. They are averages, of which nothing
+            can be subtracted (``b_j`` may be negative, and a variance may not): ``total`` has ``sum_j (a_j +
+            b_j) w_j`` of them.
         extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
     """
 
@@ -36,11 +39,15 @@ class Partial:
     weight: Weight
     keep: float = 0.0
     extra: NDArray[np.float64] | None = None
+    statistics: int = 0
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the GPS learns of a reduced row: the sum over the common layers, and how far the model moved."""
+    """What the GPS learns of a reduced row: the sum over the common layers, and how far the model moved.
+
+    Running statistics are no part of the way.
+    """
 
     common: Partial
     moved: float
@@ -69,14 +76,18 @@ class LocalServer:
         for partial in partials:
             total += partial.total
             weight = weight + partial.weight
-        return _next(shared, common, model, total, weight, sum(p.keep for p in partials))
+        last = partials[0].statistics
+        keep = _old(total, last, sum(p.keep for p in partials), sum(p.keep for p in partials if p.statistics))
+        return _next(shared, common, model, total, weight, keep, last)
 
     def combine(
         self,
         shared: Segments,
         common: Segments,
         weights: Sequence[NDArray[np.float64]],
+        kept: Sequence[NDArray[np.float64]] | None,
         keep: NDArray[np.float64],
+        statistics: int,
         models: int,
         *objects: NDArray[np.float32],
     ) -> list[Any]:
@@ -85,7 +96,10 @@ class LocalServer:
         Args:
             shared, common: as for :meth:`reduce`.
             weights: for each block its part of A, ``(R, B)``.
-            keep: the weight of the old models ``(R,)``.
+            kept: for each block how much of the old models its clients leave in place ``(R, B)``; None for
+                nothing.
+            keep: the weight of the old models in all ``(R,)``.
+            statistics: how many of the last numbers are running statistics, see :class:`Partial`.
             models: R; the first so many objects are the old models ``(P,)``,
             objects: and the rest the blocks' trained rows ``(B, S)``.
 
@@ -94,13 +108,21 @@ class LocalServer:
         """
         old, blocks = objects[:models], objects[models:]
         total, weight = np.zeros((models, _length(shared))), np.zeros(models)
-        for part, rows in zip(weights, blocks, strict=True):
+        clients = np.zeros(models)
+        for b, (part, rows) in enumerate(zip(weights, blocks, strict=True)):
             used = part.any(axis=0)  # a client that failed may hold anything, NaN too
-            total += part[:, used] @ rows[used].astype(np.float64)
+            product = part[:, used] @ rows[used].astype(np.float64)
+            if kept is not None and statistics:
+                counts = (part + kept[b])[:, used]
+                product[:, -statistics:] = counts @ rows[used, -statistics:].astype(np.float64)
+                clients += kept[b].sum(axis=1)
+            total += product
             weight += part.sum(axis=1)
-        parts = [
-            _next(shared, common, old[r], total[r], float(weight[r]), float(keep[r])) for r in range(models)
-        ]
+        parts = []
+        for r in range(models):
+            old_weight = _old(total[r], statistics, float(keep[r]), float(clients[r]))
+            row = shared, common, old[r], total[r], float(weight[r]), old_weight, statistics
+            parts.append(_next(*row))
         return [*(new for new, _ in parts), [reduced for _, reduced in parts]]
 
     def accumulate(
@@ -123,28 +145,47 @@ class LocalServer:
         return new
 
 
+@dataclass(frozen=True)
+class _Old:
+    """How much of the old model stays: ``weight`` in the denominator, ``counts`` of each number ``(S,)``."""
+
+    weight: float
+    counts: Weight
+
+
+def _old(total: NDArray[np.float64], statistics: int, keep: float, clients: float) -> _Old:
+    """Of ``keep`` the part of the ``clients`` is in the total of the running statistics already."""
+    if not (statistics and clients):
+        return _Old(keep, keep)
+    counts = np.full(len(total), keep)
+    counts[-statistics:] -= clients
+    return _Old(keep, counts)
+
+
 def _next(
     shared: Segments,
     common: Segments,
     model: NDArray[np.float32],
     total: NDArray[np.float64],
     weight: Weight,
-    keep: float,
+    old: _Old,
+    statistics: int,
 ) -> tuple[NDArray[np.float32], Reduced]:
     """The new model from the sums of its row; where the weight is zero the old numbers stay."""
     new = np.array(model, dtype=np.float32)
     if not np.any(weight):
         return new, Reduced(Partial(np.zeros(_length(common)), 0.0), 0.0)
-    if keep:
-        total = total + keep * _take(model.astype(np.float64), shared)
-        weight = weight + keep
+    if old.weight:
+        total = total + old.counts * _take(model.astype(np.float64), shared)
+        weight = weight + old.weight
     if isinstance(weight, np.ndarray):
-        old = _take(model.astype(np.float64), shared)
-        averages = np.divide(total, weight, out=old, where=weight > 0)
+        averages = _take(model.astype(np.float64), shared)
+        np.divide(total, weight, out=averages, where=weight > 0)
     else:
         averages = total / weight
     _put(new, shared, averages.astype(np.float32))
-    moved = float(np.linalg.norm(new.astype(np.float64) - model))
+    way = _take(new.astype(np.float64) - model, shared)
+    moved = float(np.linalg.norm(way[: len(way) - statistics]))
     if not common:
         return new, Reduced(Partial(total[:0], 1.0), moved)
     full, weights = np.zeros(len(model)), np.zeros(len(model))

@@ -27,6 +27,7 @@ from rayfl.runtime.lps import Partial, Reduced, merge
 from rayfl.runtime.states import ClientStates
 from rayfl.training import LocalWork, Segments, complement, length
 from rayfl.training.observations import Observation
+from rayfl.training.work import behind
 
 if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
@@ -331,8 +332,9 @@ class Servers:
         """The LPSs multiply A with the trained rows, a few models in a call."""
         weights = mixing.weights.tocsr()
         keep: NDArray[np.float64] = np.zeros(weights.shape[0])
-        if mixing.keep is not None:
-            keep = np.asarray(mixing.keep.sum(axis=1), np.float64).ravel()
+        kept = None if mixing.keep is None else mixing.keep.tocsr()
+        if kept is not None:
+            keep = np.asarray(kept.sum(axis=1), np.float64).ravel()
         if absent is not None:
             keep = keep + absent
         filled = np.flatnonzero(np.diff(weights.indptr))
@@ -341,6 +343,7 @@ class Servers:
         for at, first in enumerate(range(0, len(filled), step)):
             some = filled[first : first + step]
             dense = weights[some].toarray()
+            theirs = None if kept is None else kept[some].toarray()
             wanted = [b for b, block in enumerate(blocks) if dense[:, block].any()]
             *models, facts = self.backend.serve(
                 at,
@@ -348,7 +351,9 @@ class Servers:
                 shared,
                 mixing.common,
                 [dense[:, blocks[b]] for b in wanted],
+                None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
                 keep[some],
+                behind(shared, self.spec.n_parameters),
                 len(some),
                 *(self.models[k] for k in some.tolist()),
                 *(rows[b] for b in wanted),

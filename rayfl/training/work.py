@@ -161,6 +161,11 @@ def length(segments: Segments) -> int:
     return sum(b - a for a, b in segments)
 
 
+def behind(segments: Segments, place: int) -> int:
+    """How many of the numbers that the segments cover lie at ``place`` or behind it."""
+    return sum(max(0, b - max(a, place)) for a, b in segments)
+
+
 def complement(segments: Segments, size: int) -> Segments:
     """The ranges of ``range(size)`` that ``segments`` leave out."""
     edges = [0, *(edge for segment in segments for edge in segment), size]

@@ -90,7 +90,9 @@ def test_trained_rows_give_what_sums_give(
     keep = draw.integers(0, 9, k).astype(np.float64) * kept * (weights.sum(1) > 0)
     blocks = [s for s in (slice(0, min(cut, m)), slice(min(cut, m), m)) if s.start < s.stop]
     parts = [weights[:, s] for s in blocks]
-    *new, facts = LocalServer().combine(ALL, common, parts, keep, k, *old, *(rows[s] for s in blocks))
+    *new, facts = LocalServer().combine(
+        ALL, common, parts, None, keep, 0, k, *old, *(rows[s] for s in blocks)
+    )
     for row in range(k):
         sums = [partial_product(weights[row, s], torch.from_numpy(rows[s])) for s in blocks]
         sums[0] = Partial(sums[0].total, sums[0].weight, keep[row])
@@ -106,7 +108,7 @@ def test_who_failed_is_left_out_of_dense_rows_too() -> None:
     rows = W.copy()
     rows[1] = np.nan
     weights = np.array([[3.0, 0, 4, 0, 0], [0, 0, 0, 1, 5]])
-    *new, _ = LocalServer().combine(ALL, (), [weights], np.zeros(2), 2, OLD, OLD, rows)
+    *new, _ = LocalServer().combine(ALL, (), [weights], None, np.zeros(2), 0, 2, OLD, OLD, rows)
     np.testing.assert_allclose(new[0], (3 * W[0] + 4 * W[2]) / 7, rtol=1e-6)
     np.testing.assert_allclose(new[1], (W[3] + 5 * W[4]) / 6, rtol=1e-6)
 
@@ -115,7 +117,7 @@ def test_overlapping_rows() -> None:
     """FLIS (DC): a client may count in several models, and models in the old one's place if it in none."""
     weights = np.array([[1.0, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
     *new, _ = LocalServer().combine(
-        ALL, (), [weights[:, :2], weights[:, 2:]], np.zeros(3), 3, OLD, OLD, OLD, W[:2], W[2:]
+        ALL, (), [weights[:, :2], weights[:, 2:]], None, np.zeros(3), 0, 3, OLD, OLD, OLD, W[:2], W[2:]
     )
     np.testing.assert_allclose(new[0], W[:2].mean(0), rtol=1e-6)
     np.testing.assert_allclose(new[1], W[:3].mean(0), rtol=1e-6)
