@@ -151,16 +151,20 @@ def partition(
         int, typer.Option("--compare", help="of more clients, so many are drawn and compared")
     ] = 100,
 ) -> None:
-    """Show how a config divides its data among clients, and how different they are; train nothing."""
+    """Show how a config divides its data among clients, and how different they are; train nothing.
+
+    With events, what each of them changes.
+    """
     from rayfl.config import load
     from rayfl.report import partition as report_partition
 
     loaded = load(config, overrides or [])
     names = [name for name in map(str.strip, measures.split(",")) if name]
-    found = report_partition.view(loaded, names, compare_clients)
-    report_partition.show(found, out)
-    for path in report_partition.write(found, out_folder or Path(f"partition-{loaded.name}")):
-        _say(f"written: {_short(path)}")
+    folder = out_folder or Path(f"partition-{loaded.name}")
+    for found in report_partition.views(loaded, names, compare_clients):
+        report_partition.show(found, out)
+        for path in report_partition.write(found, folder / found.folder):
+            _say(f"written: {_short(path)}")
 
 
 @app.command()

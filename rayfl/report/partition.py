@@ -12,13 +12,14 @@ import numpy as np
 import pandas as pd
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from rayfl.config import Config
-from rayfl.data import Federation, build_federation, data_root, describe
+from rayfl.data import Federation, Stage, build_stages, data_root, describe
 from rayfl.data.heterogeneity.base import Measure
 from rayfl.data.heterogeneity.distances import (
     MEASURES,
@@ -58,36 +59,79 @@ class Measured:
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see of a partition.
+    """What there is to see of a partition, from one event to the next.
 
     Attributes:
         config: what was asked for.
-        federation: the clients.
-        clients: a row a client (:func:`rayfl.data.describe`).
+        stage: which clients are there, with which samples.
+        number, of: which of how many stages, from 1.
+        clients: a row a client that is there (:func:`rayfl.data.describe`).
         compared: ids of the clients between which distances were measured ``(m,)``, rising.
         measured: a measure each.
     """
 
     config: Config
-    federation: Federation
+    stage: Stage
+    number: int
+    of: int
     clients: pd.DataFrame
     compared: NDArray[np.int64]
     measured: tuple[Measured, ...]
 
     @property
+    def federation(self) -> Federation:
+        """The clients, with those that are not there, who have no samples."""
+        return self.stage.federation
+
+    @property
+    def present(self) -> NDArray[np.int64]:
+        """Ids of the clients that are there, rising."""
+        return np.flatnonzero(self.stage.active)
+
+    @property
+    def planted(self) -> NDArray[np.int64] | None:
+        """The planted groups of the clients that are there, if there are any."""
+        return None if self.federation.groups is None else self.federation.groups[self.present]
+
+    @property
+    def folder(self) -> str:
+        """Where the files of this stage lie below those of the first."""
+        return "" if self.number == 1 else f"round-{self.stage.round}"
+
+    def heading(self) -> str:
+        """What is shown, and when."""
+        config = self.config
+        text = f"{config.partition.name} partition of {self.federation.samples.name}, seed {config.seed}"
+        if self.of == 1:
+            return text
+        return f"{text}, stage {self.number} of {self.of} " + (
+            "(at first)" if self.number == 1 else f"(after {self.stage.round} rounds: {self._changes()})"
+        )
+
+    def _changes(self) -> str:
+        changes = ((self.stage.joined, "join"), (self.stage.left, "leave"), (self.stage.drifted, "drift"))
+        return ", ".join(f"{len(ids)} {what}" for ids, what in changes if len(ids)) or "nothing changes"
+
+    @property
     def counts(self) -> NDArray[np.int64]:
-        """Training samples of each client and class ``(N, C)``."""
+        """Training samples of each client that is there and each class ``(n, C)``."""
         classes = [f"class_{label}" for label in range(self.federation.samples.classes)]
         return self.clients[classes].to_numpy(np.int64)
 
     def summary(self) -> dict[str, Any]:
         """Plain values, as written to ``partition.json``."""
-        samples, groups = self.federation.samples, self.federation.groups
+        samples, groups, stage = self.federation.samples, self.planted, self.stage
         return {
             "dataset": samples.name,
             "partition": self.config.partition.model_dump(mode="json"),
             "seed": self.config.seed,
-            "clients": self.federation.clients,
+            "stage": self.number,
+            "stages": self.of,
+            "after_rounds": stage.round,
+            "joined": stage.joined.tolist(),
+            "left": stage.left.tolist(),
+            "drifted": stage.drifted.tolist(),
+            "clients": len(self.present),
             "classes": samples.classes,
             "unused_samples": len(samples.y_train) - len(np.unique(_plain(self.federation))),
             "sizes": {name: _spread(self.clients[name]) for name in ("n", "validation", "test")},
@@ -109,7 +153,7 @@ class View:
 
     def groups(self) -> list[dict[str, Any]]:
         """The planted groups: clients, samples, and main labels, which have half of an even share or more."""
-        groups = self.federation.groups
+        groups = self.planted
         if groups is None:
             return []
         rows = []
@@ -126,16 +170,17 @@ class View:
         return rows
 
 
-def view(config: Config, measures: Sequence[str] = (), compare: int = 100) -> View:
-    """Build the federation of a config and measure it.
+def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> list[View]:
+    """Build the federation of a config and measure it; with events, a view of each stage.
 
     Args:
-        config: dataset, partition and seed are looked at.
+        config: dataset, partition, events and seed are looked at.
         measures: names; empty: all.
         compare: with more clients, the distances are measured between so many, drawn at random.
 
     Raises:
-        ConfigError: for an unknown measure, or a number of clients that cannot be compared.
+        ConfigError: for an unknown measure, a number of clients that cannot be compared, or impossible
+            events.
         DataError: if the data are not there, or cannot be divided as asked.
     """
     for name in measures:
@@ -144,17 +189,24 @@ def view(config: Config, measures: Sequence[str] = (), compare: int = 100) -> Vi
     if compare < 2:
         raise ConfigError("--compare", f"got {compare}", "a distance needs 2 clients or more")
     partition = config.partition
-    federation = build_federation(
+    stages = build_stages(
         config.data.load(config.data.root or data_root()),
         partition,
+        config.events,
         validation=partition.validation,
         test_samples=partition.test_samples,
         seed=config.seed,
+        rounds=config.rounds,
     )
-    compared = draw_clients(federation, compare, config.seed)
     chosen = [MEASURES[name]() for name in measures or MEASURES]
-    measured = [_measure(federation, compared, measure, config.seed) for measure in chosen]
-    return View(config, federation, describe(federation), compared, tuple(measured))
+    found = []
+    for number, stage in enumerate(stages, start=1):
+        federation = stage.federation
+        compared = draw_clients(federation, compare, config.seed)
+        measured = tuple(_measure(federation, compared, measure, config.seed) for measure in chosen)
+        clients = describe(federation)[stage.active]
+        found.append(View(config, stage, number, len(stages), clients, compared, measured))
+    return found
 
 
 def _measure(federation: Federation, compared: NDArray[np.int64], measure: Measure, seed: int) -> Measured:
@@ -182,15 +234,10 @@ def _spread(values: Any) -> dict[str, float]:
 def show(found: View, console: Console) -> None:
     """Print the partition: facts, groups, clients and classes, distances."""
     summary = found.summary()
-    console.print(
-        f"{summary['partition']['name']} partition of {summary['dataset']}, seed {summary['seed']}",
-        style="bold",
-        highlight=False,
-        markup=False,
-    )
+    console.print(found.heading(), style="bold", highlight=False, markup=False, soft_wrap=True)
     for line in _facts(summary):
         console.print(f"  {line}", highlight=False, markup=False, soft_wrap=True)
-    if found.federation.groups is not None:
+    if found.planted is not None:
         console.print(_group_table(found))
     console.print(_client_table(found))
     console.print(_distance_table(found))
@@ -203,13 +250,14 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         return f"{values['min']:,} / {values['median']:,g} / {values['max']:,}"
 
     sizes, groups, unused = summary["sizes"], summary["groups"], summary["unused_samples"]
+    there = " that is there" if summary["stages"] > 1 else ""
     return [
         f"{summary['clients']:,} clients, {summary['classes']} classes, "
         + ("no planted groups" if groups is None else f"{groups} planted groups"),
         f"smallest / median / largest client: {spread(sizes['n'])} training, "
         f"{spread(sizes['validation'])} validation, {spread(sizes['test'])} test samples",
         f"labels a client: {spread(summary['labels_per_client'])}",
-        *([f"{unused:,} training samples are used by no client"] if unused else []),
+        *([f"{unused:,} training samples are used by no client{there}"] if unused else []),
     ]
 
 
@@ -228,11 +276,12 @@ def _group_table(found: View) -> Table:
 
 
 def _client_table(found: View) -> Table:
-    counts, clients = found.counts, found.federation.clients
+    counts, ids, groups = found.counts, found.present, found.planted
+    clients = len(ids)
     few = counts.shape[1] <= SHOWN_CLASSES
     table = _table("training samples by client" + (" and class" if few else ""))
     table.add_column("client", justify="right")
-    if found.federation.groups is not None:
+    if groups is not None:
         table.add_column("group", justify="right")
     table.add_column("samples", justify="right")
     for heading in map(str, range(counts.shape[1])) if few else ("labels", "most frequent labels"):
@@ -240,9 +289,9 @@ def _client_table(found: View) -> Table:
     half = SHOWN_CLIENTS // 2
     shown = range(clients) if clients <= SHOWN_CLIENTS else [*range(half), *range(clients - half, clients)]
     for client in shown:
-        row = [f"{client:,}", f"{counts[client].sum():,}"]
-        if found.federation.groups is not None:
-            row.insert(1, str(found.federation.groups[client]))
+        row = [f"{ids[client]:,}", f"{counts[client].sum():,}"]
+        if groups is not None:
+            row.insert(1, str(groups[client]))
         if few:
             row += [f"{count:,}" if count else "·" for count in counts[client]]
         else:
@@ -258,7 +307,7 @@ def _client_table(found: View) -> Table:
 def _distance_table(found: View) -> Table:
     table = _table("average distance between two clients")
     table.add_column("measure")
-    grouped = found.federation.groups is not None
+    grouped = found.planted is not None
     for name in ("all pairs", *(("same group", "other group") if grouped else ())):
         table.add_column(name, justify="right")
     table.add_column("")
@@ -274,9 +323,9 @@ def _distance_table(found: View) -> Table:
 
 
 def _compared(found: View) -> str:
-    if len(found.compared) == found.federation.clients:
-        return f"all {found.federation.clients:,} clients"
-    return f"{len(found.compared):,} clients drawn from {found.federation.clients:,}"
+    if len(found.compared) == len(found.present):
+        return f"all {len(found.present):,} clients"
+    return f"{len(found.compared):,} clients drawn from {len(found.present):,}"
 
 
 def _table(title: str) -> Table:
@@ -329,13 +378,15 @@ def _draw_classes(found: View, path: Path) -> None:
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest",
                         extent=(-0.5, classes - 0.5, clients - 0.5, -0.5))  # fmt: skip
     axes.set_xlabel("class")
-    axes.set_ylabel("client" if len(rows) == clients else f"client ({len(rows):,} of {clients:,} drawn)")
+    what = "client" if clients == found.federation.clients else f"the {clients:,} clients that are there"
+    axes.set_ylabel(what if len(rows) == clients else f"{what} ({len(rows):,} of {clients:,} drawn)")
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 30:
         axes.set_xticks(range(classes))
-    for edge in _group_edges(found.federation.groups):
+    for edge in _group_edges(found.planted):
         axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
     figure.colorbar(image, label="share of the client's training samples")
-    axes.set_title(_heading(found), fontsize=10)
+    axes.set_title(found.heading().replace(", stage", "\nstage"), fontsize=10)
     _save(figure, path)
 
 
@@ -350,11 +401,13 @@ def _draw_distances(found: View, path: Path) -> None:
         colours = "viridis" if measure.similarity else "viridis_r"
         image = axes.imshow(values, cmap=colours, interpolation="nearest")
         figure.colorbar(image, ax=axes, shrink=0.85)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
         axes.set_title(f"{measure.name} ({measure.unit})" if measure.unit else measure.name, fontsize=9)
         for edge in _group_edges(groups):
             axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
             axes.axvline(edge - 0.5, color="#D55E00", linewidth=0.8)
-    figure.suptitle(f"{_heading(found)}: {_compared(found)}, bright: alike", fontsize=10)
+    figure.suptitle(f"{found.heading()}: {_compared(found)}, bright: alike", fontsize=10)
     _save(figure, path)
 
 
@@ -364,11 +417,6 @@ def _group_edges(groups: NDArray[np.int64] | None) -> list[int]:
         return []
     edges = np.flatnonzero(np.diff(groups)) + 1
     return edges.tolist() if len(edges) < min(len(np.unique(groups)), 50) else []
-
-
-def _heading(found: View) -> str:
-    config = found.config
-    return f"{config.partition.name} partition of {found.federation.samples.name}, seed {config.seed}"
 
 
 def _save(figure: Figure, path: Path) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -18,10 +19,17 @@ from rayfl.config import load
 from rayfl.data.heterogeneity.distances import MEASURES, average_distance
 from rayfl.errors import ConfigError, DataError
 from rayfl.report import partition
+from rayfl.runtime import session
 
 TASKS = "partition.name=tasks"
 TWO_TASKS = [TASKS, "partition.tasks=[{labels: [0, 1], clients: 3}, {labels: [7, 8, 9], clients: 2}]"]
 DIGITS = {"name": "mine", "data": "digits"}
+
+
+def view(*arguments: Any, **settings: Any) -> partition.View:
+    """The one view of a config without events."""
+    (found,) = partition.views(*arguments, **settings)
+    return found
 
 
 def text_of(found: partition.View) -> str:
@@ -31,7 +39,7 @@ def text_of(found: partition.View) -> str:
 
 
 def test_the_summary_counts_what_clients_have() -> None:
-    found = partition.view(load(DIGITS, [*TWO_TASKS, "partition.validation=0"]), ["emd"])
+    found = view(load(DIGITS, [*TWO_TASKS, "partition.validation=0"]), ["emd"])
     facts = found.summary()
     y = found.federation.samples.y_train
     assert facts["clients"] == 5
@@ -48,7 +56,7 @@ def test_the_summary_counts_what_clients_have() -> None:
 
 
 def test_every_measure_is_that_of_the_federation() -> None:
-    found = partition.view(load(DIGITS, ["partition.clients=12"]))
+    found = view(load(DIGITS, ["partition.clients=12"]))
     assert [part.measure.name for part in found.measured] == sorted(MEASURES)
     for part in found.measured:
         assert part.average == average_distance(found.federation, part.measure, seed=0)
@@ -56,7 +64,7 @@ def test_every_measure_is_that_of_the_federation() -> None:
 
 
 def test_files(tmp_path: Path) -> None:
-    found = partition.view(load(DIGITS, TWO_TASKS), ["emd", "cka"])
+    found = view(load(DIGITS, TWO_TASKS), ["emd", "cka"])
     written = partition.write(found, tmp_path / "new" / "folder")
     assert [path.name for path in written] == [
         "partition.json",
@@ -85,7 +93,7 @@ def test_many_clients_are_abridged_and_sampled_and_it_says_so(tmp_path: Path) ->
         "partition.name=iid",
         "partition.clients=10000",
     ]
-    found = partition.view(load({"name": "many"}, changes), ["emd"], compare=50)
+    found = view(load({"name": "many"}, changes), ["emd"], compare=50)
     text = text_of(found)
     assert "10,000 clients" in text
     assert "12 of 10,000 clients" in text
@@ -97,7 +105,7 @@ def test_many_clients_are_abridged_and_sampled_and_it_says_so(tmp_path: Path) ->
 
 def test_many_classes_are_told_in_words() -> None:
     changes = ["data={name: synthetic, classes: 30}", "partition={name: label_skew, clients: 20, rho: 0.1}"]
-    text = text_of(partition.view(load({"name": "wide"}, changes), ["emd"]))
+    text = text_of(view(load({"name": "wide"}, changes), ["emd"]))
     assert "most frequent labels" in text
     assert "labels a client: 3 / 3 / 3" in text
 
@@ -107,7 +115,7 @@ def test_a_measure_that_is_not_defined_is_named_and_the_others_go_on(tmp_path: P
     y = np.arange(40) % 2
     np.savez(tmp_path / "dark.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     changes = [f"data={{name: npz, path: '{tmp_path / 'dark.npz'}'}}", "partition={name: iid, clients: 4}"]
-    found = partition.view(load({"name": "dark"}, changes), ["cka", "emd"])
+    found = view(load({"name": "dark"}, changes), ["cka", "emd"])
     assert "not defined here: client 0: measure cka: all samples" in text_of(found)
     written = partition.write(found, tmp_path / "out")
     assert [path.name for path in written][-2:] == ["distances.csv", "distances.png"]
@@ -115,23 +123,66 @@ def test_a_measure_that_is_not_defined_is_named_and_the_others_go_on(tmp_path: P
 
 
 def test_a_single_client_has_no_distances(tmp_path: Path) -> None:
-    found = partition.view(load(DIGITS, ["partition={name: iid, clients: 1}"]), ["emd"])
+    found = view(load(DIGITS, ["partition={name: iid, clients: 1}"]), ["emd"])
     assert "a distance needs two clients, there is one" in text_of(found)
     assert [path.name for path in partition.write(found, tmp_path)][-1] == "classes.png"
 
 
+def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
+    events = [
+        {"name": "join", "round": 2, "clients": 1},
+        {"name": "leave", "round": 3, "clients": [0]},
+        {"name": "drift", "round": 3, "clients": [3], "kind": "permuted_labels"},
+    ]
+    config = load({**DIGITS, "rounds": 5, "events": events}, TWO_TASKS)
+    stages, _ = session.build(config)
+    found = partition.views(config, ["emd"])
+    assert [each.of for each in found] == [3, 3, 3]
+    assert [each.present.tolist() for each in found] == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4]]
+    assert [each.folder for each in found] == ["", "round-2", "round-3"]
+    for each, stage in zip(found, stages, strict=True):
+        federation = stage.federation
+        np.testing.assert_array_equal(each.federation.train.values, federation.train.values)
+        for row, client in zip(each.counts, each.present.tolist(), strict=True):
+            y = federation.samples.labels("train", federation.train[client])
+            np.testing.assert_array_equal(row, np.bincount(y, minlength=10))
+        assert each.measured[0].average is not None
+        assert each.measured[0].average.clients == each.summary()["clients"] == stage.active.sum()
+        assert not each.measured[0].average.sampled
+    assert (found[1].counts[3] != found[2].counts[2]).any()  # client 3, before and after
+    for each, heading in zip(
+        found,
+        (
+            "stage 1 of 3 (at first)",
+            "stage 2 of 3 (after 2 rounds: 1 join)",
+            "(after 3 rounds: 1 leave, 1 drift)",
+        ),
+        strict=True,
+    ):
+        assert heading in text_of(each)
+        written = partition.write(each, tmp_path / each.folder)
+        assert pd.read_csv(written[1])["client"].tolist() == each.present.tolist()
+        facts = json.loads(written[0].read_text())
+        assert facts["after_rounds"] == each.stage.round
+        assert facts["sizes"]["n"]["min"] > 0
+    assert facts["drifted"] == [3]
+    assert pd.read_csv(tmp_path / "round-3" / "distances.csv")["client"].tolist() == [1, 1, 1, 2, 2, 3]
+    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 2 rounds"):
+        partition.views(load({**DIGITS, "rounds": 2, "events": events[:1]}))
+
+
 def test_mistakes() -> None:
     with pytest.raises(ConfigError, match="--measures: no measure 'emdd'; did you mean 'emd'"):
-        partition.view(load(DIGITS), ["emdd"])
+        view(load(DIGITS), ["emdd"])
     with pytest.raises(ConfigError, match="--compare: got 1"):
-        partition.view(load(DIGITS), compare=1)
+        view(load(DIGITS), compare=1)
     with pytest.raises(DataError, match="2000 clients for 1438 training samples"):
-        partition.view(load(DIGITS, ["partition.clients=2000"]))
+        view(load(DIGITS, ["partition.clients=2000"]))
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    found = partition.view(load(DIGITS, TWO_TASKS), ["emd"])
+    found = view(load(DIGITS, TWO_TASKS), ["emd"])
     with pytest.raises(ConfigError, match=r"--out: .* cannot be written"):
         partition.write(found, tmp_path / "file" / "below")
 

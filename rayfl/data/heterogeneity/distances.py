@@ -38,11 +38,14 @@ class AverageDistance:
 
 
 def draw_clients(federation: Federation, most: int | None, seed: int) -> NDArray[np.int64]:
-    """Ids of ``most`` clients drawn at random, rising; all if there are not more, or ``most`` is None."""
-    clients = federation.clients
-    if most is None or clients <= most:
-        return np.arange(clients)
-    return np.sort(generator(seed, "measured clients").permutation(clients)[:most]).astype(np.int64)
+    """Ids of ``most`` clients that have samples, drawn at random, rising.
+
+    All of them if there are not more, or ``most`` is None.
+    """
+    there = np.flatnonzero(federation.sizes > 0)
+    if most is None or len(there) <= most:
+        return there
+    return np.sort(generator(seed, "measured clients").permutation(there)[:most])
 
 
 def distance_matrix(
@@ -53,7 +56,7 @@ def distance_matrix(
     Args:
         federation: N clients.
         measure: one of :data:`MEASURES` with its settings.
-        clients: ids ``(m,)``; None: all.
+        clients: ids ``(m,)``, all with samples; None: all who have.
         seed: key of the draws (which samples of a client are looked at).
 
     Returns:
@@ -62,7 +65,7 @@ def distance_matrix(
     Raises:
         DataError: if the measure is not defined for a client's data.
     """
-    ids = np.arange(federation.clients) if clients is None else np.asarray(clients)
+    ids = draw_clients(federation, None, seed) if clients is None else np.asarray(clients)
     with np.errstate(over="ignore", invalid="ignore"):  # what they lead to is refused below
         return _finite(_values(federation, measure, ids, seed), measure, ids)
 
@@ -133,5 +136,5 @@ def average(federation: Federation, clients: NDArray[np.integer], values: Array)
         same = groups[i] == groups[j]
         within = float(pairs[same].mean()) if same.any() else None
         across = float(pairs[~same].mean()) if not same.all() else None
-    sampled = len(clients) < federation.clients
+    sampled = len(clients) < np.count_nonzero(federation.sizes)
     return AverageDistance(float(pairs.mean()), within, across, len(clients), len(pairs), sampled)
