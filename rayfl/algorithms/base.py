@@ -203,9 +203,7 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
 
     def losses() -> NDArray[np.float64]:
         assert clients is not None
-        present = setup.present
-        everything = clients.losses(present, "train")
-        return np.asarray(everything[np.arange(len(present)), state.assignment[present]], np.float64)
+        return clients.own_losses(setup.present, state.assignment[setup.present])
 
     def relatedness() -> Graph:
         assert clients is not None

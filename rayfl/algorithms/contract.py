@@ -218,6 +218,11 @@ class Clients(Protocol):
         """Mean loss of every model on a part of each client's data, ``(n, K)``; NaN without data."""
         ...
 
+    def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Mean training loss ``(n,)`` of what each client would start from: the servers' model ``models[i]``,
+        with the client's own layers where it has some."""
+        ...
+
     def cluster(self, clustering: Clustering) -> Clusters:
         """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent."""
         ...

@@ -71,7 +71,7 @@ class FedSEM(Algorithm):
         return choose_by_loss(state, unseen, clients, "train") if len(unseen) else state
 
     def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
-        """One model each, and all C for those who have no center; and those of clients that are only asked."""
+        """One model each, all C for those who have no center, and those of clients that are only asked."""
         each = np.where(_seen(state)[plan.cohort], 1, state.models)
         return int(each.sum()) + only_asked(setup, state, plan)
 

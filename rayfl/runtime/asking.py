@@ -22,6 +22,7 @@ from rayfl.runtime.backend import Ref, Task
 from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import Trainee, cluster_clients, sign_clients
 from rayfl.runtime.states import pack_rows
+from rayfl.training import Segments
 
 _TILE = 128
 """Updates in a block of the cosine matrix."""
@@ -37,6 +38,7 @@ class Asking:
         round: the coming round.
         turn: the work of a round (by its number) without average, for clients that train on.
         account: told what is sent.
+        personal: the ranges of the model that are the client's own, if any.
     """
 
     def __init__(
@@ -48,10 +50,11 @@ class Asking:
         round: int,
         turn: Callable[[int], Round],
         account: Callable[[Transfer], None],
+        personal: Segments = (),
     ) -> None:
         self.servers, self.federation, self.stage = servers, federation, stage
         self.seed, self.round, self.turn, self.account = seed, round, turn, account
-        self.backend, self.groups = servers.backend, federation.groups
+        self.backend, self.groups, self.personal = servers.backend, federation.groups, personal
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -61,6 +64,10 @@ class Asking:
             "test": self.federation.test,
         }[split]
         return self.servers.losses(clients, ids, "test" if split == "test" else "train")
+
+    def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Mean training loss of each client under the one model that it would start from ``(n,)``."""
+        return self.servers.own_losses(clients, models, self.federation.train, "train", self.personal)
 
     def cluster(self, clustering: Clustering, whole: bool = False) -> Clusters:
         """Cluster all clients that are there; labels ``(N,)``, -1 for the others.

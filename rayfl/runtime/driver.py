@@ -247,6 +247,7 @@ class Driver:
             state.round,
             turn,
             self.records.transfer,
+            self.algorithm.work(self.setup, state).personal,
         )
 
     def _events(self, state: ServerState) -> ServerState:

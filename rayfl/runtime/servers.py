@@ -400,6 +400,33 @@ class Servers:
         plan = EvaluationPlan.of(owner, self.federation.test.take(who), self.batch_size, batches=_PASSES)
         return self._pass(plan, assignment if own else None, "test", personal, local)
 
+    def own_losses(
+        self,
+        clients: NDArray[np.int64],
+        models: NDArray[np.int64],
+        ids: Ragged,
+        part: Part,
+        personal: Segments,
+    ) -> NDArray[np.float64]:
+        """Mean loss of one model on samples of each client.
+
+        Args:
+            clients: ids ``(n,)``.
+            models: the server's model of each ``(n,)``.
+            ids: the samples of all N clients.
+            part: whether these are training or test samples.
+            personal: the ranges of the model that are the client's own, if any.
+
+        Returns:
+            ``(n,)``; NaN for clients without such samples.
+        """
+        some, assignment = ids.take(clients), np.zeros(len(ids), np.int64)
+        assignment[clients] = models
+        plan = EvaluationPlan.of(clients if personal else models, some, self.batch_size, batches=_PASSES)
+        _, sums = self._pass(plan, assignment if personal else None, part, personal, SGD())
+        with np.errstate(invalid="ignore"):
+            return np.asarray(sums / some.sizes, np.float64)
+
     def losses(self, clients: NDArray[np.int64], ids: Ragged, part: Part) -> NDArray[np.float64]:
         """Mean loss of every model on samples of each client.
 

@@ -27,7 +27,8 @@ class Candidates:
         round: 0-based.
         rounds: planned number.
         seed: the run's seed.
-        losses: computes, if called, each candidate's mean training loss under its model ``(n,)``.
+        losses: computes, if called, each candidate's mean training loss under the model that it would start
+            from ``(n,)``.
         relatedness: makes, if called, the graph of the candidates: neighbours have like data.
     """
 

@@ -17,7 +17,7 @@ from rayfl.training.curriculum import Family, Pacing, eligible
 
 
 class ClientCurriculum(Sampling):
-    """A client's loss is the mean over its training samples, under the model that it would receive.
+    """A client's loss is the mean over its training samples, under the model that it would start from.
 
     In every round all clients are ranked by it; pacing over the rounds says how many of the ranking are
     eligible, and the participants are drawn from those, all equally likely. Until all are eligible that

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from rayfl.config import load
+from rayfl.runtime.servers import Servers
 from rayfl.runtime.session import build
 from rayfl.sampling import SAMPLINGS, Candidates
 from rayfl.training import Batches
@@ -139,6 +140,39 @@ def test_what_it_costs(run: Run):
     short = run(PARTIAL, sampling={"name": "curriculum", "a": 0.5}).result.communication
     down = short[(short["direction"] == "down") & (short["kind"] == "model")]["bytes"]
     assert down.tolist() == [4 * P * 8] * 2 + [4 * P * 2]
+
+
+def test_layers_of_the_client_s_own_count(run: Run):
+    """The hardest clients first: who has trained is none of them any more, though the server's model never
+    changes where clients share nothing."""
+    hard = {"name": "curriculum", "order": "anti", "b": 0.01, "a": 1.0}
+    for method in ({"name": "solo", "sampled": True}, {"name": "lg_fedavg", "local_layers": 2}):
+        first, second = (
+            run(PARTIAL, f"rounds={r}", "training.epochs=20", algorithm=method, sampling=hard) for r in (1, 2)
+        )
+        assert len(first.last.state_clients) == 2
+        assert len(second.last.state_clients) == 4
+
+
+def test_each_client_is_asked_about_one_model(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """Not about those of other clusters."""
+    asked: list[tuple[list[int], list[int]]] = []
+    own = Servers.own_losses
+
+    def spy(self: Servers, clients: Any, models: Any, *rest: Any) -> Any:
+        asked.append((clients.tolist(), models.tolist()))
+        found = own(self, clients, models, *rest)
+        everything = self.losses(clients, *rest[:2])
+        np.testing.assert_allclose(found, everything[np.arange(len(clients)), models], rtol=1e-5)
+        return found
+
+    monkeypatch.setattr(Servers, "own_losses", spy)
+    ran = run(
+        PARTIAL, "seed=5", algorithm="pacfl", clustering={"n_clusters": 3}, sampling={"name": "curriculum"}
+    )
+    labels = ran.last.state.assignment.tolist()
+    assert len(set(labels)) == 3
+    assert asked == [(list(range(8)), labels)] * 3
 
 
 def test_data_and_client_curricula_together(run: Run):
