@@ -15,7 +15,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rayfl.config import Config
@@ -241,6 +240,8 @@ def show(found: View, console: Console) -> None:
         console.print(_group_table(found))
     console.print(_client_table(found))
     console.print(_distance_table(found))
+    for reason in dict.fromkeys(part.refused for part in found.measured if part.refused):
+        console.print(f"not defined here: {reason}", highlight=False, markup=False, soft_wrap=True)
     pairs = len(found.compared) * (len(found.compared) - 1) // 2
     console.print(f"{_compared(found)}: {pairs:,} pairs", highlight=False, markup=False, soft_wrap=True)
 
@@ -315,7 +316,7 @@ def _distance_table(found: View) -> Table:
         note = part.measure.unit or ("1: alike" if part.measure.similarity else "")
         if part.average is None:
             blanks = ["–"] * (3 if grouped else 1)
-            table.add_row(part.measure.name, *blanks, escape(f"not defined here: {part.refused}"))
+            table.add_row(part.measure.name, *blanks, "not defined")
             continue
         values = [part.average.mean, *((part.average.within, part.average.across) if grouped else ())]
         table.add_row(part.measure.name, *("–" if v is None else f"{v:.4g}" for v in values), note)
