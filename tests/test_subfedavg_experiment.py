@@ -111,6 +111,7 @@ def test_clients_without_a_network(
     [
         ("FedAvg", "sgd", {}),
         ("Standalone", "sgd", {}),
+        ("MTL", "mtl", {"strength": 0.01}),
         ("Sub-FedAvg (Un) 30", "sub_fedavg", {"pruning": "unstructured", "target": 0.3}),
         ("Sub-FedAvg (Hy) 90", "sub_fedavg", {"pruning": "hybrid", "target": 0.9, "channel_target": 0.9}),
     ],

@@ -39,8 +39,8 @@ class MTL(LocalObjective):
     is for it. Relationships learned from ``W`` (MOCHA's ``Omega = (W^T W)^(1/2) / tr``) are not here: they
     need all models of clients in one place in every round.
 
-    Published code (of LG-FedAvg, whose MTL others took as a baseline) has a matrix of ones for ``I``, which
-    pulls the *sum* of the models to zero, and takes the models of the first clients for those of the sampled.
+    Published code (that of LG-FedAvg) has a matrix of ones for ``I``, which pulls the *sum* of the models to
+    zero, and takes the models of the first clients for those of the sampled.
     """
 
     name: Literal["mtl"] = "mtl"
