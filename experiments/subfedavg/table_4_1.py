@@ -9,8 +9,8 @@ Every row is one run of the preset ``subfedavg-cifar10``. ``finetuned``: FedAvg'
 client for the epochs of a round before its test; ``server``: Sub-FedAvg's server's model under the client's
 mask, not trained on. MTL's pull is the strongest of 1, 0.1, 0.01, 0.001 that did no harm in the small table.
 With fewer than 100 clients the data are the first images of each class, 500 for every client, so that a shard
-is 250 images of one class as in the whole. A run that is there already, finished, with the same config, is not
-run again.
+is 250 images of one class as in the whole. A run that is there already, finished, with the same config, is
+not run again.
 """
 
 from __future__ import annotations
