@@ -67,7 +67,7 @@ class Evaluation(Section):
         0,
         ge=0,
         description="at the end every client trains its model on for so many epochs, and is tested once more "
-        "(the papers' suffix +: FedAvg+, FedProx+)",
+        "(the papers' suffix +: FedAvg+, FedProx+); methods whose clients adapt before every test: as then",
     )
 
 

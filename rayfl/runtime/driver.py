@@ -427,7 +427,9 @@ class Driver:
         turn = self._turn(replace(state, round=max(0, state.round - 1)), plan)
         models = self._tested_with(state)
         present = self.setup.present
-        correct, losses = self._adapted(models, turn, replace(turn.work, epochs=epochs), present)
+        # Where clients adapt their models before every test, that is how they train on.
+        work = self.algorithm.adaptation(self.setup, state) or turn.work
+        correct, losses = self._adapted(models, turn, replace(work, epochs=epochs), present)
         return self.records.finetuned(present, correct, losses)
 
 

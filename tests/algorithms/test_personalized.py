@@ -231,6 +231,16 @@ def test_adaptation_is_for_the_test_alone(run: Run):
     assert often.summary["bytes_up"] == once.summary["bytes_up"] == 3 * 3 * 4 * P
 
 
+def test_fine_tuning_is_a_longer_adaptation(run: Run):
+    """Of one epoch it is the adaptation of every test, and not a step of training."""
+    one, three = (
+        run({"name": "per_fedavg", "alpha": 0.3, "beta": 0.05}, evaluation={"finetune_epochs": k})
+        for k in (1, 3)
+    )
+    assert one.clients["accuracy_finetuned"].tolist() == one.clients["accuracy_last"].tolist()
+    assert three.summary["finetuned_accuracy_mean"] > one.summary["finetuned_accuracy_mean"]
+
+
 def test_the_work_of_the_thesis():
     """alpha 1e-2, beta 1e-3, whatever training.lr is; beta follows the schedule."""
     method = algorithm("per_fedavg")
