@@ -161,7 +161,7 @@ class Servers:
         parts = [] if mixing is None else shares(mixing, blocks)
         # Where blocks would send more sums than they have clients, the trained rows are sent.
         deliver = mixing is None or sum(len(part.rows) for part in parts) > len(plan.cohort)
-        assert not (deliver and turn.local.masks), "trained rows travel without their masks"
+        assert not (deliver and (turn.local.masks or has_vectors)), "trained rows travel alone"
         if deliver:
             parts = [Share(np.empty(0, np.int64), np.empty((0, 0)), None)] * len(blocks)
         tasks = [
