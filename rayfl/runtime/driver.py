@@ -20,7 +20,7 @@ from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
 from rayfl.runtime.asking import Asking
-from rayfl.runtime.backend import Backend, Ref
+from rayfl.runtime.backend import Backend, Ref, Task
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.records import Records
@@ -136,6 +136,9 @@ class Driver:
         """Start the client actors; the state before the first round, or that of the newest checkpoint."""
         self._begun = time.perf_counter()
         self.backend.start(self._data, self.host)
+        if self.host.device != "cpu":
+            (_, (text,)), *_ = self.backend.run([Task("about", (), 0.0)])
+            self.emit(Event("note", {"text": f"on the device: {text}"}))
         self.backend.tick = self._check_stop
         state = self._resume() or self._begin()
         self.records.start()

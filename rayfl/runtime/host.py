@@ -25,7 +25,6 @@ from rayfl.random import key
 from rayfl.runtime.jobs import AdaptJob, EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
 from rayfl.runtime.lps import Partial
 from rayfl.training import (
-    ENGINES,
     Batches,
     Engine,
     Segments,
@@ -34,6 +33,8 @@ from rayfl.training import (
     complement,
     gather,
     length,
+    open_device,
+    open_engine,
     raw_features,
     scatter_,
 )
@@ -56,20 +57,20 @@ class ClientHost:
 
     def __init__(self, stages: Sequence[Federation], host: HostSpec) -> None:
         self.stages, self.host, self.spec = stages, host, host.spec
-        device = torch.device(
-            host.device if host.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        )
-        if device.type == "cuda" and 0 < host.gpu_fraction < 1:
-            torch.cuda.set_per_process_memory_fraction(host.gpu_fraction)
         self.samples = stages[0].samples
-        self.batches = Batches(self.samples, device)
-        if device.type == "cuda":  # actors that share a GPU must not wait for each other's kernels
-            torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
-        self.engine: Engine = ENGINES[host.engine](self.spec, self.batches, host.seed)
+        self.batches = Batches(self.samples, open_device(host.device, host.gpu_fraction))
+        self.engine: Engine
+        self.engine, self._about = open_engine(
+            host.engine, self.spec, self.batches, host.seed, host.cuda_graphs
+        )
 
     def pid(self) -> int:
         """The process id."""
         return os.getpid()
+
+    def about(self) -> str:
+        """Which engine trains here, on what, in a line."""
+        return self._about
 
     def train(self, job: TrainJob, *objects: Any) -> Any:
         """Train a block.
@@ -176,7 +177,7 @@ class ClientHost:
 
     def _sent(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the servers may see them."""
-        return _tensor(self.host.hide(rows.cpu().numpy())) if self.host.private else rows
+        return _tensor(self.host.hide(rows.cpu().numpy())).to(rows.device) if self.host.private else rows
 
     def _states(
         self, job: TrainJob | AdaptJob, objects: Sequence[Any], rows: torch.Tensor

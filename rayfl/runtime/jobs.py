@@ -34,6 +34,7 @@ class HostSpec:
         device: ``cpu`` or ``cuda``.
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
         private: whether clients permute all that they send, and put what they receive back in order.
+        cuda_graphs: whether steps may be replayed as CUDA graphs, on a GPU.
     """
 
     spec: ModelSpec
@@ -43,6 +44,7 @@ class HostSpec:
     device: str = "cpu"
     gpu_fraction: float = 0.0
     private: bool = False
+    cuda_graphs: bool = True
 
     def hide(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the servers see of models ``(..., P)``: running statistics stay behind the parameters."""

@@ -194,9 +194,8 @@ def build(config: Config) -> tuple[tuple[Stage, ...], HostSpec]:
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)
-    return stages, HostSpec(
-        spec, config.seed, engine, why, device, e.gpus_per_actor, config.algorithm.private
-    )
+    private, graphs = config.algorithm.private, config.training.cuda_graphs == "auto"
+    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, private, graphs)
 
 
 def check_inputs(model: Model, samples: Samples) -> None:

@@ -2,7 +2,8 @@
 
 from rayfl.training.batches import Batches, Scaling, raw_features
 from rayfl.training.config import Training
-from rayfl.training.engine import ENGINES, Engine, choose_engine
+from rayfl.training.device import open_device
+from rayfl.training.engine import ENGINES, Engine, choose_engine, open_engine
 from rayfl.training.loop import LoopEngine
 from rayfl.training.work import (
     NO_TERMS,
@@ -32,6 +33,8 @@ __all__ = [
     "complement",
     "gather",
     "length",
+    "open_device",
+    "open_engine",
     "raw_features",
     "scatter_",
 ]

@@ -35,6 +35,11 @@ class Training(Section):
         description="how a block of clients is trained; auto: the fastest that covers the model, recorded",
     )
 
+    cuda_graphs: Literal["auto", "off"] = Field(
+        "auto",
+        description="auto: on a GPU steps that come up again are replayed as CUDA graphs, if a trial agrees",
+    )
+
     @model_validator(mode="after")
     def _rates_fall(self) -> Training:
         if self.schedule == "exponential" and self.decay > 1:

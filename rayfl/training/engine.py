@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -13,6 +15,7 @@ from rayfl.data import Samples
 from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.training.batched.engine import BatchedEngine
+from rayfl.training.batched.graphs import WARM_UPS, CudaRecorder, Recorder
 from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
@@ -30,6 +33,8 @@ class Engine(Protocol):
     terms; up to rounding not on which other clients are in the block, nor on the engine.
     """
 
+    spec: ModelSpec
+    batches: Batches
     module: nn.Module
 
     def train(
@@ -99,21 +104,115 @@ def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
     return "loop", "; ".join(reasons)
 
 
-def _trial(spec: ModelSpec, make: Callable[[ModelSpec, Batches, int], Engine]) -> float:
-    """Two clients, a step or two each: the gap to the plain loop, relative to how far the models moved."""
+def open_engine(
+    name: str, spec: ModelSpec, batches: Batches, seed: int, graphs: bool = True
+) -> tuple[Engine, str]:
+    """The engine on its device, and what there is to say of it in a line.
+
+    :func:`choose_engine` tries engines on a CPU, where a run is started. A GPU does some things in other
+    ways, so there the engine is tried once more, against the plain loop on the GPU, and CUDA graphs are tried
+    against the engine without them. What fails its trial is left out, and the line says why.
+
+    Args:
+        name: of the engine.
+        spec: the model and its flat layout.
+        batches: where samples come from, and the device.
+        seed: the run's seed.
+        graphs: whether CUDA graphs may be used.
+    """
+    make, device = ENGINES[name], batches.device
+    engine = make(spec, batches, seed)
+    if device.type != "cuda" or not isinstance(engine, BatchedEngine):
+        return engine, f"{name} on {device.type}"
+    if engine.network.draws:
+        # What a plain module draws on a GPU is not what a generator for each client draws.
+        return engine, f"{name} on cuda without graphs: each client draws random numbers of its own"
+    problem = _problem(lambda: _trial(spec, make, device), "the plain loop")
+    if problem:
+        return LoopEngine(spec, batches, seed), f"loop on cuda, not {name}: {problem}"
+    if not graphs:
+        return engine, f"{name} on cuda without graphs, as set"
+    problem = _problem(lambda: try_recording(spec, make, device, CudaRecorder(device)), "the engine itself")
+    if problem:
+        return engine, f"{name} on cuda without graphs: {problem}"
+    engine.record(CudaRecorder(device))
+    return engine, f"{name} on cuda with graphs"
+
+
+def _problem(gap: Callable[[], float], other: str) -> str:
+    """What is wrong with what a trial compares with another, or nothing."""
+    try:
+        found = gap()
+    except Exception as error:  # CUDA, its libraries and torch.func fail in their own ways
+        return f"{type(error).__name__}: {error}".split("\n")[0]
+    return "" if found <= TOLERANCE else f"{found:.0e} away from {other} in a trial"
+
+
+def _example(spec: ModelSpec, device: torch.device) -> Batches:
+    """Seven samples for trials."""
     rng = np.random.default_rng(0)
     x, targets = spec.model.example(spec.shape, spec.classes, 7, rng)
-    labels = np.zeros(7, np.int64)
+    labels = np.zeros(7, np.int64) if targets is not None else np.arange(7) % spec.classes
     samples = Samples("trial", x, labels, x, labels, 1, targets_train=targets, targets_test=targets)
-    batches = Batches(samples, torch.device("cpu"))
-    work = LocalWork(epochs=1, batch_size=3, lr=1e-2)
-    start = torch.from_numpy(np.tile(spec.initial(), (2, 1)))
-    ends = [
-        engine(spec, batches, 0).train(work, 0, [0, 1], [np.arange(5), np.arange(5, 7)], start.clone())
-        for engine in (make, LoopEngine)
-    ]
-    for end in ends:
-        if end.failures:
-            raise Unsupported(next(iter(end.failures.values())).strip().splitlines()[-1])
-    moved = float((ends[1].rows - start).norm())
-    return float((ends[0].rows - ends[1].rows).norm()) / max(moved, 1e-12)
+    return Batches(samples, device)
+
+
+def _train(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS) -> torch.Tensor:
+    """What becomes of two clients with five and two of the samples ``(2, P)``."""
+    start = torch.from_numpy(np.tile(engine.spec.initial(), (2, 1))).to(engine.batches.device)
+    end = engine.train(work, round, [0, 1], [np.arange(5), np.arange(5, 7)], start, terms)
+    if end.failures:
+        raise Unsupported(next(iter(end.failures.values())).strip().splitlines()[-1])
+    return end.rows
+
+
+def _gap(one: torch.Tensor, other: torch.Tensor, spec: ModelSpec) -> float:
+    """Between the ends of two engines, relative to how far the other has moved."""
+    moved = float((other - torch.from_numpy(spec.initial()).to(other)).norm())
+    return float((one - other).norm()) / max(moved, 1e-12)
+
+
+def _trial(
+    spec: ModelSpec,
+    make: Callable[[ModelSpec, Batches, int], Engine],
+    device: torch.device = torch.device("cpu"),  # noqa: B008 (a constant)
+) -> float:
+    """Two clients, a step or two each: the gap to the plain loop."""
+    batches, work = _example(spec, device), LocalWork(epochs=1, batch_size=3, lr=1e-2)
+    ends = [_train(engine(spec, batches, 0), work, 0) for engine in (make, LoopEngine)]
+    return _gap(ends[0], ends[1], spec)
+
+
+def try_recording(
+    spec: ModelSpec,
+    make: Callable[[ModelSpec, Batches, int], Engine],
+    device: torch.device,
+    recorder: Recorder,
+) -> float:
+    """The largest gap between an engine whose steps are recorded and one whose are not.
+
+    Two rounds each of plain SGD; of everything that enters an ordinary step; and of Per-FedAvg. All kinds of
+    steps come up often enough to be replayed.
+
+    Raises:
+        Exception: if steps cannot be recorded.
+    """
+    batches, plain = _example(spec, device), LocalWork(epochs=2 * (WARM_UPS + 3), batch_size=3, lr=1e-2)
+    ones = torch.ones(2, spec.P, device=batches.device)
+    gaps = []
+    for work, terms in (
+        (plain, NO_TERMS),
+        (replace(plain, momentum=0.5, weight_decay=0.01, proximal=0.1), Terms(offset=1e-3 * ones, mask=ones)),
+        (replace(plain, inner_lr=1e-2), NO_TERMS),
+    ):
+        recorded, ordinary = make(spec, batches, 0), make(spec, batches, 0)
+        assert isinstance(recorded, BatchedEngine)
+        recorded.record(recorder)
+        for round in range(2):
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")  # nor may it stop recording half-way
+                end = _train(recorded, work, round, terms)
+            gaps.append(_gap(end, _train(ordinary, work, round, terms), spec))
+        if not (recorded.recorded and recorded.recorded.replays):
+            raise Unsupported("no step was replayed")
+    return float(np.max(gaps))  # NaN if one is

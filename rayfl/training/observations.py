@@ -68,7 +68,10 @@ class Distances(Observation):
     def compute(self, trained: Trained) -> NDArray[np.floating]:
         """``(B, K)``."""
         squares: NDArray[np.float64] = (
-            torch.stack([(trained.rows - model).double().square().sum(1) for model in trained.models], dim=1)
+            torch.stack(
+                [(trained.rows - m.to(trained.rows.device)).double().square().sum(1) for m in trained.models],
+                dim=1,
+            )
             .cpu()
             .numpy()
         )

@@ -34,6 +34,7 @@ from typing_extensions import override
 
 from rayfl.training.batched.jit import jit
 from rayfl.training.batched.layers import Conv2d, Layer, MaxPool2d, ReLU, Step
+from rayfl.training.device import on_gpu
 
 LANES = 8
 """Floats in a vector: one AVX register, two NEON registers; LLVM splits it where registers are narrower."""
@@ -416,7 +417,7 @@ class ConvPoolReLU(Layer):
         rows, columns = height + 2 * padding, width + 2 * padding
         pooled = ((rows - kernel + 1) // 2, (columns - kernel + 1) // 2)
         padded = clients * batch * rows * columns * channels
-        self._fused = x.device.type == "cpu" and min(pooled) > 0 and padded < 2**31
+        self._fused = not on_gpu(x) and min(pooled) > 0 and padded < 2**31
         if not self._fused:
             for part in self._parts:
                 x = part.forward(x, step)

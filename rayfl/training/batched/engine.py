@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -13,11 +14,13 @@ from numpy.typing import NDArray
 from rayfl.data import Ragged
 from rayfl.models import ModelSpec
 from rayfl.random import key
+from rayfl.training.batched.graphs import RecordedSteps, Recorder, Unrecordable
 from rayfl.training.batched.layers import Step
-from rayfl.training.batched.network import BatchedNetwork, Network
+from rayfl.training.batched.network import BatchedNetwork, Network, Unsupported
 from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
+from rayfl.training.device import out_of_memory
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
@@ -37,6 +40,9 @@ class BatchedEngine:
         seed: the run's seed.
         network: how a step of many clients is taken.
         clients_per_call: how many train together; None chooses by the size of the model.
+
+    Attributes:
+        recorded: recordings of steps; None if all steps are run from Python.
     """
 
     def __init__(
@@ -54,6 +60,17 @@ class BatchedEngine:
         least, most = max(1, min(8, MEMORY_BYTES // size)), 256
         together = CUDA_BYTES if batches.device.type == "cuda" else CACHE_BYTES
         self.clients_per_call = clients_per_call or max(least, min(most, together // size))
+        self.recorded: RecordedSteps | None = None
+
+    def record(self, recorder: Recorder) -> None:
+        """From now on steps of a kind that comes up again are recorded and replayed.
+
+        Raises:
+            Unsupported: if the network draws random numbers: every client has a generator of its own.
+        """
+        if self.network.draws:
+            raise Unsupported("each client draws random numbers of its own")
+        self.recorded = RecordedSteps(recorder, self.batches.device)
 
     def train(
         self,
@@ -84,34 +101,50 @@ class BatchedEngine:
         begin = 0
         while begin < len(clients):
             rows = ranking[begin : begin + self.clients_per_call]
-            try:
-                self._chunk(block, rows)
-            except torch.OutOfMemoryError:
-                if len(rows) > 1:
-                    self._halve(len(rows))
-                    continue
-                self._one_by_one(block, rows)
-            except Exception:
-                self._one_by_one(block, rows)
-            begin += len(rows)
+            if self._attempt(block, rows):
+                begin += len(rows)
         return result
+
+    def _attempt(self, block: _Block, rows: NDArray[np.intp]) -> bool:
+        """Train the clients at ``rows`` of the block; False: nothing has happened, it must be tried again.
+
+        A client that fails alone is noted. If several fail, each is trained alone: whose fault was it?
+        """
+        unrecordable, full, apart = "", False, False
+        try:
+            self._chunk(block, rows)
+        except Unrecordable as error:
+            unrecordable = str(error)
+        except Exception as error:
+            if len(rows) == 1:
+                self._fail(block.result, int(rows[0]))
+            else:
+                full = out_of_memory(error)
+                apart = not full
+        # Not before the exception is gone: its traceback holds all tensors of the attempt.
+        if full:
+            self._halve(len(rows))
+        if unrecordable:
+            self.recorded = None
+            warnings.warn(f"training goes on without CUDA graphs: {unrecordable}", stacklevel=3)
+        for row in rows if apart else ():
+            while not self._attempt(block, row[None]):
+                pass
+        return not (full or unrecordable)
+
+    def _fail(self, result: TrainedBlock, row: int) -> None:
+        result.failures[row] = traceback.format_exc()
+        if result.snapshots is not None:
+            result.snapshots[row] = result.rows[row]
 
     def _halve(self, clients: int) -> None:
         """So many clients were too much for the device's memory: from now on half of them at a time."""
         self.clients_per_call = clients // 2
+        self.network.release()
+        if self.recorded is not None:
+            self.recorded.release()
         if self.batches.device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _one_by_one(self, block: _Block, rows: NDArray[np.intp]) -> None:
-        """Whose fault was it? Nothing of the start models has changed."""
-        result = block.result
-        for row in rows:
-            try:
-                self._chunk(block, row[None])
-            except Exception:
-                result.failures[int(row)] = traceback.format_exc()
-                if result.snapshots is not None:
-                    result.snapshots[row] = result.rows[row]
 
     def _chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
         """Train the clients at ``rows`` of the block; all succeed, or it raises and changes no model."""
@@ -155,6 +188,10 @@ class BatchedEngine:
         counts = torch.from_numpy(plan.counts).to(device)
         totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
         per_step, changing = work.batches_a_step, bool(work.inner_lr or work.lr_alpha)
+        recorded, snapshots = self.recorded, block.result.snapshots
+        if recorded is not None:
+            terms = block.terms.offset is not None, block.terms.mask is not None
+            recorded.begin(network, (Sgd.of(work), terms), *plan.places.shape[1:], x, y)
         before = len(clients)
         for t, (now, width, full) in enumerate(
             zip(plan.active.tolist(), plan.widths.tolist(), plan.full.tolist(), strict=True)
@@ -163,28 +200,27 @@ class BatchedEngine:
                 network.narrow(now)
                 before = now
             ends_step = (t + 1) % per_step == 0
+            rate = work.rate(t // per_step)
             if changing:
-                network.prepare(work.rate(t // per_step), looking_ahead=not ends_step)
-            step = (
-                Step(generators) if full else Step(generators, counts[t, :now], plan.counts[t, :now].tolist())
-            )
-            if once:
-                inputs, targets = x, y
+                network.prepare(rate, looking_ahead=not ends_step)
+            at = None if once else places[t, :now, :width].reshape(-1)
+            weighing, count = weights[t, :now, :width], None if full else counts[t, :now]
+            if recorded is not None:
+                loss = recorded.step(network, (rate, ends_step), x, y, at, weighing, count)
             else:
-                at = places[t, :now, :width].reshape(-1)
-                inputs, targets = x.index_select(0, at), y.index_select(0, at)
-            loss = network.step(
-                inputs.view(now, width, *x.shape[1:]),
-                targets.view(now, width, *y.shape[1:]),
-                weights[t, :now, :width],
-                step,
-            )
+                inputs, targets = (x, y) if at is None else (x.index_select(0, at), y.index_select(0, at))
+                loss = network.step(
+                    inputs.view(now, width, *x.shape[1:]),
+                    targets.view(now, width, *y.shape[1:]),
+                    weighing,
+                    Step(generators) if full else Step(generators, count, plan.counts[t, :now].tolist()),
+                )
             if ends_step:
                 totals[:now].addcmul_(loss, counts[t, :now])
-                if block.result.snapshots is not None:
-                    due = torch.from_numpy(np.flatnonzero(plan.snapshots == (t + 1) // per_step)).to(device)
-                    if len(due):
-                        network.store(block.result.snapshots, where[due], due)
+                due = () if snapshots is None else np.flatnonzero(plan.snapshots == (t + 1) // per_step)
+                if snapshots is not None and len(due):
+                    which = torch.from_numpy(due).to(device)
+                    network.store(snapshots, where[which], which)
         means: NDArray[np.float64] = totals.cpu().numpy() / np.maximum(1, plan.seen)
         return means
 

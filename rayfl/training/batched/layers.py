@@ -19,6 +19,7 @@ from torch.nn import functional
 from typing_extensions import override
 
 from rayfl.training.batched.parameters import Parameter
+from rayfl.training.device import on_gpu
 
 try:
     from rayfl.training.batched.linear_kernels import forward as _THIN_FORWARD
@@ -82,7 +83,7 @@ class Linear(Layer):
         weight = self.weight.value
         if self.bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
-        if _THIN_FORWARD is None or x.is_cuda or x.shape[1] > _THIN:
+        if _THIN_FORWARD is None or on_gpu(x) or x.shape[1] > _THIN:
             return torch.baddbmm(self.bias.value.unsqueeze(1), x, weight.transpose(1, 2))
         y = x.new_empty(*x.shape[:2], weight.shape[1])
         _THIN_FORWARD(x.contiguous().numpy(), weight.numpy(), self.bias.value.numpy(), y.numpy())
@@ -115,7 +116,7 @@ class Conv2d(Layer):
         self._x = x
         weight = self.weight.value
         bias = None if self.bias is None else self.bias.value
-        if x.is_cuda:
+        if on_gpu(x):
             return self._grouped_forward(x, weight, bias)
         each = [
             functional.conv2d(
@@ -134,7 +135,7 @@ class Conv2d(Layer):
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         x, weight = self._x, self.weight.value
-        if x.is_cuda:
+        if on_gpu(x):
             dx, dw, db = self._grouped_backward(dy, need_input)
         else:
             parts = [

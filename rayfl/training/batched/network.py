@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -48,10 +49,12 @@ class Network:
 
     Attributes:
         draws: whether a step draws random numbers.
+        counts: whether a step looks at how many samples of a client are no padding.
         parameters, buffers: by their names in the module; valid after :meth:`load`.
     """
 
     draws = False
+    counts = False
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -86,6 +89,18 @@ class Network:
         }
         self.buffers = {n: value for n, value in self._values.items() if n not in names}
 
+    def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Have all tensors elsewhere: where ``place`` puts a copy of each, by a name of its own."""
+        for name, parameter in self.parameters.items():
+            parameter.move(partial(_place, place, name))
+            self._values[name] = parameter.value
+        for name, buffer in self.buffers.items():
+            self.buffers[name] = self._values[name] = place(f"buffer {name}", buffer)
+
+    def release(self) -> None:
+        """Give back the memory of the models and of what the last step left behind."""
+        self._values, self.parameters, self.buffers = {}, {}, {}
+
     def _take(
         self, vectors: torch.Tensor, rows: torch.Tensor, names: Collection[str] | None = None
     ) -> dict[str, torch.Tensor]:
@@ -99,7 +114,7 @@ class Network:
     def prepare(self, lr: float, looking_ahead: bool) -> None:
         """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg."""
         for parameter in self.parameters.values():
-            parameter.lr, parameter.looking_ahead = lr, looking_ahead
+            parameter.prepare(lr, looking_ahead)
 
     def narrow(self, clients: int) -> None:
         """Only the first ``clients`` still train."""
@@ -154,12 +169,16 @@ class BatchedNetwork(Network):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self._leaves: dict[str, Layer] = {}
         module = spec.build()
         if len(list(module.named_parameters(remove_duplicate=False))) > len(self._parameter_names):
             raise Unsupported("two layers share their weights")
-        self.root = self._twin(module, "")
+        self._grow(module)
         self.draws = any(isinstance(leaf, layers.Dropout) for leaf in self._leaves.values())
+        self.counts = any(isinstance(leaf, layers.BatchNorm) for leaf in self._leaves.values())
+
+    def _grow(self, module: nn.Module) -> None:
+        self._leaves: dict[str, Layer] = {}
+        self.root = self._twin(module, "")
 
     def _twin(self, module: nn.Module, name: str) -> Layer:
         prefix = name + "." if name else ""
@@ -180,6 +199,19 @@ class BatchedNetwork(Network):
         mask: torch.Tensor | None = None,
     ) -> None:
         super().load(models, rows, sgd, offset, mask)
+        self._bind()
+
+    @override
+    def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        super().move(place)
+        self._bind()
+
+    @override
+    def release(self) -> None:
+        super().release()
+        self._grow(self.spec.build())  # layers keep what their backward passes need
+
+    def _bind(self) -> None:
         for prefix, leaf in self._leaves.items():
             leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
 
@@ -218,6 +250,12 @@ def _predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, 
     counted = (y != IGNORED) & (weights > 0).unsqueeze(2)
     shares = counted / counted.sum((1, 2), keepdim=True)
     return y.clamp_min(0).flatten(1), shares.flatten(1)
+
+
+def _place(
+    place: Callable[[str, torch.Tensor], torch.Tensor], name: str, kind: str, tensor: torch.Tensor
+) -> torch.Tensor:
+    return place(f"{kind} of {name}", tensor)
 
 
 _T = TypeVar("_T")

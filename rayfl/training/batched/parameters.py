@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 
+from rayfl.training.device import on_gpu
 from rayfl.training.work import LocalWork
 
 
@@ -45,11 +47,21 @@ class _Tensors:
     ahead: torch.Tensor | None
 
     def narrow(self, clients: int) -> _Tensors:
+        return self.each(lambda _, tensor: tensor[:clients])
+
+    def each(self, function: Callable[[str, torch.Tensor], torch.Tensor]) -> _Tensors:
+        """The function of every tensor, by its name, that is there."""
         return _Tensors(
-            self.weights[:clients],
+            function("weights", self.weights),
             *(
-                None if t is None else t[:clients]
-                for t in (self.velocity, self.target, self.offset, self.mask, self.ahead)
+                None if tensor is None else function(name, tensor)
+                for name, tensor in (
+                    ("velocity", self.velocity),
+                    ("target", self.target),
+                    ("offset", self.offset),
+                    ("mask", self.mask),
+                    ("ahead", self.ahead),
+                )
             ),
         )
 
@@ -92,10 +104,24 @@ class Parameter:
         )
         self.value = value
 
+    def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
+        """Have all tensors elsewhere: where ``place`` puts a copy of each, by its name."""
+        self._all = self._now = self._all.each(place)
+        self.value = self._all.weights
+
     def narrow(self, clients: int) -> None:
         """Only the first ``clients`` still train."""
         self._now = self._all.narrow(clients)
         self.value = self._now.weights
+
+    def prepare(self, lr: float, looking_ahead: bool) -> None:
+        """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg.
+
+        After this the pass is a function of the tensors alone, whatever pass came before.
+        """
+        self.lr, self.looking_ahead = lr, looking_ahead
+        ahead = self._now.ahead
+        self.value = self._now.weights if looking_ahead or ahead is None else ahead
 
     def descend(self, gradient: torch.Tensor) -> None:
         """One SGD step along ``gradient`` ``(C, *shape)``."""
@@ -103,7 +129,7 @@ class Parameter:
         if self.looking_ahead:
             assert now.ahead is not None
             torch.add(now.weights, gradient, alpha=-self._sgd.inner_lr, out=now.ahead)
-            self._look_ahead(now.ahead)
+            self._hold(now.ahead)
         elif now.velocity is None:
             shrink = self._shrink()
             if shrink != 1:
@@ -111,7 +137,7 @@ class Parameter:
             now.weights.add_(gradient, alpha=-self.lr)
             if now.offset is not None:
                 now.weights.add_(now.offset, alpha=-self.lr)
-            self._end()
+            self._hold(now.weights)
         else:
             self._move(now.velocity.mul_(self._sgd.momentum).add_(gradient))
 
@@ -126,12 +152,12 @@ class Parameter:
         if self.looking_ahead:
             assert now.ahead is not None
             torch.baddbmm(now.weights, left, right, alpha=-self._sgd.inner_lr, out=now.ahead)
-            self._look_ahead(now.ahead)
+            self._hold(now.ahead)
         elif now.velocity is None:
             now.weights.baddbmm_(left, right, beta=self._shrink(), alpha=-self.lr)
             if now.offset is not None:
                 now.weights.add_(now.offset, alpha=-self.lr)
-            self._end()
+            self._hold(now.weights)
         else:
             self._move(now.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
 
@@ -144,7 +170,7 @@ class Parameter:
             gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
         """
         now = self._now
-        if self.looking_ahead or now.velocity is not None or rows.is_cuda:
+        if self.looking_ahead or now.velocity is not None or on_gpu(rows):
             # On a GPU adding up in place would depend on the order of threads; accumulation does not.
             full = torch.zeros_like(now.weights)
             full.flatten(0, 1).index_put_((rows,), gradient, accumulate=True)
@@ -156,7 +182,7 @@ class Parameter:
         now.weights.flatten(0, 1).index_add_(0, rows, gradient, alpha=-self.lr)
         if now.offset is not None:
             now.weights.add_(now.offset, alpha=-self.lr)
-        self._end()
+        self._hold(now.weights)
 
     def _shrink(self) -> float:
         """Weight decay and the proximal term, before the gradient: moves, or a factor left to the caller."""
@@ -175,16 +201,9 @@ class Parameter:
         if now.offset is not None:
             velocity.add_(now.offset)
         now.weights.add_(velocity, alpha=-self.lr)
-        self._end()
+        self._hold(now.weights)
 
-    def _look_ahead(self, ahead: torch.Tensor) -> None:
-        """The next gradient is taken at ``ahead``."""
+    def _hold(self, weights: torch.Tensor) -> None:
+        """After a step: what is masked is zero."""
         if self._now.mask is not None:
-            ahead.mul_(self._now.mask)
-        self.value = ahead
-
-    def _end(self) -> None:
-        """After a step."""
-        if self._now.mask is not None:
-            self._now.weights.mul_(self._now.mask)
-        self.value = self._now.weights
+            weights.mul_(self._now.mask)

@@ -1,0 +1,251 @@
+"""Steps that are recorded once and then replayed: on a GPU, as CUDA graphs.
+
+A step of small models is dozens of kernels that run for a few microseconds each, and starting one from Python
+takes longer than that. A CUDA graph starts all kernels of a step at once. It is a recording: the same kernels
+on the same addresses, and none of the Python around them. So
+
+- whatever steps read and write besides their own scratch (models, velocities, samples, weights, losses)
+  lies at fixed addresses (:class:`FixedMemory`), where a call of the engine moves it before its first step;
+- numbers that Python hands to kernels, such as the learning rate, and all shapes belong to the *kind* of
+  the step, and each kind has a recording of its own. Ragged clients need no more than that: the engine
+  narrows the models to the clients that still train, the first so many rows of the same memory.
+
+A kind that comes up is run as it is a few times (which also sets the libraries up), then recorded. All that
+recordings have in common is fixed memory, so they may be replayed in any order and share their scratch.
+
+Whoever records is a :class:`Recorder`; the rest knows nothing of CUDA, and runs on a CPU in the tests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Protocol
+
+import torch
+
+from rayfl.training.batched.layers import Step
+from rayfl.training.batched.network import Network
+from rayfl.training.device import out_of_memory
+
+WARM_UPS = 3
+"""How often a kind of step is run before it is recorded."""
+
+MOST = 128
+"""Recordings that are kept at a time. Further kinds of steps are run as they are, unless recordings are of
+other work, such as the learning rate of an earlier round: then all go and it begins anew."""
+
+
+_Kind = tuple[Hashable, ...]
+"""What is fixed in a recording: the work, what Python says to the step, its shape."""
+
+
+class Unrecordable(Exception):
+    """A step could not be recorded, in a line."""
+
+
+class Recorder(Protocol):
+    """Records what a function does on a device."""
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Run the function where it will be recorded."""
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Record what the function does, without doing it; the result does it.
+
+        Raises:
+            Exception: whatever the function or the device has against it.
+        """
+
+    def forget(self) -> None:
+        """All recordings are about to go, and none will be replayed."""
+
+
+class CudaRecorder:
+    """CUDA graphs, captured on a stream beside the current one, with one pool of memory for all.
+
+    Args:
+        device: a GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def forget(self) -> None:
+        """Wait for the last replay, and begin a new pool: one ends with its last graph."""
+        torch.cuda.synchronize(self._device)
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def warm_up(self, function: Callable[[], None]) -> None:
+        """Run the function on the stream of the captures, as PyTorch asks for."""
+        current = torch.cuda.current_stream(self._device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            function()
+        current.wait_stream(self._stream)
+
+    def record(self, function: Callable[[], None]) -> Callable[[], None]:
+        """Capture a graph; its replay goes to the stream that is current then."""
+        graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream(self._device)
+        try:
+            # thread_local: what other threads of the process do with CUDA is not our business.
+            with torch.cuda.graph(
+                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+            ):
+                function()
+        finally:
+            torch.cuda.set_stream(current)  # a capture that fails in the end leaves its own
+        return graph.replay
+
+
+class FixedMemory:
+    """Named tensors whose addresses stay the same as long as they do not grow.
+
+    Args:
+        device: where.
+
+    Attributes:
+        moves: how often one was allocated, for the first time or because it grew.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._flat: dict[str, torch.Tensor] = {}
+        self.moves = 0
+
+    def take(self, name: str, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor of this shape from the first address on, to be written."""
+        size, flat = math.prod(shape), self._flat.get(name)
+        if flat is None or len(flat) < size or flat.dtype != dtype:
+            self._flat.pop(name, None)  # before a larger one takes its place
+            self._flat[name] = flat = torch.empty(size, dtype=dtype, device=self._device)
+            self.moves += 1
+        return flat[:size].view(*shape)
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor's numbers there."""
+        return self.take(name, tensor.shape, tensor.dtype).copy_(tensor)
+
+    def gather(self, name: str, tensor: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
+        """The rows ``at`` of the tensor there; all of them for None."""
+        if at is None:
+            return self.copy(name, tensor)
+        there = self.take(name, (len(at), *tensor.shape[1:]), tensor.dtype)
+        return torch.index_select(tensor, 0, at, out=there)
+
+
+class RecordedSteps:
+    """Takes the steps of a network from recordings, which it makes as kinds of steps come up again.
+
+    Args:
+        recorder: how.
+        device: where the network is.
+
+    Attributes:
+        replays: how many steps were replayed.
+    """
+
+    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+        self._recorder, self._device = recorder, device
+        self.replays = 0
+        self.release()
+
+    def release(self) -> None:
+        """Give all memory back."""
+        self._forget()
+        self._memory = FixedMemory(self._device)
+
+    def _forget(self) -> None:
+        self._recorder.forget()
+        self._recordings: dict[_Kind, Callable[[], None]] = {}
+        self._seen: dict[_Kind, int] = {}
+
+    def begin(
+        self, network: Network, work: Hashable, clients: int, width: int, x: torch.Tensor, y: torch.Tensor
+    ) -> None:
+        """Before the first step of some clients: all that their steps touch gets its fixed place.
+
+        Args:
+            network: holds their models.
+            work: what Python says to all of their steps.
+            clients: how many, C.
+            width: the most samples of one of them in a step.
+            x, y: all their samples and targets.
+        """
+        memory, before = self._memory, self._memory.moves
+        network.move(memory.copy)
+        memory.take("samples", (clients * width, *x.shape[1:]), x.dtype)
+        memory.take("targets", (clients * width, *y.shape[1:]), y.dtype)
+        memory.take("weights", (clients, width), torch.float32)
+        memory.take("counts", (clients,), torch.int64)
+        memory.take("losses", (clients,), torch.float32)
+        if memory.moves != before:  # recordings have the old addresses
+            self._forget()
+        self._work = (work, x.shape[1:], y.shape[1:])
+
+    def step(
+        self,
+        network: Network,
+        kind: Hashable,
+        x: torch.Tensor,
+        y: torch.Tensor,
+        at: torch.Tensor | None,
+        weights: torch.Tensor,
+        counts: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """One step of C clients, see :meth:`Network.step`.
+
+        Args:
+            network: holds their models; narrowed and prepared.
+            kind: what Python says to this step and not to all, such as a falling learning rate.
+            x, y: all samples and targets.
+            at: those of this step, ``(C * B,)``; None for all in order.
+            weights: ``(C, B)``.
+            counts: ``(C,)``; None if all B rows are samples.
+
+        Returns:
+            The losses ``(C,)``, until the next step.
+
+        Raises:
+            Unrecordable: if the step cannot be recorded; the models are then worth nothing.
+            torch.OutOfMemoryError: if there is no memory to do it.
+        """
+        memory, shape = self._memory, weights.shape
+        inputs = memory.gather("samples", x, at).view(*shape, *x.shape[1:])
+        targets = memory.gather("targets", y, at).view(*shape, *y.shape[1:])
+        weighing = memory.copy("weights", weights)
+        step = Step((), None if counts is None or not network.counts else memory.copy("counts", counts))
+        losses = memory.take("losses", shape[:1], torch.float32)
+
+        def take() -> None:
+            losses.copy_(network.step(inputs, targets, weighing, step))
+
+        self._do((self._work, kind, *shape, step.counts is None), take)
+        return losses
+
+    def _do(self, kind: _Kind, function: Callable[[], None]) -> None:
+        """Replay what was recorded of this kind, or run the function as it is."""
+        replay = self._recordings.get(kind)
+        if replay is None:
+            if len(self._recordings) >= MOST:
+                if all(other[0] == self._work for other in self._recordings):
+                    function()
+                    return
+                self._forget()
+            seen = self._seen[kind] = self._seen.get(kind, 0) + 1
+            if seen <= WARM_UPS:
+                self._recorder.warm_up(function)
+                return
+            replay = self._recordings[kind] = self._record(function)
+        replay()
+        self.replays += 1
+
+    def _record(self, function: Callable[[], None]) -> Callable[[], None]:
+        try:
+            return self._recorder.record(function)
+        except Exception as error:
+            if out_of_memory(error):
+                raise torch.OutOfMemoryError(f"while recording a step: {error}") from error
+            raise Unrecordable(f"{type(error).__name__}: {error}".split("\n")[0]) from error

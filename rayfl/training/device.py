@@ -1,0 +1,78 @@
+"""The device that a process trains on, set up once: arithmetic, memory and stream."""
+
+from __future__ import annotations
+
+import torch
+
+CONTEXT_BYTES = 1 << 29
+"""What a process takes of a GPU beside its tensors, about: the CUDA context, the libraries' kernels."""
+
+
+def on_gpu(tensor: torch.Tensor) -> bool:
+    """Whether layers have to do as they do on a GPU."""
+    return tensor.is_cuda
+
+
+def open_device(name: str, share: float = 0.0) -> torch.device:
+    """Set this process up to train on a device.
+
+    On a GPU, for the whole process:
+
+    - all products are of float32 numbers. PyTorch's default for *convolutions* is TF32, which keeps 10 bits
+      of the mantissa; a run would say nothing of it, and be a thousandth away from the plain arithmetic;
+    - cuDNN takes deterministic algorithms, and chooses by rule and not by timing, so that a run can be
+      repeated;
+    - tensors are limited to the process's share of the memory (:func:`tensor_share`);
+    - work goes to a stream of the process's own: nothing can be recorded on the default stream.
+
+    Args:
+        name: ``cpu``, ``cuda``, or ``auto``: a GPU if there is one.
+        share: the part of the GPU's memory that this process may use; 0, or 1 and more, for no limit.
+
+    Returns:
+        The device. A GPU has its number, as its tensors have it: the current device among those that
+        ``CUDA_VISIBLE_DEVICES`` shows to this process, which is the one that Ray assigned.
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", torch.cuda.current_device())
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    if 0 < share < 1:
+        total = torch.cuda.get_device_properties(device).total_memory
+        torch.cuda.set_per_process_memory_fraction(tensor_share(share, total), device)
+    torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
+    return device
+
+
+def tensor_share(share: float, total: int) -> float:
+    """The part of a GPU's memory that is left for tensors where a process may use ``share`` of it.
+
+    PyTorch's own limit counts tensors alone: four processes with a quarter each would need four times
+    :data:`CONTEXT_BYTES` more than there is.
+
+    Args:
+        share: of the process, in (0, 1).
+        total: the GPU's memory in bytes.
+
+    Returns:
+        The share without the context; at least half of it, on GPUs that are too small for so many.
+    """
+    return max(share / 2, share - CONTEXT_BYTES / total)
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """Whether an error, or one that it came from, says that the device's memory is used up.
+
+    PyTorch's allocator says so by a type of its own; CUDA and its libraries, which need memory too, in words.
+    """
+    while error is not None:
+        text = str(error)
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in text or "ALLOC_FAILED" in text:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
