@@ -27,6 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rayfl.config import Config, load, variant
 from rayfl.errors import ConfigError, RayflError, nearest
+from rayfl.runtime import session
 from rayfl.runtime.driver import Interrupted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -37,12 +38,15 @@ METRICS = {
     "finetuned_accuracy_mean": "fine-tuned, + (%)",
     "paper": "paper (%)",
     "accuracy_worst10": "worst 10 % (%)",
+    "accuracy_var": "variance (%²)",
+    "rounds_to_target": "rounds to the target",
     "clusters": "clusters",
+    "ari": "ARI",
     "bytes_up": "sent up (bytes)",
     "bytes_down": "sent down (bytes)",
     "seconds": "seconds",
 }
-"""The columns of the table."""
+"""The columns of a table, as far as some run has the number."""
 
 
 class Method(BaseModel):
@@ -56,13 +60,14 @@ class Method(BaseModel):
 
 
 class Plan(BaseModel):
-    """The YAML file: what all methods share, and the methods by their labels."""
+    """The YAML file: what all methods share, the target (accuracy in %), and the methods by their labels."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     config: str
     settings: tuple[str, ...] = ()
     seeds: str = "0-2"
+    target: float | None = Field(None, gt=0, le=100)
     methods: dict[str, Method] = Field(min_length=1)
 
 
@@ -120,16 +125,28 @@ def rows(plan: Plan, seeds: Sequence[int], labels: Sequence[str], changes: Seque
     return result
 
 
-def run(plan: Sequence[Row], out: Path) -> str:
+def rounds_to(target: float | None, tested: pd.DataFrame) -> float | None:
+    """After how many rounds the mean accuracy of a run (its ``rounds.csv``) first reached the target."""
+    if target is None:
+        return None
+    reached = tested.loc[tested["accuracy_mean"] >= target, "round"]
+    return None if reached.empty else 1.0 + reached.iloc[0]  # rounds count from 0
+
+
+def run(plan: Sequence[Row], out: Path, target: float | None = None) -> str:
     """Run what is not there yet and write the table after every run; the last one as Markdown."""
     done: list[dict[str, Any]] = []
     text = ""
     for row, result in zip(plan, run_all([row.config for row in plan]), strict=True):
-        done.append({**result, "algorithm": row.label, "paper": row.paper})
+        reached = rounds_to(target, session.Result(Path(result["path"])).rounds)
+        done.append({**result, "algorithm": row.label, "paper": row.paper, "rounds_to_target": reached})
         runs = pd.DataFrame(done)
-        summary = table(runs.reindex(columns=[*dict.fromkeys([*runs.columns, *METRICS])]), METRICS)
-        summary["paper_std"] = float("nan")  # the same figure for every seed
-        text = markdown(summary, METRICS)
+        runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *METRICS])])
+        metrics = {name: title for name, title in METRICS.items() if runs[name].notna().any()}
+        summary = table(runs.astype(dict.fromkeys(metrics, float)), metrics)
+        if "paper" in metrics:
+            summary["paper_std"] = float("nan")  # the same figure for every seed
+        text = markdown(summary, metrics)
         runs.to_csv(out / "runs.csv", index=False)
         summary.to_csv(out / "table.csv")
         (out / "table.md").write_text(text)
@@ -152,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         seeds = seeds_of(options.seeds or plan.seeds)
         labels = [label.strip() for label in options.only.split(";") if label.strip()]
         chosen = rows(plan, seeds, labels, [f"output.root={options.out}", *options.overrides])
-        text = run(chosen, options.out)
+        text = run(chosen, options.out, plan.target)
     except RayflError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

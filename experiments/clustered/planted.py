@@ -35,10 +35,10 @@ GIVEN, PROPOSED, TRAINED = "given", "proposed", "trained"
 
 
 def configs(
-    scenario: dict[str, Any], method: dict[str, Any], label: str, seed: int, out: Path
+    scenario: dict[str, Any], method: dict[str, Any], label: str, common: Sequence[str]
 ) -> Iterator[tuple[str, Config]]:
     """What is to be run: how the number of clusters is decided, and the config."""
-    shared = [*scenario.get("settings", ()), f"seed={seed}", f"output.root={out}", "output.report=false"]
+    shared = [*scenario.get("settings", ()), *common]
     own = [setting.format(C=scenario["clusters"]) for setting in method.get("settings", ())]
     own += scenario.get("methods", {}).get(label, ())
     base = variant(scenario["config"], shared, method["algorithm"])
@@ -112,11 +112,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("plan", type=Path, help="planted.yaml")
+    parser.add_argument("overrides", nargs="*", help="settings such as execution.backend=inline")
     parser.add_argument("--scenarios", default="", help="names, separated by semicolons; all if empty")
     parser.add_argument("--methods", default="", help="likewise")
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds, from 0")
     parser.add_argument("--out", type=Path, default=Path("runs/planted"), help="folder of the results")
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     plan = yaml.safe_load(options.plan.read_text(encoding="utf-8"))
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "planted.csv"
@@ -129,7 +130,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             scenario = plan["scenarios"][name]
             for label in chosen(options.methods, list(plan["methods"]), "--methods"):
                 for seed in range(options.seeds):
-                    jobs = configs(scenario, plan["methods"][label], label, seed, options.out)
+                    common = [f"seed={seed}", f"output.root={options.out}", "output.report=false"]
+                    common += options.overrides
+                    jobs = configs(scenario, plan["methods"][label], label, common)
                     for asked, config in jobs:
                         if (name, label, seed, asked) in seen:
                             continue

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 Weight = float | NDArray[np.float64]
 
+_PIECE = 4096
+"""Columns of a product that are made at once, so that what is added up stays in the cache."""
+
 
 @dataclass(frozen=True)
 class Partial:
@@ -107,17 +110,17 @@ class LocalServer:
             R new models, then the list of their :class:`Reduced`.
         """
         old, blocks = objects[:models], objects[models:]
-        total, weight = np.zeros((models, _length(shared))), np.zeros(models)
-        clients = np.zeros(models)
-        for b, (part, rows) in enumerate(zip(weights, blocks, strict=True)):
-            used = part.any(axis=0)  # a client that failed may hold anything, NaN too
-            product = part[:, used] @ rows[used].astype(np.float64)
-            if kept is not None and statistics:
-                counts = (part + kept[b])[:, used]
-                product[:, -statistics:] = counts @ rows[used, -statistics:].astype(np.float64)
-                clients += kept[b].sum(axis=1)
-            total += product
-            weight += part.sum(axis=1)
+        total, clients = np.zeros((models, _length(shared))), np.zeros(models)
+        counted, rows = _delivered(weights, blocks)
+        end = total.shape[1] - (statistics if kept is not None else 0)
+        for first in range(0, end, _PIECE):
+            piece = slice(first, min(first + _PIECE, end))
+            total[:, piece] = counted @ _columns(rows, piece)
+        weight = counted.sum(axis=1)
+        if kept is not None and statistics:
+            counts, rows = _delivered([w + k for w, k in zip(weights, kept, strict=True)], blocks, weights)
+            total[:, end:] = counts @ _columns(rows, slice(end, None))
+            clients = sum((k.sum(axis=1) for k in kept), clients)
         parts = []
         for r in range(models):
             old_weight = _old(total[r], statistics, float(keep[r]), float(clients[r]))
@@ -143,6 +146,23 @@ class LocalServer:
         new, old = np.array(model), _take(model, common)
         _put(new, common, np.where(np.isnan(values), old, values))  # NaN: nobody kept this number
         return new
+
+
+def _delivered(
+    weights: Sequence[NDArray[np.float64]],
+    blocks: Sequence[NDArray[np.float32]],
+    by: Sequence[NDArray[np.float64]] | None = None,
+) -> tuple[NDArray[np.float64], list[NDArray[np.float32]]]:
+    """Weights ``(R, m)`` and rows of the m clients that count (``by`` whom, if not by these weights): one
+    that failed may hold anything, NaN too, of which not even nothing may be taken."""
+    used = [part.any(axis=0) for part in by or weights]
+    counted = np.concatenate([part[:, u] for part, u in zip(weights, used, strict=True)], axis=1)
+    return counted, [rows[i] for rows, u in zip(blocks, used, strict=True) for i in np.flatnonzero(u)]
+
+
+def _columns(rows: Sequence[NDArray[np.float32]], piece: slice) -> NDArray[np.float64]:
+    """Some columns of all rows, in double precision ``(m, ...)``."""
+    return np.stack([row[piece] for row in rows]).astype(np.float64) if rows else np.zeros((0, 1))
 
 
 @dataclass(frozen=True)
