@@ -111,8 +111,8 @@ class PairwiseDistances(Observation):
     """The squared Euclidean distances among all trained models ``(M, M)``."""
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """The models themselves: the server of this method has them anyway."""
-        return trained.rows.cpu().numpy()
+        """The parameters themselves: the server of this method has them anyway."""
+        return trained.rows[:, : trained.spec.n_parameters].cpu().numpy()
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
         """From all blocks, two of them in double precision at a time."""

@@ -66,11 +66,11 @@ class Distances(Observation):
     needs_models = True
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
-        """``(B, K)``."""
+        """``(B, K)``; of the parameters, without running statistics."""
+        rows, n = trained.rows[:, : trained.spec.n_parameters], trained.spec.n_parameters
         squares: NDArray[np.float64] = (
             torch.stack(
-                [(trained.rows - m.to(trained.rows.device)).double().square().sum(1) for m in trained.models],
-                dim=1,
+                [(rows - m[:n].to(rows.device)).double().square().sum(1) for m in trained.models], dim=1
             )
             .cpu()
             .numpy()

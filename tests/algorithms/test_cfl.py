@@ -691,7 +691,7 @@ def test_fallback_never_tests_worse_models_and_trains_the_same(
 
 
 def test_killed_behind_the_last_checkpoint_and_resumed(settings: Callable[..., dict[str, Any]]) -> None:
-    """All rounds are complete, but the closing tables are not there: which models are tested is asked anew."""
+    """All rounds are complete, but not the closing tables: which models are tested is asked anew."""
     harm = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.0}, "fallback": True}
     whole = rayfl.run(settings(rounds=5, algorithm=harm))
     clients, summary = whole.clients, whole.summary

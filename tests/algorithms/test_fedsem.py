@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ def squared(points: np.ndarray) -> np.ndarray:
     return ((points[:, None] - points[None, :]) ** 2).sum(-1)
 
 
-def trained(rows: np.ndarray, models: list[np.ndarray]) -> Trained:
+def trained(rows: np.ndarray, models: list[np.ndarray], statistics: int = 0) -> Trained:
     as_tensor = [torch.tensor(m, dtype=torch.float32) for m in (rows, *models)]
-    return Trained(None, None, None, as_tensor[0], as_tensor[1:])  # type: ignore[arg-type]
+    spec = SimpleNamespace(n_parameters=rows.shape[1] - statistics)
+    return Trained(spec, None, None, as_tensor[0], as_tensor[1:])  # type: ignore[arg-type]
 
 
 # --- by hand -------------------------------------------------------------------------------------------
@@ -35,6 +37,11 @@ def trained(rows: np.ndarray, models: list[np.ndarray]) -> Trained:
 def test_distances_to_the_centers_by_hand():
     rows, models = np.array([[0.0, 0], [3, 4]]), [np.array([0.0, 1]), np.array([3.0, 0])]
     assert Distances().compute(trained(rows, models)).tolist() == [[1, 9], [18, 16]]
+    # Running statistics, the last numbers of a model, are no part of it.
+    rows, models = np.column_stack([rows, [7, 8]]), [np.append(m, 100) for m in models]
+    of_parameters = trained(rows, models, statistics=1)
+    assert Distances().compute(of_parameters).tolist() == [[1, 9], [18, 16]]
+    assert PairwiseDistances().compute(of_parameters).tolist() == [[0, 0], [3, 4]]
 
 
 def test_distances_among_trained_models_are_exact_far_from_the_origin():
