@@ -223,16 +223,26 @@ class Clients(Protocol):
         with the client's own layers where it has some."""
         ...
 
-    def cluster(self, clustering: Clustering) -> Clusters:
-        """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent."""
+    def cluster(
+        self, clustering: Clustering, senders: NDArray[np.int64] | None = None, again: bool = False
+    ) -> Clusters:
+        """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent.
+
+        Args:
+            clustering: the settings.
+            senders: those whose signatures the servers do not have yet, for the ledger; default: all.
+            again: whether everybody has the feature map from the time before.
+        """
         ...
 
     def relatedness(self) -> Graph:
         """The graph of the clients that are there: neighbours have like data."""
         ...
 
-    def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
-        """The signatures of some clients."""
+    def signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64], senders: NDArray[np.int64] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """The signatures of some clients; ``senders`` as for :meth:`cluster`."""
         ...
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:

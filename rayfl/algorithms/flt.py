@@ -20,6 +20,7 @@ from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerS
 from rayfl.algorithms.one_shot import OneShotClustered, most_used
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.newcomers import nearest_cluster
+from rayfl.clustering.proximity import MIN_DISTANCE
 
 
 class FLT(OneShotClustered):
@@ -69,7 +70,7 @@ class FLT(OneShotClustered):
         assignment = np.where(there, kinds, 0)
         # A kind of client goes on with the model that most of them used.
         parents = most_used(kinds[there], state.assignment[there], len(first))
-        extra = {**state.extra, "flags": np.zeros(setup.clients, np.bool_), **_kept(graph[first])}
+        extra = {**self.settled(setup, state, clusters), **_kept(graph[first])}
         new = replace(state, models=len(first), assignment=assignment, clustered=True, extra=extra)
         found = {"disjoint": clusters.labels.tolist(), "disjoint_ari": clusters.ari}
         return Regrouping(new, parents, clusters, found)
@@ -88,23 +89,47 @@ class FLT(OneShotClustered):
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
-        """The shortcut: the cluster, or the kind of client, with the nearest mean code; and a flag."""
-        if not state.clustered:
-            return state
-        old = np.setdiff1d(setup.present, newcomers)
-        codes = clients.signatures(setup.clustering, np.concatenate([old, newcomers]))
-        found = nearest_cluster(codes[: len(old)], state.assignment[old], codes[len(old) :])
-        assignment = state.assignment.copy()
-        assignment[newcomers] = found
-        extra = dict(state.extra)
-        if "relatives" in extra:  # what a newcomer trains is worth as much as what its like do
-            graph = _relatives(setup, state).tocsc()
-            like = old[[np.flatnonzero(state.assignment[old] == kind)[0] for kind in found]]
-            columns = np.arange(setup.clients)
-            columns[newcomers] = like
-            extra |= _kept(graph[:, columns].tocsr())
-        return self._flag(setup, replace(state, assignment=assignment, extra=extra), newcomers)
+    ) -> ServerState | Regrouping:
+        """Case I: newcomers have the relatives of their kind of client; those of a new kind, one another."""
+        found = super().join(setup, state, newcomers, clients)
+        if isinstance(found, ServerState) or found.clusters is not None or "relatives" not in state.extra:
+            return found
+        new, old = found.state, np.setdiff1d(setup.present, newcomers)
+        kinds = new.assignment[newcomers]
+        founders = newcomers[kinds >= state.models]
+        columns, kept = np.arange(setup.clients), np.ones(setup.clients)
+        for newcomer, kind in zip(newcomers.tolist(), kinds.tolist(), strict=True):
+            if kind < state.models:
+                columns[newcomer] = old[state.assignment[old] == kind][0]
+        kept[founders] = 0  # what was known of them, if they come back, is void
+        graph = _relatives(setup, state).tocsc()[:, columns] @ sp.diags_array(kept)
+        graph.eliminate_zeros()
+        own = sp.csr_array(
+            (np.ones(len(founders)), (new.assignment[founders] - state.models, founders)),
+            shape=(new.models - state.models, setup.clients),
+        )
+        extra = {**new.extra, **_kept(sp.csr_array(sp.vstack([graph, own])))}
+        return replace(found, state=replace(new, extra=extra))
+
+    def find(
+        self,
+        setup: Setup,
+        state: ServerState,
+        old: NDArray[np.int64],
+        newcomers: NDArray[np.int64],
+        clients: Clients,
+    ) -> NDArray[np.int64]:
+        """The shortcut: the cluster, or the kind of client, with the nearest mean code.
+
+        Signatures other than codes have no mean; they extend the distances, as in PACFL.
+        """
+        clustering = setup.clustering
+        if clustering.measure != MIN_DISTANCE or not clustering.needs_signatures:
+            return super().find(setup, state, old, newcomers, clients)
+        codes = clients.signatures(
+            clustering, np.concatenate([old, newcomers]), self.senders(setup, state, newcomers)
+        )
+        return nearest_cluster(codes[: len(old)], state.assignment[old], codes[len(old) :])
 
 
 def _relatives(setup: Setup, state: ServerState) -> sp.csr_array:

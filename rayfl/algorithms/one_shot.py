@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from rayfl.algorithms.base import Algorithm, share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.config import Clustering
 from rayfl.clustering.placing import adopt, place
+from rayfl.clustering.proximity import BLOCK
 from rayfl.clustering.quality import match_ids
 
 
@@ -34,13 +36,15 @@ class OneShotClustered(Algorithm):
     def recluster(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
         """Before round 0, every tau rounds, and when flags exceed lambda."""
         tau, most = setup.clustering.every, setup.clustering.max_flags
-        flags = int(_flags(setup, state).sum())
+        flags = int(_who(setup, state, "flags").sum())
         due = (
             not state.clustered
             or (tau > 0 and state.round > 0 and state.round % tau == 0)
             or (most is not None and flags > most)
         )
-        return self.regroup(setup, state, clients.cluster(setup.clustering)) if due else None
+        if not due:
+            return None
+        return self.regroup(setup, state, clients.cluster(setup.clustering, again=state.clustered))
 
     def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
         """One model a cluster; its parent is the one that most members used (ties: the smaller id)."""
@@ -53,16 +57,22 @@ class OneShotClustered(Algorithm):
         unused = parents < 0
         parents[unused] = np.arange(k)[unused]  # a cluster without members keeps its model
         assignment = np.where(there, labels, state.assignment)
-        beta = np.array([np.nan if clusters.threshold is None else clusters.threshold])
-        extra = {**state.extra, "flags": np.zeros(setup.clients, np.bool_), "threshold": beta}
-        new = replace(state, models=k, assignment=assignment, clustered=True, extra=extra)
+        new = replace(
+            state, models=k, assignment=assignment, clustered=True, extra=self.settled(setup, state, clusters)
+        )
         return Regrouping(new, parents, clusters)
+
+    def settled(self, setup: Setup, state: ServerState, clusters: Clusters) -> dict[str, NDArray[np.generic]]:
+        """What is remembered after a clustering: its beta, no flags, and that all signatures are there."""
+        beta = np.array([np.nan if clusters.threshold is None else clusters.threshold])
+        nobody = np.zeros(setup.clients, np.bool_)
+        return {**state.extra, "flags": nobody, "stale": nobody, "threshold": beta}
 
     def grow(self, setup: Setup, state: ServerState) -> ServerState:
         """Newcomers have raised no flag and trained nothing."""
         more = setup.clients - len(state.assignment)
         extra = dict(state.extra)
-        for name, value in (("flags", False), ("losses", np.nan)):
+        for name, value in (("flags", False), ("stale", False), ("losses", np.nan)):
             if name in extra:
                 extra[name] = np.concatenate([extra[name], np.full(more, value)])
         return replace(super().grow(setup, state), extra=extra)
@@ -70,35 +80,70 @@ class OneShotClustered(Algorithm):
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
     ) -> ServerState | Regrouping:
-        """Newcomers find their cluster by their signatures; old clients keep theirs (thesis Algorithm 9)."""
+        """Newcomers find their cluster by :meth:`find`; old clients keep theirs.
+
+        Where all old clients have left there is nothing to be found: the newcomers are clustered.
+        """
         if not state.clustered:
             return state
         old = np.setdiff1d(setup.present, newcomers)
-        # Relations and joint embeddings are everybody's: they have to be made anew.
-        if setup.clustering.signature.needs_exchange or setup.clustering.embedding.joint:
-            labels = clients.cluster(setup.clustering).labels
-            found = adopt(labels[old], state.assignment[old], labels[newcomers], state.models)
-        else:
-            signatures = clients.signatures(setup.clustering, np.concatenate([old, newcomers]))
-            beta = float(state.extra["threshold"][0])
-            found = place(setup.clustering, signatures, state.assignment[old], beta, state.models)
+        if not len(old):
+            return self.regroup(setup, state, clients.cluster(setup.clustering))
+        found = self.find(setup, state, old, newcomers, clients)
         assignment = state.assignment.copy()
         assignment[newcomers] = found
         k = max(state.models, int(found.max()) + 1)
         # A cluster of newcomers alone starts from the largest cluster's model.
         largest = int(np.bincount(state.assignment[old], minlength=state.models).argmax())
         parents = np.concatenate([np.arange(state.models), np.full(k - state.models, largest)])
-        new = self._flag(setup, replace(state, models=k, assignment=assignment), newcomers)
+        extra = {**state.extra, "stale": np.zeros(setup.clients, np.bool_)}
+        new = replace(state, models=k, assignment=assignment, extra=extra)
+        new = self._flag(setup, new, newcomers)
         return Regrouping(new, parents, facts={"newcomers": newcomers.tolist()})
+
+    def find(
+        self,
+        setup: Setup,
+        state: ServerState,
+        old: NDArray[np.int64],
+        newcomers: NDArray[np.int64],
+        clients: Clients,
+    ) -> NDArray[np.int64]:
+        """The clusters of newcomers by their signatures (thesis Algorithm 9).
+
+        The servers have the signatures of the old clients, but for those whose data have changed since. Where
+        the distances are of more than ``BLOCK`` clients, come from an exchange, or are not used, everybody is
+        clustered anew, at the same beta, and a newcomer goes to those who are beside it
+        (:func:`rayfl.clustering.placing.adopt`).
+
+        Returns:
+            ``(B,)``; numbers from ``state.models`` on are those of new clusters.
+        """
+        clustering, beta = setup.clustering, float(state.extra["threshold"][0])
+        senders = self.senders(setup, state, newcomers)
+        if _pairwise(clustering, len(setup.present)) or not _told(clustering, clients):
+            everyone = np.concatenate([old, newcomers])
+            signatures = clients.signatures(clustering, everyone, senders)
+            return place(clustering, signatures, state.assignment[old], beta, state.models)
+        if clustering.needs_signatures and not (np.isnan(beta) or clustering.embedding.joint):
+            clustering = clustering.model_copy(update={"threshold": beta, "n_clusters": None})
+        labels = clients.cluster(clustering, senders).labels
+        return adopt(labels[old], state.assignment[old], labels[newcomers], state.models)
+
+    def senders(self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Whose signatures the servers do not have: newcomers', and those of clients with other data."""
+        return np.union1d(newcomers, np.flatnonzero(_who(setup, state, "stale")))
 
     def drift(
         self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
     ) -> ServerState:
-        """They raise a flag."""
-        return self._flag(setup, state, drifted)
+        """They raise a flag, and the servers' signatures of them are out of date."""
+        stale = _who(setup, state, "stale").copy()
+        stale[drifted] = True
+        return self._flag(setup, replace(state, extra={**state.extra, "stale": stale}), drifted)
 
     def _flag(self, setup: Setup, state: ServerState, who: NDArray[np.int64]) -> ServerState:
-        flags = _flags(setup, state).copy()
+        flags = _who(setup, state, "flags").copy()
         flags[who] = True
         return replace(state, extra={**state.extra, "flags": flags})
 
@@ -140,6 +185,20 @@ def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: in
     return found
 
 
-def _flags(setup: Setup, state: ServerState) -> NDArray[np.bool_]:
-    """Who has raised a flag since the last clustering, ``(N,)``."""
-    return np.asarray(state.extra.get("flags", np.zeros(setup.clients)), np.bool_)
+def _pairwise(clustering: Clustering, clients: int) -> bool:
+    """Whether the distances of newcomers follow from two signatures each, and all fit into one process."""
+    exchanged = clustering.signature.needs_exchange or clustering.embedding.joint
+    return clustering.needs_signatures and not exchanged and clients <= BLOCK
+
+
+def _told(clustering: Clustering, clients: Clients) -> bool:
+    """Whether it is known how newcomers are grouped where that needs true groups (after a run it is not)."""
+    needs_groups = clustering.grouping == "planted" or (
+        clustering.grouping == "random" and clustering.n_clusters is None
+    )
+    return clients.groups is not None or not needs_groups
+
+
+def _who(setup: Setup, state: ServerState, what: str) -> NDArray[np.bool_]:
+    """Who has raised a flag (``flags``) or has other data (``stale``) since the last clustering ``(N,)``."""
+    return np.asarray(state.extra.get(what, np.zeros(setup.clients)), np.bool_)

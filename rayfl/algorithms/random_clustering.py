@@ -6,11 +6,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
-from rayfl.algorithms.contract import Regrouping, ServerState, Setup
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms.contract import Clients, Regrouping, ServerState, Setup
 from rayfl.algorithms.mt_hfl import MTHFL
 from rayfl.algorithms.one_shot import OneShotClustered
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.grouping import shuffle_members
+from rayfl.random import generator
 
 
 class RandomClustering(OneShotClustered):
@@ -29,3 +33,15 @@ class RandomClustering(OneShotClustered):
         labels = clusters.labels.copy()
         labels[labels >= 0] = shuffle_members(labels[labels >= 0], setup.seed)
         return super().regroup(setup, state, replace(clusters, labels=labels))
+
+    def find(
+        self,
+        setup: Setup,
+        state: ServerState,
+        old: NDArray[np.int64],
+        newcomers: NDArray[np.int64],
+        clients: Clients,
+    ) -> NDArray[np.int64]:
+        """Newcomers are drawn into clusters by their sizes: into that of an old client each."""
+        draws = [generator(setup.seed, "random newcomer", client).random() for client in newcomers.tolist()]
+        return np.asarray(state.assignment[old[(np.array(draws) * len(old)).astype(np.int64)]], np.int64)

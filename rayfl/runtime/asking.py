@@ -16,7 +16,7 @@ from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.coresets.clients import client_graph
 from rayfl.coresets.graphs import Graph
-from rayfl.data import Federation
+from rayfl.data import Federation, Samples
 from rayfl.evaluation import Transfer
 from rayfl.runtime.backend import Ref, Task
 from rayfl.runtime.servers import Round, Servers
@@ -39,6 +39,7 @@ class Asking:
         turn: the work of a round (by its number) without average, for clients that train on.
         account: told what is sent.
         personal: the ranges of the model that are the client's own, if any.
+        public: the samples from which the servers draw their own; default: the federation's.
     """
 
     def __init__(
@@ -51,10 +52,12 @@ class Asking:
         turn: Callable[[int], Round],
         account: Callable[[Transfer], None],
         personal: Segments = (),
+        public: Samples | None = None,
     ) -> None:
         self.servers, self.federation, self.stage = servers, federation, stage
         self.seed, self.round, self.turn, self.account = seed, round, turn, account
         self.backend, self.groups, self.personal = servers.backend, federation.groups, personal
+        self.public = public
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -69,11 +72,19 @@ class Asking:
         """Mean training loss of each client under the one model that it would start from ``(n,)``."""
         return self.servers.own_losses(clients, models, self.federation.train, "train", self.personal)
 
-    def cluster(self, clustering: Clustering, whole: bool = False) -> Clusters:
+    def cluster(
+        self,
+        clustering: Clustering,
+        senders: NDArray[np.int64] | None = None,
+        again: bool = False,
+        whole: bool = False,
+    ) -> Clusters:
         """Cluster all clients that are there; labels ``(N,)``, -1 for the others.
 
         Args:
             clustering: the settings.
+            senders: those whose signatures the servers do not have yet; default: all.
+            again: whether everybody has the feature map from the time before.
             whole: with the distances and the tree, if the clients are few enough.
         """
         present = np.flatnonzero(self.federation.sizes > 0)
@@ -88,6 +99,9 @@ class Asking:
             trained=self._trainee(clustering),
             stage=self.stage,
             whole=whole,
+            senders=senders,
+            again=again,
+            public=self.public,
         )
         for transfer in transfers:
             self.account(transfer)
@@ -100,8 +114,10 @@ class Asking:
             self.servers.graph = (self.federation, client_graph(vectors))  # once a stage
         return self.servers.graph[1]
 
-    def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
-        """The signatures of some clients."""
+    def signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64], senders: NDArray[np.int64] | None = None
+    ) -> list[NDArray[np.float32]]:
+        """The signatures of some clients, of which ``senders`` (default: all) send theirs now."""
         signatures, transfers = sign_clients(
             self.backend,
             self.federation,
@@ -112,6 +128,8 @@ class Asking:
             clients,
             self._trainee(clustering),
             self.stage,
+            senders,
+            self.public,
         )
         for transfer in transfers:
             self.account(transfer)

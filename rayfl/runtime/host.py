@@ -311,8 +311,8 @@ class ClientHost:
             report.loss.append(loss)
         return report
 
-    def sign(self, job: SignJob, *objects: Any) -> tuple[int, list[NDArray[np.float32]]]:
-        """The signatures of a block of clients, after how many numbers they send.
+    def sign(self, job: SignJob, *objects: Any) -> tuple[NDArray[np.int64], list[NDArray[np.float32]]]:
+        """The signatures of a block of clients, after how many numbers each sends ``(B,)``.
 
         For signatures of trained models the observation and the start model come as objects, and every
         client sends its model.
@@ -324,12 +324,13 @@ class ClientHost:
             block = self.engine.train(job.work, 0, job.clients.tolist(), indices, rows)
             _raise_first(block, job.clients, 0)
             seen = observation.compute(Trained(self.spec, self.engine.module, self.batches, block.rows, []))
-            return self.spec.P * len(rows), list(seen.reshape(len(rows), -1).astype(np.float32))
+            sent = np.full(len(rows), self.spec.P)
+            return sent, list(seen.reshape(len(rows), -1).astype(np.float32))
         signatures = [
             job.signature.compute(*self._features(client, job), key(job.seed, "signature", client))
             for client in job.clients.tolist()
         ]
-        return sum(job.signature.floats(s) for s in signatures), signatures
+        return np.array([job.signature.floats(s) for s in signatures], np.int64), signatures
 
     def relate(self, job: SignJob, *blocks: list[NDArray[np.float32]]) -> tuple[int, NDArray[np.float64]]:
         """The second step of an exchange: one row ``r(i, .)`` for every client i of the block, ``(B, N)``."""

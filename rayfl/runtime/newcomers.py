@@ -60,7 +60,7 @@ def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
     backend = InlineBackend()
     try:
         backend.start((federation,), host)
-        frame = _welcome(config, host, backend, saved, federation, old.clients, epochs)
+        frame = _welcome(config, host, backend, saved, federation, old.clients, epochs, old.samples)
     finally:
         backend.close()
     directory.write_frame("newcomers.csv", frame)
@@ -132,6 +132,7 @@ def _welcome(
     federation: Federation,
     first: int,
     epochs: int,
+    samples: Samples,
 ) -> pd.DataFrame:
     algorithm = config.algorithm
     setup = setup_of(config, federation, host.spec)
@@ -153,7 +154,9 @@ def _welcome(
         work = algorithm.work(setup, replace(state, round=min(round, config.rounds - 1)))
         return Round.nobody(work, round)
 
-    clients = Asking(servers, federation, 0, config.seed, state.round, turn, lambda transfer: None)
+    clients = Asking(
+        servers, federation, 0, config.seed, state.round, turn, lambda transfer: None, public=samples
+    )
     state = _taken(servers, algorithm.join(setup, state, newcomers, clients))
     models = algorithm.tested_with(setup, state, clients)
     tests = federation.test.take(newcomers)

@@ -21,7 +21,7 @@ from rayfl.clustering.config import Clustering
 from rayfl.clustering.memory import check_memory, free_memory
 from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, place, take, tile
 from rayfl.clustering.two_stage import nearest, sample
-from rayfl.data import Federation
+from rayfl.data import Federation, Samples
 from rayfl.errors import ConfigError
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
@@ -50,6 +50,9 @@ def cluster_clients(
     trained: Trainee | None = None,
     stage: int = 0,
     whole: bool = False,
+    senders: NDArray[np.int64] | None = None,
+    again: bool = False,
+    public: Samples | None = None,
 ) -> tuple[Clusters, list[Transfer]]:
     """Cluster clients by their signatures, which stay in the object store.
 
@@ -69,6 +72,9 @@ def cluster_clients(
         trained: for signatures of trained models: what the clients train.
         stage: which stage of the federation.
         whole: return the distances and the tree too, for up to ``tile_size`` clients.
+        senders: those whose signatures the servers do not have from before, for the bytes; default: all.
+        again: whether everybody has the feature map from before.
+        public: the samples from which the servers draw theirs; default: the federation's.
 
     Returns:
         The clusters (labels in the order of ``ids``), and the bytes that the signatures cost (4 a number).
@@ -83,15 +89,14 @@ def cluster_clients(
     if not clustering.needs_signatures:
         return backend.get(backend.call(_cluster, clustering, groups, seed, clients, whole, 0)), []
     refuse(clustering, clients)
-    jobs, signatures, transfers = _sign(
-        backend, federation, clustering, seed, round, block_size, ids, trained, stage
+    signed = _sign(
+        backend, federation, clustering, seed, round, block_size, ids, trained, stage, senders, again, public
     )
+    signatures, transfers = signed.refs, signed.transfers
     relations: list[Ref] = []
     if clustering.signature.needs_exchange:
-        relations, answers = _collect(backend, "relate", jobs, _costs(federation, jobs), signatures)
-        sent = transfers[0].bytes
-        transfers[0] = replace(transfers[0], bytes=sent + 4 * answers)
-        transfers.append(Transfer(round, "client_lps", "down", "signature", sent * clients))
+        relations, _ = _collect(backend, "relate", signed.jobs, _costs(federation, signed.jobs), signatures)
+        transfers = _exchanged(signed, round)
     if relations or clients <= tile_size:
         task = backend.call(
             _cluster, clustering, groups, seed, clients, whole, len(signatures), *signatures, *relations
@@ -118,10 +123,33 @@ def sign_clients(
     ids: NDArray[np.int64],
     trained: Trainee | None = None,
     stage: int = 0,
+    senders: NDArray[np.int64] | None = None,
+    public: Samples | None = None,
 ) -> tuple[list[NDArray[np.float32]], list[Transfer]]:
-    """The signatures of some clients, here, and the bytes that they cost."""
-    _, refs, transfers = _sign(backend, federation, clustering, seed, round, block_size, ids, trained, stage)
-    return [signature for block in backend.get(refs) for signature in block], transfers
+    """The signatures of some clients, here, and the bytes that they cost; as :func:`cluster_clients`."""
+    signed = _sign(
+        backend, federation, clustering, seed, round, block_size, ids, trained, stage, senders, False, public
+    )
+    return [signature for block in backend.get(signed.refs) for signature in block], signed.transfers
+
+
+@dataclass(frozen=True)
+class _Signed:
+    """Signatures of clients.
+
+    Attributes:
+        jobs: of blocks of clients.
+        refs: the signatures of each block, by reference.
+        floats: how many numbers each client sends ``(n,)``.
+        sends: whether it does, or the servers have them ``(n,)``.
+        transfers: the bytes of that.
+    """
+
+    jobs: list[SignJob]
+    refs: list[Ref]
+    floats: NDArray[np.int64]
+    sends: NDArray[np.bool_]
+    transfers: list[Transfer]
 
 
 def _sign(
@@ -134,11 +162,14 @@ def _sign(
     ids: NDArray[np.int64],
     trained: Trainee | None,
     stage: int,
-) -> tuple[list[SignJob], list[Ref], list[Transfer]]:
-    """The jobs and the signatures of blocks of clients, by reference, and the bytes that they cost."""
-    signature = clustering.signature
-    public = _public_sample(federation, clustering.features.public_samples, seed)
-    fitted = clustering.features.fit(public, key(seed, "features"))
+    senders: NDArray[np.int64] | None,
+    again: bool,
+    public: Samples | None,
+) -> _Signed:
+    """The signatures of blocks of clients, and the bytes that they cost."""
+    signature, known = clustering.signature, federation.samples if public is None else public
+    sample = _public_sample(known, clustering.features.public_samples, seed)
+    fitted = clustering.features.fit(sample, key(seed, "features"))
     extra: tuple[Ref, ...] = ()
     work = None
     if signature.trained:
@@ -146,19 +177,40 @@ def _sign(
             raise ConfigError(
                 "clustering.signature", f"{signature.name} is one of trained models", "use it in a run"
             )
-        observation = signature.observation().prepare(federation.samples, seed)
+        observation = signature.observation().prepare(known, seed)
         extra, work = (backend.put(observation), trained.model), trained.work
     jobs = [
         SignJob(ids[first : first + block_size], signature, fitted, seed, stage, first, work)
         for first in range(0, len(ids), block_size)
     ]
-    refs, floats = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
-    transfers = [Transfer(round, "client_lps", "up", "signature", 4 * floats)]
-    if fitted.floats:
-        transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * fitted.floats * len(ids)))
+    refs, counts = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
+    floats = np.concatenate(counts)
+    sends = np.ones(len(ids), np.bool_) if senders is None else np.isin(ids, senders)
+    sent = 4 * int(floats[sends].sum())
+    transfers = [Transfer(round, "client_lps", "up", "signature", sent)]
+    if fitted.floats and not again:
+        map_bytes = 4 * fitted.floats * int(sends.sum())
+        transfers.append(Transfer(round, "client_lps", "down", "signature", map_bytes))
     if signature.trained:  # they send the model that they have received first
-        transfers.append(Transfer(round, "client_lps", "down", "signature", 4 * floats))
-    return jobs, refs, transfers
+        transfers.append(Transfer(round, "client_lps", "down", "signature", sent))
+    return _Signed(jobs, refs, floats, sends, transfers)
+
+
+def _exchanged(signed: _Signed, round: int) -> list[Transfer]:
+    """The bytes of signatures that everybody receives, and of the relations that come back.
+
+    Of two clients that have exchanged theirs before, nothing more is sent.
+    """
+    new, clients = int(signed.sends.sum()), len(signed.sends)
+    fresh, everything = int(signed.floats[signed.sends].sum()), int(signed.floats.sum())
+    down = fresh * (clients - new) + everything * new
+    relations = clients**2 - (clients - new) ** 2
+    first, *rest = signed.transfers
+    return [
+        replace(first, bytes=first.bytes + 4 * relations),
+        *rest,
+        Transfer(round, "client_lps", "down", "signature", 4 * down),
+    ]
 
 
 def _costs(federation: Federation, jobs: Sequence[SignJob]) -> list[float]:
@@ -269,22 +321,21 @@ def _spread(
 
 def _collect(
     backend: Backend, method: str, jobs: Sequence[SignJob], costs: Sequence[float], extra: Sequence[Ref]
-) -> tuple[list[Ref], int]:
-    """Run one job a block; the refs of the results in the order of the blocks, and the numbers sent."""
+) -> tuple[list[Ref], list[Any]]:
+    """Run one job a block: the refs of the second results in the order of the blocks, and the first ones."""
     tasks = [Task(method, (job, *extra), cost, returns=2) for job, cost in zip(jobs, costs, strict=True)]
     refs: list[Ref] = [None] * len(tasks)
-    floats = 0
+    counts: list[Any] = [None] * len(tasks)
     for index, (count, ref) in backend.run(tasks):
-        refs[index] = ref
-        floats += count
-    return refs, floats
+        refs[index], counts[index] = ref, count
+    return refs, counts
 
 
-def _public_sample(federation: Federation, count: int, seed: int) -> NDArray[np.float32]:
+def _public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:
     """What the server may look at to fit a feature map: images of the test split, no client's own data."""
-    x = federation.samples.x_test
+    x = samples.x_test
     draw = generator(seed, "public sample").choice(len(x), min(count, len(x)), replace=False)
-    return raw_features(x[np.sort(draw)], len(federation.samples.vocabulary))
+    return raw_features(x[np.sort(draw)], len(samples.vocabulary))
 
 
 def _cluster(

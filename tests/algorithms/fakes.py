@@ -60,6 +60,8 @@ class FakeClients:
         cosines: of all clients' updates ``(N, N)``.
     """
 
+    groups: NDArray[np.int64] | None = None
+
     def __init__(
         self,
         losses: Mapping[str, Sequence[Sequence[float]]] | None = None,
@@ -75,11 +77,15 @@ class FakeClients:
         self.asked.append(split)
         return self._losses[split][clients]
 
-    def cluster(self, clustering: Clustering) -> Clusters:
+    def cluster(
+        self, clustering: Clustering, senders: NDArray[np.int64] | None = None, again: bool = False
+    ) -> Clusters:
         self.asked.append("cluster")
         return clusters(self._labels, threshold=clustering.threshold)
 
-    def signatures(self, clustering: Clustering, clients: NDArray[np.int64]) -> list[NDArray[np.float32]]:
+    def signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64], senders: NDArray[np.int64] | None = None
+    ) -> list[NDArray[np.float32]]:
         self.asked.append("signatures")
         return [np.array(self._signatures[c], np.float32) for c in clients.tolist()]
 

@@ -413,6 +413,26 @@ def test_newcomers_before_the_first_clustering_wait_for_it():
     assert method.join(s, state, np.array([5]), NOBODY) is state
 
 
+def test_newcomers_of_random_clustering_are_drawn_by_the_sizes_of_the_clusters():
+    """A baseline whose newcomers went to their like would not be one."""
+    s, method, clients = (
+        setup("random_clustering", sizes=[1] * 410),
+        algorithm("random_clustering"),
+        FakeClients(),
+    )
+    state = clustered([0] * 7 + [1] * 3 + [0] * 400, round=2)
+    state = dataclasses.replace(state, extra={"threshold": np.array([0.1])})
+    newcomers = np.arange(10, 410)
+    found = method.join(s, state, newcomers, clients).state
+    assert clients.asked == []
+    assert found.models == 2
+    assert abs((found.assignment[newcomers] == 1).sum() - 120) < 4 * np.sqrt(400 * 0.3 * 0.7)
+    assert found.assignment[:10].tolist() == state.assignment[:10].tolist()
+    # Each is drawn for itself: fewer newcomers go where they would have gone among many.
+    few = method.join(s, state, newcomers[:3], clients).state
+    assert few.assignment[newcomers[:3]].tolist() == found.assignment[newcomers[:3]].tolist()
+
+
 # --- states ------------------------------------------------------------------------------------------------
 
 

@@ -55,7 +55,9 @@ class Related(FakeClients):
         super().__init__(labels=labels or list(range(len(graph))), **facts)
         self.graph = np.array(graph)
 
-    def cluster(self, clustering: Clustering) -> Clusters:
+    def cluster(
+        self, clustering: Clustering, senders: NDArray[np.int64] | None = None, again: bool = False
+    ) -> Clusters:
         self.asked.append("cluster")
         present = self.graph.any(axis=1)
         labels = np.where(present, self._labels, -1).tolist()
@@ -216,7 +218,7 @@ def test_a_newcomer_counts_as_one_of_the_nearest_mean_code(case):
     assert state.models == 2
     s = setup("flt", sizes=[10, 20, 30, 40, 0, 60])
     method = algorithm("flt", train_on=case)
-    joined = method.join(s, state, np.array([5]), clients)
+    joined = method.join(s, state, np.array([5]), clients).state
     assert joined.assignment.tolist() == [0, 0, 1, 1, 0, 0]
     assert np.flatnonzero(joined.extra["flags"]).tolist() == [5]
     plan = plan_of(method, s, joined)
@@ -235,7 +237,7 @@ def test_newcomers_contribute_to_all_that_their_like_contribute_to():
     state = begun(s, clients).state
     s = setup("flt", sizes=[*SIZES, 70])
     method = algorithm("flt")
-    state = method.join(s, state, np.array([6]), clients)
+    state = method.join(s, state, np.array([6]), clients).state
     assert state.assignment.tolist() == [0, 1, 2, 2, 3, 4, 1]
     plan = method.plan(s, state, np.arange(7))
     weights = method.mix(s, state, plan).weights.toarray()
@@ -246,7 +248,7 @@ def test_who_comes_back_is_where_its_like_are_now():
     """Client 3 has left and comes back with other data: of its old relatives nothing is left."""
     s, method = setup("flt"), algorithm("flt")
     clients = Related(CHAIN, signatures=[[[0.0]], [[1]], [[2]], [[4.1]], [[4]], [[9]]])
-    state = method.join(s, begun(s, clients).state, np.array([3]), clients)
+    state = method.join(s, begun(s, clients).state, np.array([3]), clients).state
     assert state.assignment.tolist() == [0, 1, 2, 3, 3, 4]
     weights = method.mix(s, state, method.plan(s, state, np.arange(6))).weights.toarray()
     assert weights.tolist() == [  # the cohort is 0, 1, 2, 3, 4, 5
@@ -469,6 +471,64 @@ def test_newcomers_find_their_group(run, case):
     for newcomer, group in ((4, 0), (11, 2)):
         like = [last.assignment[c] for c in range(12) if GROUPS[c] == group and c != newcomer]
         assert last.assignment[newcomer] in like
+
+
+def test_newcomers_are_in_the_history_of_the_clusters(run):
+    result = run(CASES[0], rounds=4, events=[JOIN], clustering={**PLANE, "n_clusters": 3})
+    first, joined = result.clusters["timeline"]
+    assert (first["round"], joined["round"], joined["newcomers"]) == (0, 2, [4, 11])
+    assert joined["labels"] == saved(result).state.assignment.tolist()
+    old = [c for c in range(12) if c not in (4, 11)]
+    assert [joined["labels"][c] for c in old] == [first["labels"][c] for c in old]
+
+
+@pytest.mark.parametrize("case", CASES, ids=["graph", "clusters"])
+@pytest.mark.parametrize(
+    ("signature", "gamma"),
+    [("subspace", 8.0), ("label_histogram", 0.5), ("predictions", 0.4), ("spectrum", 0.3)],
+)
+def test_newcomers_by_signatures_that_are_no_codes(run, case, signature, gamma):
+    """They have no mean to be near to (their shapes are others): they extend the distances."""
+    clustering = {"features": "identity", "embedding": "none", "gamma": gamma, "signature": signature}
+    training = {"epochs": 5, "batch_size": 20, "lr": 0.1}
+    proximity = {"subspace": "principal_angle", "label_histogram": "euclidean", "predictions": "cosine"}
+    clustering["proximity"] = proximity.get(signature, "relevance")
+    result = run(case, rounds=3, events=[JOIN], clustering=clustering, training=training)
+    state = saved(result).state
+    for newcomer, group in ((4, 0), (11, 2)):
+        like = [state.assignment[c] for c in range(12) if GROUPS[c] == group and c != newcomer]
+        assert state.assignment[newcomer] in like
+    if case["train_on"] == "graph":
+        columns, offsets = state.extra["relatives"], state.extra["relatives.offsets"]
+        assert len(offsets) == state.models + 1
+        for newcomer in (4, 11):
+            kind = state.assignment[newcomer]
+            assert newcomer in columns[offsets[kind] : offsets[kind + 1]]
+
+
+def test_a_newcomer_of_a_new_kind_is_related_to_itself_alone():
+    """Newcomers that found a cluster train for themselves; what was known of them before is void."""
+    s, method = setup("flt"), algorithm("flt")
+    state = begun(s, Related(CHAIN)).state
+
+    class Strangers(FLT):
+        def find(self, *args):
+            return np.array([1, 5, 5])
+
+    clients = Related(CHAIN)
+    joined = Strangers().join(s, state, np.array([0, 3, 5]), clients)
+    assert joined.state.assignment.tolist() == [1, 1, 2, 5, 3, 5]
+    assert joined.parents.tolist() == [0, 1, 2, 3, 4, 1]  # of 1, 2 and 4 each has one of those: the first
+    weights = method.mix(s, joined.state, method.plan(s, joined.state, np.arange(6))).weights.toarray()
+    cohort = method.plan(s, joined.state, np.arange(6)).cohort
+    assert weights[:, np.argsort(cohort)].tolist() == [
+        [10, 20, 0, 0, 0, 0],
+        [10, 20, 30, 0, 0, 0],
+        [10, 20, 30, 0, 0, 0],
+        [0, 0, 0, 0, 50, 0],
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 0, 40, 0, 60],
+    ]
 
 
 def test_newcomers_after_the_run(run, tmp_path):

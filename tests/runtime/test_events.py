@@ -194,3 +194,132 @@ def test_before_the_event_nothing_is_different(settings: dict[str, Any]) -> None
 def test_an_event_after_the_end_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 2 rounds"):
         run(eventful(settings, "fedavg", rounds=2))
+
+
+# --- what newcomers cost, and where they go ------------------------------------------------------------
+
+JOIN = {"name": "join", "round": 1, "clients": 1, "group": 0}  # client 8, of nine
+P = 64 * 16 + 16 + 16 * 10 + 10
+
+
+def signed(result: Result, round: int) -> dict[str, int]:
+    """The bytes of signatures in a round, up and down."""
+    sent = result.communication
+    sent = sent[(sent["kind"] == "signature") & (sent["round"] == round)]
+    return {str(direction): int(rows["bytes"].sum()) for direction, rows in sent.groupby("direction")}
+
+
+@pytest.mark.parametrize(
+    ("method", "up", "down"),
+    [
+        ("pacfl", 3 * 64, 0),  # p = 3 vectors
+        ("flis_hc", P, P),  # w_0 down, its own first model up
+        ("pca_km_hc", 5 * 10, 64 + 64 * 10),  # 5 centroids in 10 dimensions; the mean and the components
+        # Its eigenvectors to eight others, all nine to it; it relates nine to it, and eight it to them.
+        ("mt_hfl", 5 * 64 + 9 + 8, 8 * 5 * 64 + 9 * 5 * 64),
+    ],
+)
+def test_a_newcomer_sends_its_signature_and_nobody_else_does(
+    method: str, up: int, down: int, settings: dict[str, Any]
+) -> None:
+    """The servers have those of the others (thesis Algorithm 9: the rows of newcomers only)."""
+    clustering: dict[str, Any] = {"n_clusters": 3}
+    if method == "pca_km_hc":
+        clustering["features"] = {"name": "pca", "dim": 10}
+    result = run({**settings, "algorithm": method, "events": [JOIN], "clustering": clustering})
+    assert result.clusters["timeline"][1]["labels"] == [0, 0, 0, 1, 1, 1, 2, 2, 0]
+    assert signed(result, 1) == {"up": 4 * up, **({"down": 4 * down} if down else {})}
+
+
+def test_of_old_clients_those_send_theirs_again_whose_data_have_changed(settings: dict[str, Any]) -> None:
+    drift = {"name": "drift", "round": 1, "kind": "permuted_labels", "clients": [0, 3]}
+    events = [drift, {**JOIN, "round": 2}, {**JOIN, "round": 3}]
+    changes = {"rounds": 4, "clustering": {"n_clusters": 3}}
+    result = run({**settings, "algorithm": "pacfl", "events": events, **changes})
+    vectors = 3 * 64 * 4
+    assert [signed(result, t).get("up", 0) for t in range(4)] == [7 * vectors, 0, 3 * vectors, vectors]
+
+
+def test_the_feature_map_is_sent_once(settings: dict[str, Any]) -> None:
+    """Clustered again, clients send their signatures anew, with the map that they have (FLT, section 3.2)."""
+    clustering = {"n_clusters": 3, "every": 1, "features": {"name": "pca", "dim": 10}}
+    result = run({**settings, "algorithm": "pca_km_hc", "clustering": clustering})
+    sent = {"up": 9 * 5 * 10 * 4}
+    assert [signed(result, t) for t in range(3)] == [{**sent, "down": 9 * (64 + 64 * 10) * 4}, sent, sent]
+
+
+@pytest.mark.parametrize(
+    ("grouping", "expected"),
+    [
+        ("planted", [0, 0, 0, 1, 1, 1, 2, 2, 0]),
+        ("single", [0] * 9),
+        ("singletons", [0, 1, 2, 3, 4, 5, 6, 7, 8]),
+        ("random", None),
+    ],
+)
+@pytest.mark.parametrize("method", ["pacfl", "flt"])
+def test_where_no_signatures_are_compared_newcomers_send_none(
+    method: str, grouping: str, expected: list[int] | None, settings: dict[str, Any]
+) -> None:
+    """SOLO's groups stay SOLO's: nobody is put beside anybody."""
+    result = run({**settings, "algorithm": method, "events": [JOIN], "clustering": {"grouping": grouping}})
+    assert expected is None or result.clients["cluster"].tolist() == expected
+    assert all(signed(result, t) == {} for t in range(3))
+
+
+@pytest.mark.parametrize("method", ["pacfl", "flis_hc", "pca_km_hc"])
+def test_of_many_clients_newcomers_are_placed_by_the_tasks_that_cluster(
+    method: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where one process cannot hold all distances; at the same beta, for the same bytes, with one of them
+    unlike everybody."""
+    events = [{**JOIN, "clients": 2}, {"name": "join", "round": 2, "clients": 2, "group": 2}]
+    clustering = {"pacfl": 9.0, "flis_hc": 0.4, "pca_km_hc": 1.2}
+    training = {"epochs": 8, "batch_size": 10, "lr": 0.1}
+    whole = {
+        **settings,
+        "algorithm": method,
+        "events": events,
+        "clustering": {"threshold": clustering[method]},
+        "training": training,
+    }
+    few = run(whole)
+    assert few.clusters["timeline"][1]["labels"][:5] == [0, 0, 1, 1, 1]
+    assert few.clients["cluster"].tolist() == [0, 0, 1, 1, 1, 0, 0, 2, 2]
+
+    def never(*_: Any) -> None:
+        raise AssertionError("all distances in one process")
+
+    monkeypatch.setattr("rayfl.algorithms.one_shot.BLOCK", 4)
+    monkeypatch.setattr("rayfl.algorithms.one_shot.place", never)
+    many = run(whole)
+    assert many.clients["cluster"].tolist() == few.clients["cluster"].tolist()
+    assert many.summary["models_sha256"] == few.summary["models_sha256"]
+    assert many.communication.equals(few.communication)
+
+
+CODES = {"features": "identity", "embedding": "none", "gamma": "auto"}
+DESERTED: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "pacfl": {"clustering": {"n_clusters": 2}},
+    "mt_hfl": {"clustering": {"n_clusters": 2}},
+    "flis_hc": {"clustering": {"n_clusters": 2}},
+    "flt": {"clustering": CODES},
+    "flt, clusters": {"algorithm": {"name": "flt", "train_on": "clusters"}, "clustering": CODES},
+    "random_clustering": {"clustering": {"n_clusters": 2}},
+    "ifca": {},
+    "fedsem": {},
+    "flis_dc": {},
+}
+
+
+@pytest.mark.parametrize("method", DESERTED)
+def test_newcomers_who_find_nobody_there(method: str, settings: dict[str, Any]) -> None:
+    """All old clients leave in the round in which others come: these are clustered."""
+    events = [
+        {"name": "join", "round": 1, "clients": 3},
+        {"name": "leave", "round": 1, "clients": [0, 1, 2, 3, 4, 5]},
+    ]
+    result = run({**settings, "algorithm": method, **DESERTED[method], "events": events})
+    assert result.rounds["clients"].tolist() == [6, 3, 3]
+    assert result.clients["accuracy_last"].notna().all()

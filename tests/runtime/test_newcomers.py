@@ -12,12 +12,14 @@ import pytest
 import rayfl
 from rayfl.config import load
 from rayfl.data import DATASETS
+from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.newcomers import welcome
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build
+from rayfl.signatures.features.pca import PCA
 
 GROUPS = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 CFL = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.01, "min_size": 3}}
@@ -145,3 +147,27 @@ def test_newcomers_of_a_run_stopped_before_an_event_meet_the_clients_that_are_th
     assert frame["client"].tolist() == [9, 10, 11]
     assert frame["cluster"].tolist() == [0, 1, 2]
     assert frame["accuracy"].min() > 50
+
+
+@pytest.mark.parametrize("method", ["pca_km_hc", "flis_hc"])
+def test_the_servers_own_samples_are_those_of_the_run(
+    method: str, finished: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The feature map, or the samples that models predict, must not change because of newcomers' data."""
+    seen: list[np.ndarray[Any, Any]] = []
+    fit, draw = PCA.fit, ServerData.draw
+
+    def fitted(self: PCA, x: Any, key: int = 0) -> Any:
+        seen.append(x)
+        return fit(self, x, key)
+
+    def drawn(self: ServerData, *args: Any) -> Any:
+        seen.append(draw(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(PCA, "fit", fitted)
+    monkeypatch.setattr(ServerData, "draw", drawn)
+    result = finished(algorithm=method, clustering={"n_clusters": 3})
+    welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
+    first, second = seen
+    np.testing.assert_array_equal(first, second)
