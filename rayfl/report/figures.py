@@ -146,6 +146,7 @@ def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
     def draw(axes: Any, theme: Theme) -> None:
         known = percent[~np.isnan(percent)]
         axes.hist(known, bins=np.arange(0, 101, 5), color=theme.series[0], rwidth=0.9)
+        axes.margins(y=0.15)  # room for the words above the bars
         axes.axvline(known.mean(), color=theme.ink, linewidth=1)
         left = known.mean() > 50
         axes.annotate(
@@ -200,6 +201,8 @@ def threshold_curve(
         if counts.max() >= 100:
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        else:
+            axes.yaxis.set_major_locator(_whole())
         words = [] if clusters is None else [f"{clusters:g} cluster" + ("s" if clusters != 1 else "")]
         place: tuple[float, float] | None = None
         if chosen is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
@@ -219,6 +220,8 @@ def draw(alone: Alone, path: Path) -> None:
         order = np.argsort(c.labels, kind="stable")
         image = matrix.imshow(squareform(c.distances)[np.ix_(order, order)], cmap="viridis")
         figure.colorbar(image, ax=matrix, shrink=0.8)
+        for axis in (matrix.xaxis, matrix.yaxis):
+            axis.set_major_locator(MaxNLocator(integer=True))
     else:
         _nothing(matrix, "too many clients to draw, or no distances")
     tree.set_title("dendrogram")
@@ -232,7 +235,10 @@ def draw(alone: Alone, path: Path) -> None:
     curve.set_title("number of clusters over the threshold")
     if c.curve is not None:
         curve.step(c.curve.thresholds, c.curve.counts, where="post")
-        curve.set_yscale("log")
+        if c.curve.counts.max() >= 100:
+            curve.set_yscale("log")
+        else:
+            curve.yaxis.set_major_locator(MaxNLocator(integer=True))
         curve.set_xlabel("threshold")
         if c.threshold is not None and np.isfinite(c.threshold):
             curve.axvline(c.threshold, linestyle="--", color="tab:red", linewidth=1)
