@@ -36,6 +36,7 @@ COMMON = (
 FLAGS = ("clustering.max_flags=0",)
 """The clustering is made anew as soon as a client has raised a flag."""
 EVERY = ("clustering.every=10",)
+CASE_II = "algorithm.train_on=clusters"
 GIVEN = ("clustering.n_clusters=5",)
 METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "SOLO": ("solo", ("algorithm.sampled=true",)),
@@ -44,9 +45,9 @@ METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "PACFL, flags": ("pacfl", (*GIVEN, *FLAGS)),
     "FLIS (HC)": ("flis_hc", GIVEN),
     "FLIS (HC), flags": ("flis_hc", (*GIVEN, *FLAGS)),
-    "FLT": ("flt", ()),
-    "FLT, flags": ("flt", FLAGS),
-    "FLT, every 10 rounds": ("flt", EVERY),
+    "FLT": ("flt", (*GIVEN, CASE_II)),
+    "FLT, flags": ("flt", (*GIVEN, CASE_II, *FLAGS)),
+    "FLT, every 10 rounds": ("flt", (*GIVEN, CASE_II, *EVERY)),
     "IFCA": ("ifca", ("algorithm.clusters=5",)),
     "FedSEM": ("fedsem", ("algorithm.clusters=5",)),
 }
