@@ -21,6 +21,7 @@ from rayfl.algorithms.one_shot import OneShotClustered, most_used
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.newcomers import nearest_cluster
 from rayfl.clustering.proximity import MIN_DISTANCE
+from rayfl.clustering.quality import match_ids
 
 
 class FLT(OneShotClustered):
@@ -70,10 +71,20 @@ class FLT(OneShotClustered):
         assignment = np.where(there, kinds, 0)
         # A kind of client goes on with the model that most of them used.
         parents = most_used(kinds[there], state.assignment[there], len(first))
-        extra = {**self.settled(setup, state, clusters), **_kept(graph[first])}
+        disjoint, names = _named(state, clusters.labels)
+        extra = {**self.settled(setup, state, clusters), **_kept(graph[first]), **names}
         new = replace(state, models=len(first), assignment=assignment, clustered=True, extra=extra)
-        found = {"disjoint": clusters.labels.tolist(), "disjoint_ari": clusters.ari}
+        found = {"disjoint": disjoint.tolist(), "disjoint_ari": clusters.ari}
         return Regrouping(new, parents, clusters, found)
+
+    def grow(self, setup: Setup, state: ServerState) -> ServerState:
+        """Newcomers are in no cluster yet."""
+        grown = super().grow(setup, state)
+        if "disjoint" not in state.extra:
+            return grown
+        more = np.full(setup.clients - len(state.assignment), -1)
+        disjoint = np.concatenate([state.extra["disjoint"], more])
+        return replace(grown, extra={**grown.extra, "disjoint": disjoint})
 
     def mix(
         self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
@@ -130,6 +141,27 @@ class FLT(OneShotClustered):
             clustering, np.concatenate([old, newcomers]), self.senders(setup, state, newcomers)
         )
         return nearest_cluster(codes[: len(old)], state.assignment[old], codes[len(old) :])
+
+
+def _named(
+    state: ServerState, labels: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
+    """The disjoint clusters of Case I under the numbers that they had before, and what is kept of that.
+
+    The models have numbers of their own: one for each kind of client, numbered anew with every graph.
+
+    Args:
+        state: the state before.
+        labels: the new clusters ``(N,)``, -1 for clients that are not there.
+    """
+    disjoint, there = labels.astype(np.int64), labels >= 0
+    before = np.asarray(state.extra.get("disjoint", np.full(len(labels), -1)), np.int64)
+    free = int(np.asarray(state.extra.get("disjoint.free", np.zeros(1)))[0])
+    disjoint[there] = match_ids(disjoint[there], before[there], next_id=free)
+    return disjoint, {
+        "disjoint": np.where(there, disjoint, before),
+        "disjoint.free": np.array([max(free, int(disjoint.max()) + 1)]),
+    }
 
 
 def _relatives(setup: Setup, state: ServerState) -> sp.csr_array:

@@ -156,6 +156,26 @@ def test_the_disjoint_clusters_are_reported_beside_the_graph():
     assert found.facts["disjoint"] == [0, 0, 0, 0, 1, 2]
 
 
+def test_the_disjoint_clusters_keep_their_numbers():
+    """Found again under other labels, client 3 gone and back: the largest overlap decides, and the number
+    of a cluster that is no more is not given to another."""
+    method, shown = algorithm("flt"), []
+    s = setup("flt", clustering={"every": 1})
+    state = method.begin(s)
+    for t, labels in enumerate(
+        ([0, 0, 1, 1, 2, 2], [1, 1, 2, -1, 0, 0], [0, 0, 0, 0, 1, 1], [0, 0, 1, 1, 2, 2])
+    ):
+        graph = np.array(CHAIN)
+        graph[:, np.array(labels) < 0] = graph[np.array(labels) < 0] = 0
+        found = method.recluster(s, dataclasses.replace(state, round=t), Related(graph, labels=labels))
+        assert found is not None
+        shown.append(found.facts["disjoint"])
+        state = found.state
+    assert shown == [[0, 0, 1, 1, 2, 2], [0, 0, 1, -1, 2, 2], [0, 0, 0, 0, 2, 2], [0, 0, 3, 3, 2, 2]]
+    grown = method.grow(setup("flt", sizes=[*SIZES, 0, 0]), state)
+    assert grown.extra["disjoint"].tolist() == [0, 0, 3, 3, 2, 2, -1, -1]
+
+
 def test_all_layers_common_every_kappa_rounds():
     s, method = setup("flt", hierarchy={"common_layers": 1, "global_every": 2}), algorithm("flt")
     state = begun(s, Related(CHAIN)).state
