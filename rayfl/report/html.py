@@ -12,6 +12,7 @@ import jinja2
 import numpy as np
 import pandas as pd
 from markupsafe import Markup
+from numpy.typing import NDArray
 
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, Value, numbers
@@ -167,10 +168,23 @@ def _clients(run: RunFiles) -> Section | None:
     last = numbers(run.clients, "accuracy_last")
     if last is None:
         return None
+    gone = _gone(run)
+    last = np.where(gone, np.nan, last)
+    if np.isnan(last).all():
+        return None
     tested = int((~np.isnan(last)).sum())
     note = f"Last accuracy of {tested:,} of {len(last):,} clients."
+    if gone.any():
+        note += f" Those that left ({int(gone.sum()):,}) are not shown."
     alt = f"Histogram of client accuracies, mean {np.nanmean(last):.1f} %"
     return Section("Clients", note, figures.picture(figures.accuracy_histogram(last), alt, height=2.8))
+
+
+def _gone(run: RunFiles) -> NDArray[np.bool_]:
+    """Which clients are not there in the end ``(N,)``: those without training samples."""
+    sizes = numbers(run.clients, "n")
+    none = np.zeros(len(run.clients), bool)
+    return none if sizes is None or not (sizes > 0).any() else sizes == 0
 
 
 def _clusters(run: RunFiles) -> Section | None:
@@ -185,6 +199,8 @@ def _clusters(run: RunFiles) -> Section | None:
     groups = _groups(run)
     if groups is not None and len(groups) == len(labels):
         clients["group"] = groups
+    if len(run.clients) == len(labels):
+        clients = clients[~_gone(run)]
     sizes = clients.groupby("cluster").size().sort_values(ascending=False, kind="stable")
     shown = sizes.index[:MOST_ROWS]
 

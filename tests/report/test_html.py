@@ -8,6 +8,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
@@ -78,6 +79,17 @@ def test_clusters_against_groups(run_dir: Path):
     at = table.index(header)
     assert table[at + 1] == ["0", "2", "82.0 %", "65.0 %", "99.0 %", "2", "·"]
     assert table[at + 2] == ["5", "2", "88.0 %", "88.0 %", "88.0 %", "1", "1"]
+
+
+def test_clients_that_left_do_not_count(run_dir: Path):
+    """In the run's own numbers they do not either."""
+    clients = pd.read_csv(run_dir / "clients.csv")
+    clients.loc[0, "n"] = 0
+    clients.to_csv(run_dir / "clients.csv", index=False)
+    page = write_report(run_dir).read_text()
+    assert "Last accuracy of 3 of 4 clients. Those that left (1) are not shown." in page
+    assert "Histogram of client accuracies, mean 91.7 %" in page  # of 99, 88 and 88
+    assert ["0", "1", "99.0 %", "99.0 %", "99.0 %", "1", "·"] in rows(page)
 
 
 def test_the_chosen_threshold_is_marked(run_dir: Path):
