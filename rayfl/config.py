@@ -168,7 +168,7 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _suited(self) -> Config:
-        """Refuse local objectives and momentum that make no sense with the method."""
+        """Refuse what makes no sense together: local objectives, momentum, sampling where all take part."""
         suited, name = self.algorithm.objectives, self.local.name
         if suited is not None and name not in suited:
             raise ValueError(
@@ -179,6 +179,11 @@ class Config(Section):
             raise ValueError(
                 f"training.momentum {self.training.momentum:g} makes no sense with {self.algorithm.name}; "
                 "it must be 0"
+            )
+        if self.sampling.name != "uniform" and self.training.participation == 1:
+            raise ValueError(
+                f"sampling {self.sampling.name!r} has nothing to choose where all clients take part; "
+                "set training.participation below 1"
             )
         return self
 
