@@ -152,7 +152,7 @@ def test_how_often_clients_are_tested_changes_nothing(run: Run):
     "name", [{"name": "ifca", "clusters": 3}, {"name": "fedsem", "clusters": 3}, "fedavg"]
 )
 def test_a_last_fine_tuning_goes_on_from_the_trained_models(run: Run, name: Any):
-    """Published code fine-tuned the untrained initialisations. Here the last steps are too small to be felt, and
+    """Published code fine-tuned the untrained initialisations. Here the last steps are too small to be felt:
     fine-tuned models are as good as the trained ones."""
     training = {"epochs": 5, "batch_size": 20, "lr": 0.1, "schedule": "exponential", "decay": 1e-5}
     ran = run(name, "evaluation.finetune_epochs=2", "rounds=3", training=training)
