@@ -138,6 +138,9 @@ def _accuracy(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
         return None
     alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
     note = "Each client is tested on its own test samples with the model that it would use."
+    few = run.setting("evaluation.coreset")
+    if isinstance(few, int):
+        note += f" Before the last round these are estimates from {few:,} clients that stand for all."
     return Section(
         "Accuracy over rounds", note, figures.picture(figures.accuracy_over_rounds(evaluated), alt)
     )

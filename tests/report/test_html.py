@@ -81,6 +81,14 @@ def test_clusters_against_groups(run_dir: Path):
     assert table[at + 2] == ["5", "2", "88.0 %", "88.0 %", "88.0 %", "1", "1"]
 
 
+def test_estimates_from_a_few_clients_are_called_so(run_dir: Path):
+    said = "estimates from 200 clients that stand for all"
+    assert said not in write_report(run_dir).read_text()
+    with (run_dir / "config.yaml").open("a") as file:
+        file.write("evaluation: {coreset: 200}\n")
+    assert said in write_report(run_dir).read_text()
+
+
 def test_clients_that_left_do_not_count(run_dir: Path):
     """In the run's own numbers they do not either."""
     clients = pd.read_csv(run_dir / "clients.csv")
