@@ -21,6 +21,7 @@ from scipy.spatial.distance import squareform
 
 from rayfl.algorithms import OneShotClustered
 from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.config import Clustering
 from rayfl.config import Config
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
@@ -45,6 +46,7 @@ class Alone:
 
     Attributes:
         method: its name.
+        clustering: the settings.
         clusters: with distances and tree where the clients are few enough.
         groups: the planted groups ``(N,)``, if known.
         transfers: what the signatures cost.
@@ -52,6 +54,7 @@ class Alone:
     """
 
     method: str
+    clustering: Clustering
     clusters: Clusters
     groups: NDArray[np.int64] | None
     transfers: tuple[Transfer, ...]
@@ -66,6 +69,7 @@ class Alone:
         found: dict[str, Any] = clean(
             {
                 "method": self.method,
+                "clustering": self.clustering.model_dump(mode="json"),
                 "n_clusters": self.clusters.n_clusters,
                 "ari": self.clusters.ari,
                 "bytes_up": self.bytes("up"),
@@ -142,7 +146,9 @@ def _ask(config: Config, backend: Backend, servers: Servers) -> Alone:
     clients = Asking(servers, federation, 0, config.seed, 0, turn, transfers.append)
     clusters = clients.cluster(config.clustering, whole=True)
     seconds = time.perf_counter() - begun
-    return Alone(config.algorithm.name, clusters, federation.groups, tuple(transfers), seconds)
+    return Alone(
+        config.algorithm.name, config.clustering, clusters, federation.groups, tuple(transfers), seconds
+    )
 
 
 def show(found: Sequence[Alone], out: Console) -> None:
@@ -196,7 +202,11 @@ def _bytes(count: int) -> str:
 
 
 def write(found: Sequence[Alone], folder: Path) -> list[Path]:
-    """A JSON file for all methods, and for each a picture: distances, dendrogram, clusters over threshold."""
+    """A JSON file for all methods, and for each a picture: distances, dendrogram, clusters over threshold.
+
+    The numbers of a picture are in an .npz file beside it, as SciPy has them: ``distances`` (the condensed
+    proximity matrix) and ``linkage`` (the tree), where there are such.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / "clusters.json"]
     write_atomically(paths[0], json.dumps([alone.to_dict() for alone in found], indent=1))
@@ -204,6 +214,12 @@ def write(found: Sequence[Alone], folder: Path) -> list[Path]:
         path = folder / f"{alone.method}.png"
         draw(alone, path)
         paths.append(path)
+        c = alone.clusters
+        arrays = {"distances": c.distances, "linkage": c.linkage}
+        known = {name: values for name, values in arrays.items() if values is not None}
+        if known:
+            paths.append(path.with_suffix(".npz"))
+            np.savez_compressed(paths[-1], **known)  # type: ignore[arg-type]
     return paths
 
 

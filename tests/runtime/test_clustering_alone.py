@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from rich.console import Console
+from scipy.cluster.hierarchy import fcluster, linkage
 
 import rayfl
+from rayfl.clustering.linkage import number_by_first
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.runtime.clustering_alone import cluster_alone, show, write
@@ -35,12 +37,19 @@ def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) 
     configs = [load({**settings, **CLUSTERS, "algorithm": name}) for name in ("pacfl", "mt_hfl")]
     found, _ = cluster_alone(configs)
     paths = write(found, tmp_path / "out")
-    assert [p.name for p in paths] == ["clusters.json", "pacfl.png", "mt_hfl.png"]
+    names = ["clusters.json", "pacfl.png", "pacfl.npz", "mt_hfl.png", "mt_hfl.npz"]
+    assert [p.name for p in paths] == names
+    with np.load(paths[2]) as arrays:
+        distances, tree = arrays["distances"], arrays["linkage"]
+    cut = number_by_first(fcluster(tree, 3, "maxclust"))
+    assert cut.tolist() == found[0].clusters.labels.tolist()
+    np.testing.assert_allclose(tree, linkage(distances, "average"))
     content = json.loads(paths[0].read_text())
     assert [entry["method"] for entry in content] == ["pacfl", "mt_hfl"]
     assert content[0]["labels"] == content[0]["groups"]  # numbered alike, since clients are in group order
     assert np.diff(content[0]["curve"]["n_clusters"]).max() <= 0  # a larger threshold, never more clusters
-    assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths[1:])
+    assert [entry["clustering"]["signature"]["name"] for entry in content] == ["subspace", "spectrum"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths if p.suffix == ".png")
 
 
 def test_the_table_has_a_line_a_method(settings: dict[str, Any]) -> None:
