@@ -209,7 +209,8 @@ class Clients(Protocol):
     asking again, after a resume for instance, gives the same answer.
 
     Attributes:
-        groups: the planted group of each client ``(N,)`` where it is known: for diagnosis, not for methods.
+        groups: the planted group of each client ``(N,)`` where it is known: for diagnosis, and for groupings
+            that take them, not for methods.
     """
 
     groups: NDArray[np.int64] | None

@@ -28,6 +28,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "mt_hfl": {"algorithm": "mt_hfl", "clustering": {"n_clusters": 3}},
     "flis_hc": {"algorithm": "flis_hc", "clustering": {"n_clusters": 3}},
     "fedsem": {"algorithm": {"name": "fedsem", "clusters": 3}},
+    "ifca": {"algorithm": {"name": "ifca", "clusters": 6}, "rounds": 8},
+    "flis_dc": {"algorithm": {"name": "flis_dc", "beta": 0.5}},
+    "pca_km_hc": {"algorithm": "pca_km_hc", "clustering": {"n_clusters": 3}},
+    "planted groups, which newcomers do not tell": {
+        "algorithm": "pacfl",
+        "clustering": {"grouping": "planted"},
+    },
     "cfl": {"algorithm": CFL},
     "fedavg": {"algorithm": "fedavg"},
 }
