@@ -46,6 +46,9 @@ else:
     LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
 
 
+_FOR_SOME = {"clustering": tuple(Clustering.model_fields), "hierarchy": ("common_layers", "global_every")}
+"""Settings that only the methods use whose ``takes`` names the section."""
+
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
@@ -187,6 +190,23 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _used(self) -> Config:
+        """Refuse settings of sections that the method does not use."""
+        for section, keys in _FOR_SOME.items():
+            if section in self.algorithm.takes:
+                continue
+            given = getattr(self, section)
+            idle = [key for key in keys if getattr(given, key) != getattr(type(given)(), key)]
+            if idle:
+                takers = ", ".join(name for name, part in ALGORITHMS.items() if section in part.takes)
+                raise ConfigError(
+                    f"{section}.{idle[0]}",
+                    f"would do nothing with {self.algorithm.name}",
+                    f"leave it out, or take an algorithm that uses it: {takers}",
+                )
+        return self
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to ``config.yaml``."""
         return self.model_dump(mode="json")
@@ -235,6 +255,9 @@ def describe_preset(path: Path) -> str:
 def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
     """Read, complete and validate a configuration.
 
+    Where ``overrides`` name another algorithm than the source, the source's settings of sections that it
+    does not use are left out.
+
     Args:
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
         overrides: dotted settings such as ``"training.lr=0.1"``; the value is read as YAML.
@@ -242,7 +265,21 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[st
     Raises:
         ConfigError: one line: where, what, and what would be right.
     """
-    return resolve(with_overrides(_read(source), overrides))
+    settings = _read(source)
+    algorithm = _algorithm(with_overrides(settings, overrides))
+    if algorithm is not _algorithm(settings):
+        settings = _of_use(settings, algorithm)
+    return resolve(with_overrides(settings, overrides))
+
+
+def reload(path: Path) -> Config:
+    """The config of an earlier run, less what it said in vain: that was not refused once.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    settings = _read(path)
+    return resolve(_of_use(settings, _algorithm(settings)))
 
 
 def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
@@ -338,9 +375,7 @@ def resolve(settings: Mapping[str, Any]) -> Config:
         ConfigError: for the first mistake found.
     """
     settings = dict(settings)
-    algorithm = settings.get("algorithm")
-    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    part = ALGORITHMS.get(name) if isinstance(name, str) else None
+    part = _algorithm(settings)
     for section, values in (part.defaults if part else {}).items():
         settings[section] = _merge(values, settings.get(section))
     settings = _complete(settings, Config)
@@ -563,6 +598,23 @@ def json_schema() -> dict[str, Any]:
     return Config.model_json_schema()
 
 
+def _algorithm(settings: Mapping[str, Any]) -> type[Algorithm] | None:
+    """The algorithm that settings name, None if there is none of that name."""
+    chosen = settings.get("algorithm") or "fedavg"
+    name = chosen.get("name", "fedavg") if isinstance(chosen, Mapping) else chosen
+    return ALGORITHMS.get(name) if isinstance(name, str) else None
+
+
+def _of_use(settings: Mapping[str, Any], algorithm: type[Algorithm] | None) -> dict[str, Any]:
+    """Settings without those of sections that the algorithm does not use."""
+    kept = dict(settings)
+    for section, keys in _FOR_SOME.items():
+        values = settings.get(section)
+        if isinstance(values, Mapping) and algorithm is not None and section not in algorithm.takes:
+            kept[section] = {key: value for key, value in values.items() if key not in keys}
+    return kept
+
+
 def variant(
     source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str], algorithm: str
 ) -> Config:
@@ -570,14 +622,16 @@ def variant(
 
     What the source says of comparing signatures is left out if the other algorithm has signatures of another
     kind: degrees between subspaces mean nothing to it; and what its own defaults say otherwise: PCA+kM+HC has
-    no encoder where FLT was given one. So is momentum where it makes no sense. What
-    ``overrides`` say holds for every algorithm.
+    no encoder where FLT was given one. So is momentum where it makes no sense. What ``overrides`` say holds
+    for every algorithm; but sections that it does not use are left out, whoever speaks of them: the number of
+    clusters is for those that cluster.
 
     Raises:
         ConfigError: as :func:`load`.
     """
     settings = _for_another(_read(source), algorithm)
-    return resolve(with_overrides(settings, [*overrides, f"algorithm={algorithm}"]))
+    settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
+    return resolve(_of_use(settings, ALGORITHMS.get(algorithm)))
 
 
 _OF_SIGNATURES = (
@@ -595,9 +649,7 @@ _OF_SIGNATURES = (
 
 def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
     """What of a source's settings can be said of another algorithm too."""
-    kept, own, part = dict(settings), settings.get("algorithm"), ALGORITHMS.get(algorithm)
-    name = own.get("name") if isinstance(own, Mapping) else own
-    before = ALGORITHMS.get(name) if isinstance(name, str) else None
+    kept, before, part = dict(settings), _algorithm(settings), ALGORITHMS.get(algorithm)
     if part is None:
         return kept
     clustering, training = settings.get("clustering"), settings.get("training")

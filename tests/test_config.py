@@ -22,6 +22,7 @@ from rayfl.config import (
     json_schema,
     load,
     presets,
+    reload,
     variant,
     with_overrides,
 )
@@ -344,7 +345,8 @@ def test_the_short_form_is_the_long_one():
 
 
 def test_settings_without_a_name_belong_to_the_default_part():
-    config = load({"partition": {"clients": 7}}, ["clustering.signature.p=5", "model.hidden=[5]"])
+    source = {"algorithm": "pacfl", "partition": {"clients": 7}}
+    config = load(source, ["clustering.signature.p=5", "model.hidden=[5]"])
     assert (config.partition.name, config.partition.clients) == ("label_skew", 7)
     assert (config.clustering.signature.name, config.clustering.signature.p) == ("subspace", 5)
     assert (config.model.name, config.model.hidden) == ("mlp", (5,))
@@ -389,7 +391,8 @@ def test_variants_for_comparison(name):
     assert other.algorithm.name == name
     for section in ("data", "partition", "model", "training", "evaluation", "seed", "rounds"):
         assert getattr(other, section) == getattr(first, section)
-    assert other.clustering.n_clusters == 3
+    assert other.clustering.n_clusters == (3 if "clustering" in ALGORITHMS[name].takes else None)
+    assert other.hierarchy.global_every == (3 if "hierarchy" in ALGORITHMS[name].takes else 1)
     own = {"mt_hfl": "spectrum", "random_clustering": "spectrum", "flis_hc": "predictions"}
     own |= {"flt": "centroids", "pca_km_hc": "centroids"}
     assert other.clustering.signature.name == own.get(name, "subspace")
@@ -408,7 +411,7 @@ def test_a_variant_leaves_out_what_means_nothing_to_it():
     other = variant("pacfl-fmnist", [], "flis_hc").clustering
     assert (other.signature.name, other.proximity, other.threshold) == ("predictions", "cosine", None)
     assert variant("pacfl-fmnist", ["clustering.threshold=0.1"], "flis_hc").clustering.threshold == 0.1
-    assert variant("pacfl-fmnist", [], "fedavg").clustering == load("pacfl-fmnist").clustering
+    assert variant("pacfl-fmnist", [], "fedavg").clustering == load({}).clustering
     assert variant("pacfl-fmnist", [], "per_fedavg").training.momentum == 0
     assert variant("pacfl-fmnist", [], "fedprox").training.momentum == 0.5
     with pytest.raises(ConfigError, match=r"momentum 0\.9 makes no sense with per_fedavg"):
@@ -427,6 +430,90 @@ def test_a_baseline_does_not_inherit_the_encoder():
     assert (baseline.grouping, baseline.linkage, baseline.signature.k) == ("hierarchical", "ward", 7)
     assert variant(source, [], "flt").clustering.features.latent == 64
     assert variant(source, ["clustering.features=client_pca"], "flt").clustering.features.name == "client_pca"
+
+
+# --- settings that would do nothing --------------------------------------------------------------------
+
+CLUSTERERS = "flis_hc, flt, mt_hfl, pacfl, pca_km_hc, random_clustering"
+
+
+@pytest.mark.parametrize(
+    ("source", "override", "line"),
+    [
+        (
+            {"algorithm": "cfl"},
+            "hierarchy.common_layers=1",
+            "hierarchy.common_layers: would do nothing with cfl; leave it out, or take an algorithm that "
+            f"uses it: {CLUSTERERS.replace('flt', 'flt, ifca')}",
+        ),
+        (
+            {"algorithm": "fedsem"},
+            "hierarchy.global_every=5",
+            "hierarchy.global_every: would do nothing with ",
+        ),
+        (
+            {},
+            "hierarchy={common_layers: [fc1], global_every: 5}",
+            "hierarchy.common_layers: would do nothing",
+        ),
+        (
+            {"algorithm": "ifca"},
+            "clustering.n_clusters=4",
+            "clustering.n_clusters: would do nothing with ifca; leave it out, or take an algorithm that uses "
+            f"it: {CLUSTERERS}",
+        ),
+        (
+            {"algorithm": "flis_dc"},
+            "clustering.signature.p=4",
+            "clustering.signature: would do nothing with ",
+        ),
+        ({"algorithm": "solo", "clustering": {"every": 3}}, "rounds=2", "clustering.every: would do nothing"),
+        ("digits-demo", "hierarchy.global_every=5", ""),
+    ],
+)
+def test_settings_of_sections_that_the_method_does_not_use_are_refused(source, override, line):
+    if line:
+        assert refusal(source, override).startswith(line)
+    else:
+        load(source, [override])
+
+
+def test_servers_are_there_whatever_the_method():
+    assert load({"algorithm": "solo"}, ["hierarchy.lps_actors=1"]).hierarchy.lps_actors == 1
+
+
+def test_another_algorithm_drops_what_it_does_not_use():
+    """The source spoke of its own algorithm; what is said beside the new one's name is meant for it."""
+    assert load("digits-demo", ["algorithm=fedavg"]).clustering == load({}).clustering
+    assert load("digits-demo", ["algorithm=ifca"]).hierarchy == load("digits-demo").hierarchy
+    assert refusal("digits-demo", "algorithm=fedavg", "clustering.n_clusters=4").startswith(
+        "clustering.n_clusters: would do nothing with fedavg; "
+    )
+    assert load(load("digits-demo"), ["algorithm.name=fedavg"]).hierarchy == load({}).hierarchy
+
+
+def test_a_comparison_speaks_of_sections_that_not_all_use():
+    changes = ["clustering.n_clusters=4", "hierarchy={common_layers: 2, global_every: 2, lps_actors: 1}"]
+    other = variant("digits-demo", changes, "fedavg")
+    assert other.clustering == load({}).clustering
+    assert other.hierarchy == load({}, ["hierarchy.lps_actors=1"]).hierarchy
+    assert variant("digits-demo", changes, "ifca").hierarchy == load("digits-demo", changes).hierarchy
+    with pytest.raises(ConfigError, match="did you mean 'threshold'"):
+        variant("digits-demo", ["clustering.treshold=3"], "fedavg")
+
+
+@pytest.mark.parametrize("preset", presets())
+def test_every_preset_can_be_compared_with_every_method(preset):
+    for name in ALGORITHMS:
+        assert load(variant(preset, [], name)).algorithm.name == name
+
+
+def test_runs_from_before_can_be_read(tmp_path):
+    settings = load("digits-demo").to_dict() | {"algorithm": "fedavg"}
+    path = tmp_path / "config.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    assert refusal(path).startswith("clustering.signature: would do nothing")
+    assert reload(path) == load("digits-demo", ["algorithm=fedavg"])
 
 
 # --- round trips ---------------------------------------------------------------------------------------
@@ -485,7 +572,8 @@ def test_a_config_of_every_part_round_trips(section, name, tmp_path):
 @example(lr=1e-05, name="1e5", layers=["1e-3", "yes", "null", "~"])
 @example(lr=1.0, name="0x1", layers=["2020-01-01", "1_0e1", "", "\x85"])
 def test_any_values_round_trip(lr, name, layers):
-    config = load({"name": name, "training": {"lr": lr}, "hierarchy": {"common_layers": layers}})
+    hierarchy = {"common_layers": layers}
+    config = load({"name": name, "algorithm": "mt_hfl", "training": {"lr": lr}, "hierarchy": hierarchy})
     again = load(yaml_mapping(config.to_yaml()))
     assert again == config
 

@@ -65,6 +65,9 @@ class Algorithm(Section):
     takes_momentum: ClassVar[bool] = True
     """Whether ``training.momentum`` makes sense with it."""
 
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
+
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model that the method's settings do not fit, before anything starts.
 

@@ -36,6 +36,7 @@ class IFCA(Algorithm):
     name: Literal["ifca"] = "ifca"
     selects: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")
+    takes: ClassVar[tuple[str, ...]] = ("hierarchy",)
 
     clusters: int = Field(4, ge=1, description="number of cluster models (C; k in the paper)")
 

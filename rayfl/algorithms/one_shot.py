@@ -30,6 +30,8 @@ class OneShotClustered(Algorithm):
     members used.
     """
 
+    takes: ClassVar[tuple[str, ...]] = ("clustering", "hierarchy")
+
     shuffles: ClassVar[bool] = False
     """Whether the clusters are only shuffled ones of another method."""
 

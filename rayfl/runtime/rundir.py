@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from rayfl.config import Config, load
+from rayfl.config import Config, reload
 from rayfl.errors import ConfigError, RayflError
 
 ROUND_COLUMNS = (
@@ -114,7 +114,7 @@ class RunDirectory:
     @property
     def config(self) -> Config:
         """The resolved config of the run."""
-        return load(self.path / "config.yaml")
+        return reload(self.path / "config.yaml")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -162,7 +162,7 @@ def test_fedavg_by_hand():
 
 
 def test_fedavg_ignores_the_hierarchy():
-    s = setup(hierarchy={"common_layers": "all"})
+    s = setup("pacfl", hierarchy={"common_layers": "all"})
     method = algorithm("fedavg")
     state = method.begin(s)
     assert method.mix(s, state, plan_of(method, s, state)).common == ()

@@ -51,7 +51,7 @@ def test_evaluation_at_its_cadence_and_always_at_the_end(settings: dict[str, Any
 
 def test_a_refused_run_leaves_nothing_behind(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no layer 'conv9'"):
-        run(settings, ["hierarchy.common_layers=conv9"])
+        run(settings, ["algorithm=pacfl", "hierarchy.common_layers=conv9"])
     with pytest.raises(ConfigError, match="10 of 9 clients"):  # known only when the clients are
         run(settings, ["algorithm=pacfl", "clustering.n_clusters=10"])
     assert list(tmp_path.iterdir()) == []
