@@ -46,7 +46,8 @@ class OneShotClustered(Algorithm):
         )
         if not due:
             return None
-        return self.regroup(setup, state, clients.cluster(setup.clustering, again=state.clustered))
+        clustering = _of_those_left(setup) if state.clustered else setup.clustering
+        return self.regroup(setup, state, clients.cluster(clustering, again=state.clustered))
 
     def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
         """One model a cluster; its parent is the one that most members used (ties: the smaller id)."""
@@ -90,7 +91,7 @@ class OneShotClustered(Algorithm):
             return state
         old = np.setdiff1d(setup.present, newcomers)
         if not len(old):
-            return self.regroup(setup, state, clients.cluster(setup.clustering))
+            return self.regroup(setup, state, clients.cluster(_of_those_left(setup)))
         found = self.find(setup, state, old, newcomers, clients)
         assignment = state.assignment.copy()
         assignment[newcomers] = found
@@ -121,7 +122,7 @@ class OneShotClustered(Algorithm):
         Returns:
             ``(B,)``; numbers from ``state.models`` on are those of new clusters.
         """
-        clustering, beta = setup.clustering, float(state.extra["threshold"][0])
+        clustering, beta = _of_those_left(setup), float(state.extra["threshold"][0])
         senders = self.senders(setup, state, newcomers)
         if _pairwise(clustering, len(setup.present)) or not _told(clustering, clients):
             everyone = np.concatenate([old, newcomers])
@@ -185,6 +186,14 @@ def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: in
     found = np.full(clusters, -1, np.int64)
     found[pairs[0, order]] = pairs[1, order]
     return found
+
+
+def _of_those_left(setup: Setup) -> Clustering:
+    """The clustering of a running federation: of fewer clients than ``n_clusters`` each is a cluster."""
+    wanted, present = setup.clustering.n_clusters, len(setup.present)
+    if wanted is None or wanted <= present:
+        return setup.clustering
+    return setup.clustering.model_copy(update={"n_clusters": present})
 
 
 def _pairwise(clustering: Clustering, clients: int) -> bool:

@@ -323,3 +323,15 @@ def test_newcomers_who_find_nobody_there(method: str, settings: dict[str, Any]) 
     result = run({**settings, "algorithm": method, **DESERTED[method], "events": events})
     assert result.rounds["clients"].tolist() == [6, 3, 3]
     assert result.clients["accuracy_last"].notna().all()
+
+
+@pytest.mark.parametrize("method", ["pacfl", "mt_hfl", "flt"])
+def test_fewer_clients_are_left_than_clusters_were_asked_for(method: str, settings: dict[str, Any]) -> None:
+    """A run does not end for that; a number that never could be met is refused before anybody trains."""
+    clustering = {"n_clusters": 3, "every": 1, **(CODES if method == "flt" else {})}
+    changes = {"algorithm": method, "clustering": clustering}
+    leave = [{"name": "leave", "round": 1, "clients": [0, 1, 2, 3, 4, 5, 6]}]
+    result = run({**settings, **changes, "events": leave})
+    assert result.rounds["clients"].tolist() == [9, 2, 2]
+    with pytest.raises(ConfigError, match="10 of 9 clients"):
+        run({**settings, **changes, "clustering": {**clustering, "n_clusters": 10}})
