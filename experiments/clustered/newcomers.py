@@ -75,10 +75,12 @@ def _samples(federation: Federation, clients: NDArray[np.int64]) -> dict[str, ND
     return found
 
 
-def measure(base: Config, method: str, known: Path, new: Path) -> list[dict[str, object]]:
-    """A run without the newcomers, then what they get."""
+def measure(
+    name: str, settings: Sequence[str], method: str, known: Path, new: Path
+) -> list[dict[str, object]]:
+    """A run of a config without the newcomers, then what they get."""
     data = [f"data={{name: npz, path: {known}}}", f"partition={{name: natural, clients: {KNOWN}}}"]
-    config = load(variant(base, data, method), METHODS[method])
+    config = load(variant(name, [*settings, *data], method), METHODS[method])
     result = session.run(config)
     rows = []
     longest = config.rounds * config.training.epochs
@@ -136,14 +138,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 raise ConfigError("--methods", f"no method {method!r}", nearest(method, METHODS))
         for seed in range(int(first), int(last or first) + 1):
             common = [*COMMON, f"seed={seed}", f"output.root={options.out}", "output.report=false"]
-            base = load(options.config, [*common, *options.overrides])
-            files = None
+            settings, files = [*common, *options.overrides], None
             for method in methods:
                 done = pd.read_csv(file) if file.exists() else pd.DataFrame({"method": [], "seed": []})
                 if ((done["method"] == method) & (done["seed"] == seed)).any():
                     continue
-                files = files or split(base, options.out)
-                found = pd.DataFrame(measure(base, method, *files))
+                files = files or split(load(options.config, settings), options.out)
+                found = pd.DataFrame(measure(options.config, settings, method, *files))
                 print(found.to_string(index=False), flush=True)
                 found.to_csv(file, mode="a", header=not file.exists(), index=False)
     except RayflError as error:

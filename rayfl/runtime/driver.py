@@ -264,7 +264,7 @@ class Driver:
                 for ids, what in ((stage.joined, "join"), (stage.left, "leave"), (stage.drifted, "drift"))
                 if len(ids)
             )
-            self.emit(Event("note", {"text": f"round {state.round}: {text or 'nothing changes'}"}))
+            self.emit(Event("note", {"text": f"after round {state.round}: {text or 'nothing changes'}"}))
             if len(stage.joined):
                 joined = self.algorithm.join(self.setup, state, stage.joined, clients)
                 state = self._taken(state, joined)
