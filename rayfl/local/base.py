@@ -119,6 +119,15 @@ class LocalObjective(Section):
         """
         return sizes.astype(np.float64), None
 
+    def rescaled(self, weights: NDArray[np.float64], keep: NDArray[np.float64]) -> float:
+        """Where other clients of a model failed: what the weights ``a`` of those that delivered are to be
+        multiplied by, at the same ``a + b``.
+
+        Args:
+            weights, keep: ``a`` and ``b`` of those that delivered ``(m,)``, as :meth:`weights` gave them.
+        """
+        return 1.0
+
     def state_size(self, spec: ModelSpec) -> int:
         """S: numbers that a client keeps between rounds."""
         return 0

@@ -43,3 +43,8 @@ class FedNova(LocalObjective):
         np.maximum.at(most, group, a)
         ratio = np.where((least == most)[group], 1.0, effective / a)
         return n * ratio, n * (1 - ratio)
+
+    def rescaled(self, weights: NDArray[np.float64], keep: NDArray[np.float64]) -> float:
+        """``tau_eff`` of those that delivered over that of all: ``a_i / tau_eff = n_i / weight_i``."""
+        n = weights + keep
+        return float(n.sum() / (n * n / weights).sum()) ** -1

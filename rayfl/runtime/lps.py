@@ -5,6 +5,7 @@ Importing this module must stay cheap: an LPS actor needs NumPy, and neither tor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,8 @@ class Partial:
             can be subtracted (``b_j`` may be negative, and a variance may not): ``total`` has ``sum_j (a_j +
             b_j) w_j`` of them.
         extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
+        scale: what the sums of the whole row are multiplied by (running statistics' are not); the old model
+            takes the rest of their weight.
     """
 
     total: NDArray[np.float64]
@@ -43,6 +46,7 @@ class Partial:
     keep: float = 0.0
     extra: NDArray[np.float64] | None = None
     statistics: int = 0
+    scale: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,14 @@ class LocalServer:
             total += partial.total
             weight = weight + partial.weight
         last = partials[0].statistics
-        keep = _old(total, last, sum(p.keep for p in partials), sum(p.keep for p in partials if p.statistics))
-        return _next(shared, common, model, total, weight, keep, last)
+        keep = sum(p.keep for p in partials)
+        clients = sum(p.keep for p in partials if p.statistics)
+        scale = math.prod(p.scale for p in partials)
+        if scale != 1:
+            rest = float(weight) * (1 - scale)  # a single number: no client leaves parameters out
+            keep, clients, weight = keep + rest, clients + rest, weight * scale
+            total[: len(total) - last] *= scale
+        return _next(shared, common, model, total, weight, _old(total, last, keep, clients), last)
 
     def combine(
         self,

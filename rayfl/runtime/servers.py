@@ -196,11 +196,12 @@ class Servers:
         shared = complement(turn.work.personal, self.spec.P)
         absent = self._absent(turn, failures)
         if deliver:
-            keep = _without(mixing, plan, failures)
-            reduced = self._combine(keep, shared, blocks, [s[0] for s in sent], absent)
+            left = _without(mixing, plan, failures, turn.local)
+            reduced = self._combine(left, shared, blocks, [s[0] for s in sent], absent)
         else:
             members = turn.members if has_vectors else None
-            reduced = self._reduce(mixing, shared, tasks, sent, members, absent)
+            scales = _scales(_without(mixing, plan, failures), turn.local) if failures else None
+            reduced = self._reduce(mixing, shared, tasks, sent, members, absent, scales)
         if stateful:
             self._keep(self.states, plan, blocks, [part.pop(0) for part in rest], failures)
         moved = np.zeros(max(before, len(self.models)))
@@ -302,6 +303,7 @@ class Servers:
         sent: Sequence[Sequence[Ref]],
         members: NDArray[np.int64] | None,
         absent: NDArray[np.int64] | None,
+        scales: NDArray[np.float64] | None,
     ) -> dict[int, tuple[Ref, int | None]]:
         """Each LPS reduces its rows in the order of the blocks; what the GPS may learn, by row."""
         parts: dict[int, list[Ref]] = {}  # output model -> its partial products, in block order
@@ -311,6 +313,8 @@ class Servers:
         reduced: dict[int, tuple[Ref, int | None]] = {}
         for row in sorted(parts):
             still = [] if absent is None else [Partial(np.zeros(1), 0.0, keep=float(absent[row]))]
+            if scales is not None and scales[row] != 1:
+                still.append(Partial(np.zeros(1), 0.0, scale=float(scales[row])))
             self.models[row], fact = self.backend.serve(
                 row, "reduce", shared, mixing.common, self.models[row], *parts[row], *still, returns=2
             )
@@ -569,8 +573,10 @@ def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArr
     return dense
 
 
-def _without(mixing: Mixing, plan: Plan, failures: Mapping[int, str]) -> Mixing:
-    """A without the columns of the clients that failed."""
+def _without(
+    mixing: Mixing, plan: Plan, failures: Mapping[int, str], local: LocalObjective | None = None
+) -> Mixing:
+    """A without the columns of the clients that failed; with ``local`` as it weighs the others then."""
     if not failures:
         return mixing
     failed = np.isin(plan.cohort, list(failures))
@@ -582,7 +588,23 @@ def _without(mixing: Mixing, plan: Plan, failures: Mapping[int, str]) -> Mixing:
         return sp.csr_array(entries, shape=matrix.shape)
 
     keep = None if mixing.keep is None else drop(mixing.keep)
-    return replace(mixing, weights=drop(mixing.weights), keep=keep)
+    left = replace(mixing, weights=drop(mixing.weights), keep=keep)
+    if local is None or keep is None:
+        return left
+    scaled = sp.csr_array(left.weights.multiply(_scales(left, local)[:, None]))
+    return replace(left, weights=scaled, keep=sp.csr_array(keep + left.weights - scaled))
+
+
+def _scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
+    """What each row of A, without the clients that failed, is multiplied by ``(K,)``."""
+    scales = np.ones(left.weights.shape[0])
+    if left.keep is None:
+        return scales
+    for row in np.flatnonzero(np.diff(left.weights.indptr)):
+        weights, keep = (matrix[[row]].toarray().ravel() for matrix in (left.weights, left.keep))
+        there = weights != 0
+        scales[row] = local.rescaled(weights[there], keep[there])
+    return scales
 
 
 def _combine(observation: Observation, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:

@@ -40,6 +40,16 @@ def test_weights_are_normalised_within_each_model():
     np.testing.assert_allclose(b, [5, -15, 0, 5, -15])
 
 
+def test_clients_that_failed_do_not_count_in_tau_eff():
+    """Of n = 30, 10, 20 the last failed: the weights of the first two are those of a round of two."""
+    a, b = weights([30, 10, 20], [0, 0, 0])
+    two, left = weights([30, 10], [0, 0])
+    scale = OBJECTIVES["fednova"]().rescaled(a[:2], b[:2])
+    np.testing.assert_allclose(scale * a[:2], two)
+    np.testing.assert_allclose(a[:2] + b[:2], two + left)
+    assert OBJECTIVES["sgd"]().rescaled(a, b) == 1
+
+
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9])
 def test_equal_steps_count_exactly_n(momentum: float):
     """Also where the sums of tau_eff would round."""

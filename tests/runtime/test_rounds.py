@@ -16,6 +16,7 @@ from rayfl.algorithms import Mixing, Plan
 from rayfl.config import load
 from rayfl.data import Federation
 from rayfl.errors import ClientError
+from rayfl.local import OBJECTIVES
 from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.host import partial_product
 from rayfl.runtime.jobs import HostSpec
@@ -23,7 +24,7 @@ from rayfl.runtime.lps import LocalServer, Partial, merge
 from rayfl.runtime.servers import Round, Servers, cut_blocks
 from rayfl.runtime.session import build, run
 from rayfl.runtime.states import ClientStates
-from rayfl.training import LocalWork
+from rayfl.training import LocalWork, Training
 
 
 @given(
@@ -160,6 +161,49 @@ def test_a_tolerated_failure_is_left_out_of_the_average(settings: dict[str, Any]
         assert np.isnan(report.losses[2])
     finally:
         backend.close()
+
+
+@pytest.mark.parametrize("models", [1, 3])
+def test_fednova_leaves_a_failure_out_of_its_steps(settings: dict[str, Any], models: int) -> None:
+    """As if the client had not been asked, of which the others' weights know through tau_eff; also where the
+    trained rows travel, because blocks have more sums than clients."""
+    tasks = [{"labels": [0, 1, 2], "clients": 2, "samples": n} for n in (15, 40, 65)]
+    settings = {**settings, "partition": {"name": "tasks", "tasks": tasks}}
+    backend, local = InlineBackend(), OBJECTIVES["fednova"]()
+    try:
+        servers, federation, host = _servers(settings, backend, tolerate=1)
+        training = Training(epochs=2, batch_size=10)
+
+        def trained(clients: list[int]) -> Any:
+            cohort = np.array(clients)
+            servers.models = [host.spec.initial()] * models
+            weights, keep = local.weights(federation.sizes[cohort], cohort * 0, training)
+            assert keep is not None
+            a, b = (sp.csr_array(np.tile(x, (models, 1))) for x in (weights, keep))
+            plan = Plan(cohort, cohort * 0, cohort * 0)
+            report = servers.train(Round(0, plan, LocalWork(2, 10, 0.1), Mixing(a, keep=b), local=local))
+            return servers.models[-1], report
+
+        everybody, _ = trained([0, 1, 2, 4])
+        without, _ = trained([0, 1, 2])
+        _break(backend, {4})
+        left_out, report = trained([0, 1, 2, 4])
+        assert list(report.failures) == [4]
+        np.testing.assert_allclose(left_out, without, rtol=0, atol=1e-7)
+        assert np.abs(everybody - without).max() > 1e-3
+    finally:
+        backend.close()
+
+
+def test_a_scaled_row_keeps_more_of_the_old_model_and_averages_running_statistics() -> None:
+    """Weights 4 and 2 of n = 3 and 5, halved: 2 and 1, and 5 of 8 for the model; statistics by n."""
+    rows = np.array([[1.0, 1.0], [4.0, 9.0]])
+    a, n = np.array([4.0, 2.0]), np.array([3.0, 5.0])
+    total = np.array([a @ rows[:, 0], n @ rows[:, 1]])
+    part = Partial(total, 6.0, keep=2.0, statistics=1)
+    scale = Partial(np.zeros(1), 0.0, scale=0.5)
+    new, _ = LocalServer().reduce(((0, 2),), (), np.full(2, 10.0, np.float32), part, scale)
+    np.testing.assert_allclose(new, [(2 * 1 + 1 * 4 + 5 * 10) / 8, (3 * 1 + 5 * 9) / 8], rtol=1e-6)
 
 
 def test_a_diverging_client_is_an_error_that_helps(settings: dict[str, Any]) -> None:
