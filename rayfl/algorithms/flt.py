@@ -17,7 +17,7 @@ from pydantic import Field
 
 from rayfl.algorithms.base import share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
-from rayfl.algorithms.one_shot import OneShotClustered, most_used
+from rayfl.algorithms.one_shot import OneShotClustered, latest, most_used
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.newcomers import nearest_cluster
 from rayfl.clustering.proximity import MIN_DISTANCE
@@ -37,9 +37,10 @@ class FLT(OneShotClustered):
        sampled it keeps its model. Or on disjoint clusters (``clusters``, Case II): FedAvg in each of the
        ``clustering.n_clusters`` that Ward's linkage finds in the graph, or as many as it proposes.
     4. Every ``clustering.every`` rounds (tau), or when more than ``clustering.max_flags`` clients (lambda)
-       are new or have new data, FCR runs again. Until then a newcomer counts as one of the cluster (Case I:
-       of the clients with the same relatives) whose mean code is nearest to its own: it uses their model and
-       contributes to the same ones.
+       are new or have new data, FCR runs again (in the paper with encoders fine-tuned: ``fine_tune_again``
+       of ``clustering.features``). Until then a newcomer counts as one of the cluster (Case I: of the clients
+       with the same relatives) whose mean code is nearest to its own: it uses their model and contributes to
+       the same ones.
 
     Rows of ``A`` that are equal are one model: clients with the same relatives start alike and stay alike, so
     a graph of disjoint groups costs no more than its groups, and no client-by-client matrix is ever formed.
@@ -134,7 +135,7 @@ class FLT(OneShotClustered):
 
         Signatures other than codes have no mean; they extend the distances, as in PACFL.
         """
-        clustering = setup.clustering
+        clustering = latest(setup, state)
         if clustering.measure != MIN_DISTANCE or not clustering.needs_signatures:
             return super().find(setup, state, old, newcomers, clients)
         codes = clients.signatures(

@@ -46,7 +46,7 @@ class OneShotClustered(Algorithm):
         )
         if not due:
             return None
-        clustering = _of_those_left(setup) if state.clustered else setup.clustering
+        clustering = anew(setup) if state.clustered else setup.clustering
         return self.regroup(setup, state, clients.cluster(clustering, again=state.clustered))
 
     def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
@@ -69,7 +69,8 @@ class OneShotClustered(Algorithm):
         """What is remembered after a clustering: its beta, no flags, and that all signatures are there."""
         beta = np.array([np.nan if clusters.threshold is None else clusters.threshold])
         nobody = np.zeros(setup.clients, np.bool_)
-        return {**state.extra, "flags": nobody, "stale": nobody, "threshold": beta}
+        again = np.array([state.clustered])
+        return {**state.extra, "flags": nobody, "stale": nobody, "threshold": beta, "again": again}
 
     def grow(self, setup: Setup, state: ServerState) -> ServerState:
         """Newcomers have raised no flag and trained nothing."""
@@ -91,7 +92,7 @@ class OneShotClustered(Algorithm):
             return state
         old = np.setdiff1d(setup.present, newcomers)
         if not len(old):
-            return self.regroup(setup, state, clients.cluster(_of_those_left(setup)))
+            return self.regroup(setup, state, clients.cluster(anew(setup)))
         found = self.find(setup, state, old, newcomers, clients)
         assignment = state.assignment.copy()
         assignment[newcomers] = found
@@ -122,7 +123,7 @@ class OneShotClustered(Algorithm):
         Returns:
             ``(B,)``; numbers from ``state.models`` on are those of new clusters.
         """
-        clustering, beta = _of_those_left(setup), float(state.extra["threshold"][0])
+        clustering, beta = latest(setup, state), float(state.extra["threshold"][0])
         senders = self.senders(setup, state, newcomers)
         if _pairwise(clustering, len(setup.present)) or not _told(clustering, clients):
             everyone = np.concatenate([old, newcomers])
@@ -188,12 +189,23 @@ def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: in
     return found
 
 
-def _of_those_left(setup: Setup) -> Clustering:
-    """The clustering of a running federation: of fewer clients than ``n_clusters`` each is a cluster."""
+def anew(setup: Setup) -> Clustering:
+    """The settings with which clients are clustered again.
+
+    Of fewer clients than ``n_clusters`` each is a cluster then; encoders may be fine-tuned for another time.
+    """
     wanted, present = setup.clustering.n_clusters, len(setup.present)
-    if wanted is None or wanted <= present:
-        return setup.clustering
-    return setup.clustering.model_copy(update={"n_clusters": present})
+    most = None if wanted is None else min(wanted, present)
+    features = setup.clustering.features.again()
+    return setup.clustering.model_copy(update={"n_clusters": most, "features": features})
+
+
+def latest(setup: Setup, state: ServerState) -> Clustering:
+    """The settings of the latest clustering: signatures of newcomers must be like those that it compared."""
+    now = anew(setup)
+    if "again" in state.extra and state.extra["again"][0]:
+        return now
+    return now.model_copy(update={"features": setup.clustering.features})
 
 
 def _pairwise(clustering: Clustering, clients: int) -> bool:

@@ -24,10 +24,12 @@ from rayfl.clustering.config import Clustering
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError
+from rayfl.models.conv_ae import ConvAE, weights_of
 from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.clustering_alone import cluster_alone
 from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.host import ClientHost
 from rayfl.runtime.newcomers import welcome
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build, resume
@@ -463,6 +465,34 @@ def test_bytes_by_hand(run, data):
 
 
 # --- events --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", CASES, ids=["graph", "clusters"])
+def test_fcr_runs_again_in_fine_tune_mode(settings, data, case, monkeypatch):
+    """FLT, Algorithm 3: the first time one encoder for all, later each client's own, fine-tuned; newcomers
+    are compared by codes like those that the clusters were found by. The decoder goes with the encoder."""
+    encoder = {**ENCODER, "fine_tune_again": 1}
+    seen: list[tuple[int, int]] = []
+    sign = ClientHost.sign
+
+    def watched(self, job, *objects):
+        seen.append((len(job.clients), job.features.fine_tune))
+        return sign(self, job, *objects)
+
+    monkeypatch.setattr(ClientHost, "sign", watched)
+    clustering = {"features": encoder, "gamma": "auto", "every": 2}
+    events = [{"name": "join", "round": t, "clients": 1} for t in (1, 3)]
+    execution = {"backend": "inline", "block_size": 100}
+    result = rayfl.run(settings(case, rounds=4, events=events, clustering=clustering, execution=execution))
+    assert seen == [(10, 0), (11, 0), (11, 1), (12, 1)]
+    sent = result.communication
+    sent = sent[(sent["kind"] == "signature") & (sent["direction"] == "down")].set_index("round")["bytes"]
+    whole = sum(np.size(w) for w in weights_of(ConvAE((1, 8, 8), 32)).values())
+    assert sent.to_dict() == {0: 10 * 4 * whole, 1: 4 * whole, 3: 4 * whole}
+    first = {**encoder, "fine_tune": 1, "fine_tune_again": None}
+    (alone,), _ = cluster_alone([load(settings(case, clustering={**clustering, "features": first}))])
+    assert alone.clusters.gamma != result.clusters["timeline"][0]["graph"]["gamma"]
+
 
 DRIFT = {"name": "drift", "round": 2, "kind": "permuted_labels", "clients": [0, 1]}
 MOVE = {"name": "drift", "round": 2, "kind": "group", "to": 2, "clients": [0], "reuse": True}

@@ -183,7 +183,7 @@ def test_settings_are_read_from_a_config():
         "pretrain": {"dataset": {"name": "emnist", "split": "letters"}},
         "fine_tune": 5,
     }
-    config = load({"clustering": {"signature": "centroids", "features": features}})
+    config = load({"algorithm": "pca_km_hc", "clustering": {"signature": "centroids", "features": features}})
     assert config.clustering.features.pretrain.dataset.split == "letters"
     assert load(config.to_dict()) == config
     short = load(

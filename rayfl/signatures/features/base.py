@@ -36,6 +36,10 @@ class FeatureMap(Section):
         """How many public samples :meth:`fit` wants; 0 if it looks at none."""
         return 0
 
+    def again(self) -> FeatureMap:
+        """The map with which clients are clustered again: by default the same."""
+        return self
+
     def fit(self, x: NDArray[np.floating], key: int = 0) -> Fitted:
         """Prepare the map at the server.
 

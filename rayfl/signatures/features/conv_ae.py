@@ -56,7 +56,8 @@ class ConvAEFeatures(FeatureMap):
     settings. With ``fine_tune`` J > 0 every client goes on for J epochs on its own images before it encodes
     them. J is 5 in the paper; 0, its first use of FCR ("normal" mode), compares codes of one encoder. On
     EMNIST's letters (experiments/flt, 120 and 240 clients, gamma auto, C = 5) groups are found with an ARI
-    of 1.00 and 1.00 for J = 0, of 0.89 and 0.98 for J = 5: encoders drift apart.
+    of 1.00 and 1.00 for J = 0, of 0.89 and 0.98 for J = 5: encoders drift apart. When clients are clustered
+    again J may be another (``fine_tune_again``): the paper's Algorithm 3 has J > 0 then.
 
     The autoencoder is built for the clients' images, framed by zeros where their sides are not multiples of
     4. The images it is trained on are brought to that size: colours become grey or grey is repeated, images
@@ -67,8 +68,19 @@ class ConvAEFeatures(FeatureMap):
     pretrain: Pretraining = Field(Pretraining(), description="how the server trains it")
     latent: int = Field(128, ge=1, description="numbers in a code (e)")
     fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning by each client on its own images (J)")
+    fine_tune_again: int | None = Field(
+        None,
+        ge=0,
+        description="the same when clients are clustered again (FLT's fine-tune mode); none: as fine_tune",
+    )
     batch_size: int = Field(10, ge=1, description="images in a step of fine-tuning")
     lr: float = Field(1e-3, gt=0, description="learning rate of both trainings (Adam)")
+
+    def again(self) -> ConvAEFeatures:
+        """With ``fine_tune_again``."""
+        if self.fine_tune_again is None:
+            return self
+        return self.model_copy(update={"fine_tune": self.fine_tune_again})
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> Encoder:
         """Train the autoencoder, or read it from the cache; of ``x`` only the shape matters.
@@ -101,7 +113,8 @@ class ConvAEFeatures(FeatureMap):
         if weights is None:
             weights = self._train(samples.x_train, shape, key)
             _write(path, weights)
-        return Encoder(weights, x.shape[1:], self.latent, self.fine_tune, self.batch_size, self.lr)
+        whole = max(self.fine_tune, self.fine_tune_again or 0) > 0
+        return Encoder(weights, x.shape[1:], self.latent, self.fine_tune, self.batch_size, self.lr, whole)
 
     def _train(self, x: NDArray[np.generic], shape: tuple[int, int, int], key: int) -> Weights:
         """The weights after training on the images ``x`` ``(n, c, h, w)``."""
@@ -128,6 +141,7 @@ class Encoder:
         weights: of :class:`rayfl.models.conv_ae.ConvAE`.
         shape: of the clients' images ``(C, H, W)``.
         latent, fine_tune, batch_size, lr: as set in :class:`ConvAEFeatures`.
+        whole: whether clients get the decoder too, since they fine-tune, now or later.
     """
 
     weights: Weights
@@ -136,11 +150,12 @@ class Encoder:
     fine_tune: int
     batch_size: int
     lr: float
+    whole: bool
 
     @property
     def floats(self) -> int:
         """The encoder's weights, and the decoder's too if clients fine-tune."""
-        sent = (w for name, w in self.weights.items() if self.fine_tune or name.startswith("encoder"))
+        sent = (w for name, w in self.weights.items() if self.whole or name.startswith("encoder"))
         return sum(int(np.size(w)) for w in sent)
 
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
