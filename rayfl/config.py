@@ -380,9 +380,25 @@ def resolve(settings: Mapping[str, Any]) -> Config:
         settings[section] = _merge(values, settings.get(section))
     settings = _complete(settings, Config)
     try:
-        return Config.model_validate(settings)
+        config = Config.model_validate(settings)
     except ValidationError as error:
         raise _explain(error, settings) from None
+    _refuse_truth(settings, config)
+    return config
+
+
+def _refuse_truth(given: object, taken: object, where: str = "", expected: str = "") -> None:
+    """Refuse YAML's yes, on and true where a number is wanted: Pydantic takes them for 1."""
+    if isinstance(given, bool) and not isinstance(taken, bool):
+        raise ConfigError(where, _shown(given), f"expected {expected}")
+    if isinstance(given, Mapping) and isinstance(taken, BaseModel):
+        for key, value in given.items():
+            field = type(taken).model_fields[key]
+            expected = _describe(field.annotation, field.metadata)
+            _refuse_truth(value, getattr(taken, key), f"{where}.{key}".lstrip("."), expected)
+    elif isinstance(given, (list, tuple)) and isinstance(taken, tuple):
+        for place, (value, item) in enumerate(zip(given, taken, strict=False)):
+            _refuse_truth(value, item, f"{where}.{place}" if isinstance(value, Mapping) else where, expected)
 
 
 def _merge(base: Mapping[str, Any], over: Any) -> Any:

@@ -191,6 +191,32 @@ def test_a_wrong_value_says_what_would_be_right(override, line):
     assert refusal({}, override).startswith(line)
 
 
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("rounds=yes", "rounds: got True; expected an integer >= 1"),
+        ("seed=off", "seed: got False; expected an integer >= 0"),
+        ("training.lr=on", "training.lr: got True; expected a number > 0"),
+        ("execution.actors=true", "execution.actors: got True; expected an integer >= 1 or 'auto'"),
+        (
+            "algorithm={name: lg_fedavg, local_layers: true}",
+            "algorithm.local_layers: got True; expected an integer >= 0 or 'auto'",
+        ),
+        ("model.hidden=[16, true]", "model.hidden: got True; expected a list with an integer >= 1 each"),
+        (
+            "events=[{name: leave, round: yes, clients: [1]}]",
+            "events.0.round: got True; expected an integer >= 1",
+        ),
+    ],
+)
+def test_yes_is_no_number(override, line):
+    assert refusal({}, override) == line
+
+
+def test_yes_is_yes_where_that_is_asked():
+    assert load({}, ["algorithm={name: solo, sampled: on}"]).algorithm.sampled is True
+
+
 def test_null_has_no_bounds():
     assert (
         refusal({}, "evaluation.coreset=1") == "evaluation.coreset: got 1; expected an integer >= 2 or null"
