@@ -40,8 +40,8 @@ def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
     Returns:
         A row a newcomer: ``client`` (its id, after those of the run), ``n``, ``cluster`` (one that the run
         does not have if it founds its own), ``model`` (if the method lets it use another than its cluster's),
-        ``accuracy`` in percent with the model that it is given, and ``accuracy_finetuned``. It is written to
-        ``newcomers.csv`` in the run directory.
+        ``accuracy`` in percent with the model that it is given, adapted as the run's clients do before a test
+        (Per-FedAvg), and ``accuracy_finetuned``. It is written to ``newcomers.csv`` in the run directory.
 
     Raises:
         DataError: if the file does not fit the run's data.
@@ -175,10 +175,15 @@ def _welcome(
     local = SGD()
     if models is not state.assignment:
         frame["model"] = models[newcomers]
-    correct, _ = servers.evaluate(models, (), local)
-    frame["accuracy"] = accuracy(correct[newcomers], tests.sizes)
+    # Where the run's clients adapt their models before every test, that is also how they train on.
+    adaptation = algorithm.adaptation(setup, state)
+    if adaptation is None:
+        correct = servers.evaluate(models, (), local)[0][newcomers]
+    else:
+        correct, _, _ = servers.adapt(Round.nobody(adaptation, state.round), newcomers, models[newcomers])
+    frame["accuracy"] = accuracy(correct, tests.sizes)
     if epochs:
-        tuning = Round.nobody(replace(work, epochs=epochs), state.round)
+        tuning = Round.nobody(replace(adaptation or work, epochs=epochs), state.round)
         correct, _, _ = servers.adapt(tuning, newcomers, models[newcomers])
         frame["accuracy_finetuned"] = accuracy(correct, tests.sizes)
     return frame

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import rayfl
 from rayfl.config import load
@@ -15,11 +16,13 @@ from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.runtime.backend import InlineBackend
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.newcomers import welcome
+from rayfl.runtime.newcomers import welcome, with_newcomers
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build
 from rayfl.signatures.features.pca import PCA
+from rayfl.training import Batches, LocalWork, LoopEngine
 
 GROUPS = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 CFL = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.01, "min_size": 3}}
@@ -98,6 +101,29 @@ def test_a_newcomer_unlike_everybody_founds_a_cluster(finished: Any, tmp_path: P
 def test_without_owners_there_is_one_newcomer(finished: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "new.npz", GROUPS[:1], client_train=None, client_test=None)
     assert welcome(finished().path, path, epochs=0)["n"].tolist() == [40]
+
+
+def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -> None:
+    """One epoch of plain SGD at alpha, by hand; fine-tuning is more of it, whatever training.lr is."""
+    alpha = 0.2
+    result = finished(algorithm={"name": "per_fedavg", "alpha": alpha, "beta": 0.1})
+    path = write(tmp_path / "new.npz", GROUPS)
+    one, five, none = (welcome(result.path, path, epochs=k) for k in (1, 5, 0))
+    assert one["accuracy_finetuned"].tolist() == one["accuracy"].tolist() == none["accuracy"].tolist()
+    assert five["accuracy_finetuned"].mean() > five["accuracy"].mean()
+
+    config = RunDirectory(result.path).config
+    stages, host = build(config)
+    federation = with_newcomers(stages[0].federation, path)
+    batches = Batches(federation.samples, torch.device("cpu"))
+    start = torch.from_numpy(Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models)
+    engine = LoopEngine(host.spec, batches, config.seed)
+    work = LocalWork(epochs=1, batch_size=10, lr=alpha)
+    model = engine.train(work, 4, [9], [federation.train[9]], start).rows[0]
+    host.spec.load(engine.module, model)
+    x, y = batches.test(federation.test[9])
+    right = engine.module.eval()(x).argmax(1) == y
+    assert one["accuracy"][0] == pytest.approx(100 * right.float().mean().item())
 
 
 def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
