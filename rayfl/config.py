@@ -64,7 +64,8 @@ class Evaluation(Section):
         None,
         ge=2,
         description="test only so many clients, chosen to stand for all (SCGIGA on the graph of clients with "
-        "like label histograms), and estimate the metrics from them; the last test is of everybody",
+        "like label histograms, which all send), and estimate the metrics from them; the last test is of "
+        "everybody",
     )
     finetune_epochs: int = Field(
         0,

@@ -24,6 +24,9 @@ from rayfl.runtime.signing import Trainee, cluster_clients, sign_clients
 from rayfl.runtime.states import pack_rows
 from rayfl.training import Segments
 
+HISTOGRAM = "histogram"
+"""The kind of transfer of label histograms; the servers keep them as long as the data are the same."""
+
 _TILE = 128
 """Updates in a block of the cosine matrix."""
 
@@ -108,7 +111,12 @@ class Asking:
         return spread(clusters, present, self.federation.clients)
 
     def relatedness(self) -> Graph:
-        """The graph of the clients that are there, each joined with those of like label histograms."""
+        """The graph of the clients that are there, each joined with those of like label histograms.
+
+        They send these: a number for each label.
+        """
+        size = 4 * self.federation.samples.classes * int((self.federation.sizes > 0).sum())
+        self.account(Transfer(self.round, "client_lps", "up", HISTOGRAM, size))
         if self.servers.graph is None or self.servers.graph[0] is not self.federation:
             vectors = histograms(self.federation)[self.federation.sizes > 0]
             self.servers.graph = (self.federation, client_graph(vectors))  # once a stage

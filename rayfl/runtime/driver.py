@@ -19,7 +19,7 @@ from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
-from rayfl.runtime.asking import Asking
+from rayfl.runtime.asking import HISTOGRAM, Asking
 from rayfl.runtime.backend import Backend, Ref, Task
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
 from rayfl.runtime.jobs import HostSpec
@@ -249,9 +249,16 @@ class Driver:
             self.config.seed,
             state.round,
             turn,
-            self.records.transfer,
+            self._sent,
             self.algorithm.work(self.setup, state).personal,
         )
+
+    def _sent(self, transfer: Transfer) -> None:
+        """Enter what clients sent, label histograms once a stage; the ledger also knows it after a resume."""
+        begun, known = self.stages[self.stage].round, self.records.ledger.transfers
+        if transfer.kind == HISTOGRAM and any(t.kind == HISTOGRAM and t.round >= begun for t in known):
+            return
+        self.records.transfer(transfer)
 
     def _events(self, state: ServerState) -> ServerState:
         """Clients that come, go and change before this round."""
@@ -327,7 +334,8 @@ class Driver:
         present, few = self.setup.present, self.config.evaluation.coreset
         if few is None or few >= len(present) or state.round == self.config.rounds:
             return present, None
-        core = client_coreset(self._asking(state).relatedness(), few, seed=self.config.seed)
+        clients = self._asking(replace(state, round=state.round - 1))  # a test belongs to the round before
+        core = client_coreset(clients.relatedness(), few, seed=self.config.seed)
         return present[core.ids], core.weights
 
     def _tested_with(self, state: ServerState) -> NDArray[np.int64]:

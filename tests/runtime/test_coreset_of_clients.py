@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,11 @@ from rayfl.config import load
 from rayfl.coresets.clients import client_coreset, client_graph
 from rayfl.errors import ConfigError
 from rayfl.runtime.asking import histograms
-from rayfl.runtime.session import build
+from rayfl.runtime.backend import InlineBackend
+from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import build, resume
+from tests.runtime.test_same_everywhere import assert_same
 
 
 @pytest.fixture
@@ -62,6 +67,44 @@ def test_participants_stand_for_all_and_are_cheap(many: dict[str, Any]) -> None:
     assert chosen.summary["models_sha256"] == again.summary["models_sha256"]
     uniform = rayfl.run({**many, **changes})
     assert chosen.summary["models_sha256"] != uniform.summary["models_sha256"]
+
+
+JOIN = {"name": "join", "round": 2, "clients": 3, "group": 0}
+
+
+def histograms_sent(result: rayfl.Result) -> list[tuple[int, int]]:
+    """Rounds and bytes."""
+    table = result.communication
+    sent = table[(table["kind"] == "histogram") & (table["direction"] == "up")]
+    assert len(sent) == (table["kind"] == "histogram").sum()
+    return list(zip(sent["round"].tolist(), sent["bytes"].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("how", ["sampling", "evaluation"])
+def test_histograms_are_sent_once_a_stage(how: str, many: dict[str, Any], tmp_path: Path) -> None:
+    """Ten numbers of four bytes from each of 57, then of 60 clients; a resumed run does not pay twice."""
+    training = {**many["training"], "participation": 0.2}
+    asking = {
+        "sampling": {"training": training, "sampling": "coreset"},
+        "evaluation": {"evaluation": {"coreset": 12}},
+    }
+    settings = {**many, **asking[how], "rounds": 4, "events": [JOIN]}
+    whole = rayfl.run(settings)
+    assert histograms_sent(whole) == [(0, 57 * 40), (2, 60 * 40)]
+    assert histograms_sent(rayfl.run(many)) == []
+
+    for at in (1, 3):
+        config = load(settings)
+        stages, host = build(config)
+        directory, backend, stopping = RunDirectory.create(config), InlineBackend(), []
+
+        def watch(event: Event, at: int = at, stopping: list[bool] = stopping) -> None:
+            stopping.extend([True] if event.kind == "blocks" and event.data["round"] == at else [])
+
+        with pytest.raises(Interrupted):
+            Driver(config, stages, backend, directory, host, watch, lambda s=stopping: bool(s)).run()
+        backend.close()
+        assert_same(resume(directory.path), whole)
 
 
 @pytest.mark.parametrize("kappa", [0.01, 0.5])
