@@ -18,6 +18,8 @@ from rayfl.coresets.clients import client_graph
 from rayfl.coresets.graphs import Graph
 from rayfl.data import Federation, Samples
 from rayfl.evaluation import Transfer
+from rayfl.local import LocalObjective
+from rayfl.local.sgd import SGD
 from rayfl.runtime.backend import Ref, Task
 from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import Trainee, cluster_clients, sign_clients
@@ -43,6 +45,7 @@ class Asking:
         account: told what is sent.
         personal: the ranges of the model that are the client's own, if any.
         public: the samples from which the servers draw their own; default: the federation's.
+        local: the local objective, which may make a client's model its own.
     """
 
     def __init__(
@@ -56,11 +59,12 @@ class Asking:
         account: Callable[[Transfer], None],
         personal: Segments = (),
         public: Samples | None = None,
+        local: LocalObjective = SGD(),  # noqa: B008 (frozen)
     ) -> None:
         self.servers, self.federation, self.stage = servers, federation, stage
         self.seed, self.round, self.turn, self.account = seed, round, turn, account
         self.backend, self.groups, self.personal = servers.backend, federation.groups, personal
-        self.public = public
+        self.public, self.local = public, local
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -73,7 +77,9 @@ class Asking:
 
     def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         """Mean training loss of each client under the one model that it would start from ``(n,)``."""
-        return self.servers.own_losses(clients, models, self.federation.train, "train", self.personal)
+        return self.servers.own_losses(
+            clients, models, self.federation.train, "train", self.personal, self.local
+        )
 
     def cluster(
         self,

@@ -251,6 +251,7 @@ class Driver:
             turn,
             self._sent,
             self.algorithm.work(self.setup, state).personal,
+            local=self.config.local,
         )
 
     def _sent(self, transfer: Transfer) -> None:

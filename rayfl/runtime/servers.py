@@ -411,6 +411,7 @@ class Servers:
         ids: Ragged,
         part: Part,
         personal: Segments,
+        local: LocalObjective,
     ) -> NDArray[np.float64]:
         """Mean loss of one model on samples of each client.
 
@@ -420,14 +421,15 @@ class Servers:
             ids: the samples of all N clients.
             part: whether these are training or test samples.
             personal: the ranges of the model that are the client's own, if any.
+            local: the local objective, which may make the model the client's own.
 
         Returns:
             ``(n,)``; NaN for clients without such samples.
         """
-        some, assignment = ids.take(clients), np.zeros(len(ids), np.int64)
+        some, assignment, own = ids.take(clients), np.zeros(len(ids), np.int64), personal or local.personal
         assignment[clients] = models
-        plan = EvaluationPlan.of(clients if personal else models, some, self.batch_size, batches=_PASSES)
-        _, sums = self._pass(plan, assignment if personal else None, part, personal, SGD())
+        plan = EvaluationPlan.of(clients if own else models, some, self.batch_size, batches=_PASSES)
+        _, sums = self._pass(plan, assignment if own else None, part, personal, local)
         with np.errstate(invalid="ignore"):
             return np.asarray(sums / some.sizes, np.float64)
 

@@ -19,6 +19,9 @@ from rayfl.training.curriculum import Family, Pacing, eligible
 class ClientCurriculum(Sampling):
     """A client's loss is the mean over its training samples, under the model that it would start from.
 
+    Where clients have layers, a mask (Sub-FedAvg) or a whole model (MTL) of their own, that is theirs and not
+    the server's; one that never took part has none yet.
+
     In every round all clients are ranked by it; pacing over the rounds says how many of the ranking are
     eligible, and the participants are drawn from those, all equally likely. Until all are eligible that
     costs a forward pass over everybody's training data a round.

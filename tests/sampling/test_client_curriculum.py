@@ -154,6 +154,33 @@ def test_layers_of_the_client_s_own_count(run: Run):
         assert len(second.last.state_clients) == 4
 
 
+@pytest.mark.parametrize("method", ["mtl", "sub_fedavg"])
+def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: pytest.MonkeyPatch):
+    """In every round all are asked: those who took part about their own model."""
+    asked: list[np.ndarray] = []
+    own = Servers.own_losses
+
+    def spy(self: Servers, clients: Any, models: Any, ids: Any, part: Any, *rest: Any) -> Any:
+        found = own(self, clients, models, ids, part, *rest)
+        of_servers = self.losses(clients, ids, part)[:, 0]
+        took_part = np.array([client in self.states for client in clients.tolist()])
+        assert (~np.isclose(found, of_servers, rtol=1e-5)).tolist() == took_part.tolist()
+        asked.append(took_part)
+        return found
+
+    monkeypatch.setattr(Servers, "own_losses", spy)
+    local = {"mtl": {"strength": 0.5}, "sub_fedavg": {"step": 0.3, "accuracy": 0.0}}[method]
+    run(
+        PARTIAL,
+        "training.epochs=5",
+        "partition.validation=0.2",
+        algorithm=method,
+        local=local,
+        sampling={"name": "curriculum", "a": 1.0},
+    )
+    assert [took_part.any() for took_part in asked] == [False, True, True]
+
+
 def test_each_client_is_asked_about_one_model(run: Run, monkeypatch: pytest.MonkeyPatch):
     """Not about those of other clusters."""
     asked: list[tuple[list[int], list[int]]] = []
