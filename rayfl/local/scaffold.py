@@ -21,9 +21,9 @@ class Scaffold(LocalObjective):
     of the model, so that within a cluster the method is SCAFFOLD among its members. ``c_i`` and ``c`` start
     at zero. Each message holds a model and a control variate.
 
-    ``c`` is the mean of the ``c_i`` as long as the clients of a model are the same. Where they change (events,
-    new clusters) it is not rescaled: N is from then on the new number, but what those who left have put into
-    ``c`` stays there, and a newcomer's ``c_i`` starts at zero although the mean over more clients is another.
+    ``c`` is the mean of the ``c_i`` as long as the clients of a model are the same. Where they change
+    (events, new clusters) it is not rescaled: N is from then on the new number, but what those who left have
+    put into ``c`` stays there, and newcomers, whose ``c_i`` is zero, do not make it smaller.
 
     The paper has no momentum. Here it is that of SGD on the corrected gradient, and ``K eta`` becomes what
     gradients really count in ``x - y`` (:func:`rayfl.local.base.accumulated`), so that ``c_i`` is a mean

@@ -30,10 +30,10 @@ class Engine(Protocol):
     """Trains the clients of a block, each from its own start model on its own samples.
 
     The result for a client depends on the work, the round, its id, its samples, its start model and its
-    terms; up to rounding not on which other clients are in the block, nor on the engine. Its last bit may depend
-    on who trains in one call with it. Runs are equal bit for bit on any number of workers because blocks follow
-    from the config and the data alone, and calls from the block, the model and the device; only on a GPU whose
-    memory runs out are the calls smaller.
+    terms; up to rounding not on which other clients are in the block, nor on the engine. Its last bit may
+    depend on who trains in one call with it. Runs are equal bit for bit on any number of workers because
+    blocks follow from the config and the data alone, and calls from the block, the model and the device; only
+    on a GPU whose memory runs out are the calls smaller.
     """
 
     spec: ModelSpec
