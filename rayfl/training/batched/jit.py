@@ -13,11 +13,12 @@ os.environ.setdefault("NUMBA_CACHE_DIR", str(Path.home() / ".cache" / "rayfl" / 
 import numba
 
 
-def jit(*, fastmath: bool) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile for the types it is called with, at the first call, and keep the result on disk if possible.
 
     Args:
-        fastmath: let sums be reordered for vector units, and NaN be ignored.
+        fastmath: let sums be reordered for vector units, and NaN be ignored; or names of LLVM's flags:
+            "contract" only lets a product and a sum be one operation.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,10 +1,12 @@
-"""Loops over many clients, compiled by Numba: the forward product of a linear layer, and weighted sums.
+"""Loops over many clients, compiled by Numba: the thin products of linear layers, and weighted sums.
 
-With ten samples a batch the product is thin: a general matrix library reaches a third of what the core can
-do, because it is made for square ones. This loop keeps ten sums in registers (two outputs times five
-samples) and lets the compiler vectorise along the features: measured 1.3 to 5 times faster than MKL's
-batched product for 5 to 32 samples, from 84 x 10 to 3136 x 2048 weights. The same was tried for the two
-products of the backward pass, which MKL does as fast or faster.
+With ten samples a batch the products are thin: a general matrix library reaches a third to a half of what
+the core can do, because it is made for square ones. The forward loop keeps ten sums in registers (two
+outputs times five samples) and lets the compiler vectorise along the features: measured 1.3 to 5 times
+faster than MKL's batched product for 5 to 32 samples, from 84 x 10 to 3136 x 2048 weights. The step's loop
+adds five samples at a time to two rows of weights: 1.7 times as fast as MKL for 10 samples and 784 x 200
+weights, as fast for small layers or 32 samples; what else changes the weights costs no second way through
+the memory. The third product, the gradient of the input, MKL does as fast or faster.
 
 Clients are independent and each sum has a fixed order: results do not depend on who shares a call.
 """
@@ -75,6 +77,62 @@ def forward(x, w, bias, y):  # type: ignore[no-untyped-def]
                 for k in range(features):
                     s0 += w[c, o, k] * x[c, b, k]
                 y[c, b, o] = s0 + bias[c, o]
+
+
+@jit(fastmath={"contract"})
+def descend(w, dy, x, keep, scale, target, pull, offset):  # type: ignore[no-untyped-def]
+    """``w <- keep w``, ``w <- w + pull (target - w)``, ``w <- w + scale (dy^T x + offset)``.
+
+    Args:
+        w: ``(C, O, D)``, like all arrays here C-contiguous float32; changed.
+        dy: ``(C, B, O)``.
+        x: ``(C, B, D)``.
+        keep, scale, pull: float32.
+        target, offset: ``(C, O, D)``, or None for none.
+    """
+    clients, outputs, features = w.shape
+    batch = x.shape[1]
+    for c in range(clients):
+        o = 0
+        while o < outputs:
+            both = o + 1 < outputs
+            p, q = w[c, o], w[c, o + 1 if both else o]
+            for row in range(o, o + 1 + both):  # it stays in the cache until its last sample
+                v = w[c, row]
+                if keep != 1:
+                    for k in range(features):
+                        v[k] *= keep
+                if target is not None:
+                    t = target[c, row]
+                    for k in range(features):
+                        v[k] += pull * (t[k] - v[k])
+                if offset is not None:
+                    f = offset[c, row]
+                    for k in range(features):
+                        v[k] += scale * f[k]
+            b = 0
+            while both and b + 5 <= batch:
+                x0, x1, x2, x3, x4 = x[c, b], x[c, b + 1], x[c, b + 2], x[c, b + 3], x[c, b + 4]
+                a0, d0 = scale * dy[c, b, o], scale * dy[c, b, o + 1]
+                a1, d1 = scale * dy[c, b + 1, o], scale * dy[c, b + 1, o + 1]
+                a2, d2 = scale * dy[c, b + 2, o], scale * dy[c, b + 2, o + 1]
+                a3, d3 = scale * dy[c, b + 3, o], scale * dy[c, b + 3, o + 1]
+                a4, d4 = scale * dy[c, b + 4, o], scale * dy[c, b + 4, o + 1]
+                for k in range(features):
+                    u0, u1, u2, u3, u4 = x0[k], x1[k], x2[k], x3[k], x4[k]
+                    p[k] = p[k] + a0 * u0 + a1 * u1 + a2 * u2 + a3 * u3 + a4 * u4
+                    q[k] = q[k] + d0 * u0 + d1 * u1 + d2 * u2 + d3 * u3 + d4 * u4
+                b += 5
+            while b < batch:
+                a0, x0 = scale * dy[c, b, o], x[c, b]
+                for k in range(features):
+                    p[k] += a0 * x0[k]
+                if both:
+                    d0 = scale * dy[c, b, o + 1]
+                    for k in range(features):
+                        q[k] += d0 * x0[k]
+                b += 1
+            o += 2
 
 
 @jit(fastmath=False)

@@ -1,0 +1,76 @@
+"""The compiled products of linear layers, against NumPy in double precision."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from rayfl.training.batched.linear_kernels import descend, forward
+from rayfl.training.batched.parameters import Parameter, Sgd
+
+SHAPES = list(product((1, 2, 7), (1, 4, 5, 13), (1, 16, 33)))
+"""Outputs (odd ones have a row without a partner), samples (fives and what is left), features."""
+
+
+def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return [rng.standard_normal(shape).astype(np.float32) for shape in shapes]
+
+
+@pytest.mark.parametrize(("outputs", "batch", "features"), SHAPES)
+@pytest.mark.parametrize("pulled", [False, True])
+@pytest.mark.parametrize("shifted", [False, True])
+def test_the_step_is_the_formula(outputs: int, batch: int, features: int, pulled: bool, shifted: bool):
+    weights = (3, outputs, features)
+    w, t, f, dy, x = arrays(weights, weights, weights, (3, batch, outputs), (3, batch, features))
+    expected = w.astype(np.float64) * 0.9
+    if pulled:
+        expected += 0.25 * (t - expected)
+    expected -= 0.5 * (np.einsum("cbo,cbd->cod", dy, x) + (f if shifted else 0.0))
+    target, offset = (t if pulled else None), (f if shifted else None)
+    descend(w, dy, x, np.float32(0.9), np.float32(-0.5), target, np.float32(0.25), offset)
+    assert np.allclose(w, expected, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize(("outputs", "batch", "features"), SHAPES)
+def test_the_forward_product_is_the_formula(outputs: int, batch: int, features: int):
+    w, b, x = arrays((3, outputs, features), (3, outputs), (3, batch, features))
+    y = np.full((3, batch, outputs), np.nan, np.float32)
+    forward(x, w, b, y)
+    assert np.allclose(y, np.einsum("cbd,cod->cbo", x, w) + b[:, None], rtol=0, atol=2e-5)
+
+
+def test_a_term_of_zeros_changes_no_bit():
+    """SCAFFOLD before it has variates, FedProx where it starts."""
+    w, dy, x = arrays((2, 5, 9), (2, 10, 5), (2, 10, 9))
+    one, rate, mu = np.float32(1), np.float32(-0.1), np.float32(0.3)
+    plain, shifted, pulled = w.copy(), w.copy(), w.copy()
+    descend(plain, dy, x, one, rate, None, np.float32(0), None)
+    descend(shifted, dy, x, one, rate, None, np.float32(0), np.zeros_like(w))
+    descend(pulled, dy, x, one, rate, w.copy(), mu, None)
+    assert (plain == shifted).all()
+    assert (plain == pulled).all()
+    assert not (plain == w).any()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("proximal", [0.0, 0.1])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.01])
+def test_thin_and_thick_products_make_the_same_step(momentum: float, proximal: float, weight_decay: float):
+    """A product is thin up to 32 samples: the same gradient once as 20 samples, once as 40 with zeros."""
+    start, offset, dy, x = (torch.from_numpy(a) for a in arrays((2, 6, 8), (2, 6, 8), (2, 20, 6), (2, 20, 8)))
+    after = []
+    for samples in (20, 40):
+        more = samples - 20
+        left = torch.nn.functional.pad(dy, (0, 0, 0, more)).transpose(1, 2)
+        right = torch.nn.functional.pad(x, (0, 0, 0, more))
+        sgd = Sgd(0.1, momentum, weight_decay, proximal)
+        parameter = Parameter(start.clone(), sgd, offset)
+        for _ in range(3):
+            parameter.descend_product(left, right)
+        after.append(parameter.value)
+    assert torch.allclose(after[0], after[1], rtol=0, atol=1e-5)
+    assert not torch.allclose(after[0], start, rtol=0, atol=1e-2)
