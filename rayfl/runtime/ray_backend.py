@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from typing_extensions import override
 from rayfl.errors import RayflError
 from rayfl.runtime.backend import Backend, Ref, Task, longest_first
 from rayfl.runtime.host import ClientHost
-from rayfl.runtime.jobs import HostSpec
+from rayfl.runtime.jobs import HostSpec, TrainJob
 from rayfl.runtime.lps import LocalServer
 
 IN_FLIGHT = 2
@@ -29,6 +30,12 @@ MAX_DEATHS = 20
 """Deaths of client actors after which a run gives up: something kills them again and again."""
 
 
+def settle() -> None:
+    """Have the garbage collector pass over all objects that there are now. For processes of rayfl's own."""
+    gc.collect()
+    gc.freeze()
+
+
 class _HostActor(ClientHost):
     """A client actor: a :class:`ClientHost` in a process of its own, with one thread."""
 
@@ -36,6 +43,17 @@ class _HostActor(ClientHost):
         torch.set_num_threads(1)
         threadpool_limits(1)
         super().__init__(stages, host)
+        self._settled = False
+
+    @override
+    def train(self, job: TrainJob, *objects: Any) -> Any:
+        answer = super().train(job, *objects)
+        if not self._settled:
+            # What the libraries have set up by now stays: without this a tenth of the time of small steps goes
+            # into looking through it for garbage, again and again.
+            settle()
+            self._settled = True
+        return answer
 
 
 class RayBackend(Backend):

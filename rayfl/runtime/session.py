@@ -34,7 +34,7 @@ from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.driver import Driver, Event, Interrupted, block_rule
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.ray_backend import RayBackend, plain_errors
+from rayfl.runtime.ray_backend import RayBackend, plain_errors, settle
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.training import choose_engine
@@ -352,6 +352,7 @@ class DriverActor:
 
     def run(self, config: Config, path: Path) -> bool:
         """Run to the end; false if it was stopped."""
+        settle()
         try:
             _drive(config, RunDirectory(path), self._events.put, self._stop.is_set)
         except Interrupted:
