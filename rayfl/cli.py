@@ -184,11 +184,16 @@ def cluster(
     from rayfl.runtime import clustering_alone
 
     changes = overrides or []
-    first = load(config, changes)
     one_shot = [name for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)]
     named = [name for name in map(str.strip, beside.split(",")) if name]
     everyone = [name for name in one_shot if not getattr(ALGORITHMS[name], "shuffles", False)]
     names = everyone if named == ["all"] else named
+    try:
+        first = load(config, changes)
+    except ConfigError:  # its own algorithm may have no use for the settings of a clustering
+        if not names:
+            raise
+        first = variant(config, changes, names[0])
     own = [first] if first.algorithm.name in one_shot or not names else []
     others, unfit = [], []
     for name in names:

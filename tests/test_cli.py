@@ -130,6 +130,17 @@ def test_of_all_methods_those_that_a_setting_does_not_fit_are_left_out_of_a_clus
     assert answer.err.startswith(f"error: --beside flis_hc: {line}")
 
 
+def test_a_config_without_a_method_that_clusters_can_say_how_others_shall(rayfl, tmp_path):
+    text = "data: digits\npartition: {name: label_skew, clients: 6, shards_per_client: 2}\nmodel: mlp\n"
+    (tmp_path / "own.yaml").write_text(text + "clustering: {n_clusters: 2}\n")
+    answer = rayfl("cluster", "own.yaml", "execution.backend=inline", "--beside", "pacfl")
+    assert (answer.code, answer.err) == (0, "")
+    assert "│ pacfl" in answer.out
+    answer = rayfl("cluster", "own.yaml")
+    assert (answer.code, answer.out) == (2, "")
+    assert answer.err.startswith("error: clustering.n_clusters: would do nothing with fedavg")
+
+
 def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch):
     def fail(*args: object, **kwargs: object) -> None:
         raise ClientError(3, 7, "Traceback ...\nValueError: broken")

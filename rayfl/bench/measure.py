@@ -96,6 +96,8 @@ def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iter
     driver = Driver(config, stages, backend, RunDirectory.create(config), host, listen)
     try:
         yield Rayfl(driver, driver.start(), busy)
+        for model in driver.servers.models:  # Ray complains of calls that are still under way
+            backend.get(model)
     finally:
         backend.close()
 
