@@ -131,7 +131,7 @@ def test_of_all_methods_those_that_a_setting_does_not_fit_are_left_out_of_a_clus
 
 
 def test_a_config_without_a_method_that_clusters_can_say_how_others_shall(rayfl, tmp_path):
-    text = "data: digits\npartition: {name: label_skew, clients: 6, shards_per_client: 2}\nmodel: mlp\n"
+    text = "data: digits\npartition: {name: label_skew, clients: 6, rho: 0.2}\nmodel: mlp\n"
     (tmp_path / "own.yaml").write_text(text + "clustering: {n_clusters: 2}\n")
     answer = rayfl("cluster", "own.yaml", "execution.backend=inline", "--beside", "pacfl")
     assert (answer.code, answer.err) == (0, "")

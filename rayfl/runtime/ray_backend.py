@@ -49,8 +49,8 @@ class _HostActor(ClientHost):
     def train(self, job: TrainJob, *objects: Any) -> Any:
         answer = super().train(job, *objects)
         if not self._settled:
-            # What the libraries have set up by now stays: without this a tenth of the time of small steps goes
-            # into looking through it for garbage, again and again.
+            # What the libraries have set up by now stays. Without this a tenth of the time of small steps
+            # goes into looking through it for garbage, again and again.
             settle()
             self._settled = True
         return answer
