@@ -74,3 +74,16 @@ def test_thin_and_thick_products_make_the_same_step(momentum: float, proximal: f
         after.append(parameter.value)
     assert torch.allclose(after[0], after[1], rtol=0, atol=1e-5)
     assert not torch.allclose(after[0], start, rtol=0, atol=1e-2)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 5, 8])
+def test_padding_changes_no_bit(batch: int):
+    """A client whose batch is shorter than its company's makes the step that it makes alone."""
+    w, dy, x = arrays((2, 7, 33), (2, batch, 7), (2, batch, 33))
+    wide = 10 - batch
+    padded_dy, padded_x = (np.pad(a, ((0, 0), (0, wide), (0, 0))) for a in (dy, x))
+    alone, together = w.copy(), w.copy()
+    none = np.float32(1), np.float32(-0.1), None, np.float32(0), None
+    descend(alone, dy, x, *none)
+    descend(together, padded_dy, padded_x, *none)
+    assert (alone == together).all()

@@ -39,6 +39,9 @@ _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
 _FEW_CLASSES = 128
 """Up to so many, torch's log_softmax is faster with the classes first than last."""
 
+_VECTOR = 16
+"""Numbers in the longest vector of a CPU."""
+
 
 class Unsupported(Exception):
     """The module tree holds something that has no batched twin: which."""
@@ -221,15 +224,29 @@ class BatchedNetwork(Network):
         y, weights = _predictions(y, weights)
         few = logits.shape[2] <= _FEW_CLASSES
         at = 0 if few else 2
-        log_p = torch.log_softmax(logits.permute(2, 0, 1).contiguous() if few else logits, at)
+        whole = torch.log_softmax(_classes_first(logits) if few else logits, at)
+        log_p = whole[:, : y.numel()].unflatten(1, y.shape) if few else whole
         labels = y.unsqueeze(at)
         loss = -(log_p.gather(at, labels).squeeze(at) * weights).sum(1)
         # The gradient of the loss with respect to the logits: (softmax - one-hot) * weight.
-        delta = log_p.exp_()
+        whole.exp_()
+        delta = log_p
         delta.scatter_add_(at, labels, delta.new_full((), -1.0).expand(labels.shape))
         delta.mul_(weights.unsqueeze(at))
         self.root.backward(delta.permute(1, 2, 0).contiguous() if few else delta, False)
         return loss
+
+
+def _classes_first(logits: torch.Tensor) -> torch.Tensor:
+    """``(C, B, K)`` as ``(K, C B)``, with zeros behind up to a whole number of vectors.
+
+    What does not fill a vector is computed in another way, and differs in the last bit: without the zeros a
+    client's result would depend on how many others share its call.
+    """
+    predictions = logits.shape[0] * logits.shape[1]
+    columns = logits.new_zeros(logits.shape[2], -(-predictions // _VECTOR) * _VECTOR)
+    columns[:, :predictions].unflatten(1, logits.shape[:2]).copy_(logits.permute(2, 0, 1))
+    return columns
 
 
 def _predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

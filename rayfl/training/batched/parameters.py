@@ -16,8 +16,9 @@ try:
 except ImportError:  # no Numba
     descend = None  # type: ignore[assignment]
 
-_FEWEST, _MOST = 5, 32
-"""Samples of a product for which the compiled loop is faster than the library, or as fast."""
+_THIN = 32
+"""Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no lower
+bound: a short batch is padded to the longest of its company, which must not decide how it is computed."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +163,7 @@ class Parameter:
             assert now.ahead is not None
             torch.baddbmm(now.weights, left, right, alpha=-self._sgd.inner_lr, out=now.ahead)
             self._hold(now.ahead)
-        elif now.velocity is None and _thin(left, right):
+        elif now.velocity is None and _thin(right):
             pull = self.lr * self._decay
             keep = 1 - pull if now.target is None else 1.0
             _add_product(now.weights, left, right, keep, -self.lr, now.target, pull, now.offset)
@@ -172,7 +173,7 @@ class Parameter:
             if now.offset is not None:
                 now.weights.add_(now.offset, alpha=-self.lr)
             self._hold(now.weights)
-        elif _thin(left, right):
+        elif _thin(right):
             _add_product(now.velocity, left, right, self._sgd.momentum, 1.0)
             self._move(now.velocity)
         else:
@@ -226,15 +227,9 @@ class Parameter:
             weights.mul_(self._now.mask)
 
 
-def _thin(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether the compiled loop takes a product ``(C, m, k) (C, k, n)``."""
-    return (
-        descend is not None
-        and not on_gpu(right)
-        and _FEWEST <= right.shape[1] <= _MOST
-        and right.is_contiguous()
-        and left.transpose(1, 2).is_contiguous()
-    )
+def _thin(right: torch.Tensor) -> bool:
+    """Whether the compiled loop takes a product with ``(C, k, n)``."""
+    return descend is not None and not on_gpu(right) and right.shape[1] <= _THIN
 
 
 def _add_product(
@@ -250,8 +245,8 @@ def _add_product(
     """``keep total``, pulled towards the target, plus ``scale (left @ right + offset)``, in place."""
     descend(
         total.numpy(),
-        left.transpose(1, 2).numpy(),
-        right.numpy(),
+        left.transpose(1, 2).contiguous().numpy(),
+        right.contiguous().numpy(),
         np.float32(keep),
         np.float32(scale),
         None if target is None else target.numpy(),
