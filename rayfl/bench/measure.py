@@ -24,6 +24,9 @@ from rayfl.runtime.session import arithmetic, available, build, connect, make_ba
 
 Say = Callable[[str], None]
 
+_TURN = 0.5
+"""Seconds that the plain loop works before it is rayfl's turn, if a round does not take longer."""
+
 
 def tree_memory() -> float:
     """Memory of this process and all below it in GB: proportional set size, shared pages counted once."""
@@ -103,7 +106,10 @@ def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iter
 
 
 def measure(workload: Workload, rounds: int, execution: dict[str, Any], say: Say = print) -> dict[str, Any]:
-    """Rounds of rayfl and of the plain loop, one after the other, the first of each left out.
+    """Rounds of rayfl and of the plain loop in turns, the first of each left out.
+
+    A turn takes the plain loop about half a second: with tiny rounds it is several in a row, as in a real
+    run, not one at a time with caches and processes that the other side has put to sleep.
 
     Returns:
         Medians of seconds a round and client-steps per second of both, the median of the paired ratios
@@ -113,15 +119,22 @@ def measure(workload: Workload, rounds: int, execution: dict[str, Any], say: Say
         naive = NaiveFedAvg(workload)
         base = tree_memory()
         try:
-            with running(workload, Path(folder), execution) as rayfl, PeakMemory() as peak:
+            with running(workload, Path(folder), execution) as rayfl:
                 naive.round(), rayfl.round()
+                turn = range(max(1, round(_TURN / naive.round())))
                 pairs, used = [], []
                 for number in range(rounds):
-                    theirs, ours = naive.round(), rayfl.round()
-                    actors = rayfl.driver.backend.actors
+                    theirs = statistics.fmean(naive.round() for _ in turn)
+                    ours, busy = 0.0, 0.0
+                    for _ in turn:
+                        ours += rayfl.round() / len(turn)
+                        busy += sum(rayfl.busy.values()) / len(turn)
                     pairs.append((theirs, ours))
-                    used.append(sum(rayfl.busy.values()) / (actors * ours))
+                    used.append(busy / (rayfl.driver.backend.actors * ours))
                     say(f"{workload.name} {number + 1}/{rounds}: plain {theirs:.3f} s, rayfl {ours:.3f} s")
+                with PeakMemory() as peak:  # not while rounds are timed: looking takes a quarter of a core
+                    for _ in range(4 * len(turn)):
+                        rayfl.round()
         finally:
             naive.close()
     theirs, ours = (statistics.median(column) for column in zip(*pairs, strict=True))

@@ -61,7 +61,8 @@ def test_a_term_of_zeros_changes_no_bit():
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_thin_and_thick_products_make_the_same_step(momentum: float, proximal: float, weight_decay: float):
     """A product is thin up to 32 samples: the same gradient once as 20 samples, once as 40 with zeros."""
-    start, offset, dy, x = (torch.from_numpy(a) for a in arrays((2, 6, 8), (2, 6, 8), (2, 20, 6), (2, 20, 8)))
+    shapes = (2, 64, 65), (2, 64, 65), (2, 20, 64), (2, 20, 65)
+    start, offset, dy, x = (torch.from_numpy(a) for a in arrays(*shapes))
     after = []
     for samples in (20, 40):
         more = samples - 20

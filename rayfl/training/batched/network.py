@@ -225,7 +225,7 @@ class BatchedNetwork(Network):
         few = logits.shape[2] <= _FEW_CLASSES
         at = 0 if few else 2
         whole = torch.log_softmax(_classes_first(logits) if few else logits, at)
-        log_p = whole[:, : y.numel()].unflatten(1, y.shape) if few else whole
+        log_p = whole[:, : y.numel()].view(-1, *y.shape) if few else whole
         labels = y.unsqueeze(at)
         loss = -(log_p.gather(at, labels).squeeze(at) * weights).sum(1)
         # The gradient of the loss with respect to the logits: (softmax - one-hot) * weight.
@@ -245,7 +245,7 @@ def _classes_first(logits: torch.Tensor) -> torch.Tensor:
     """
     predictions = logits.shape[0] * logits.shape[1]
     columns = logits.new_zeros(logits.shape[2], -(-predictions // _VECTOR) * _VECTOR)
-    columns[:, :predictions].unflatten(1, logits.shape[:2]).copy_(logits.permute(2, 0, 1))
+    columns[:, :predictions].view(-1, *logits.shape[:2]).copy_(logits.permute(2, 0, 1))
     return columns
 
 

@@ -20,6 +20,9 @@ _THIN = 32
 """Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no lower
 bound: a short batch is padded to the longest of its company, which must not decide how it is computed."""
 
+_SMALL = 4096
+"""Weights of a layer below which calling the compiled loop costs what it gains."""
+
 
 @dataclass(frozen=True)
 class Sgd:
@@ -163,7 +166,7 @@ class Parameter:
             assert now.ahead is not None
             torch.baddbmm(now.weights, left, right, alpha=-self._sgd.inner_lr, out=now.ahead)
             self._hold(now.ahead)
-        elif now.velocity is None and _thin(right):
+        elif now.velocity is None and _thin(left, right):
             pull = self.lr * self._decay
             keep = 1 - pull if now.target is None else 1.0
             _add_product(now.weights, left, right, keep, -self.lr, now.target, pull, now.offset)
@@ -173,7 +176,7 @@ class Parameter:
             if now.offset is not None:
                 now.weights.add_(now.offset, alpha=-self.lr)
             self._hold(now.weights)
-        elif _thin(right):
+        elif _thin(left, right):
             _add_product(now.velocity, left, right, self._sgd.momentum, 1.0)
             self._move(now.velocity)
         else:
@@ -227,9 +230,10 @@ class Parameter:
             weights.mul_(self._now.mask)
 
 
-def _thin(right: torch.Tensor) -> bool:
-    """Whether the compiled loop takes a product with ``(C, k, n)``."""
-    return descend is not None and not on_gpu(right) and right.shape[1] <= _THIN
+def _thin(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether the compiled loop takes the product ``(C, m, k) (C, k, n)``."""
+    weights = left.shape[1] * right.shape[2]
+    return descend is not None and not on_gpu(right) and right.shape[1] <= _THIN and weights >= _SMALL
 
 
 def _add_product(
