@@ -15,6 +15,7 @@ from rayfl.bench import cluster, local, measure, population
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
+from rayfl.runtime.ray_backend import settle
 
 TASKS = (*WORKLOADS, "startup", "cluster", "population", "local")
 
@@ -29,6 +30,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         if name not in TASKS:
             raise ConfigError("bench", f"no such benchmark {name!r}", nearest(name, TASKS))
     chosen = list(tasks) or list(WORKLOADS)
+    settle()  # the driver is in this process, and its actor in a run does so too
     result: dict[str, Any] = {"machine": machine(), "versions": versions()}
 
     def say(text: str) -> None:
