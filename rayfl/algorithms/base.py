@@ -59,6 +59,10 @@ class Algorithm(Section):
     keeps_updates: ClassVar[bool] = False
     """Whether the servers keep every client's latest update ``w_i - w`` (``Clients.cosines``)."""
 
+    def measures_updates(self, setup: Setup) -> bool:
+        """Whether ``RoundReport.norms`` are wanted, which cost the clients a copy of their models."""
+        return self.keeps_updates
+
     objectives: ClassVar[tuple[str, ...] | None] = None
     """The local objectives that make sense with it; None for all."""
 

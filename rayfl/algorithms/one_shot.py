@@ -25,9 +25,9 @@ class OneShotClustered(Algorithm):
 
     Clients are clustered again every ``clustering.every`` rounds (tau), and when more than
     ``clustering.max_flags`` of them (lambda) have raised a flag since: because they are new, because their
-    data have changed, or because their training loss has risen by ``clustering.flag_loss``. Clusters keep
-    their numbers (the matching with the largest overlap); a new one starts from the model that most of its
-    members used.
+    data have changed, or because their training loss has risen by ``clustering.flag_loss`` or the length of
+    their update by ``clustering.flag_update``. Clusters keep their numbers (the matching with the largest
+    overlap); a new one starts from the model that most of its members used.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("clustering", "hierarchy")
@@ -76,7 +76,7 @@ class OneShotClustered(Algorithm):
         """Newcomers have raised no flag and trained nothing."""
         more = setup.clients - len(state.assignment)
         extra = dict(state.extra)
-        for name, value in (("flags", False), ("stale", False), ("losses", np.nan)):
+        for name, value in (("flags", False), ("stale", False), ("losses", np.nan), ("norms", np.nan)):
             if name in extra:
                 extra[name] = np.concatenate([extra[name], np.full(more, value)])
         return replace(super().grow(setup, state), extra=extra)
@@ -158,17 +158,37 @@ class OneShotClustered(Algorithm):
         return share_layers(setup, state, super().mix(setup, state, plan))
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
-        """Flag the clients whose training loss has risen since they last took part."""
+        """Flag the clients whose training loss or update has risen since they last took part."""
         state = super().end(setup, state, plan, report)
-        rise = setup.clustering.flag_loss
-        if rise is None:
-            return state
-        before = state.extra.get("losses", np.full(setup.clients, np.nan))
-        risen = plan.cohort[report.losses > (1 + rise) * before[plan.cohort]]
-        losses = before.copy()
-        losses[plan.cohort] = np.where(np.isnan(report.losses), before[plan.cohort], report.losses)
-        state = replace(state, extra={**state.extra, "losses": losses})
+        watched = (
+            ("losses", report.losses, setup.clustering.flag_loss),
+            ("norms", report.norms, setup.clustering.flag_update),
+        )
+        for name, now, rise in watched:
+            if rise is not None:
+                state = self._watch(setup, state, plan.cohort, name, now, rise)
+        return state
+
+    def _watch(
+        self,
+        setup: Setup,
+        state: ServerState,
+        cohort: NDArray[np.int64],
+        name: str,
+        now: NDArray[np.float64],
+        rise: float,
+    ) -> ServerState:
+        """Keep the cohort's latest numbers ``(M,)``, and flag those that have risen by more than ``rise``."""
+        before = state.extra.get(name, np.full(setup.clients, np.nan))
+        risen = cohort[now > (1 + rise) * before[cohort]]
+        latest = before.copy()
+        latest[cohort] = np.where(np.isnan(now), before[cohort], now)
+        state = replace(state, extra={**state.extra, name: latest})
         return self._flag(setup, state, risen) if len(risen) else state
+
+    def measures_updates(self, setup: Setup) -> bool:
+        """If clients watch how long their updates are."""
+        return super().measures_updates(setup) or setup.clustering.flag_update is not None
 
 
 def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: int) -> NDArray[np.int64]:

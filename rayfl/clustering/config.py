@@ -75,6 +75,12 @@ class Clustering(Section):
         description="a client raises a flag, too, when its training loss has risen by this fraction since it "
         "last took part; none: it does not look",
     )
+    flag_update: float | None = Field(
+        None,
+        gt=0,
+        description="a client raises a flag, too, when its update has become longer by this fraction since "
+        "it last took part; none: it does not look",
+    )
 
     @model_validator(mode="after")
     def _fits_together(self) -> Clustering:

@@ -233,6 +233,7 @@ class Driver:
             compares=observation is not None and observation.needs_models,
             mix=lambda observed: algorithm.mix(setup, state, plan, observed),
             updates=algorithm.keeps_updates,
+            norms=algorithm.measures_updates(setup),
         )
 
     def _asking(self, state: ServerState) -> Asking:

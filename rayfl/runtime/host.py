@@ -89,7 +89,8 @@ class ClientHost:
         _overlay(rows, work.personal, own, fresh)
         indices = self.stages[job.stage].train.take(job.clients)
         # The engine trains in place; most methods have no use for where it started.
-        keeps = job.updates or local.state_size(spec) or local.server_size(spec) or local.personal
+        compared = job.updates or job.norms
+        keeps = compared or local.state_size(spec) or local.server_size(spec) or local.personal
         before = rows
         if keeps:
             before = rows.clone() if work.personal else self._gather(objects, job.start, own=False)
@@ -141,11 +142,12 @@ class ClientHost:
             trained = Trained(spec, self.engine.module, self.batches, seen, models)
             answer.append(observation.compute(trained))
         norms = np.full(len(job.clients), np.nan)
-        if job.updates:
+        if compared:
             updates = _updates(block.rows, start.models, spec)
             norms = updates.double().norm(dim=1).cpu().numpy()
             norms[list(block.failures)] = np.nan
-            answer.append(self._sent(updates).cpu().numpy())
+            if job.updates:
+                answer.append(self._sent(updates).cpu().numpy())
         if states.shape[1]:
             new = [gather(block.rows, work.personal), outcome.state, job.order.keep(block.rows)]
             new = [part for part in new if part.shape[1]]

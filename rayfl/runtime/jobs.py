@@ -91,6 +91,7 @@ class TrainJob:
         keep: their part of the old models' weights ``(R, B)``; None for none.
         deliver: whether the trained rows themselves are returned instead of their sums.
         updates: whether the updates ``w_i - w`` are returned too.
+        norms: whether their lengths are reported.
     """
 
     round: int
@@ -109,6 +110,7 @@ class TrainJob:
     keep: NDArray[np.float64] | None
     deliver: bool
     updates: bool
+    norms: bool
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class TrainReport:
     Attributes:
         losses: mean local training loss of each client, ``(B,)``.
         steps: local steps of each client, ``(B,)``.
-        norms: length of each client's update ``(B,)``; NaN unless updates were asked for.
+        norms: length of each client's update ``(B,)``; NaN unless they were asked for.
         failures: client id -> traceback.
         seconds: time spent in the job.
         pid: the process that did it.

@@ -68,6 +68,7 @@ class Round:
         compares: whether that looks at the servers' models too;
         mix: and what then gives A.
         updates: whether the servers keep the clients' updates.
+        norms: whether the lengths of the clients' updates are reported.
     """
 
     round: int
@@ -83,6 +84,7 @@ class Round:
     compares: bool = False
     mix: Callable[[NDArray[np.float64]], Mixing] | None = None
     updates: bool = False
+    norms: bool = False
 
     @classmethod
     def nobody(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
@@ -285,6 +287,7 @@ class Servers:
             keep=part.keep,
             deliver=deliver,
             updates=turn.updates,
+            norms=turn.norms,
         )
         sent = 1 if deliver else len(part.rows)
         return Task(

@@ -242,17 +242,19 @@ def test_clustering_again_when_more_than_lambda_clients_raised_a_flag():
     assert method.recluster(s, found.state, clients) is None  # the flags are down again
 
 
-def test_a_client_whose_loss_has_risen_raises_a_flag():
-    s = setup("pacfl", clustering={"max_flags": 0, "flag_loss": 0.5})
+@pytest.mark.parametrize(("setting", "told_as"), [("flag_loss", "losses"), ("flag_update", "norms")])
+def test_a_client_whose_loss_or_update_has_risen_raises_a_flag(setting, told_as):
+    s = setup("pacfl", clustering={"max_flags": 0, setting: 0.5})
+    assert algorithm("pacfl").measures_updates(s) == (setting == "flag_update")
     method, clients = algorithm("pacfl"), FakeClients(labels=[0] * 6)
     state = method.recluster(s, method.begin(s), clients).state
-    for losses, due in (
+    for numbers, due in (
         ([1.0, 1, 1, 1, 1, 1], False),  # nothing to compare with
         ([1.5, 1, 1, 0.1, 1, np.nan], False),  # exactly half more is not more
         ([1.0, 1, 1, 0.16, 1, 1.49], True),  # client 3 has
     ):
         plan = plan_of(method, s, state)
-        told = report(plan, method.mix(s, state, plan), 1, losses=np.array(losses))
+        told = report(plan, method.mix(s, state, plan), 1, **{told_as: np.array(numbers)})
         state = method.end(s, state, plan, told)
         assert (method.recluster(s, state, clients) is not None) == due
     assert np.flatnonzero(state.extra["flags"]).tolist() == [3]

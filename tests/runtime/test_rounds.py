@@ -125,6 +125,29 @@ def _break(backend: InlineBackend, clients: set[int]) -> None:
     engine.train = train  # type: ignore[method-assign]
 
 
+@pytest.mark.parametrize("updates", [False, True])
+def test_the_lengths_of_updates_are_told_if_wanted(settings: dict[str, Any], updates: bool) -> None:
+    backend = InlineBackend()
+    try:
+        servers, federation, host = _servers(settings, backend)
+        cohort = np.array([0, 4, 7])
+        mixing = Mixing(sp.csr_array(federation.sizes[cohort][None, :].astype(np.float64)))
+        plan, work = Plan(cohort, cohort * 0, cohort * 0), LocalWork(1, 10, 0.1)
+        quiet = servers.train(Round(0, plan, work, mixing))
+        assert np.isnan(quiet.norms).all()
+        servers.models = [host.spec.initial()]
+        told = servers.train(Round(0, plan, work, mixing, updates=updates, norms=True))
+        for place, client in enumerate(cohort.tolist()):
+            servers.models = [host.spec.initial()]
+            alone = np.array([client])
+            one = Mixing(sp.csr_array(np.ones((1, 1))))
+            servers.train(Round(0, Plan(alone, alone * 0, alone * 0), work, one))
+            moved = servers.models[0].astype(np.float64) - host.spec.initial()
+            assert told.norms[place] == pytest.approx(np.linalg.norm(moved), rel=1e-5)
+    finally:
+        backend.close()
+
+
 def test_a_failing_client_stops_the_round_and_is_named(settings: dict[str, Any]) -> None:
     backend = InlineBackend()
     try:
