@@ -24,6 +24,9 @@ from rayfl.config import Config, load, variant
 from rayfl.errors import ConfigError, RayflError, nearest
 from rayfl.runtime import session
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from compare_seeds import seeds_of
+
 ROUNDS, CHANGE = 40, 20
 COMMON = (
     f"rounds={ROUNDS}",
@@ -96,10 +99,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="settings of every run such as training.lr=0.05")
     parser.add_argument("--config", default="flt-scenario1", help="a preset or a YAML file with groups")
     parser.add_argument("--methods", default="", help="rows, separated by semicolons; all if empty")
-    parser.add_argument("--seeds", default="0-2", help="first-last")
+    parser.add_argument("--seeds", default="0-2", help="such as 0-5 or 0,3,7 (default: 0-2)")
     parser.add_argument("--out", type=Path, default=Path("runs/drift"), help="folder of the results")
     options = parser.parse_intermixed_args(arguments)
-    first, _, last = options.seeds.partition("-")
     options.out.mkdir(parents=True, exist_ok=True)
     file = options.out / "drift.csv"
     try:
@@ -107,7 +109,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for method in methods:
             if method not in METHODS:
                 raise ConfigError("--methods", f"no row {method!r}", nearest(method, METHODS))
-        for seed in range(int(first), int(last or first) + 1):
+        for seed in seeds_of(options.seeds):
             common = [*COMMON, f"seed={seed}", f"output.root={options.out}", *options.overrides]
             for method in methods:
                 done = pd.read_csv(file) if file.exists() else pd.DataFrame({"method": [], "seed": []})

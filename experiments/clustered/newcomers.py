@@ -30,6 +30,9 @@ from rayfl.errors import ConfigError, RayflError, nearest
 from rayfl.runtime import session
 from rayfl.runtime.newcomers import welcome
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from compare_seeds import seeds_of
+
 KNOWN, EPOCHS = 80, 5
 METHODS: Mapping[str, tuple[str, ...]] = {
     "solo": ("algorithm.sampled=true",),
@@ -126,17 +129,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="settings of every run such as rounds=50")
     parser.add_argument("--config", default="pacfl-fmnist", help="a preset or a YAML file of 100 clients")
     parser.add_argument("--methods", default="", help="names, separated by commas; all if empty")
-    parser.add_argument("--seeds", default="0-2", help="first-last")
+    parser.add_argument("--seeds", default="0-2", help="such as 0-5 or 0,3,7 (default: 0-2)")
     parser.add_argument("--out", type=Path, default=Path("runs/newcomers"), help="folder of the results")
     options = parser.parse_intermixed_args(arguments)
-    first, _, last = options.seeds.partition("-")
     file = options.out / "newcomers.csv"
     try:
         methods = options.methods.split(",") if options.methods else list(METHODS)
         for method in methods:
             if method not in METHODS:
                 raise ConfigError("--methods", f"no method {method!r}", nearest(method, METHODS))
-        for seed in range(int(first), int(last or first) + 1):
+        for seed in seeds_of(options.seeds):
             common = [*COMMON, f"seed={seed}", f"output.root={options.out}", "output.report=false"]
             settings, files = [*common, *options.overrides], None
             for method in methods:

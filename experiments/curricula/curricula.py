@@ -33,6 +33,9 @@ from rayfl.errors import RayflError
 from rayfl.runtime import session
 from rayfl.training import Batches
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from compare_seeds import seeds_of
+
 HERE = Path(__file__).parent
 DIFFICULTY = "partition={name: difficulty, clients: 100, alpha: 0.05, attempts: 10000, ordered: 1.0}"
 FIGURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
@@ -86,17 +89,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("figure", choices=FIGURES)
     parser.add_argument("overrides", nargs="*", help="settings such as rounds=20")
     parser.add_argument("--rows", default="", help="only these rows, separated by commas")
-    parser.add_argument("--seeds", default="0-2", help="first-last")
+    parser.add_argument("--seeds", default="0-2", help="such as 0-5 or 0,3,7 (default: 0-2)")
     parser.add_argument("--samples", type=int, help="training images; by default all")
     parser.add_argument("--out", type=Path, default=Path("runs/curricula"))
     options = parser.parse_intermixed_args(arguments)
     rows = options.rows.split(",") if options.rows else list(FIGURES[options.figure])
-    first, _, last = options.seeds.partition("-")
     common = ["execution.backend=inline", "output.report=false", f"output.root={options.out}"]
     try:
         if options.samples:
             common.append(subset(load(HERE / "cifar10.yaml"), options.samples, options.out))
-        for seed in range(int(first), int(last or first) + 1):
+        for seed in seeds_of(options.seeds):
             for row in rows:
                 settings = [*common, *FIGURES[options.figure][row], f"seed={seed}", *options.overrides]
                 run_one(row, load(HERE / "cifar10.yaml", settings), options.out / "runs.csv")

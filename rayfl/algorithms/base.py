@@ -59,10 +59,6 @@ class Algorithm(Section):
     keeps_updates: ClassVar[bool] = False
     """Whether the servers keep every client's latest update ``w_i - w`` (``Clients.cosines``)."""
 
-    def measures_updates(self, setup: Setup) -> bool:
-        """Whether ``RoundReport.norms`` are wanted, which cost the clients a copy of their models."""
-        return self.keeps_updates
-
     objectives: ClassVar[tuple[str, ...] | None] = None
     """The local objectives that make sense with it; None for all."""
 
@@ -71,6 +67,10 @@ class Algorithm(Section):
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
+
+    def measures_updates(self, setup: Setup) -> bool:
+        """Whether ``RoundReport.norms`` are wanted, which cost the clients a copy of their models."""
+        return self.keeps_updates
 
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model that the method's settings do not fit, before anything starts.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from rayfl.algorithms import ServerState
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
 from rayfl.models import ModelSpec
+from rayfl.runtime import session
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory, write_atomically
@@ -185,3 +187,32 @@ def test_the_remedy_does_fit(remedy: str) -> None:
 def test_memory_is_part_of_the_arithmetic() -> None:
     with pytest.raises(ConfigError, match=r"need more than the 1\.0 GB"):
         plan(load({}, ["execution.actors=8"]), Available((Node(8, 0),), 1e9))
+
+
+@pytest.mark.parametrize(("actors", "looks"), [("1", 2), ("2", 3), ("auto", 3)])
+def test_a_run_waits_for_what_the_one_before_gives_back(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch, actors: str, looks: int
+) -> None:
+    """Two CPUs, of which none, then one, then both are free again."""
+    free = iter([0.0, 1.0, 2.0])
+    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0}}]
+    monkeypatch.setattr(session.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(session, "this_cluster", lambda: Available((Node(next(free), 0.0),), 1e12))
+    config = load(
+        settings, ["execution.backend=ray", "execution.block_size=auto", f"execution.actors={actors}"]
+    )
+    assert session.available(config).cpus == looks - 1
+
+
+def test_a_run_does_not_wait_for_ever(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "_RELEASE_TIMEOUT", 0.1)
+    monkeypatch.setattr(session.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    monkeypatch.setattr(session, "this_cluster", lambda: Available((Node(1.0, 0.0),), 1e12))
+    assert session.available(load(settings, ["execution.backend=ray"])).cpus == 1
+
+
+@pytest.mark.parametrize(("rise", "again"), [("null", False), ("1e-9", True), ("1e9", False)])
+def test_longer_updates_make_clusters_anew(settings: dict[str, Any], rise: str, again: bool) -> None:
+    changes = ["algorithm=pacfl", "clustering.max_flags=0", f"clustering.flag_update={rise}", "rounds=6"]
+    timeline = json.loads((run(load(settings, changes)).path / "clusters.json").read_text())["timeline"]
+    assert (len(timeline) > 1) == again
