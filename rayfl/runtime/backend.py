@@ -6,6 +6,8 @@ itself. Code above passes refs along and never looks inside.
 
 from __future__ import annotations
 
+import heapq
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +23,12 @@ from rayfl.runtime.lps import LocalServer
 
 Ref = Any
 
+MESSAGE_WORK = 1e8
+"""Parameters times samples that take a core some ten milliseconds: with less, sending shows."""
+
+_SPARE = 4
+"""Messages for each actor that leave enough to even out who is faster."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -32,6 +40,7 @@ class Task:
         cost: expected work in any unit; the longest tasks go first.
         returns: how many objects it returns; the first is fetched, the others stay where they are.
         home: the actor that must do it, or None for any.
+        work: parameters times samples, if it is training or testing: tasks of little work share a message.
     """
 
     method: str
@@ -39,6 +48,7 @@ class Task:
     cost: float
     returns: int = 1
     home: int | None = None
+    work: float = math.inf
 
 
 class Backend(ABC):
@@ -137,3 +147,27 @@ class InlineBackend(Backend):
 def longest_first(tasks: Sequence[Task]) -> list[int]:
     """Positions of the tasks by falling cost; ties in their own order."""
     return sorted(range(len(tasks)), key=lambda i: (-tasks[i].cost, i))
+
+
+def bundles(tasks: Sequence[Task], actors: int) -> list[list[int]]:
+    """Which tasks are sent together, in the order of sending: for every actor one at least, if there are so
+    many, and no more than that where all of them together are little work.
+
+    Who shares a message changes no number: each task is done as if it came alone.
+
+    Args:
+        tasks: those that one set of actors may do.
+        actors: how many.
+    """
+    order = longest_first(tasks)
+    worth = sum(min(1.0, task.work / MESSAGE_WORK) for task in tasks)
+    count = min(len(tasks), actors if worth <= actors else max(_SPARE * actors, math.ceil(worth)))
+    if count == len(tasks):
+        return [[i] for i in order]
+    found: list[list[int]] = [[] for _ in range(count)]
+    loads = [(0.0, at) for at in range(count)]
+    for i in order:
+        load, at = loads[0]
+        heapq.heapreplace(loads, (load + tasks[i].cost, at))
+        found[at].append(i)
+    return sorted(found, key=lambda bundle: (-sum(tasks[i].cost for i in bundle), bundle))

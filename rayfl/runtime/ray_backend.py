@@ -6,16 +6,16 @@ import contextlib
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError, WorkerCrashedError
 from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
 from rayfl.errors import RayflError
-from rayfl.runtime.backend import Backend, Ref, Task, longest_first
+from rayfl.runtime.backend import Backend, Ref, Task, bundles
 from rayfl.runtime.host import ClientHost
 from rayfl.runtime.jobs import HostSpec, TrainJob
 from rayfl.runtime.lps import LocalServer
@@ -36,6 +36,15 @@ def settle() -> None:
     gc.freeze()
 
 
+class _Call(NamedTuple):
+    """A task in a message: the method, what goes to it by value, how many objects, and what it returns."""
+
+    method: str
+    message: tuple[Any, ...]
+    objects: int
+    returns: int
+
+
 class _HostActor(ClientHost):
     """A client actor: a :class:`ClientHost` in a process of its own, with one thread."""
 
@@ -44,6 +53,19 @@ class _HostActor(ClientHost):
         threadpool_limits(1)
         super().__init__(stages, host)
         self._settled = False
+
+    def perform(self, calls: Sequence[_Call], *objects: Any) -> Any:
+        """Do several tasks; the first values of all, then what else each returns, in their order."""
+        firsts: list[Any] = []
+        rest: list[Any] = []
+        at = 0
+        for call in calls:
+            answer = getattr(self, call.method)(*call.message, *objects[at : at + call.objects])
+            at += call.objects
+            first, *more = answer if call.returns > 1 else [answer]
+            firsts.append(first)
+            rest += more
+        return [firsts, *rest] if rest else firsts
 
     @override
     def train(self, job: TrainJob, *objects: Any) -> Any:
@@ -56,8 +78,33 @@ class _HostActor(ClientHost):
         return answer
 
 
+class _ServerActor(LocalServer):
+    """An LPS actor."""
+
+    def acknowledge(self, method: str, *args: Any) -> Any:
+        """Nothing, which the driver can fetch to see that it is done; then what the method returns."""
+        answer = getattr(self, method)(*args)
+        return (None, *answer) if isinstance(answer, list | tuple) else (None, answer)
+
+
+def _acknowledge(function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
+    return None, function(*args)
+
+
+class _Pending(NamedTuple):
+    """A call whose end nobody has seen yet: how it is made, the refs of its results, whether it is done."""
+
+    submit: Callable[[], list[Ref]]
+    results: list[Ref]
+    done: Ref
+
+
 class RayBackend(Backend):
     """Client and LPS actors on a Ray cluster that is already connected.
+
+    Calls of servers and remote tasks are done again here when their process dies. Ray could do that itself,
+    but for as long as a result lives it would keep all that the result was made of: a model is made of the
+    last one and of sums of the clients, so nothing would ever be freed.
 
     Args:
         actors: number of client actors.
@@ -68,10 +115,12 @@ class RayBackend(Backend):
     def __init__(self, actors: int, num_cpus: float, num_gpus: float, servers: int) -> None:
         self.actors = actors
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
-        server = ray.remote(LocalServer).options(num_cpus=0, max_restarts=-1, max_task_retries=-1)
+        server = ray.remote(_ServerActor).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         self._servers = [server.remote() for _ in range(servers)]
         self._hosts: list[Any] = []
         self._deaths = 0
+        self._pending: list[_Pending] = []
+        self._instead: dict[Ref, Ref] = {}  # results that were lost -> those of the second try
 
     @override
     def put(self, value: Any) -> Ref:
@@ -79,8 +128,35 @@ class RayBackend(Backend):
 
     @override
     def get(self, ref: Ref) -> Any:
+        self._settle()
         with plain_errors():
-            return ray.get(ref)
+            return ray.get(self._current(ref) if isinstance(ref, list) else self._current([ref])[0])
+
+    def _current(self, args: Sequence[Any]) -> list[Any]:
+        """The same with results of a second try in place of those that were lost."""
+        if not self._instead:
+            return list(args)
+        return [self._instead.get(a, a) if isinstance(a, ray.ObjectRef) else a for a in args]
+
+    def _submit(self, submit: Callable[[], list[Ref]]) -> list[Ref]:
+        done, *results = submit()
+        self._pending.append(_Pending(submit, results, done))
+        return results
+
+    def _settle(self) -> None:
+        """Wait for all calls of servers and remote tasks, and make those again whose process died."""
+        while self._pending:
+            submit, results, done = call = self._pending.pop(0)
+            try:
+                with plain_errors():
+                    ray.get(done)
+            except RayError as error:
+                if not _died(error):
+                    raise
+                self._count_death(error)
+                done, *again = submit()
+                self._instead.update(zip(results, again, strict=True))
+                self._pending.insert(0, call._replace(done=done))
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
@@ -92,80 +168,79 @@ class RayBackend(Backend):
 
     @override
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
-        free = deque(i for i in longest_first(tasks) if tasks[i].home is None)
-        pinned: list[deque[int]] = [deque() for _ in self._hosts]
-        for i in longest_first(tasks):
-            home = tasks[i].home
-            if home is not None:
-                pinned[home % self.actors].append(i)
-        running: list[deque[int]] = [deque() for _ in self._hosts]
-        refs: dict[Any, tuple[int, int, list[Ref]]] = {}  # first ref -> actor, task, all refs
+        anybody: list[int] = []
+        own: list[list[int]] = [[] for _ in self._hosts]
+        for i, task in enumerate(tasks):
+            (anybody if task.home is None else own[task.home % self.actors]).append(i)
+        free = deque(_bundled(tasks, anybody, self.actors))
+        pinned = [deque(_bundled(tasks, mine, 1)) for mine in own]
+        running = [0] * self.actors
+        sent: dict[Any, tuple[int, list[int], list[Ref]]] = {}  # first ref -> actor, tasks, the other refs
 
         def feed() -> None:
             for depth in range(IN_FLIGHT):
-                for actor, queue in enumerate(running):
-                    if len(queue) > depth:
-                        continue
+                for actor in range(self.actors):
                     source = pinned[actor] or free
-                    if source:
-                        self._submit(tasks, source.popleft(), actor, running, refs)
+                    if running[actor] <= depth and source:
+                        bundle = source.popleft()
+                        first, *rest = self._send([tasks[i] for i in bundle], actor)
+                        sent[first] = actor, bundle, rest
+                        running[actor] += 1
 
+        self._settle()
         feed()
-        while refs:
-            ready, _ = ray.wait(list(refs), num_returns=1, fetch_local=False, timeout=_TICK)
+        while sent:
+            ready, _ = ray.wait(list(sent), num_returns=1, fetch_local=False, timeout=_TICK)
             self.tick()
             if not ready:
                 continue
-            actor, index, answer = refs.pop(ready[0])
+            actor, bundle, rest = sent.pop(ready[0])
             try:
-                first = self.get(answer[0])
+                with plain_errors():
+                    firsts = ray.get(ready[0])
             except RayActorError as error:
-                lost = [index, *(i for a, i, _ in refs.values() if a == actor)]
-                for key in [key for key, (a, _, _) in refs.items() if a == actor]:
-                    del refs[key]
+                lost = [bundle, *(b for a, b, _ in sent.values() if a == actor)]
+                sent = {ref: what for ref, what in sent.items() if what[0] != actor}
                 self._replace(actor, error)
-                running[actor].clear()
-                for i in reversed(lost):
-                    (free if tasks[i].home is None else pinned[actor]).appendleft(i)
+                running[actor] = 0
+                for bundle in reversed(lost):
+                    (free if tasks[bundle[0]].home is None else pinned[actor]).appendleft(bundle)
                 feed()
                 continue
-            running[actor].remove(index)
+            running[actor] -= 1
             feed()
-            yield index, [first, *answer[1:]]
+            for i, first in zip(bundle, firsts, strict=True):
+                count = tasks[i].returns - 1
+                yield i, [first, *rest[:count]]
+                rest = rest[count:]
 
-    def _submit(
-        self,
-        tasks: Sequence[Task],
-        index: int,
-        actor: int,
-        running: list[deque[int]],
-        refs: dict[Any, tuple[int, int, list[Ref]]],
-    ) -> None:
-        task = tasks[index]
-        answer = getattr(self._hosts[actor], task.method).options(num_returns=task.returns).remote(*task.args)
-        answer = [answer] if task.returns == 1 else answer
-        running[actor].append(index)
-        refs[answer[0]] = (actor, index, answer)
+    def _send(self, tasks: Sequence[Task], actor: int) -> list[Ref]:
+        calls = [_Call(t.method, t.args[:1], len(t.args) - 1, t.returns) for t in tasks]
+        refs = self._current([ref for task in tasks for ref in task.args[1:]])
+        count = 1 + sum(task.returns - 1 for task in tasks)
+        answer = self._hosts[actor].perform.options(num_returns=count).remote(calls, *refs)
+        return [answer] if count == 1 else list(answer)
 
     def _replace(self, actor: int, error: RayActorError) -> None:
         """A worker died (killed, out of memory, its node lost): start another in its place."""
+        self._count_death(error)
+        self._hosts[actor] = self._new_host()
+
+    def _count_death(self, error: Exception) -> None:
         self._deaths += 1
         if getattr(error, "actor_init_failed", False) or self._deaths > MAX_DEATHS:
-            raise RayflError(
-                f"client actors keep dying ({self._deaths} so far): {error}".split("\n")[0]
-            ) from error
-        self._hosts[actor] = self._new_host()
+            raise RayflError(f"actors keep dying ({self._deaths} so far): {error}".split("\n")[0]) from error
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
-        return ray.remote(function).options(num_cpus=0).remote(*args)
+        task = ray.remote(_acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
+        return self._submit(lambda: task.remote(function, *self._current(args)))[0]
 
     @override
     def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
-        lps = self._servers[server % len(self._servers)]
-        answer = getattr(lps, method).options(num_returns=returns).remote(*args)
-        return [answer] if returns == 1 else list(answer)
+        lps = self._servers[server % len(self._servers)].acknowledge.options(num_returns=1 + returns)
+        return self._submit(lambda: lps.remote(method, *self._current(args)))
 
     @override
     def pids(self) -> list[int]:
@@ -175,7 +250,18 @@ class RayBackend(Backend):
     def close(self) -> None:
         for actor in [*self._hosts, *self._servers]:
             ray.kill(actor)
-        self._hosts, self._servers = [], []
+        self._hosts, self._servers, self._pending = [], [], []
+
+
+def _bundled(tasks: Sequence[Task], some: Sequence[int], actors: int) -> list[list[int]]:
+    """Which of some tasks are sent together."""
+    return [[some[i] for i in bundle] for bundle in bundles([tasks[i] for i in some], actors)]
+
+
+def _died(error: Exception) -> bool:
+    """Whether the process that should have answered is gone, or that of something it depends on."""
+    cause = error.cause if isinstance(error, RayTaskError) else error
+    return isinstance(cause, RayActorError | WorkerCrashedError | OutOfMemoryError)
 
 
 @contextlib.contextmanager

@@ -296,7 +296,12 @@ class Servers:
             cost=float(self.federation.sizes[clients].sum()),
             returns=1 + sent + (observe is not None) + turn.updates + stateful,
             home=int(clients[0]) // self.clients_per_actor if self.clients_per_actor else None,
+            work=self._work(clients, turn.work),
         )
+
+    def _work(self, clients: NDArray[np.int64], work: LocalWork) -> float:
+        """Parameters times samples of these clients' local training."""
+        return float(self.spec.P * work.epochs * self.federation.sizes[clients].sum())
 
     def _reduce(
         self,
@@ -479,7 +484,8 @@ class Servers:
             )
             message = EvalJob(items, self.batch_size, personal, local, part)
             cost = float(sum(len(job.samples) for job in jobs))
-            tasks.append(Task("evaluate", (message, *(self.models[k] for k in used), *refs), cost))
+            objects = [*(self.models[k] for k in used), *refs]
+            tasks.append(Task("evaluate", (message, *objects), cost, work=self.spec.P * cost))
         reports = [EvalReport()] * len(tasks)
         for index, answer in self.backend.run(tasks):
             reports[index] = answer[0]
@@ -524,7 +530,8 @@ class Servers:
                 self.batch_size,
             )
             cost = float(self.federation.sizes[clients[block]].sum())
-            tasks.append(Task("adapt", (job, *objects), cost, returns=2))
+            much = self._work(clients[block], turn.work)
+            tasks.append(Task("adapt", (job, *objects), cost, returns=2, work=much))
             blocks.append(block)
         correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
         updates: list[Ref] = [None] * len(tasks)

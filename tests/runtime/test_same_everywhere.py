@@ -114,10 +114,19 @@ def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_c
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("method", ["mt_hfl", "flis_dc", "mt_hfl, scaffold", "mtl"])
 def test_a_killed_actor_costs_only_its_block(
-    method: str, settings: dict[str, Any], inline: dict[str, Result], ray_cluster: None
+    method: str,
+    together: bool,
+    settings: dict[str, Any],
+    inline: dict[str, Result],
+    ray_cluster: None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Whether blocks travel one by one or several in a message."""
+    if not together:
+        monkeypatch.setattr("rayfl.runtime.backend.MESSAGE_WORK", 1.0)
     config = load(_settings(settings, method, backend="ray", actors=2))
     directory = RunDirectory.create(config)
     stages, host = build(config)

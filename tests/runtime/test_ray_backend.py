@@ -1,0 +1,188 @@
+"""The Ray backend: messages worth sending, nothing kept, calls made again when a process dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import ray
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfl.config import load
+from rayfl.errors import RayflError
+from rayfl.runtime import ray_backend, states
+from rayfl.runtime.backend import MESSAGE_WORK, Task, bundles
+from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.ray_backend import RayBackend
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import Result, build, run
+from tests.runtime.conftest import METHODS
+
+
+def _task(work: float, cost: float = 1.0) -> Task:
+    return Task("train", (None,), cost, work=work)
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 3 * MESSAGE_WORK), st.floats(0.1, 100)), max_size=40), st.integers(1, 9)
+)
+def test_every_task_is_in_one_message_and_every_actor_has_one(
+    sizes: list[tuple[float, float]], actors: int
+) -> None:
+    tasks = [_task(work, cost) for work, cost in sizes]
+    found = bundles(tasks, actors)
+    assert sorted(i for bundle in found for i in bundle) == list(range(len(tasks)))
+    assert min(actors, len(tasks)) <= len(found)
+    assert all(found)
+    costs = [sum(tasks[i].cost for i in bundle) for bundle in found]
+    assert costs == sorted(costs, reverse=True)
+
+
+def test_tiny_tasks_make_one_message_an_actor_with_equal_loads() -> None:
+    found = bundles([_task(MESSAGE_WORK / 100)] * 12, 3)
+    assert [len(bundle) for bundle in found] == [4, 4, 4]
+
+
+def test_some_work_leaves_messages_to_even_out_who_is_faster() -> None:
+    assert len(bundles([_task(MESSAGE_WORK / 10)] * 100, 2)) == 10
+    assert len(bundles([_task(MESSAGE_WORK / 10)] * 30, 2)) == 8
+
+
+def test_work_worth_a_message_or_unknown_travels_alone() -> None:
+    assert bundles([_task(2 * MESSAGE_WORK, cost) for cost in (1.0, 3.0, 2.0)], 1) == [[1], [2], [0]]
+    assert len(bundles([Task("apply", (None,), 1.0)] * 9, 2)) == 9
+
+
+@pytest.fixture
+def backend(ray_cluster: None) -> Iterator[RayBackend]:
+    made = RayBackend(1, num_cpus=0.5, num_gpus=0, servers=1)
+    yield made
+    made.close()
+
+
+def _objects() -> int:
+    """Objects that this process keeps alive, in whatever way."""
+    return len(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("method", ["fedavg", "mt_hfl, scaffold", "sub_fedavg", "ifca", "cfl"])
+def test_nothing_is_kept_that_no_later_round_needs(
+    method: str, settings: dict[str, Any], ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Models above 100 kB: Ray keeps what such are made of, if it may have to make them again."""
+    monkeypatch.setattr(states, "_PACK", 2)  # so that the clients' states are packed anew every few rounds
+    settings = {
+        **settings,
+        "algorithm": method,
+        **METHODS[method],
+        "rounds": 20,
+        "model": {"name": "mlp", "hidden": [512]},
+        "execution": {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 6},
+    }
+    settings["training"] = {**settings["training"], "participation": 0.5}
+    config = load(settings)
+    stages, host = build(config)
+    backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
+    kept: list[int] = []
+
+    def count(event: Event) -> None:
+        if event.kind == "round":
+            # Ray lets go of objects a moment later; packing may come a round earlier or later.
+            until = time.monotonic() + 3
+            while event.data["round"] >= 12 and _objects() > max(kept[4:12]) and time.monotonic() < until:
+                time.sleep(0.05)
+            kept.append(_objects())
+
+    try:
+        Driver(config, stages, backend, RunDirectory.create(config), host, count).run()
+    finally:
+        backend.close()
+    assert max(kept[12:]) <= max(kept[4:12]) + 4
+
+
+def _servers() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children(recursive=True) if "ServerActor" in " ".join(p.cmdline())]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("method", ["fedavg", "mt_hfl, scaffold"])
+def test_a_killed_server_costs_nothing(
+    method: str, settings: dict[str, Any], tmp_path: Path, ray_cluster: None
+) -> None:
+    """It is stopped while clients train, and killed when the driver believes the round to be over."""
+    settings = {**settings, "algorithm": method, **METHODS[method]}
+    expected = run(settings)
+    config = load({**settings, "execution": {"backend": "ray", "actors": 2, "block_size": 2}})
+    stages, host = build(config)
+    directory = RunDirectory.create(config)
+    before = _servers()
+    backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
+    stopped: list[psutil.Process] = []
+
+    def disturb(event: Event) -> None:
+        if event.kind == "blocks" and event.data["round"] == 1 and not stopped:
+            (process,) = [p for p in _servers() if p not in before]
+            stopped.append(process)
+            process.suspend()
+        if event.kind == "blocks" and event.data["round"] == 1 and event.data["done"] == event.data["total"]:
+            os.kill(stopped[0].pid, signal.SIGKILL)
+
+    try:
+        Driver(config, stages, backend, directory, host, disturb).run()
+        (now,) = [p for p in _servers() if p not in before]
+        assert now != stopped[0]
+    finally:
+        backend.close()
+    assert Result(directory.path).summary["models_sha256"] == expected.summary["models_sha256"]
+
+
+def _die_once(mark: Path, value: np.ndarray) -> np.ndarray:
+    if not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return value + 1
+
+
+def _twice(value: np.ndarray) -> np.ndarray:
+    return value * 2
+
+
+@pytest.mark.ray
+def test_a_remote_task_whose_process_dies_is_done_again(tmp_path: Path, backend: RayBackend) -> None:
+    """What was made of its result in the meantime too."""
+    value = backend.put(np.arange(3.0))
+    lost = backend.call(_die_once, tmp_path / "mark", value)
+    later = backend.call(_twice, lost)
+    np.testing.assert_array_equal(backend.get(later), [2, 4, 6])
+    np.testing.assert_array_equal(backend.get(lost), [1, 2, 3])
+
+
+def _die(value: int) -> int:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return value
+
+
+@pytest.mark.ray
+def test_what_dies_again_and_again_ends_the_run(backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_backend, "MAX_DEATHS", 2)
+    with pytest.raises(RayflError, match="keep dying"):
+        backend.get(backend.call(_die, 1))
+
+
+def _fails(value: int) -> int:
+    raise ValueError(f"no {value}")
+
+
+@pytest.mark.ray
+def test_an_error_in_a_remote_task_is_raised_and_not_tried_again(backend: RayBackend) -> None:
+    with pytest.raises(ValueError, match="no 1"):
+        backend.get(backend.call(_fails, 1))
