@@ -23,7 +23,7 @@ from rayfl.models import ModelSpec
 from rayfl.ordering import Arrival
 from rayfl.random import key
 from rayfl.runtime.jobs import AdaptJob, EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
-from rayfl.runtime.lps import Partial
+from rayfl.runtime.lps import Partial, Weight
 from rayfl.training import (
     Batches,
     Engine,
@@ -129,7 +129,8 @@ class ClientHost:
             extra = outcome.server if job.servers is not None else None
             last = behind(shared, spec.n_parameters)
             answer += [
-                self._partial(job, row, delivered, values, kept, extra, last) for row in range(len(job.rows))
+                self._partial(job, row, delivered, values, kept, extra, last).cut()
+                for row in range(len(job.rows))
             ]
         if job.observe is not None:
             observation: Observation = objects[job.observe]
@@ -225,18 +226,17 @@ class ClientHost:
         extra: torch.Tensor | None,
         statistics: int,
     ) -> Partial:
-        weights = job.weights[row] * delivered
-        part = replace(partial_product(weights, values, kept), statistics=statistics)
-        keep = 0.0
+        weights, keep = job.weights[row] * delivered, 0.0
+        total, weight = partial_product(weights, values, kept)
         if job.keep is not None:
             kept_back = job.keep[row] * delivered
             keep = float(kept_back.sum())
             if statistics:
-                part.total[-statistics:] = partial_product(weights + kept_back, values[:, -statistics:]).total
+                total[-statistics:], _ = partial_product(weights + kept_back, values[:, -statistics:])
         if extra is None:
-            return replace(part, keep=keep)
-        took_part = (weights > 0).astype(np.float64)
-        return replace(part, keep=keep, extra=partial_product(took_part, extra).total)
+            return Partial(total, weight, keep, statistics=statistics)
+        sums, _ = partial_product((weights > 0).astype(np.float64), extra)
+        return Partial(total, weight, keep, sums, statistics)
 
     def _logits(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer]
@@ -372,7 +372,7 @@ _TOGETHER = 1 << 18
 
 def partial_product(
     weights: NDArray[np.float64], rows: torch.Tensor, kept: torch.Tensor | None = None
-) -> Partial:
+) -> tuple[NDArray[np.float64], Weight]:
     """``sum_j a_j w_j`` in float64, in the order of the rows, and ``sum_j a_j``.
 
     Args:
@@ -388,8 +388,8 @@ def partial_product(
         rows, weights, kept = rows[at], weights[there], None if kept is None else kept[at]
     if kept is not None:
         total = _weighted_sum(weights, rows * kept)
-        return Partial(total.cpu().numpy(), _weighted_sum(weights, kept).cpu().numpy())
-    return Partial(_weighted_sum(weights, rows).cpu().numpy(), float(weights.sum()))
+        return total.cpu().numpy(), _weighted_sum(weights, kept).cpu().numpy()
+    return _weighted_sum(weights, rows).cpu().numpy(), float(weights.sum())
 
 
 def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Tensor:

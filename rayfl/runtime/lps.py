@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,15 @@ if TYPE_CHECKING:
 
 Weight = float | NDArray[np.float64]
 
+Vector = NDArray[np.float64] | tuple[NDArray[np.float64], ...]
+"""A vector ``(S,)``, or its pieces one after another."""
+
 _PIECE = 4096
 """Columns of a product that are made at once, so that what is added up stays in the cache."""
+
+_SENT = 1 << 16
+"""Numbers in a piece of a vector that is sent. Ray copies what is longer than a megabyte with six threads
+of its own; where clients train on every core they only get in the way."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +37,7 @@ class Partial:
     the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
 
     Attributes:
-        total: ``(S,)``.
+        total: ``(S,)``; a single number stands for S of them.
         weight: of all numbers, or of each ``(S,)`` where clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
         statistics: how many of the last numbers are running statistics. They are averages, of which nothing
@@ -41,12 +48,17 @@ class Partial:
             takes the rest of their weight.
     """
 
-    total: NDArray[np.float64]
+    total: Vector
     weight: Weight
     keep: float = 0.0
-    extra: NDArray[np.float64] | None = None
+    extra: Vector | None = None
     statistics: int = 0
     scale: float = 1.0
+
+    def cut(self) -> Partial:
+        """The same with long vectors in pieces, which is how they travel best."""
+        extra = None if self.extra is None else _pieces(self.extra)
+        return replace(self, total=_pieces(self.total), extra=extra)
 
 
 @dataclass(frozen=True)
@@ -78,11 +90,7 @@ class LocalServer:
             The new model ``(P,)`` float32; and for the GPS the *sum* over the common ranges with its weight,
             so that averaging averages rounds only once.
         """
-        total = np.zeros(len(partials[0].total))
-        weight: Weight = 0.0
-        for partial in partials:
-            total += partial.total
-            weight = weight + partial.weight
+        total, weight = _sum([p.total for p in partials]), _weight(partials)
         last = partials[0].statistics
         keep = sum(p.keep for p in partials)
         clients = sum(p.keep for p in partials if p.statistics)
@@ -142,10 +150,7 @@ class LocalServer:
         self, vector: NDArray[np.float32], members: int, *partials: Partial
     ) -> NDArray[np.float32]:
         """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
-        total = np.zeros(len(vector))
-        for partial in partials:
-            assert partial.extra is not None
-            total += partial.extra
+        total = _sum([p.extra for p in partials if p.extra is not None])
         new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
         return new
 
@@ -232,15 +237,34 @@ def merge(partials: list[Partial]) -> NDArray[np.float32] | None:
     Returns:
         ``(C,)`` float32, or None if no cluster delivered anything. A number that no client kept is NaN.
     """
-    weight: Weight = 0.0
-    total = np.zeros(len(partials[0].total))
-    for partial in partials:
-        total += partial.total
-        weight = weight + partial.weight
+    total, weight = _sum([p.total for p in partials]), _weight(partials)
     if not np.any(weight):
         return None
     with np.errstate(invalid="ignore"):
         return (total / weight).astype(np.float32)
+
+
+def _pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:
+    if isinstance(vector, tuple):
+        return vector
+    return tuple(vector[start : start + _SENT] for start in range(0, len(vector), _SENT))
+
+
+def _sum(vectors: Sequence[Vector]) -> NDArray[np.float64]:
+    """The sum in the order of the vectors; those of one number add it everywhere."""
+    columns = [_pieces(vector) for vector in vectors]
+    sums = [np.array(piece) for piece in columns[0]]
+    for at, total in enumerate(sums):  # piece by piece, so that what is added up stays in the cache
+        for pieces in columns[1:]:
+            total += pieces[at] if len(pieces) == len(sums) else pieces[0]
+    return np.concatenate(sums) if sums else np.empty(0)
+
+
+def _weight(partials: Sequence[Partial]) -> Weight:
+    weight: Weight = 0.0
+    for partial in partials:
+        weight = weight + partial.weight
+    return weight
 
 
 def _length(segments: Segments) -> int:

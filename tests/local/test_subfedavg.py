@@ -21,7 +21,7 @@ from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.host import partial_product
-from rayfl.runtime.lps import LocalServer
+from rayfl.runtime.lps import LocalServer, Partial
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build, resume
 from rayfl.training import Batches, LocalWork, LoopEngine, TrainedBlock, Training
@@ -239,12 +239,14 @@ def test_each_number_is_averaged_over_those_who_kept_it():
     }.items():
         weights, keep = SubFedAvg(average=average).weights(sizes, np.zeros(2, np.int64), Training())
         assert keep is None
-        part = partial_product(weights, torch.from_numpy(models), torch.from_numpy(masks))
+        part = Partial(*partial_product(weights, torch.from_numpy(models), torch.from_numpy(masks)))
         new, _ = LocalServer().reduce(((0, 8),), (), old, part)
         assert new.tolist() == expected
         # In two blocks it is the same.
         parts = [
-            partial_product(weights[[k]], torch.from_numpy(models[[k]]), torch.from_numpy(masks[[k]]))
+            Partial(
+                *partial_product(weights[[k]], torch.from_numpy(models[[k]]), torch.from_numpy(masks[[k]]))
+            )
             for k in (0, 1)
         ]
         assert LocalServer().reduce(((0, 8),), (), old, *parts)[0].tolist() == expected
@@ -261,7 +263,7 @@ def test_statistics_of_a_pruned_channel_reach_nobody():
     rows[0, at] = 1e9  # nothing uses them in that client, so they may be anything
     outcome = rule.finish(start_of(LENET, states, [False, False], 0.0), block_of(rows, rows))
     assert outcome.kept is not None
-    part = partial_product(np.ones(2), outcome.rows, outcome.kept)
+    part = Partial(*partial_product(np.ones(2), outcome.rows, outcome.kept))
     new, _ = LocalServer().reduce(((0, LENET.P),), (), np.zeros(LENET.P, np.float32), part)
     assert new[at].tolist() == rows[1, at].tolist()
     np.testing.assert_allclose(new[LENET.P - 1], rows[:, -1].mean(), rtol=1e-6)  # others are averaged

@@ -41,7 +41,7 @@ def test_each_number_is_averaged_over_those_who_kept_it() -> None:
     kept[:, 2] = 0
     kept[:, 3] = 1
     parts = [
-        partial_product(A[s], torch.from_numpy(W[s]), torch.from_numpy(kept[s]))
+        Partial(*partial_product(A[s], torch.from_numpy(W[s]), torch.from_numpy(kept[s])))
         for s in (slice(0, 2), slice(2, 5))
     ]
     new, reduced = LocalServer().reduce(ALL, ((1, 4),), OLD, *parts)
@@ -94,7 +94,7 @@ def test_trained_rows_give_what_sums_give(
         ALL, common, parts, None, keep, 0, k, *old, *(rows[s] for s in blocks)
     )
     for row in range(k):
-        sums = [partial_product(weights[row, s], torch.from_numpy(rows[s])) for s in blocks]
+        sums = [Partial(*partial_product(weights[row, s], torch.from_numpy(rows[s]))) for s in blocks]
         sums[0] = Partial(sums[0].total, sums[0].weight, keep[row])
         model, fact = LocalServer().reduce(ALL, common, old[row], *sums)
         assert new[row].tobytes() == model.tobytes()
@@ -130,3 +130,24 @@ def test_a_vector_beside_the_model_moves_by_its_members_share() -> None:
     new = LocalServer().accumulate(np.array([10, 20], np.float32), 4, *parts)
     assert new.tolist() == [10.5, 20.75]
     assert new.dtype == np.float32
+
+
+def test_long_sums_travel_in_pieces_and_add_up_to_the_same() -> None:
+    """In the order of the blocks, whatever is in pieces; one number stands for as many as there are."""
+    rng = np.random.default_rng(5)
+    size, shared = 200_000, ((0, 200_000),)
+    model = rng.standard_normal(size).astype(np.float32)
+    extras = [rng.standard_normal(size) for _ in range(3)]
+    whole = [Partial(rng.standard_normal(size), float(k + 1), extra=extras[k]) for k in range(3)]
+    parts = [partial.cut() for partial in whole]
+    for sent in (parts[0].total, parts[0].extra):
+        assert isinstance(sent, tuple)
+        assert max(piece.nbytes for piece in sent) < 2**20
+    absent = Partial(np.zeros(1), 0.0, keep=2.0)
+    new, _ = LocalServer().reduce(shared, (), model, *parts, absent)
+    again, _ = LocalServer().reduce(shared, (), model, *whole, absent)
+    total = whole[0].total + whole[1].total + whole[2].total
+    assert new.tobytes() == ((total + 2 * model.astype(np.float64)) / 8).astype(np.float32).tobytes()
+    assert new.tobytes() == again.tobytes()
+    vector = LocalServer().accumulate(model, 4, *parts)
+    assert vector.tobytes() == (model + (extras[0] + extras[1] + extras[2]) / 4).astype(np.float32).tobytes()

@@ -49,7 +49,10 @@ def test_partial_products_sum_to_the_row_of_a_w() -> None:
     rng = np.random.default_rng(0)
     w = rng.standard_normal((5, 7)).astype(np.float32)
     weights = np.array([3.0, 0.0, 5.0, 2.0, 10.0])
-    parts = [partial_product(weights[s], torch.from_numpy(w[s])) for s in (slice(0, 2), slice(2, 5))]
+    parts = [
+        Partial(*partial_product(weights[s], torch.from_numpy(w[s]))).cut()
+        for s in (slice(0, 2), slice(2, 5))
+    ]
     new, common = LocalServer().reduce(((0, 7),), ((1, 3), (5, 6)), np.zeros(7, np.float32), *parts)
     exact = weights @ w.astype(np.float64)
     np.testing.assert_array_equal(new, (exact / 20).astype(np.float32))

@@ -79,9 +79,9 @@ def test_by_hand() -> None:
     expected = [(3 + 3 + 5) / 5, (6 + 4 + 5) / 5, 16]
     parts = []
     for k in range(2):
-        part = partial_product(a[[k]], torch.from_numpy(rows[[k]]))
-        part.total[2] = (a[k] + b[k]) * rows[k, 2]
-        parts.append(Partial(part.total, part.weight, keep=b[k], statistics=1))
+        total, weight = partial_product(a[[k]], torch.from_numpy(rows[[k]]))
+        total[2] = (a[k] + b[k]) * rows[k, 2]
+        parts.append(Partial(total, weight, keep=b[k], statistics=1))
     new, reduced = LocalServer().reduce(((0, 3),), (), old, *parts)
     np.testing.assert_allclose(new, expected, rtol=1e-6)
     assert reduced.moved == pytest.approx(np.hypot(expected[0] - 5, expected[1] - 5))
