@@ -25,7 +25,15 @@ from rayfl.data import Samples
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import NO_TERMS, Batches, LocalWork, LoopEngine, Terms, TrainedBlock
 from rayfl.training import engine as engines
-from rayfl.training.batched import BatchedEngine, Unsupported, conv_kernels, graphs, layers, parameters
+from rayfl.training.batched import (
+    BatchedEngine,
+    Unsupported,
+    conv_kernels,
+    graphs,
+    layers,
+    network,
+    parameters,
+)
 from rayfl.training.batched.graphs import CudaRecorder, FixedMemory, Recorder
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.vmap import VmapNetwork
@@ -138,7 +146,7 @@ class Tape(Again):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers do as they do on a GPU: without compiled loops, which write behind PyTorch's back."""
-    for module in (layers, parameters, conv_kernels):
+    for module in (layers, parameters, conv_kernels, network):
         monkeypatch.setattr(module, "on_gpu", lambda tensor: True)
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from rayfl.training.batched.linear_kernels import descend, forward
-from rayfl.training.batched.network import _classes_first
 from rayfl.training.batched.parameters import Parameter, Sgd
 
 SHAPES = list(product((1, 2, 7), (1, 4, 5, 13), (1, 16, 33)))
@@ -89,15 +88,3 @@ def test_padding_changes_no_bit(batch: int):
     descend(alone, dy, x, *none)
     descend(together, padded_dy, padded_x, *none)
     assert (alone == together).all()
-
-
-@pytest.mark.parametrize("classes", [2, 10, 47])
-@pytest.mark.parametrize("batch", [3, 7, 10])
-def test_the_softmax_of_a_client_does_not_depend_on_its_company(classes: int, batch: int):
-    logits = 3 * torch.randn(40, batch, classes, generator=torch.Generator().manual_seed(0))
-    together = torch.log_softmax(_classes_first(logits), 0)
-    assert torch.allclose(together[:, :batch].T, torch.log_softmax(logits[0], 1), rtol=0, atol=1e-5)
-    for clients in range(1, 40):
-        some = torch.log_softmax(_classes_first(logits[:clients]), 0)
-        count = clients * batch
-        assert (some[:, :count] == together[:, :count]).all()

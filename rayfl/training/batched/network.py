@@ -19,6 +19,12 @@ from rayfl.models.resnet9 import Residual as ResidualModule
 from rayfl.training.batched import layers, recurrent
 from rayfl.training.batched.layers import Chain, Layer, Residual, Step
 from rayfl.training.batched.parameters import Parameter, Sgd
+from rayfl.training.device import on_gpu
+
+try:
+    from rayfl.training.batched.loss_kernel import cross_entropy as _CROSS_ENTROPY
+except ImportError:  # no Numba
+    _CROSS_ENTROPY = None  # type: ignore[assignment]
 
 _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.Linear: layers.Linear,
@@ -35,12 +41,6 @@ _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     lstm_modules.States: recurrent.Lstm,
     lstm_modules.ClassesSecond: lambda module: recurrent.ClassesSecond(),
 }
-
-_FEW_CLASSES = 128
-"""Up to so many, torch's log_softmax is faster with the classes first than last."""
-
-_VECTOR = 16
-"""Numbers in the longest vector of a CPU."""
 
 
 class Unsupported(Exception):
@@ -221,32 +221,24 @@ class BatchedNetwork(Network):
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         logits = self.root.forward(x, step)
-        y, weights = _predictions(y, weights)
-        few = logits.shape[2] <= _FEW_CLASSES
-        at = 0 if few else 2
-        whole = torch.log_softmax(_classes_first(logits) if few else logits, at)
-        log_p = whole[:, : y.numel()].view(-1, *y.shape) if few else whole
-        labels = y.unsqueeze(at)
-        loss = -(log_p.gather(at, labels).squeeze(at) * weights).sum(1)
-        # The gradient of the loss with respect to the logits: (softmax - one-hot) * weight.
-        whole.exp_()
-        delta = log_p
-        delta.scatter_add_(at, labels, delta.new_full((), -1.0).expand(labels.shape))
-        delta.mul_(weights.unsqueeze(at))
-        self.root.backward(delta.permute(1, 2, 0).contiguous() if few else delta, False)
+        loss, delta = _loss(logits, *_predictions(y, weights))
+        self.root.backward(delta, False)
         return loss
 
 
-def _classes_first(logits: torch.Tensor) -> torch.Tensor:
-    """``(C, B, K)`` as ``(K, C B)``, with zeros behind up to a whole number of vectors.
-
-    What does not fill a vector is computed in another way, and differs in the last bit: without the zeros a
-    client's result would depend on how many others share its call.
-    """
-    predictions = logits.shape[0] * logits.shape[1]
-    columns = logits.new_zeros(logits.shape[2], -(-predictions // _VECTOR) * _VECTOR)
-    columns[:, :predictions].view(-1, *logits.shape[:2]).copy_(logits.permute(2, 0, 1))
-    return columns
+def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weighted cross-entropy of each client ``(C,)``, and its gradient ``(C, B, K)``."""
+    if _CROSS_ENTROPY is not None and not on_gpu(logits):
+        loss, delta = logits.new_empty(len(logits)), torch.empty(logits.shape)
+        given = logits.contiguous(), y.contiguous(), weights.contiguous()
+        _CROSS_ENTROPY(*(tensor.numpy() for tensor in (*given, loss, delta)))
+        return loss, delta
+    delta, labels = torch.log_softmax(logits, 2), y.unsqueeze(2)
+    loss = -(delta.gather(2, labels).squeeze(2) * weights).sum(1)
+    # The gradient of the loss with respect to the logits: (softmax - one-hot) * weight.
+    delta.exp_()
+    delta.scatter_add_(2, labels, delta.new_full((), -1.0).expand(labels.shape))
+    return loss, delta.mul_(weights.unsqueeze(2))
 
 
 def _predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

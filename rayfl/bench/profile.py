@@ -1,0 +1,184 @@
+"""Where the time of a round goes: stage by stage in one process, and process by process on Ray."""
+
+from __future__ import annotations
+
+import functools
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rayfl.bench.measure import running
+from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.runtime.driver import Driver
+from rayfl.runtime.host import ClientHost
+from rayfl.runtime.lps import LocalServer
+from rayfl.runtime.servers import Servers
+from rayfl.training.batched.engine import BatchedEngine
+from rayfl.training.batched.layers import Chain, Layer, Linear
+from rayfl.training.batched.network import BatchedNetwork, Network
+from rayfl.training.batched.steps import StepPlan
+from rayfl.training.batches import Batches
+
+_WARM = 5
+"""Rounds before anything is measured."""
+
+Places = Sequence[tuple[type, str]]
+"""Methods: class and name."""
+
+
+def stages() -> dict[str, Places]:
+    """What belongs to a stage, less what is called from there and belongs to another."""
+    others = [kind for kind in _below(Layer) if kind not in (Linear, Chain)]
+    return {
+        "linear layers, forward": [(Linear, "forward")],
+        "linear layers, backward with the step": [(Linear, "backward")],
+        "other layers": [(kind, name) for kind in others for name in ("forward", "backward")],
+        "loss and its gradient": [(BatchedNetwork, "step")],
+        "engine: steps, a step's samples": [(BatchedEngine, "train")],
+        "samples of a call": [(Batches, "train")],
+        "plan of the steps: shuffling": [(StepPlan, "__init__")],
+        "models in and out, NaN?": [(BatchedNetwork, "load"), (Network, "store"), (Network, "finite")],
+        "weighted sums": [(ClientHost, "_partial")],
+        "client side: start models, reports": [(ClientHost, "train")],
+        "local parameter server": [(LocalServer, "reduce"), (LocalServer, "combine")],
+        "driver: tasks and their results": [(Servers, "train")],
+        "driver: cohort, plan, records": [(Driver, "round")],
+    }
+
+
+def _below(kind: type) -> list[type]:
+    """All subclasses."""
+    direct: list[type] = kind.__subclasses__()
+    return [found for one in direct for found in (one, *_below(one))]
+
+
+class Stopwatch:
+    """Time of each stage without that of the stages that it calls.
+
+    Attributes:
+        seconds: by stage.
+    """
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._stack: list[str] = []
+        self._last = 0.0
+
+    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The function, whose time is that of the stage."""
+
+        @functools.wraps(function)
+        def wrapper(*args: Any, **options: Any) -> Any:
+            self._pass()
+            self._stack.append(stage)
+            try:
+                return function(*args, **options)
+            finally:
+                self._pass()
+                self._stack.pop()
+
+        return wrapper
+
+    def _pass(self) -> None:
+        """Until now it was the time of whoever is on top."""
+        now = time.perf_counter()
+        if self._stack:
+            self.seconds[self._stack[-1]] += now - self._last
+        self._last = now
+
+    @contextmanager
+    def watching(self, places: Mapping[str, Places]) -> Iterator[None]:
+        """Time these methods while it is open."""
+        before = [
+            (kind, name, kind.__dict__[name])
+            for found in places.values()
+            for kind, name in found
+            if name in kind.__dict__
+        ]
+        stage_of = {(kind, name): stage for stage, found in places.items() for kind, name in found}
+        try:
+            for kind, name, function in before:
+                setattr(kind, name, self.timed(stage_of[kind, name], function))
+            yield
+        finally:
+            for kind, name, function in before:
+                setattr(kind, name, function)
+
+
+def by_stage(workload: Workload, rounds: int) -> dict[str, float]:
+    """Milliseconds of a round by stage, everything in one process and one thread: medians."""
+    found: dict[str, list[float]] = {stage: [] for stage in stages()}
+    with (
+        tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
+        running(workload, Path(folder), {"backend": "inline"}) as rayfl,
+    ):
+        for _ in range(_WARM):
+            rayfl.round()
+        watch = Stopwatch()
+        with watch.watching(stages()):
+            for _ in range(rounds):
+                watch.seconds.clear()
+                rayfl.round()
+                for stage, values in found.items():
+                    values.append(1000 * watch.seconds[stage])
+    return {stage: statistics.median(values) for stage, values in found.items()}
+
+
+def by_process(workload: Workload, rounds: int) -> dict[str, float]:
+    """Milliseconds of CPU time of a round by process, on Ray, and the round's own milliseconds: means."""
+    with (
+        tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
+        running(workload, Path(folder), {}) as rayfl,
+    ):
+        for _ in range(_WARM):
+            rayfl.round()
+        actors = set(rayfl.driver.backend.pids())
+        before, begun = _cpu(actors), time.perf_counter()
+        for _ in range(rounds):
+            rayfl.round()
+        seconds, after = time.perf_counter() - begun, _cpu(actors)
+    used = {who: 1000 * (after[who] - before.get(who, 0.0)) / rounds for who in after}
+    return {**used, "all": sum(used.values()), "a round": 1000 * seconds / rounds}
+
+
+def _cpu(actors: set[int]) -> dict[str, float]:
+    """Seconds of CPU time so far of the driver (this process), the client actors, the LPSs and Ray."""
+    seconds = {"driver": 0.0, "client actors": 0.0, "local parameter server": 0.0, "Ray itself": 0.0}
+    me = psutil.Process()
+    for process in [me, *me.children(recursive=True)]:
+        try:
+            times, line = process.cpu_times(), " ".join(process.cmdline())
+        except psutil.Error:
+            continue
+        who = "Ray itself"
+        if process == me:
+            who = "driver"
+        elif process.pid in actors:
+            who = "client actors"
+        elif "ServerActor" in line:
+            who = "local parameter server"
+        seconds[who] += times.user + times.system
+    return seconds
+
+
+def run(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Both profiles of all workloads: a row a stage or process, a column a workload, in milliseconds."""
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for workload in WORKLOADS.values():
+        # Tiny rounds are measured for as long as large ones.
+        for where, measure in (("one process", by_stage), ("on Ray", by_process)):
+            found = measure(workload, rounds * max(1, 12_000 // workload.steps))
+            if where == "one process":
+                found["all"] = sum(found.values())
+            for what, milliseconds in found.items():
+                row = rows.setdefault((where, what), {"where": where, "what": what})
+                row[workload.name] = milliseconds
+        say(f"{workload.name} profiled")
+    return list(rows.values())

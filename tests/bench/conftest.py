@@ -1,0 +1,3 @@
+"""Ray for the benches."""
+
+from tests.runtime.conftest import ray_cluster  # noqa: F401 (a fixture)
