@@ -81,26 +81,21 @@ class ClientHost:
         """
         begun = time.perf_counter()
         work, local, spec = job.work, job.local, self.spec
-        rows = self._gather(objects, job.start)
+        # Where all start from the same model there is no need of a copy each.
+        rows = self._gather(objects, job.start, own=bool(work.personal))
         states, fresh = self._states(job, objects, rows)
         a = length(work.personal)
         b = a + local.state_size(spec)
         own, mine, order = states[:, :a], states[:, a:b], states[:, b:]
         _overlay(rows, work.personal, own, fresh)
         indices = self.stages[job.stage].train.take(job.clients)
-        # The engine trains in place; most methods have no use for where it started.
-        compared = job.updates or job.norms
-        keeps = compared or local.state_size(spec) or local.server_size(spec) or local.personal
-        before = rows
-        if keeps:
-            before = rows.clone() if work.personal else self._gather(objects, job.start, own=False)
         servers = rows[:, :0]
         if job.servers is not None:
             servers = self._gather(objects[job.servers :], job.start, own=False)
         start = Start(
             spec=spec,
             work=work,
-            models=before,
+            models=rows,
             server=servers,
             state=mine,
             fresh=fresh,
@@ -110,9 +105,8 @@ class ClientHost:
         visits = job.order.visits(self._arrival(job, start, order, indices))
         terms = replace(local.terms(start), visits=visits)
         own_start = local.begin(start)
-        if own_start is not None:
-            rows.copy_(own_start)
-        block = self.engine.train(work, job.round, job.clients.tolist(), indices, rows, terms)
+        begin = rows if own_start is None else own_start
+        block = self.engine.train(work, job.round, job.clients.tolist(), indices, begin, terms)
         outcome = local.finish(start, block)
 
         delivered = np.ones(len(job.clients))
@@ -143,7 +137,7 @@ class ClientHost:
             trained = Trained(spec, self.engine.module, self.batches, seen, models)
             answer.append(observation.compute(trained))
         norms = np.full(len(job.clients), np.nan)
-        if compared:
+        if job.updates or job.norms:
             updates = _updates(block.rows, start.models, spec)
             norms = updates.double().norm(dim=1).cpu().numpy()
             norms[list(block.failures)] = np.nan
@@ -271,7 +265,6 @@ class ClientHost:
         for row in range(len(rows)):
             if not fresh[row]:
                 rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
-        before = rows.clone()
         federation = self.stages[job.stage]
         indices = federation.train.take(job.clients)
         terms = Terms(mask=job.local.held(mine, fresh, self.spec))
@@ -283,7 +276,7 @@ class ClientHost:
             correct.append(int(right.sum()))
             losses.append(float(loss.sum()))
         scores = np.array(correct, np.int64), np.array(losses, np.float64)
-        return scores, self._sent(_updates(block.rows, before, self.spec)).cpu().numpy()
+        return scores, self._sent(_updates(block.rows, rows, self.spec)).cpu().numpy()
 
     def _test(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
@@ -321,7 +314,7 @@ class ClientHost:
         """
         if job.work is not None:
             observation: Observation = objects[0]
-            rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64))
+            rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64), own=False)
             indices = self.stages[job.stage].train.take(job.clients)
             block = self.engine.train(job.work, 0, job.clients.tolist(), indices, rows)
             _raise_first(block, job.clients, 0)

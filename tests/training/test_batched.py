@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -180,8 +181,9 @@ def test_a_diverging_client_fails_alone() -> None:
     block = BatchedEngine(spec, batches, 0).train(SGDS[0], 0, [4, 5, 6], indices, start)
     assert list(block.failures) == [1]
     assert "smaller training.lr" in block.failures[1]
-    torch.testing.assert_close(start[1], before[1], rtol=0, atol=0)
-    assert (start[[0, 2]] != before[[0, 2]]).any()
+    assert torch.equal(block.rows[1], before[1])
+    assert (block.rows[[0, 2]] != before[[0, 2]]).any(dim=1).all()
+    assert torch.equal(start, before)
 
 
 @pytest.mark.parametrize("name", ["mlp", "lenet5"])
@@ -222,3 +224,26 @@ def test_a_step_plan_visits_every_sample_once_an_epoch(sizes: list[int], batch: 
         assert (plan.counts[t, plan.active[t] :] == 0).all()
         sums = plan.weights[t, : plan.active[t]].sum(1)
         np.testing.assert_allclose(sums, 1, rtol=1e-5)
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, BatchedEngine])
+def test_start_models_are_left_as_they_are(engine: Any) -> None:
+    """One expanded to all clients gives what a copy each gives, bit for bit; who failed is where it began."""
+    spec = ModelSpec.of(MODELS["mlp"](hidden=[9]), (1, 4, 4), 7, 0)
+    batches = Batches(random_samples(spec.shape, 60, spec.classes), torch.device("cpu"))
+    indices = [np.arange(7 * c, 7 * c + 9) for c in range(4)]
+    indices.append(np.array([61]))  # there is no such sample
+    one = torch.from_numpy(spec.initial())
+    work = replace(SGDS[1], snapshot_epoch=1)
+    shared, copied = (
+        engine(spec, batches, 0).train(work, 2, range(5), indices, start)
+        for start in (one.expand(5, -1), one.repeat(5, 1))
+    )
+    assert torch.equal(one, torch.from_numpy(spec.initial()))
+    assert list(shared.failures) == list(copied.failures) == [4]
+    assert torch.equal(shared.rows, copied.rows)
+    assert torch.equal(shared.rows[4], one)
+    assert not torch.equal(shared.rows[0], one)
+    assert shared.snapshots is not None
+    assert copied.snapshots is not None
+    assert torch.equal(shared.snapshots, copied.snapshots)

@@ -263,9 +263,10 @@ def test_masked_training_stays_inside_the_smaller_network():
     for make in (LoopEngine, BatchedEngine):
         rows = torch.from_numpy(start[None].copy())
         engine = make(spec, batches, 0)
-        assert not engine.train(work, 0, [0], [own], rows, terms).failures
-        assert (rows[0].numpy()[: spec.n_parameters][~mask[: spec.n_parameters]] == 0).all()
-        ends.append(rows[0].numpy())
+        block = engine.train(work, 0, [0], [own], rows, terms)
+        assert not block.failures
+        assert (block.rows[0].numpy()[: spec.n_parameters][~mask[: spec.n_parameters]] == 0).all()
+        ends.append(block.rows[0].numpy())
     np.testing.assert_allclose(ends[1], ends[0], atol=1e-4)
     small = shrink(spec, start, channels).train()
     optimizer = torch.optim.SGD(small.parameters(), lr=work.lr, momentum=work.momentum)

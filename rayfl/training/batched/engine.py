@@ -21,7 +21,14 @@ from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
-from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite
+from rayfl.training.work import (
+    NO_TERMS,
+    Indices,
+    LocalWork,
+    Terms,
+    TrainedBlock,
+    check_finite,
+)
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
 """Models that train together should fit in a core's share of the cache; but eight at least share the cost of
@@ -88,10 +95,17 @@ class BatchedEngine:
             offset=None if terms.offset is None else terms.offset.to(start),
             mask=None if terms.mask is None else terms.mask.to(start),
         )
-        snapshots = start.clone() if work.snapshot_epoch else None
-        result = TrainedBlock(start, np.zeros(len(clients)), np.zeros(len(clients), np.int64), {}, snapshots)
+        snapshots = start.clone(memory_format=torch.contiguous_format) if work.snapshot_epoch else None
+        losses = np.zeros(len(clients))
+        result = TrainedBlock(
+            torch.empty_like(start, memory_format=torch.contiguous_format),
+            losses,
+            np.zeros(len(clients), np.int64),
+            {},
+            snapshots,
+        )
         samples = indices if isinstance(indices, Ragged) else Ragged.of(indices)
-        block = _Block(work, round, np.asarray(clients), samples, on_device, result)
+        block = _Block(work, round, np.asarray(clients), samples, start, on_device, result)
         if terms.visits is None:
             steps = work.steps_an_epoch(samples.sizes)
         else:
@@ -117,7 +131,7 @@ class BatchedEngine:
             unrecordable = str(error)
         except Exception as error:
             if len(rows) == 1:
-                self._fail(block.result, int(rows[0]))
+                self._fail(block, int(rows[0]))
             else:
                 full = out_of_memory(error)
                 apart = not full
@@ -132,8 +146,10 @@ class BatchedEngine:
                 pass
         return not (full or unrecordable)
 
-    def _fail(self, result: TrainedBlock, row: int) -> None:
+    def _fail(self, block: _Block, row: int) -> None:
+        result = block.result
         result.failures[row] = traceback.format_exc()
+        result.rows[row] = block.start[row]
         if result.snapshots is not None:
             result.snapshots[row] = result.rows[row]
 
@@ -153,7 +169,7 @@ class BatchedEngine:
         visits = None if terms.visits is None else [terms.visits[r] for r in rows]
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
-        self.network.load(result.rows, where, Sgd.of(work), terms.offset, terms.mask)
+        self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask)
         means = self._together(block, ids, samples.values, plan, where)
         finite = self.network.finite()
         for bad in np.flatnonzero(~(np.isfinite(means) & finite)).tolist():
@@ -233,5 +249,6 @@ class _Block:
     round: int
     clients: NDArray[np.integer]
     samples: Ragged
+    start: torch.Tensor
     terms: Terms
     result: TrainedBlock
