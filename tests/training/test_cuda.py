@@ -148,8 +148,8 @@ def test_half_as_many_clients_where_memory_ends(graphs: bool, gpu: torch.device)
     few = rounds(BatchedEngine(spec, batches, 0, None, 4), work, [8] * clients, count=1)
     torch.cuda.empty_cache()
     model = 4 * spec.P
-    # Room for the start models of all, and for the models and velocities of less than half of them.
-    room = torch.cuda.memory_reserved() + model * (clients + clients) + (64 << 20)
+    # Room for the start models and the results of all, and for the models and velocities of less than half.
+    room = torch.cuda.memory_reserved() + model * 3 * clients + (64 << 20)
     engine = BatchedEngine(spec, batches, 0, None, clients)
     if graphs:
         engine.record(CudaRecorder(gpu))
