@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Literal, get_args
 
 import pandas as pd
@@ -44,13 +46,20 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Ledger:
-    """All transfers so far; immutable, grows by :meth:`add`."""
+    """All transfers so far; immutable, grows by :meth:`add`.
+
+    Attributes:
+        transfers: by ascending round, so that those of one round are found however many there are.
+    """
 
     transfers: tuple[Transfer, ...] = ()
 
     def add(self, *transfers: Transfer) -> Ledger:
         """The ledger with more transfers (a round's in one call)."""
-        return Ledger(self.transfers + transfers)
+        whole = self.transfers + transfers
+        if any(b.round < a.round for a, b in pairwise((*self.transfers[-1:], *transfers))):
+            whole = tuple(sorted(whole, key=_round))
+        return Ledger(whole)
 
     def total(
         self,
@@ -61,11 +70,13 @@ class Ledger:
         kind: str | None = None,
     ) -> int:
         """Bytes of the transfers that match all given attributes, exactly; all bytes if none is given."""
+        some = self.transfers
+        if round is not None:
+            some = some[bisect_left(some, round, key=_round) : bisect_right(some, round, key=_round)]
         return sum(
             transfer.bytes
-            for transfer in self.transfers
-            if (round is None or transfer.round == round)
-            and (tier is None or transfer.tier == tier)
+            for transfer in some
+            if (tier is None or transfer.tier == tier)
             and (direction is None or transfer.direction == direction)
             and (kind is None or transfer.kind == kind)
         )
@@ -80,4 +91,8 @@ class Ledger:
     def from_frame(cls, frame: pd.DataFrame) -> Ledger:
         """The ledger of a table with the columns of :meth:`to_frame`."""
         rows: Iterable[dict[str, object]] = frame[list(COLUMNS)].to_dict("records")  # type: ignore[assignment]
-        return cls(tuple(Transfer(**row) for row in rows))  # type: ignore[arg-type]
+        return cls().add(*(Transfer(**row) for row in rows))  # type: ignore[arg-type]
+
+
+def _round(transfer: Transfer) -> int:
+    return transfer.round

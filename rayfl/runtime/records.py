@@ -267,7 +267,7 @@ class Records:
         self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
         self.diagnostics = list(tables["diagnostics"])
-        self.ledger = Ledger(tuple(Transfer(**row) for row in tables["communication"]))
+        self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
 
     def close(self) -> None:
         """Flush TensorBoard."""

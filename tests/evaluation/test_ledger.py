@@ -44,6 +44,24 @@ def test_adding_leaves_the_old_ledger_alone():
     assert LEDGER.total() == 237
 
 
+def test_rounds_in_any_order_are_found():
+    rounds = [3, -1, 3, 0, 7, 3, 0]
+    ledger = Ledger()
+    for at, number in enumerate(rounds):
+        ledger = ledger.add(Transfer(number, "client_lps", "up", "model", 10**at))
+    assert ledger == Ledger().add(*[t for r in (-1, 0, 3, 7) for t in ledger.transfers if t.round == r])
+    assert [ledger.total(round=r) for r in (-2, -1, 0, 1, 3, 7, 8)] == [
+        0,
+        10,
+        1_001_000,
+        0,
+        100_101,
+        10_000,
+        0,
+    ]
+    assert ledger.total() == 1_111_111
+
+
 def test_round_trip_through_csv(tmp_path):
     LEDGER.to_frame().to_csv(tmp_path / "communication.csv", index=False)
     again = Ledger.from_frame(pd.read_csv(tmp_path / "communication.csv"))
