@@ -18,7 +18,7 @@ from rayfl.errors import RayflError
 from rayfl.runtime.backend import Backend, Ref, Task, bundles
 from rayfl.runtime.host import ClientHost
 from rayfl.runtime.jobs import HostSpec, TrainJob
-from rayfl.runtime.lps import LocalServer
+from rayfl.runtime.remote import ServerActor, acknowledge
 
 IN_FLIGHT = 2
 """Tasks queued at an actor: one that runs and one that waits in its mailbox, so that it never idles."""
@@ -78,19 +78,6 @@ class _HostActor(ClientHost):
         return answer
 
 
-class _ServerActor(LocalServer):
-    """An LPS actor."""
-
-    def acknowledge(self, method: str, *args: Any) -> Any:
-        """Nothing, which the driver can fetch to see that it is done; then what the method returns."""
-        answer = getattr(self, method)(*args)
-        return (None, *answer) if isinstance(answer, list | tuple) else (None, answer)
-
-
-def _acknowledge(function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
-    return None, function(*args)
-
-
 class _Pending(NamedTuple):
     """A call whose end nobody has seen yet: how it is made, the refs of its results, whether it is done."""
 
@@ -115,7 +102,7 @@ class RayBackend(Backend):
     def __init__(self, actors: int, num_cpus: float, num_gpus: float, servers: int) -> None:
         self.actors = actors
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
-        server = ray.remote(_ServerActor).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        server = ray.remote(ServerActor).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
         self._servers = [server.remote() for _ in range(servers)]
         self._hosts: list[Any] = []
         self._deaths = 0
@@ -234,7 +221,7 @@ class RayBackend(Backend):
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
-        task = ray.remote(_acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
+        task = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
         return self._submit(lambda: task.remote(function, *self._current(args)))[0]
 
     @override

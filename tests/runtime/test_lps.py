@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -151,3 +154,13 @@ def test_long_sums_travel_in_pieces_and_add_up_to_the_same() -> None:
     assert new.tobytes() == again.tobytes()
     vector = LocalServer().accumulate(model, 4, *parts)
     assert vector.tobytes() == (model + (extras[0] + extras[1] + extras[2]) / 4).astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("module", ["lps", "remote"])
+def test_a_server_needs_no_torch(module: str) -> None:
+    """Which takes 0.25 GB of memory, and a second to import."""
+    code = (
+        f"import sys, rayfl.runtime.{module}; print(sorted({{'torch', 'ray', 'pandas'}} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
