@@ -89,6 +89,8 @@ def test_nothing_is_kept_that_no_later_round_needs(
         "execution": {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 6},
     }
     settings["training"] = {**settings["training"], "participation": 0.5}
+    if method == "cfl":  # every split would add models
+        settings["algorithm"] = {"name": "cfl", "criteria": {"eps2": 1e9}}
     config = load(settings)
     stages, host = build(config)
     backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
