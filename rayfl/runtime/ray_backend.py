@@ -10,7 +10,14 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError, WorkerCrashedError
+from ray.exceptions import (
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    WorkerCrashedError,
+)
 from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
@@ -253,10 +260,14 @@ def _died(error: Exception) -> bool:
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise what the remote code raised, not Ray's wrapper around it."""
+    """Raise what the remote code raised, not Ray's wrapper around it; say in a line that a node was lost."""
     try:
         yield
-    except RayTaskError as error:
-        if isinstance(error.cause, RayflError):
-            raise error.cause from None
+    except (RayTaskError, ObjectLostError) as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, RayflError):
+            raise cause from None
+        if isinstance(cause, ObjectLostError):
+            what = "a node was lost, and with it results of the round"
+            raise RayflError(f"{what}; 'rayfl resume' goes on from the last checkpoint") from error
         raise

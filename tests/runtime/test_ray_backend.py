@@ -15,13 +15,14 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.exceptions import ObjectLostError, RayTaskError
 
 from rayfl.config import load
 from rayfl.errors import RayflError
 from rayfl.runtime import ray_backend, states
 from rayfl.runtime.backend import MESSAGE_WORK, Task, bundles
 from rayfl.runtime.driver import Driver, Event
-from rayfl.runtime.ray_backend import RayBackend
+from rayfl.runtime.ray_backend import RayBackend, plain_errors
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import Result, build, run
 from tests.runtime.conftest import METHODS
@@ -188,3 +189,12 @@ def _fails(value: int) -> int:
 def test_an_error_in_a_remote_task_is_raised_and_not_tried_again(backend: RayBackend) -> None:
     with pytest.raises(ValueError, match="no 1"):
         backend.get(backend.call(_fails, 1))
+
+
+@pytest.mark.parametrize("needed_by_a_task", [False, True])
+def test_what_was_lost_with_its_node_ends_the_run_in_a_line(needed_by_a_task: bool) -> None:
+    error: Exception = ObjectLostError("00" * 28, None, "")
+    if needed_by_a_task:
+        error = RayTaskError("f", "Traceback ...", error)
+    with pytest.raises(RayflError, match=r"a node was lost.*rayfl resume"), plain_errors():
+        raise error
