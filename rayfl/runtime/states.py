@@ -2,7 +2,7 @@
 
 A block returns the states of its clients as one object, owned by the driver, so it outlives the worker.
 The driver keeps for every client (object, row). When most rows of the objects are out of date the states
-are packed anew, so memory stays proportional to the number of clients that have a state.
+in the emptiest are packed anew, so memory stays proportional to the number of clients that have a state.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ from rayfl.runtime.backend import Backend, Ref
 
 _PACK = 256
 """Clients in one object after packing."""
+
+_HELD = 1.5
+"""Rows held for each that is in use, after packing."""
 
 
 class Rows:
@@ -101,16 +104,27 @@ class ClientStates:
         return [self._objects[number] for number in places], tuple(found)
 
     def pack(self, backend: Backend) -> None:
-        """Pack the states into full objects if fewer than half of the rows held are still in use."""
-        if sum(self._rows.values()) <= 2 * len(self._where) + _PACK:
+        """If fewer than half of the rows held are still in use, pack those of the emptiest objects anew.
+
+        The emptiest first: there the fewest rows must be copied for those that are let go.
+        """
+        held, used = sum(self._rows.values()), len(self._where)
+        if held <= 2 * used + _PACK:
             return
-        clients = sorted(self._where)
-        packed = ClientStates()
+        emptiest = sorted(
+            self._objects, key=lambda number: (self._alive[number] / self._rows[number], number)
+        )
+        chosen: set[int] = set()
+        for number in emptiest:
+            if held <= _HELD * used:
+                break
+            held -= self._rows[number] - self._alive[number]
+            chosen.add(number)
+        clients = sorted(client for client, (number, _) in self._where.items() if number in chosen)
         for start in range(0, len(clients), _PACK):
             part = clients[start : start + _PACK]
             refs, places = self.locate(part, 0)
-            packed.update(part, backend.call(pack_rows, places, *refs))
-        self.__dict__ = packed.__dict__
+            self.update(part, backend.call(pack_rows, places, *refs))
 
     def fetch(self, backend: Backend) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """All states for a checkpoint: client ids ``(n,)`` ascending and rows ``(n, S)``."""

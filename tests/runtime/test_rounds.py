@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -263,3 +264,32 @@ def test_client_states_are_found_where_they_are_and_packed() -> None:
         np.testing.assert_array_equal(refs[places[0][0] - 5][places[0][1]], rows[-1])
     finally:
         backend.close()
+
+
+def test_packing_copies_few_rows_and_bounds_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """400 clients, a fifth of them a round: no more is held than twice what is used, and one object."""
+    rng, states, newest, copied = np.random.default_rng(0), ClientStates(), {}, 0
+    backend = InlineBackend()
+    call = backend.call
+
+    def counted(function: Callable[..., Any], *args: Any) -> Any:
+        nonlocal copied
+        packed = call(function, *args)
+        copied += len(packed)
+        return packed
+
+    monkeypatch.setattr(backend, "call", counted)
+    rounds = 60
+    for round in range(rounds):
+        for block in rng.permutation(400)[:80].reshape(8, 10):
+            rows = np.stack([block, np.full(10, round)], axis=1).astype(np.float32)
+            states.update(block.tolist(), rows)
+            newest.update(dict.fromkeys(block.tolist(), round))
+        states.pack(backend)
+        held = sum(len(rows) for rows in states._objects.values())
+        assert held <= 2 * len(states) + 256
+    backend.close()
+    ids, rows = states.fetch(backend)
+    assert ids.tolist() == sorted(newest)
+    assert rows.tolist() == [[client, newest[client]] for client in ids]
+    assert 0 < copied < 0.3 * 80 * rounds  # packing everything each time would copy 0.4 for each new row
