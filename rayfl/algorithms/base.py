@@ -69,7 +69,7 @@ class Algorithm(Section):
     """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
 
     def measures_updates(self, setup: Setup) -> bool:
-        """Whether ``RoundReport.norms`` are wanted, which cost the clients a copy of their models."""
+        """Whether ``RoundReport.norms`` are wanted, which cost the clients another pass over their models."""
         return self.keeps_updates
 
     def check(self, spec: ModelSpec) -> None:

@@ -144,7 +144,7 @@ def by_process(workload: Workload, rounds: int) -> dict[str, float]:
         for _ in range(rounds):
             rayfl.round()
         seconds, after = time.perf_counter() - begun, _cpu(actors)
-    used = {who: 1000 * (after[who] - before.get(who, 0.0)) / rounds for who in after}
+    used = {who: 1000 * (after[who] - before[who]) / rounds for who in after}
     return {**used, "all": sum(used.values()), "a round": 1000 * seconds / rounds}
 
 

@@ -150,7 +150,9 @@ class LocalServer:
         self, vector: NDArray[np.float32], members: int, *partials: Partial
     ) -> NDArray[np.float32]:
         """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
-        total = _sum([p.extra for p in partials if p.extra is not None])
+        extras = [partial.extra for partial in partials if partial.extra is not None]
+        assert len(extras) == len(partials)
+        total = _sum(extras)
         new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
         return new
 

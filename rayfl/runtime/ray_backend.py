@@ -113,7 +113,7 @@ class RayBackend(Backend):
         self._servers = [server.remote() for _ in range(servers)]
         self._hosts: list[Any] = []
         self._deaths = 0
-        self._pending: list[_Pending] = []
+        self._pending: deque[_Pending] = deque()
         self._instead: dict[Ref, Ref] = {}  # results that were lost -> those of the second try
 
     @override
@@ -140,7 +140,7 @@ class RayBackend(Backend):
     def _settle(self) -> None:
         """Wait for all calls of servers and remote tasks, and make those again whose process died."""
         while self._pending:
-            submit, results, done = call = self._pending.pop(0)
+            submit, results, done = call = self._pending.popleft()
             try:
                 with plain_errors():
                     ray.get(done)
@@ -150,7 +150,7 @@ class RayBackend(Backend):
                 self._count_death(error)
                 done, *again = submit()
                 self._instead.update(zip(results, again, strict=True))
-                self._pending.insert(0, call._replace(done=done))
+                self._pending.appendleft(call._replace(done=done))
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
@@ -244,7 +244,8 @@ class RayBackend(Backend):
     def close(self) -> None:
         for actor in [*self._hosts, *self._servers]:
             ray.kill(actor)
-        self._hosts, self._servers, self._pending = [], [], []
+        self._hosts, self._servers = [], []
+        self._pending.clear()
 
 
 def _bundled(tasks: Sequence[Task], some: Sequence[int], actors: int) -> list[list[int]]:

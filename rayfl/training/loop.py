@@ -17,15 +17,7 @@ from torch.nn import functional
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training.batches import Batches
-from rayfl.training.work import (
-    NO_TERMS,
-    Indices,
-    LocalWork,
-    Terms,
-    TrainedBlock,
-    check_finite,
-    check_visits,
-)
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite, check_visits
 
 
 class LoopEngine:

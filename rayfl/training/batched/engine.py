@@ -21,14 +21,7 @@ from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
-from rayfl.training.work import (
-    NO_TERMS,
-    Indices,
-    LocalWork,
-    Terms,
-    TrainedBlock,
-    check_finite,
-)
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
 """Models that train together should fit in a core's share of the cache; but eight at least share the cost of
@@ -96,14 +89,8 @@ class BatchedEngine:
             mask=None if terms.mask is None else terms.mask.to(start),
         )
         snapshots = start.clone(memory_format=torch.contiguous_format) if work.snapshot_epoch else None
-        losses = np.zeros(len(clients))
-        result = TrainedBlock(
-            torch.empty_like(start, memory_format=torch.contiguous_format),
-            losses,
-            np.zeros(len(clients), np.int64),
-            {},
-            snapshots,
-        )
+        rows = torch.empty_like(start, memory_format=torch.contiguous_format)
+        result = TrainedBlock(rows, np.zeros(len(clients)), np.zeros(len(clients), np.int64), {}, snapshots)
         samples = indices if isinstance(indices, Ragged) else Ragged.of(indices)
         block = _Block(work, round, np.asarray(clients), samples, start, on_device, result)
         if terms.visits is None:
@@ -114,9 +101,9 @@ class BatchedEngine:
         ranking = np.argsort(-steps, kind="stable")
         begin = 0
         while begin < len(clients):
-            rows = ranking[begin : begin + self.clients_per_call]
-            if self._attempt(block, rows):
-                begin += len(rows)
+            chunk = ranking[begin : begin + self.clients_per_call]
+            if self._attempt(block, chunk):
+                begin += len(chunk)
         return result
 
     def _attempt(self, block: _Block, rows: NDArray[np.intp]) -> bool:
