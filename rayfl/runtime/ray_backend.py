@@ -86,11 +86,13 @@ class _HostActor(ClientHost):
 
 
 class _Pending(NamedTuple):
-    """A call whose end nobody has seen yet: how it is made, the refs of its results, whether it is done."""
+    """A call whose end nobody has seen yet: how it is made, the refs of its results, whether it is done, and
+    how often it was lost."""
 
     submit: Callable[[], list[Ref]]
     results: list[Ref]
     done: Ref
+    lost: int = 0
 
 
 class RayBackend(Backend):
@@ -139,18 +141,21 @@ class RayBackend(Backend):
 
     def _settle(self) -> None:
         """Wait for all calls of servers and remote tasks, and make those again whose process died."""
+        most = 0  # one death may take many calls with it: it counts once
         while self._pending:
-            submit, results, done = call = self._pending.popleft()
+            submit, results, done, lost = call = self._pending.popleft()
             try:
                 with plain_errors():
                     ray.get(done)
             except RayError as error:
                 if not _died(error):
                     raise
-                self._count_death(error)
+                if lost == most:
+                    most += 1
+                    self._count_death(error)
                 done, *again = submit()
                 self._instead.update(zip(results, again, strict=True))
-                self._pending.appendleft(call._replace(done=done))
+                self._pending.appendleft(call._replace(done=done, lost=lost + 1))
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:

@@ -148,6 +148,27 @@ def test_a_killed_server_costs_nothing(
     assert Result(directory.path).summary["models_sha256"] == expected.summary["models_sha256"]
 
 
+@pytest.mark.ray
+def test_a_server_that_dies_with_many_calls_dies_once(
+    ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many clusters, say."""
+    monkeypatch.setattr(ray_backend, "MAX_DEATHS", 3)
+    before = _servers()
+    backend = RayBackend(1, num_cpus=0.5, num_gpus=0, servers=1)
+    try:
+        model, nothing = np.arange(4, dtype=np.float32), np.empty(0, np.float32)
+        backend.get(backend.serve(0, "install", (), model, nothing)[0])
+        (process,) = [p for p in _servers() if p not in before]
+        process.suspend()
+        calls = [backend.serve(0, "install", (), model + k, nothing)[0] for k in range(12)]
+        process.kill()
+        for k, found in enumerate(backend.get(calls)):
+            np.testing.assert_array_equal(found, model + k)
+    finally:
+        backend.close()
+
+
 def _die_once(mark: Path, value: np.ndarray) -> np.ndarray:
     if not mark.exists():
         mark.touch()
