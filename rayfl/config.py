@@ -449,6 +449,9 @@ def _explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError
     outer = {e["loc"][:depth] for e in found for depth in range(len(e["loc"]))}
     # A list whose items are wrong counts as too short, too: the items are the mistake.
     errors = [(e, _locate(e["loc"])) for e in found if e["type"] != "too_short" or e["loc"] not in outer]
+    # Where a name or a section is possible, mistakes within a section that was given say more.
+    around = {p.path[:k] for _, p in errors for k in range(len(p.path))}
+    errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in around]
     # What the user wrote comes first, then what is missing, then what a part computed from other mistakes.
     first, place = min(errors, key=lambda e: (not _given(settings, e[1]), e[0]["type"] != "missing"))
     depth = len(place.path)
@@ -525,10 +528,14 @@ def _locate(loc: Sequence[int | str]) -> _Place:
     inner: dict[str | None, type[BaseModel]] = {None: Config}  # sections that the next step may lie in
     annotation: Any = None  # what the value at this place has to be
     metadata: Sequence[Any] = ()
+    branched = False
     for step in loc:
         if isinstance(step, int) and _item(annotation) is not None:
             where.append(str(step))
             annotation, metadata = _item(annotation), ()
+        elif _mixed(annotation) and not branched:
+            branched = True  # Pydantic's name of the branch
+            continue
         elif None in inner:
             owner, siblings, chosen = inner[None], chosen, {}
             where.append(_one_line(str(step)))
@@ -537,7 +544,15 @@ def _locate(loc: Sequence[int | str]) -> _Place:
             inner = _sections(annotation)
         elif step in inner:
             chosen, inner = inner, {None: inner[str(step)]}
+        branched = False
     return _Place(tuple(where), owner, siblings, _describe(annotation, metadata))
+
+
+def _mixed(annotation: Any) -> bool:
+    """Whether a setting may be a section or something else, apart from nothing."""
+    kinds = [a for a in get_args(annotation) if a is not NoneType]
+    sections = [a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)]
+    return get_origin(annotation) in (Union, UnionType) and 0 < len(sections) < len(kinds)
 
 
 _KINDS = {

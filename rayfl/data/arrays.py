@@ -30,7 +30,8 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
         layout: of images with four axes; ``auto`` takes the axis of length 1 or 3 for the channels.
 
     Returns:
-        ``(n, D)`` float32, or ``(n, C, H, W)``: uint8 if ``x`` holds integers, else float32.
+        ``(n, C, H, W)``: uint8 if ``x`` holds integers, else float32; or ``(n, D)``: uint8 (pixels in rows)
+        if ``x`` is uint8, else float32 (a table, whose integers are numbers like any other).
 
     Raises:
         DataError: if the shape, the type or the values fit none of these.
@@ -47,7 +48,7 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
         if not np.isfinite(x).all():
             raise DataError(f"{where} holds NaN or infinity (as float32); every value must be finite")
     if x.ndim == 2:
-        return np.ascontiguousarray(x, dtype=np.float32)
+        return np.ascontiguousarray(x, dtype=np.uint8 if x.dtype == np.uint8 else np.float32)
     if x.ndim == 3:
         x = x[:, None]
     elif layout == "hwc" or (layout == "auto" and _channels_last(x.shape, where)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from rayfl.data.scaling import GivenScaling, Normalise, Scaling
 from rayfl.errors import DataError
 from rayfl.settings import Section
 
@@ -33,7 +34,8 @@ class Samples:
     Attributes:
         name: what it is, for reports.
         x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device),
-            ``(n, D)`` features (float32), or ``(n, L)`` words of texts (int32, places in ``vocabulary``).
+            ``(n, D)`` features (float32) or pixels (uint8), or ``(n, L)`` words of texts (int32, places in
+            ``vocabulary``).
         y_train, y_test: class labels ``(n,)``, int64, in ``range(classes)``.
         classes: number of classes.
         domain_train, domain_test: for data drawn from several sources or distributions (synthetic tasks,
@@ -49,6 +51,7 @@ class Samples:
             *virtual id* ``v * n + i``; without maps ids are plain indices. Whoever reads samples by the
             ids of clients does so through :meth:`inputs`, :meth:`labels`, :meth:`targets` and
             :meth:`domains`.
+        scaling: how models take the inputs; None: with :meth:`rayfl.data.scaling.Scaling.of` these samples.
 
     Raises:
         DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.
@@ -67,6 +70,7 @@ class Samples:
     targets_test: NDArray[np.int64] | None = None
     vocabulary: tuple[str, ...] = ()
     label_maps: NDArray[np.int64] | None = None
+    scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
         if self.label_maps is not None:
@@ -223,6 +227,12 @@ class Dataset(Section):
     root: Path | None = Field(
         None, description="folder of downloaded datasets; by default $RAYFL_DATA, else ~/.cache/rayfl"
     )
+    normalise: Normalise = Field(
+        "pooled",
+        description="mean and deviation that inputs are normalised with, per channel or feature: of all "
+        "clients' training samples together (pooled), of none (pixels in 0..1, features as they are), or "
+        "given: {mean: [..], std: [..]}",
+    )
 
     @classmethod
     def needs_settings(cls) -> bool:
@@ -239,6 +249,17 @@ class Dataset(Section):
             DataError: if it is not there (one line that says how to get it) or broken.
         """
         raise NotImplementedError
+
+    def normalised(self, samples: Samples) -> Samples:
+        """Samples with the scaling that ``normalise`` says.
+
+        Raises:
+            ConfigError: if the numbers given do not fit the samples.
+        """
+        if isinstance(self.normalise, GivenScaling):
+            return replace(samples, scaling=Scaling.given(samples, self.normalise))
+        scaling = Scaling.none(samples) if self.normalise == "none" else Scaling.of(samples)
+        return replace(samples, scaling=scaling)
 
     def prepare(self, root: Path) -> str:
         """Download what :meth:`load` needs into ``root``, under a file lock; say in a line what was done."""

@@ -344,7 +344,7 @@ class ClientHost:
 
     def _features(self, client: int, job: SignJob) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         samples, indices = self.samples, self.stages[job.stage].train[client]
-        inputs = raw_features(samples.inputs("train", indices), len(samples.vocabulary))
+        inputs = raw_features(samples.inputs("train", indices), len(samples.vocabulary), samples.scaling)
         features = job.features.apply(inputs, key(job.seed, "features", client))
         return features, samples.labels("train", indices)
 

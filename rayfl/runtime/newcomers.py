@@ -53,7 +53,7 @@ def welcome(path: Path | str, data: Path, epochs: int = 5) -> pd.DataFrame:
     if not found:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
     saved = Checkpoint.load(found[-1])
-    stages, host = session.build(config)
+    stages, host = session.build(config, directory.scaling)
     # A run that was stopped has not seen all of its own events.
     old = stages[stage_of(stages, saved.state.round - 1)].federation
     federation = with_newcomers(old, data)

@@ -3,6 +3,7 @@
 ```
 runs/<name>-<algorithm>-<time>/
   config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
+  normalisation.json how the models take inputs: (x * factor - mean) / std, for ever after
   rounds.csv         one row a round              clients.csv        one row a client, best and last
   clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
   checkpoints/       state and models             models/            final models, one safetensors file each
@@ -28,6 +29,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from rayfl.config import Config, reload
+from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, RayflError
 
 ROUND_COLUMNS = (
@@ -115,6 +117,12 @@ class RunDirectory:
     def config(self) -> Config:
         """The resolved config of the run."""
         return reload(self.path / "config.yaml")
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """How the run's models take inputs, whatever data come later; None before a run has begun."""
+        values = self.read_json("normalisation.json")
+        return None if values is None else Scaling.from_dict(values)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

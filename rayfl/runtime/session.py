@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from rayfl.config import Config, load
 from rayfl.data import Federation, Samples, fingerprint
 from rayfl.data import data_root as default_root
 from rayfl.data.events import Stage, build_stages
+from rayfl.data.remarks import remarks
+from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
@@ -82,6 +84,11 @@ class Result:
     def clusters(self) -> dict[str, Any]:
         """Planted groups, and the clusters over time."""
         return dict(RunDirectory(self.path).read_json("clusters.json"))
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """How the models take inputs: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
+        return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
@@ -169,13 +176,18 @@ def data_root(config: Config) -> Path:
     return config.data.root or default_root()
 
 
-def build(config: Config) -> tuple[tuple[Stage, ...], HostSpec]:
+def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], HostSpec]:
     """The stages of the federation and what its hosts run: a function of the config alone.
+
+    Args:
+        config: of the run.
+        scaling: that of a run that has begun (:attr:`RunDirectory.scaling`), whatever its dataset holds now.
 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
     """
     samples = config.data.load(data_root(config))
+    samples = config.data.normalised(samples) if scaling is None else replace(samples, scaling=scaling)
     stages = build_stages(
         samples,
         config.partition,
@@ -317,7 +329,7 @@ def make_backend(config: Config, plan: ResourcePlan) -> Backend:
 
 def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
-    stages, host = build(config)
+    stages, host = build(config, directory.scaling)
     federation = stages[0].federation
     plan = arithmetic(config, federation, host, available(config))
     backend = make_backend(config, plan)
@@ -332,7 +344,11 @@ def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop:
             "resources": plan.to_dict(),
         },
     )
-    for line in (*plan.lines(), f"training engine: {host.engine} ({host.why})"):
+    scaling = federation.samples.scaling
+    assert scaling is not None
+    directory.write_json("normalisation.json", scaling.to_dict())
+    engine = f"training engine: {host.engine} ({host.why})"
+    for line in (*plan.lines(), engine, *remarks(federation)):
         emit(Event("note", {"text": line}))
     # A resumed run must not choose again: another version might choose otherwise.
     training = config.training.model_copy(update={"engine": host.engine})

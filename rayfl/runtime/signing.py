@@ -335,7 +335,7 @@ def _public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float3
     """What the server may look at to fit a feature map: images of the test split, no client's own data."""
     x = samples.x_test
     draw = generator(seed, "public sample").choice(len(x), min(count, len(x)), replace=False)
-    return raw_features(x[np.sort(draw)], len(samples.vocabulary))
+    return raw_features(x[np.sort(draw)], len(samples.vocabulary), samples.scaling)
 
 
 def _cluster(

@@ -1,6 +1,6 @@
 """Local training of a block of clients."""
 
-from rayfl.training.batches import Batches, Scaling, raw_features
+from rayfl.training.batches import Batches, raw_features
 from rayfl.training.config import Training
 from rayfl.training.device import open_device
 from rayfl.training.engine import ENGINES, Engine, choose_engine, open_engine
@@ -24,7 +24,6 @@ __all__ = [
     "Engine",
     "LocalWork",
     "LoopEngine",
-    "Scaling",
     "Segments",
     "Terms",
     "TrainedBlock",

@@ -69,7 +69,8 @@ def test_unclear_channels_are_refused(shape: tuple[int, ...]) -> None:
     ("given", "expected"),
     [
         (np.zeros((3, 7), np.float64), np.float32),
-        (np.zeros((3, 7), np.uint8), np.float32),  # features are always float32
+        (np.zeros((3, 7), np.uint8), np.uint8),  # pixels in rows
+        (np.zeros((3, 7), np.int64), np.float32),  # a table
         (np.zeros((3, 7, 7), np.float64), np.float32),
         (np.full((3, 7, 7), 255, np.int64), np.uint8),
     ],

@@ -126,6 +126,29 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
     assert one["accuracy"][0] == pytest.approx(100 * right.float().mean().item())
 
 
+@pytest.mark.parametrize("method", ["fedavg", "cfl"])
+def test_others_in_the_file_change_nothing_for_a_newcomer(method: str, finished: Any, tmp_path: Path) -> None:
+    """Alone, with noise, with 2,000 white images: models see what they saw in training."""
+    result = finished(**METHODS[method])
+    alone = welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=1)
+    rng = np.random.default_rng(2)
+    for other in (rng.integers(0, 256, (40, 1, 8, 8)), np.full((2000, 1, 8, 8), 255)):
+        own = np.load(tmp_path / "new.npz")
+        more = {
+            f"{name}_{part}": np.concatenate(
+                [own[f"{name}_{part}"], what.astype(own[f"{name}_{part}"].dtype)]
+            )
+            for part in ("train", "test")
+            for name, what in (
+                ("x", other),
+                ("y", np.zeros(len(other))),
+                ("client", np.full(len(other), len(GROUPS))),
+            )
+        }
+        np.savez(tmp_path / "more.npz", **more)
+        pd.testing.assert_frame_equal(welcome(result.path, tmp_path / "more.npz", epochs=1)[:3], alone)
+
+
 def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
     result = finished(**METHODS["pacfl"])
     before = {p.name: p.read_bytes() for p in result.path.glob("*.csv")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfl.config import load
+from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError
 from rayfl.training import (
     Batches,
-    Scaling,
     Training,
     complement,
     gather,
@@ -96,8 +97,9 @@ def test_images_are_standardised_with_the_training_statistics():
     assert labels.tolist() == samples.y_test[[1]].tolist()
 
 
-def test_features_are_taken_as_they_are_and_the_data_stay_untouched():
+def test_without_a_scaling_features_are_taken_as_they_are_and_the_data_stay_untouched():
     samples = make_samples((6,), uint8=False)
+    samples = replace(samples, scaling=Scaling.none(samples))
     before = samples.x_train.copy()
     inputs, _ = Batches(samples, torch.device("cpu")).train(np.arange(80))
     assert inputs.numpy().tobytes() == before.tobytes()
@@ -107,7 +109,7 @@ def test_features_are_taken_as_they_are_and_the_data_stay_untouched():
 
 def test_integer_features_are_brought_to_0_1():
     samples = make_samples((6,))
-    assert Scaling.of(samples) == Scaling(1 / 255, (0.0,), (1.0,))
+    samples = replace(samples, scaling=Scaling.none(samples))
     inputs, _ = Batches(samples, torch.device("cpu")).train(np.arange(80))
     np.testing.assert_allclose(inputs.numpy(), samples.x_train / 255, rtol=1e-6)
 

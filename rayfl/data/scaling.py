@@ -1,0 +1,124 @@
+"""How stored inputs become numbers of a size that models train on: ``x -> (x * factor - mean) / std``."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, ValidationInfo, field_validator
+
+from rayfl.errors import ConfigError
+from rayfl.settings import Section
+
+if TYPE_CHECKING:
+    from rayfl.data.base import Samples
+
+_SAMPLED = 10_000
+"""The statistics of pixels are those of at least this many images (of all, if there are fewer than twice)."""
+_ROWS = 4096
+"""Rows of a table that are made float64 at a time."""
+
+
+class GivenScaling(Section):
+    """Mean and standard deviation that are known before: of each channel or feature, or one for all."""
+
+    mean: tuple[float, ...] = Field(min_length=1, description="of pixels in [0, 1], of features as they are")
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, description="likewise")
+
+    @field_validator("std")
+    @classmethod
+    def _as_many(cls, std: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if len(info.data.get("mean", std)) != len(std):
+            raise ValueError(
+                f"mean has {len(info.data['mean'])} numbers, std {len(std)}; give as many of each"
+            )
+        return std
+
+
+Normalise = Union[Literal["pooled", "server", "none"], GivenScaling]  # noqa: UP007
+"""Whose mean and standard deviation inputs are normalised with."""
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """``x -> (x * factor - mean) / std``, per channel of images and per feature of tables.
+
+    Attributes:
+        factor: 1/255 for uint8 inputs, which are pixels, of images or in rows; else 1.
+        mean, std: one number a channel or feature, or one for all.
+    """
+
+    factor: float
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    @classmethod
+    def of(cls, samples: Samples, x: NDArray[np.generic] | None = None) -> Scaling:
+        """Statistics of ``x``, by default of all training samples.
+
+        Images have a mean and standard deviation for each channel, pixels in rows (uint8 ``(n, D)``) one for
+        all, tables of floats one for each feature; a feature that never changes has a deviation of 1. Words
+        are left alone.
+        """
+        x, plain = samples.x_train if x is None else x, cls.none(samples)
+        if samples.tokens or not len(x):
+            return plain
+        if x.ndim == 2 and x.dtype != np.uint8:
+            return cls(plain.factor, *_by_feature(x))
+        images = x if x.ndim == 4 else x.reshape(len(x), 1, -1, 1)
+        sample = images[:: max(1, len(x) // _SAMPLED)].astype(np.float64) * plain.factor
+        mean, std = sample.mean(axis=(0, 2, 3)), sample.std(axis=(0, 2, 3))
+        return cls(plain.factor, tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist()))
+
+    @classmethod
+    def none(cls, samples: Samples) -> Scaling:
+        """Pixels in [0, 1], floats as they are."""
+        return cls(1 / 255 if samples.x_train.dtype == np.uint8 else 1.0, (0.0,), (1.0,))
+
+    @classmethod
+    def given(cls, samples: Samples, given: GivenScaling) -> Scaling:
+        """The numbers that the config names.
+
+        Raises:
+            ConfigError: if there are neither as many as channels or features, nor one.
+        """
+        wanted = samples.shape[0]
+        if samples.tokens:
+            raise ConfigError(
+                "data.normalise", f"{samples.name} has words, which have no mean", "leave it out"
+            )
+        if len(given.mean) not in (1, wanted):
+            kind = "channels" if len(samples.shape) == 3 else "features"
+            raise ConfigError(
+                "data.normalise", f"{len(given.mean)} means for {wanted} {kind}", f"give {wanted} or one"
+            )
+        return cls(cls.none(samples).factor, given.mean, given.std)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Scaling:
+        """What :meth:`to_dict` wrote."""
+        return cls(values["factor"], tuple(values["mean"]), tuple(values["std"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for ``normalisation.json``."""
+        return asdict(self)
+
+    def apply(self, x: NDArray[np.generic]) -> NDArray[np.float32]:
+        """Stored inputs ``(n, C, H, W)`` or ``(n, D)`` as a model takes them."""
+        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+        mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
+        slope, shift = (self.factor / std).astype(np.float32), (mean / std).astype(np.float32)
+        scaled: NDArray[np.float32] = x.astype(np.float32) * slope - shift
+        return scaled
+
+
+def _by_feature(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of every column of a table ``(n, D)``."""
+    mean = x.mean(axis=0, dtype=np.float64)
+    square = np.zeros_like(mean)
+    for start in range(0, len(x), _ROWS):
+        square += ((x[start : start + _ROWS].astype(np.float64) - mean) ** 2).sum(axis=0)
+    constant = x.min(axis=0) == x.max(axis=0)
+    return tuple(mean.tolist()), tuple(np.where(constant, 1.0, np.sqrt(square / len(x))).tolist())
