@@ -102,6 +102,11 @@ class Execution(Section):
         "auto",
         description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
     )
+    deadline: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="seconds for which a process may be silent before it is killed and its work done again; "
+        "auto: 20 times what such work has taken at most, and 300 at least",
+    )
     tolerate_failures: int = Field(
         0, ge=0, description="clients that may fail in a round and are then left out of its average"
     )

@@ -31,6 +31,10 @@ class DataError(RayflError):
     """A dataset is missing, broken, or cannot be divided as asked."""
 
 
+class ResultsLost(RayflError):
+    """Results of a round were lost with the node that held them: the round has to be done again."""
+
+
 class ClientError(RayflError):
     """A client's local work failed.
 

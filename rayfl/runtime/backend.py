@@ -57,6 +57,8 @@ class Backend(ABC):
     actors: int
     tick: Callable[[], None] = staticmethod(lambda: None)
     """Called now and then while waiting; what it raises ends the wait."""
+    say: Callable[[str], None] = staticmethod(lambda text: None)
+    """Called with a line of text when something is wrong with a process."""
 
     @abstractmethod
     def put(self, value: Any) -> Ref:
@@ -87,8 +89,20 @@ class Backend(ABC):
         """Call a :class:`LocalServer` method on LPS number ``server`` (modulo how many there are)."""
 
     @abstractmethod
+    def mark(self) -> int:
+        """How many calls of servers and remote tasks have been made, for :meth:`forget`."""
+
+    @abstractmethod
+    def forget(self, mark: int = 0) -> None:
+        """Calls made since this mark are not made again if they are lost: no one will ask for the results."""
+
+    @abstractmethod
+    def hurry(self) -> None:
+        """The run has been asked to stop: do not wait long for a process that does not answer."""
+
+    @abstractmethod
     def pids(self) -> list[int]:
-        """Process ids of the client actors."""
+        """Process ids of the client actors that are ready."""
 
     @abstractmethod
     def close(self) -> None:
@@ -133,6 +147,18 @@ class InlineBackend(Backend):
     def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
         answer = getattr(self._server, method)(*args)
         return list(answer) if returns > 1 else [answer]
+
+    @override
+    def mark(self) -> int:
+        return 0
+
+    @override
+    def forget(self, mark: int = 0) -> None:
+        pass
+
+    @override
+    def hurry(self) -> None:
+        pass
 
     @override
     def pids(self) -> list[int]:

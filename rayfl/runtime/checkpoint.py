@@ -135,6 +135,11 @@ def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
     return np.concatenate(found) if found else np.empty((0, 0), np.float32)
 
 
+def round_of(path: Path) -> int:
+    """How many rounds a checkpoint has complete."""
+    return int(path.name.removeprefix("round-"))
+
+
 def checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints of a folder, oldest first."""
     if not folder.is_dir():

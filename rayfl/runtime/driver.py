@@ -16,12 +16,12 @@ from rayfl.config import Config
 from rayfl.coresets.clients import client_coreset
 from rayfl.data import Federation
 from rayfl.data.events import Stage
-from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.errors import ConfigError, DataError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
 from rayfl.runtime.asking import HISTOGRAM, Asking
 from rayfl.runtime.backend import Backend, Ref, Task
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash
+from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash, round_of
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.records import Records
 from rayfl.runtime.rundir import RunDirectory
@@ -45,6 +45,10 @@ class Event:
 
     kind: str
     data: dict[str, Any]
+
+
+_MAX_LOSSES = 5
+"""How often results may be lost before the next checkpoint, and the rounds since the last be done again."""
 
 
 class Interrupted(Exception):
@@ -90,7 +94,7 @@ class Driver:
             tolerate=config.execution.tolerate_failures,
             batch_size=config.evaluation.batch_size,
         )
-        self.records = Records(run, self.stages[0].federation, config.output.tensorboard)
+        self.records = self._blank()
         self._enter(0)
         self._observations: dict[Observation, Ref] = {}
         self._seconds_before = 0.0
@@ -110,31 +114,74 @@ class Driver:
             Interrupted: after ``should_stop`` said so.
             RayflError: what the user can mend. In both cases the last complete round is in a checkpoint.
         """
-        state = self.start()
+        state, losses = self.start(), 0
+        while True:
+            begun = state.round
+            try:
+                return self._finish(self._rounds(state))
+            except ResultsLost as error:
+                found = checkpoints(self.run_dir.path / "checkpoints")
+                losses = 1 if found and round_of(found[-1]) > begun else losses + 1
+                if losses > _MAX_LOSSES:
+                    raise
+                state = self._go_back(error)
+
+    def _rounds(self, state: ServerState) -> ServerState:
+        """All rounds that are left; the state after the last."""
         if state.round >= self.config.rounds:  # killed behind its last checkpoint, before its last tables
             self._tested_with(state)
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             # A stop may come after training, while clients are tested.
             before, servers, ledger = state, self.servers.snapshot(), self.records.ledger
+            calls = self.backend.mark()
             try:
                 state = self.round(state)
+            except ResultsLost:
+                raise
             except (Interrupted, RayflError) as error:
+                self.backend.forget(calls)
                 state, self.records.ledger = before, ledger
                 self.servers.restore(servers)
-                if state.round or not isinstance(error, ConfigError | DataError):
-                    self._client_facts(state, self._checkpoint(state))
-                    self.records.write_tables(state)
-                if isinstance(error, Interrupted):
-                    self.emit(Event("stopped", {"round": state.round, "path": str(self.run_dir.path)}))
+                self._stop(state, error)
                 raise
             if every and state.round % every == 0:
                 self._checkpoint(state)
-        return self._finish(state)
+        return state
+
+    def _stop(self, state: ServerState, error: Exception) -> None:
+        """Leave a checkpoint behind, and say how to go on."""
+        if not state.round and isinstance(error, ConfigError | DataError):
+            return  # refused before anything was trained
+        self.backend.hurry()
+        self.backend.tick = lambda: None  # nothing stops this
+        try:
+            self._client_facts(state, self._checkpoint(state))
+            self.records.write_tables(state)
+        finally:
+            self.backend.tick = self._check_stop
+        self.emit(Event("stopped", {"round": state.round, "path": str(self.run_dir.path)}))
+
+    def _go_back(self, error: ResultsLost) -> ServerState:
+        """The state of the newest checkpoint, or the first: what came after it is done again."""
+        self.backend.forget()
+        self.records.close()
+        self.records = self._blank()
+        self.servers.vectors, self.servers.states, self.servers.updates = [], ClientStates(), ClientStates()
+        self._enter(0)
+        self._begun, self._seconds_before = time.perf_counter(), 0.0
+        self.emit(Event("note", {"text": f"{error}: going back to the last checkpoint"}))
+        state = self._resume() or self._begin()
+        self.records.start()
+        return state
+
+    def _blank(self) -> Records:
+        return Records(self.run_dir, self.stages[0].federation, self.config.output.tensorboard)
 
     def start(self) -> ServerState:
         """Start the client actors; the state before the first round, or that of the newest checkpoint."""
         self._begun = time.perf_counter()
+        self.backend.say = lambda text: self.emit(Event("note", {"text": text}))
         self.backend.start(self._data, self.host)
         if self.host.device != "cpu":
             (_, (text,)), *_ = self.backend.run([Task("about", (), 0.0)])

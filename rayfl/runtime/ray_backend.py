@@ -1,8 +1,16 @@
-"""The Ray backend: client actors with fractional resources, LPS actors, remote tasks, refs."""
+"""The Ray backend: client actors with fractional resources, LPS actors, remote tasks, refs.
+
+What may go wrong, and what is done about it:
+
+- A process dies: its work is done again by others, see :mod:`rayfl.runtime.dispatch`.
+- A process hangs (it is stopped, or its disk does not answer): who has been silent for how long is said, and
+  after a deadline it is killed.
+- Results are lost with their node: :class:`~rayfl.errors.ResultsLost`; the driver does the rounds again.
+- Everything else that Ray may report ends the run in one line, see :mod:`rayfl.runtime.processes`.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -10,46 +18,22 @@ from typing import Any, NamedTuple
 
 import ray
 import torch
-from ray.exceptions import (
-    ObjectLostError,
-    OutOfMemoryError,
-    RayActorError,
-    RayError,
-    RayTaskError,
-    WorkerCrashedError,
-)
+from ray.exceptions import RayError
 from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
-from rayfl.errors import RayflError
-from rayfl.runtime.backend import Backend, Ref, Task, bundles
+from rayfl.runtime.backend import Backend, Ref, Task
+from rayfl.runtime.dispatch import Call, Crew, Dispatch
 from rayfl.runtime.host import ClientHost
 from rayfl.runtime.jobs import HostSpec, TrainJob
-from rayfl.runtime.remote import ServerActor, acknowledge
-
-IN_FLIGHT = 2
-"""Tasks queued at an actor: one that runs and one that waits in its mailbox, so that it never idles."""
-
-_TICK = 0.5
-"""Seconds between two questions whether to stop."""
-
-MAX_DEATHS = 20
-"""Deaths of client actors after which a run gives up: something kills them again and again."""
+from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
+from rayfl.runtime.remote import ServerActor, Whereabouts, acknowledge, whereabouts
 
 
 def settle() -> None:
     """Have the garbage collector pass over all objects that there are now. For processes of rayfl's own."""
     gc.collect()
     gc.freeze()
-
-
-class _Call(NamedTuple):
-    """A task in a message: the method, what goes to it by value, how many objects, and what it returns."""
-
-    method: str
-    message: tuple[Any, ...]
-    objects: int
-    returns: int
 
 
 class _HostActor(ClientHost):
@@ -61,7 +45,11 @@ class _HostActor(ClientHost):
         super().__init__(stages, host)
         self._settled = False
 
-    def perform(self, calls: Sequence[_Call], *objects: Any) -> Any:
+    def whereabouts(self) -> Whereabouts:
+        """Says that the actor is ready, and where."""
+        return whereabouts()
+
+    def perform(self, calls: Sequence[Call], *objects: Any) -> Any:
         """Do several tasks; the first values of all, then what else each returns, in their order."""
         firsts: list[Any] = []
         rest: list[Any] = []
@@ -86,12 +74,22 @@ class _HostActor(ClientHost):
 
 
 class _Pending(NamedTuple):
-    """A call whose end nobody has seen yet: how it is made, the refs of its results, whether it is done, and
-    how often it was lost."""
+    """A call whose end nobody has seen yet.
 
+    Attributes:
+        number: of all calls, in their order.
+        submit: makes it (again).
+        results: the refs of its results.
+        done: the ref that says that it is done.
+        server: the LPS that does it; None for a remote task.
+        lost: how often it was lost.
+    """
+
+    number: int
     submit: Callable[[], list[Ref]]
     results: list[Ref]
     done: Ref
+    server: int | None
     lost: int = 0
 
 
@@ -106,27 +104,39 @@ class RayBackend(Backend):
         actors: number of client actors.
         num_cpus, num_gpus: what Ray reserves for each; may be fractions.
         servers: number of LPS actors (no CPU is reserved: they wait nearly always).
+        deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
     """
 
-    def __init__(self, actors: int, num_cpus: float, num_gpus: float, servers: int) -> None:
+    def __init__(
+        self, actors: int, num_cpus: float, num_gpus: float, servers: int, deadline: float | None = None
+    ) -> None:
         self.actors = actors
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         server = ray.remote(ServerActor).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
-        self._servers = [server.remote() for _ in range(servers)]
-        self._hosts: list[Any] = []
-        self._deaths = 0
+        self._servers = [Process.of(f"LPS actor {i}", server.remote()) for i in range(servers)]
+        self._crew: Crew | None = None
+        self._deaths = Deaths()
+        self.deadlines = Deadlines(deadline, lambda text: self.say(text))
         self._pending: deque[_Pending] = deque()
+        self._calls = 0
         self._instead: dict[Ref, Ref] = {}  # results that were lost -> those of the second try
 
     @override
     def put(self, value: Any) -> Ref:
-        return ray.put(value)
+        with plain_errors():
+            return ray.put(value)
 
     @override
     def get(self, ref: Ref) -> Any:
         self._settle()
+        refs = self._current(ref if isinstance(ref, list) else [ref])
+        left = list(dict.fromkeys(refs))
         with plain_errors():
-            return ray.get(self._current(ref) if isinstance(ref, list) else self._current([ref])[0])
+            while left:  # not all at once: there may be a question whether to stop
+                _, left = ray.wait(left, num_returns=len(left), timeout=TICK)
+                self.tick()
+            values = ray.get(refs)
+        return values if isinstance(ref, list) else values[0]
 
     def _current(self, args: Sequence[Any]) -> list[Any]:
         """The same with results of a second try in place of those that were lost."""
@@ -134,146 +144,101 @@ class RayBackend(Backend):
             return list(args)
         return [self._instead.get(a, a) if isinstance(a, ray.ObjectRef) else a for a in args]
 
-    def _submit(self, submit: Callable[[], list[Ref]]) -> list[Ref]:
+    def _submit(self, submit: Callable[[], list[Ref]], server: int | None) -> list[Ref]:
         done, *results = submit()
-        self._pending.append(_Pending(submit, results, done))
+        self._pending.append(_Pending(self._calls, submit, results, done, server))
+        self._calls += 1
         return results
+
+    @override
+    def mark(self) -> int:
+        return self._calls
+
+    @override
+    def forget(self, mark: int = 0) -> None:
+        self._pending = deque(call for call in self._pending if call.number < mark)
+
+    @override
+    def hurry(self) -> None:
+        self.deadlines.hurried = True
 
     def _settle(self) -> None:
         """Wait for all calls of servers and remote tasks, and make those again whose process died."""
         most = 0  # one death may take many calls with it: it counts once
         while self._pending:
-            submit, results, done, lost = call = self._pending.popleft()
+            call, error = self._pending[0], None
             try:
-                with plain_errors():
-                    ray.get(done)
-            except RayError as error:
-                if not _died(error):
+                if self._answered(call):
+                    with plain_errors():
+                        ray.get(call.done)
+                    self._pending.popleft()
+                    self._deaths.none()
+                    continue
+            except RayError as raised:
+                if not died(raised):
                     raise
-                if lost == most:
-                    most += 1
-                    self._count_death(error)
-                done, *again = submit()
-                self._instead.update(zip(results, again, strict=True))
-                self._pending.appendleft(call._replace(done=done, lost=lost + 1))
+                error = raised
+            if call.lost == most:
+                most += 1
+                self._deaths.one(error)
+            if call.server is not None:
+                server = self._servers[call.server]
+                self._servers[call.server] = Process.of(server.name, server.actor)  # Ray has restarted it
+            done, *again = call.submit()
+            self._instead.update(zip(call.results, again, strict=True))
+            self._pending[0] = call._replace(done=done, lost=call.lost + 1)
+
+    def _answered(self, call: _Pending) -> bool:
+        """Wait for the end of a call; false if it was silent for too long and has been given up."""
+        server = None if call.server is None else self._servers[call.server]
+        silence = Silence()
+        while not ray.wait([call.done], timeout=TICK, fetch_local=False)[0]:
+            self.tick()
+            if server is not None:
+                server.greet()
+            allowed = self.deadlines.seconds("call", lost=call.lost)
+            if self.deadlines.over(silence, allowed, server or "a remote task"):
+                if server is None:
+                    ray.cancel(call.done, force=True)
+                else:
+                    server.kill()
+                return False
+        self.deadlines.measured("call", silence.seconds)
+        return True
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
-        self._start = (stages, host)
-        self._hosts = [self._new_host() for _ in range(self.actors)]
-
-    def _new_host(self) -> Any:
-        return ray.remote(_HostActor).options(**self._resources).remote(*self._start)
+        actor = ray.remote(_HostActor).options(**self._resources)
+        self._crew = Crew(
+            self.actors, lambda: actor.remote(stages, host), self._deaths, lambda text: self.say(text)
+        )
 
     @override
     def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
-        anybody: list[int] = []
-        own: list[list[int]] = [[] for _ in self._hosts]
-        for i, task in enumerate(tasks):
-            (anybody if task.home is None else own[task.home % self.actors]).append(i)
-        free = deque(_bundled(tasks, anybody, self.actors))
-        pinned = [deque(_bundled(tasks, mine, 1)) for mine in own]
-        running = [0] * self.actors
-        sent: dict[Any, tuple[int, list[int], list[Ref]]] = {}  # first ref -> actor, tasks, the other refs
-
-        def feed() -> None:
-            for depth in range(IN_FLIGHT):
-                for actor in range(self.actors):
-                    source = pinned[actor] or free
-                    if running[actor] <= depth and source:
-                        bundle = source.popleft()
-                        first, *rest = self._send([tasks[i] for i in bundle], actor)
-                        sent[first] = actor, bundle, rest
-                        running[actor] += 1
-
+        assert self._crew is not None, "start comes first"
         self._settle()
-        feed()
-        while sent:
-            ready, _ = ray.wait(list(sent), num_returns=1, fetch_local=False, timeout=_TICK)
-            self.tick()
-            if not ready:
-                continue
-            actor, bundle, rest = sent.pop(ready[0])
-            try:
-                with plain_errors():
-                    firsts = ray.get(ready[0])
-            except RayActorError as error:
-                lost = [bundle, *(b for a, b, _ in sent.values() if a == actor)]
-                sent = {ref: what for ref, what in sent.items() if what[0] != actor}
-                self._replace(actor, error)
-                running[actor] = 0
-                for bundle in reversed(lost):
-                    (free if tasks[bundle[0]].home is None else pinned[actor]).appendleft(bundle)
-                feed()
-                continue
-            running[actor] -= 1
-            feed()
-            for i, first in zip(bundle, firsts, strict=True):
-                count = tasks[i].returns - 1
-                yield i, [first, *rest[:count]]
-                rest = rest[count:]
-
-    def _send(self, tasks: Sequence[Task], actor: int) -> list[Ref]:
-        calls = [_Call(t.method, t.args[:1], len(t.args) - 1, t.returns) for t in tasks]
-        refs = self._current([ref for task in tasks for ref in task.args[1:]])
-        count = 1 + sum(task.returns - 1 for task in tasks)
-        answer = self._hosts[actor].perform.options(num_returns=count).remote(calls, *refs)
-        return [answer] if count == 1 else list(answer)
-
-    def _replace(self, actor: int, error: RayActorError) -> None:
-        """A worker died (killed, out of memory, its node lost): start another in its place."""
-        self._count_death(error)
-        self._hosts[actor] = self._new_host()
-
-    def _count_death(self, error: Exception) -> None:
-        self._deaths += 1
-        if getattr(error, "actor_init_failed", False) or self._deaths > MAX_DEATHS:
-            raise RayflError(f"actors keep dying ({self._deaths} so far): {error}".split("\n")[0]) from error
+        return Dispatch(tasks, self._crew, self.deadlines, self._current).run(self.tick)
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
         task = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
-        return self._submit(lambda: task.remote(function, *self._current(args)))[0]
+        return self._submit(lambda: task.remote(function, *self._current(args)), None)[0]
 
     @override
     def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
-        lps = self._servers[server % len(self._servers)].acknowledge.options(num_returns=1 + returns)
-        return self._submit(lambda: lps.remote(method, *self._current(args)))
+        place = server % len(self._servers)
+        lps = self._servers[place].actor.acknowledge.options(num_returns=1 + returns)
+        return self._submit(lambda: lps.remote(method, *self._current(args)), place)
 
     @override
     def pids(self) -> list[int]:
-        return list(self.get([host.pid.remote() for host in self._hosts]))
+        assert self._crew is not None, "start comes first"
+        return [process.where.pid for process in self._crew.members if process.where is not None]
 
     @override
     def close(self) -> None:
-        for actor in [*self._hosts, *self._servers]:
-            ray.kill(actor)
-        self._hosts, self._servers = [], []
+        for process in [*(self._crew.members if self._crew else ()), *self._servers]:
+            process.drop()
+        self._crew, self._servers = None, []
         self._pending.clear()
-
-
-def _bundled(tasks: Sequence[Task], some: Sequence[int], actors: int) -> list[list[int]]:
-    """Which of some tasks are sent together."""
-    return [[some[i] for i in bundle] for bundle in bundles([tasks[i] for i in some], actors)]
-
-
-def _died(error: Exception) -> bool:
-    """Whether the process that should have answered is gone, or that of something it depends on."""
-    cause = error.cause if isinstance(error, RayTaskError) else error
-    return isinstance(cause, RayActorError | WorkerCrashedError | OutOfMemoryError)
-
-
-@contextlib.contextmanager
-def plain_errors() -> Iterator[None]:
-    """Raise what the remote code raised, not Ray's wrapper around it; say in a line that a node was lost."""
-    try:
-        yield
-    except (RayTaskError, ObjectLostError) as error:
-        cause = error.cause if isinstance(error, RayTaskError) else error
-        if isinstance(cause, RayflError):
-            raise cause from None
-        if isinstance(cause, ObjectLostError):
-            what = "a node was lost, and with it results of the round"
-            raise RayflError(f"{what}; 'rayfl resume' goes on from the last checkpoint") from error
-        raise

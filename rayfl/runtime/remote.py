@@ -5,14 +5,47 @@ Like that of :mod:`rayfl.runtime.lps`, its import must stay cheap: neither torch
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
+
+import psutil
+import ray
 
 from rayfl.runtime.lps import LocalServer
 
 
+class Whereabouts(NamedTuple):
+    """Where a process runs: the id of its node, the node's name, and the process id."""
+
+    node: str
+    host: str
+    pid: int
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on {self.host}"
+
+
+def whereabouts() -> Whereabouts:
+    """Of the process that calls it."""
+    return Whereabouts(ray.get_runtime_context().get_node_id(), os.uname().nodename, os.getpid())
+
+
+def kill(where: Whereabouts) -> None:
+    """Kill a process of Ray's on this node; one that is stopped does not obey anything else."""
+    with contextlib.suppress(psutil.Error):
+        if "ray::" in " ".join(psutil.Process(where.pid).cmdline()):  # the number may be another's by now
+            os.kill(where.pid, signal.SIGKILL)
+
+
 class ServerActor(LocalServer):
     """An LPS actor."""
+
+    def whereabouts(self) -> Whereabouts:
+        """Says that the actor is ready, and where."""
+        return whereabouts()
 
     def acknowledge(self, method: str, *args: Any) -> Any:
         """Nothing, which the driver can fetch to see that it is done; then what the method returns."""

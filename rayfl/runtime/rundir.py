@@ -106,8 +106,12 @@ class RunDirectory:
 
     def is_empty(self) -> bool:
         """Whether no round is complete."""
+        return self.rounds_complete() == 0
+
+    def rounds_complete(self) -> int:
+        """How many rounds ``rounds.csv`` holds."""
         path = self.path / "rounds.csv"
-        return not path.exists() or len(path.read_text().splitlines()) <= 1
+        return max(0, len(path.read_text().splitlines()) - 1) if path.exists() else 0
 
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.runtime.session.resume` reads."""

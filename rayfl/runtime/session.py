@@ -22,6 +22,7 @@ import psutil
 import ray
 import torch
 from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import Config, load
@@ -36,7 +37,9 @@ from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.driver import Driver, Event, Interrupted, block_rule
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.ray_backend import RayBackend, plain_errors, settle
+from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
+from rayfl.runtime.ray_backend import RayBackend, settle
+from rayfl.runtime.remote import Whereabouts, whereabouts
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.training import choose_engine
@@ -45,6 +48,12 @@ Listener = Callable[[Event], None]
 
 _NODES_TIMEOUT = 900.0
 """Seconds to wait for the nodes of an autoscaler."""
+
+_DRIVER_DEADLINE = 300.0
+"""Seconds for which the driver may be silent; it answers while it trains, so a busy machine is no reason."""
+
+_MAX_DRIVER_DEATHS = 3
+"""How often the driver may die without a further round."""
 
 _RELEASE_TIMEOUT = 5.0
 """Seconds to wait for CPUs and GPUs that something else in the cluster holds or held."""
@@ -114,6 +123,8 @@ def run(
     """
     resolved = load(config, overrides)
     check(resolved)
+    if resolved.execution.backend == "ray":
+        connect(resolved)  # first: where Ray does not start no run directory is left behind
     directory = RunDirectory.create(resolved)
     try:
         return _execute(resolved, directory, on_event)
@@ -291,9 +302,13 @@ def connect(config: Config) -> None:
             ray.init(**quiet)
         else:
             ray.init(address="local", include_dashboard=False, **quiet)
-    except (ConnectionError, ray.exceptions.RayError) as error:
-        where = "RAY_ADDRESS" if address is None else "execution.address"
-        raise ConfigError(where, str(error).split("\n")[0]) from None
+    except Exception as error:  # Ray raises bare Exceptions where it cannot start
+        line = str(error).strip().split("\n")[0] or type(error).__name__
+        if address is not None or "RAY_ADDRESS" in os.environ:
+            where = "RAY_ADDRESS" if address is None else "execution.address"
+            raise ConfigError(where, line) from None
+        advice = "'rayfl doctor' shows what is there, execution.backend=inline runs without Ray"
+        raise RayflError(f"Ray does not start on this machine: {line}; {advice}") from None
 
 
 def _reach(address: str) -> None:
@@ -324,7 +339,8 @@ def make_backend(config: Config, plan: ResourcePlan) -> Backend:
     e = config.execution
     if e.backend == "inline":
         return InlineBackend()
-    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors)
+    deadline = None if e.deadline == "auto" else e.deadline
+    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors, deadline)
 
 
 def _drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
@@ -388,6 +404,10 @@ class DriverActor:
         """Write a checkpoint and stop."""
         self._stop.set()
 
+    def whereabouts(self) -> Whereabouts:
+        """Says that the actor is ready, and where."""
+        return whereabouts()
+
 
 def _await_nodes(config: Config, listen: Listener, stop: threading.Event) -> None:
     """On a cluster of ``ray up``: ask its autoscaler for the actors that the config names, and wait."""
@@ -413,30 +433,64 @@ def _await_nodes(config: Config, listen: Listener, stop: threading.Event) -> Non
 
 def _execute_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
     _await_nodes(config, listen, stop)
+    deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
+    deaths, reached = 0, -1
+    while True:
+        try:
+            _watch_driver(config, directory, listen, stop, deadline)
+            return
+        except _DriverDied as error:
+            rounds = directory.rounds_complete()
+            deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
+            if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
+                raise RayflError(f"the driver {error}; go on with: rayfl resume {directory.path}") from None
+            listen(Event("note", {"text": f"the driver {error}: a new one goes on from the last checkpoint"}))
+
+
+class _DriverDied(Exception):
+    """The driver died, or was killed for its silence."""
+
+
+def _watch_driver(
+    config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event, deadline: float
+) -> None:
+    """Run the driver in an actor, and relay its events."""
     # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
-    driver = ray.remote(DriverActor).options(**options).remote()
-    done = driver.run.remote(config, directory.path)
+    driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
+    done = driver.actor.run.remote(config, directory.path)
+    deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))
     told = False
     try:
         while True:
             finished, _ = ray.wait([done], timeout=0)
-            try:
-                for event in ray.get(driver.poll.remote(0.0 if finished else 0.25)):
-                    listen(event)
-            except ray.exceptions.RayActorError:
-                raise RayflError(f"the driver died; go on with: rayfl resume {directory.path}") from None
+            events, silence = driver.actor.poll.remote(0.0 if finished else 0.25), Silence()
+            while not ray.wait([events], timeout=TICK)[0]:
+                driver.greet()
+                deadlines.hurried = stop.is_set()
+                allowed = deadlines.seconds("poll")
+                if driver.where is None:  # it is still being started
+                    allowed = max(allowed, _DRIVER_DEADLINE)
+                if deadlines.over(silence, allowed, driver):
+                    driver.kill()
+                    raise _DriverDied("did not answer")
+            for event in ray.get(events):
+                listen(event)
             if finished:
                 break
             if stop.is_set() and not told:
-                driver.stop.remote()
+                driver.actor.stop.remote()
                 told = True
         with plain_errors():
             if not ray.get(done):
                 raise Interrupted
+    except RayError as error:
+        if not died(error):
+            raise
+        raise _DriverDied("died") from None
     finally:
-        ray.kill(driver)
+        driver.drop()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 TASKS = [
@@ -31,6 +32,18 @@ def ray_cluster() -> Iterator[None]:
         )
     yield
     ray.shutdown()
+
+
+def actors(kind: str) -> set[psutil.Process]:
+    """The processes of Ray actors of this class that descend from this one."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if f"ray::{kind}" in " ".join(process.cmdline()):
+                found.add(process)
+        except psutil.Error:  # it has just ended
+            continue
+    return found
 
 
 @pytest.fixture

@@ -15,17 +15,16 @@ import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
-from ray.exceptions import ObjectLostError, RayTaskError
 
 from rayfl.config import load
 from rayfl.errors import RayflError
-from rayfl.runtime import ray_backend, states
+from rayfl.runtime import processes, states
 from rayfl.runtime.backend import MESSAGE_WORK, Task, bundles
 from rayfl.runtime.driver import Driver, Event
-from rayfl.runtime.ray_backend import RayBackend, plain_errors
+from rayfl.runtime.ray_backend import RayBackend
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import Result, build, run
-from tests.runtime.conftest import METHODS
+from tests.runtime.conftest import METHODS, actors
 
 
 def _task(work: float, cost: float = 1.0) -> Task:
@@ -113,7 +112,7 @@ def test_nothing_is_kept_that_no_later_round_needs(
 
 
 def _servers() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children(recursive=True) if "ServerActor" in " ".join(p.cmdline())]
+    return sorted(actors("ServerActor"), key=lambda process: process.pid)
 
 
 @pytest.mark.ray
@@ -153,7 +152,7 @@ def test_a_server_that_dies_with_many_calls_dies_once(
     ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of many clusters, say."""
-    monkeypatch.setattr(ray_backend, "MAX_DEATHS", 3)
+    monkeypatch.setattr(processes, "MAX_DEATHS", 3)
     before = _servers()
     backend = RayBackend(1, num_cpus=0.5, num_gpus=0, servers=1)
     try:
@@ -197,7 +196,7 @@ def _die(value: int) -> int:
 
 @pytest.mark.ray
 def test_what_dies_again_and_again_ends_the_run(backend: RayBackend, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ray_backend, "MAX_DEATHS", 2)
+    monkeypatch.setattr(processes, "MAX_DEATHS", 2)
     with pytest.raises(RayflError, match="keep dying"):
         backend.get(backend.call(_die, 1))
 
@@ -210,12 +209,3 @@ def _fails(value: int) -> int:
 def test_an_error_in_a_remote_task_is_raised_and_not_tried_again(backend: RayBackend) -> None:
     with pytest.raises(ValueError, match="no 1"):
         backend.get(backend.call(_fails, 1))
-
-
-@pytest.mark.parametrize("needed_by_a_task", [False, True])
-def test_what_was_lost_with_its_node_ends_the_run_in_a_line(needed_by_a_task: bool) -> None:
-    error: Exception = ObjectLostError("00" * 28, None, "")
-    if needed_by_a_task:
-        error = RayTaskError("f", "Traceback ...", error)
-    with pytest.raises(RayflError, match=r"a node was lost.*rayfl resume"), plain_errors():
-        raise error

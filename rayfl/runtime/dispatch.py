@@ -1,0 +1,301 @@
+"""Deals tasks out to client actors, and deals them out again when an actor dies or hangs.
+
+Work goes only to actors that have answered. An actor that dies is replaced by one that gets work when it has
+answered in turn, which may be never (its node is gone, and there is no other): the others go on without it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import ray
+from ray.exceptions import RayError
+
+from rayfl.errors import RayflError
+from rayfl.runtime.backend import Ref, Task, bundles
+from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, one_line, plain_errors
+
+IN_FLIGHT = 2
+"""Messages at an actor: one that it works on and one that waits in its mailbox, so that it never idles."""
+
+_MAX_LOST = 5
+"""Actors that may die over one message before its work is held to be the cause."""
+
+_ABSENCE = 10.0
+"""Seconds after which an actor that has not answered counts as missing."""
+
+_NOBODY = 900.0
+"""Seconds to wait for a client actor when there is none."""
+
+
+class Call(NamedTuple):
+    """A task in a message: the method, what goes to it by value, how many objects, and what it returns."""
+
+    method: str
+    message: tuple[Any, ...]
+    objects: int
+    returns: int
+
+
+@dataclass
+class _Message:
+    """Tasks that travel together.
+
+    Attributes:
+        tasks: their places in the list of tasks.
+        home: the actor that they are pinned to; None for any.
+        lost: how many actors have died over it.
+    """
+
+    tasks: list[int]
+    home: int | None
+    lost: int = 0
+
+
+@dataclass
+class _Sent:
+    """A message on its way.
+
+    Attributes:
+        message: what was sent.
+        place: the actor's place.
+        rest: the refs of its results but the first.
+        silence: for how long the actor has worked on it.
+    """
+
+    message: _Message
+    place: int
+    rest: list[Ref]
+    silence: Silence = field(default_factory=Silence)
+
+
+class Crew:
+    """The client actors, each in its place.
+
+    Args:
+        size: how many are wanted.
+        new: asks Ray for another actor.
+        deaths: counts those that die.
+        say: called with a line of text.
+    """
+
+    def __init__(self, size: int, new: Callable[[], Any], deaths: Deaths, say: Callable[[str], None]) -> None:
+        self._new, self.deaths, self._say = new, deaths, say
+        self.members = [self._process(place) for place in range(size)]
+        self._lost: set[int] = set()  # places whose actor died and whose next has not answered
+        self._reported: set[int] = set()  # those of which that was said
+
+    def _process(self, place: int) -> Process:
+        return Process.of(f"client actor {place}", self._new())
+
+    @property
+    def present(self) -> list[int]:
+        """The places of the actors that have answered."""
+        return [place for place, process in enumerate(self.members) if process.where is not None]
+
+    @property
+    def coming(self) -> list[Ref]:
+        """The first answers that have not come yet."""
+        return [process.hello for process in self.members if process.where is None]
+
+    def missing(self, place: int) -> bool:
+        """Whether the actor of this place has not answered for so long that it may never come."""
+        process = self.members[place]
+        return process.where is None and time.monotonic() - process.begun > _ABSENCE
+
+    def replace(self, place: int, error: Exception | None) -> None:
+        """An actor has died, or was killed for its silence (None): ask for another.
+
+        Raises:
+            RayflError: if they do nothing but die.
+        """
+        old = self.members[place]
+        if error is None:
+            old.kill()
+        old.drop()
+        if old.where is not None:
+            self._lost.add(place)
+        self.deaths.one(error)
+        self.members[place] = self._process(place)
+
+    def greet(self) -> None:
+        """Note who has answered; say who is missing, and who is back.
+
+        Raises:
+            RayflError: if there has been no actor for a long time.
+        """
+        size = len(self.members)
+        for place, process in enumerate(self.members):
+            try:
+                ready = process.greet()
+            except RayError as error:
+                if not died(error):
+                    raise
+                self.replace(place, error)
+                continue
+            if ready:
+                self._lost.discard(place)
+                if place in self._reported:
+                    self._reported.remove(place)
+                    self._say(f"client actor {place} is back: {size - len(self._lost)} of {size} are there")
+        missing = {place for place in self._lost if self.missing(place)}
+        if missing - self._reported:
+            self._reported |= missing
+            left = size - len(self._lost)
+            what = f"going on with {left} of {size}" if left else "none is left, waiting for room for one"
+            self._say(f"client actors lost: {what}")
+        waited = time.monotonic() - max(process.begun for process in self.members)
+        if not self.present and waited > _NOBODY:
+            raise RayflError(f"no client actor could be started for {_NOBODY / 60:.0f} minutes")
+
+
+class Dispatch:
+    """Has tasks done by a crew, in any order.
+
+    Args:
+        tasks: what to do.
+        crew: who does it.
+        deadlines: how long an actor may be silent.
+        current: replaces refs of results that were lost by those of the second try.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[Task],
+        crew: Crew,
+        deadlines: Deadlines,
+        current: Callable[[Sequence[Any]], list[Any]],
+    ) -> None:
+        self._tasks, self._crew, self._deadlines, self._current = tasks, crew, deadlines, current
+        size = len(crew.members)
+        homes: dict[int | None, list[int]] = {}
+        for i, task in enumerate(tasks):
+            homes.setdefault(None if task.home is None else task.home % size, []).append(i)
+        self._free: deque[_Message] = deque()
+        self._pinned: list[deque[_Message]] = [deque() for _ in range(size)]
+        for home, some in homes.items():
+            found = bundles([tasks[i] for i in some], size if home is None else 1)
+            self._queue(home).extend(_Message([some[i] for i in bundle], home) for bundle in found)
+        self._sent: dict[Ref, _Sent] = {}
+
+    def _queue(self, home: int | None) -> deque[_Message]:
+        return self._free if home is None else self._pinned[home]
+
+    def run(self, tick: Callable[[], None]) -> Iterator[tuple[int, list[Any]]]:
+        """Do them; yields, as they finish, (position in the tasks, [first value, ref, ref, ...]).
+
+        Args:
+            tick: called now and then while waiting; what it raises ends the wait.
+        """
+        looked = time.monotonic()
+        self._crew.greet()
+        while self._sent or self._free or any(self._pinned):
+            self._feed()
+            waited_for = [*self._sent, *self._crew.coming]
+            ready, _ = ray.wait(waited_for, num_returns=1, fetch_local=False, timeout=TICK)
+            tick()
+            if not ready or ready[0] not in self._sent or time.monotonic() - looked > TICK:
+                looked = time.monotonic()
+                self._crew.greet()
+                self._replace_silent()
+            if ready and ready[0] in self._sent:
+                yield from self._take(ready[0])
+
+    def _feed(self) -> None:
+        """Give work to the actors that have answered, to all of them first and then once more."""
+        waiting = [0] * len(self._crew.members)
+        for one in self._sent.values():
+            waiting[one.place] += 1
+        for place, queue in enumerate(self._pinned):
+            if queue and self._crew.missing(place):
+                self._free.extend(queue)
+                queue.clear()
+        present = self._crew.present
+        for depth in range(IN_FLIGHT):
+            for place in present:
+                source = self._pinned[place] or self._free
+                if waiting[place] <= depth and source:
+                    self._send(source.popleft(), place)
+                    waiting[place] += 1
+
+    def _send(self, message: _Message, place: int) -> None:
+        tasks = [self._tasks[i] for i in message.tasks]
+        calls = [Call(t.method, t.args[:1], len(t.args) - 1, t.returns) for t in tasks]
+        refs = self._current([ref for task in tasks for ref in task.args[1:]])
+        count = 1 + sum(task.returns - 1 for task in tasks)
+        answer = self._crew.members[place].actor.perform.options(num_returns=count).remote(calls, *refs)
+        first, *rest = [answer] if count == 1 else list(answer)
+        self._sent[first] = _Sent(message, place, rest)
+
+    def _take(self, first: Ref) -> Iterator[tuple[int, list[Any]]]:
+        """What has been done; or, if the actor has died, do it again."""
+        place = self._sent[first].place
+        try:
+            with plain_errors():
+                values = ray.get(first)
+        except RayError as error:
+            if not died(error):
+                raise
+            self._bury(place, error)
+            return
+        done = self._sent.pop(first)
+        self._crew.deaths.none()
+        method, cost = self._work(done.message)
+        self._deadlines.measured(method, done.silence.seconds, cost)
+        for ref, one in self._sent.items():  # the next message in its mailbox is what it works on now
+            if one.place == place:
+                self._sent[ref].silence = Silence()
+        self._feed()
+        rest = done.rest
+        for i, value in zip(done.message.tasks, values, strict=True):
+            count = self._tasks[i].returns - 1
+            yield i, [value, *rest[:count]]
+            rest = rest[count:]
+
+    def _bury(self, place: int, error: Exception | None) -> None:
+        """An actor is dead: its messages are sent again, first of all the one that it worked on.
+
+        Raises:
+            RayflError: if actors do nothing but die, or die over the same work again and again.
+        """
+        lost = {ref: one.message for ref, one in self._sent.items() if one.place == place}
+        for ref in lost:
+            del self._sent[ref]
+        foremost = next(iter(lost.values()), None)
+        if foremost is not None:
+            foremost.lost += 1
+            if foremost.lost > _MAX_LOST:
+                raise RayflError(_fatal(foremost, self._tasks, error)) from error
+        for message in reversed(lost.values()):
+            self._queue(message.home).appendleft(message)
+        self._crew.replace(place, error)
+
+    def _work(self, message: _Message) -> tuple[str, float]:
+        """What kind of work it is, and how much."""
+        return self._tasks[message.tasks[0]].method, sum(self._tasks[i].cost for i in message.tasks)
+
+    def _replace_silent(self) -> None:
+        """Kill the actors that have worked on a message for too long."""
+        foremost: dict[int, _Sent] = {}
+        for one in self._sent.values():
+            foremost.setdefault(one.place, one)
+        for place, one in foremost.items():
+            method, cost = self._work(one.message)
+            allowed = self._deadlines.seconds(method, cost, one.message.lost)
+            if self._deadlines.over(one.silence, allowed, self._crew.members[place]):
+                self._bury(place, None)
+
+
+def _fatal(message: _Message, tasks: Sequence[Task], error: Exception | None) -> str:
+    """What is said of work over which one actor after the other dies."""
+    clients = [int(c) for i in message.tasks for c in getattr(tasks[i].args[0], "clients", ())]
+    whose = "" if not clients else f" of clients {min(clients)} to {max(clients)}"
+    how = "did not answer" if error is None else one_line(error)
+    return (
+        f"{message.lost} client actors in a row died over the same work{whose} (the last: {how}); if memory "
+        "is short, fewer execution.actors or a smaller execution.block_size need less"
+    )

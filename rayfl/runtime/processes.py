@@ -1,0 +1,228 @@
+"""The processes that Ray runs for a run, as the driver knows them: which are there, silent, or dead.
+
+Every failure that Ray reports has one of three outcomes: the process is dead and its work is done again
+(:func:`died`); results are lost with their node, and the driver goes back to a checkpoint
+(:class:`~rayfl.errors.ResultsLost`); or the run ends in one line (:func:`plain_errors`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    ObjectStoreFullError,
+    OutOfDiskError,
+    OutOfMemoryError,
+    RayActorError,
+    RayError,
+    RayTaskError,
+    TaskCancelledError,
+    WorkerCrashedError,
+)
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.errors import RayflError, ResultsLost
+from rayfl.runtime.backend import Ref
+from rayfl.runtime.remote import Whereabouts, kill
+
+TICK = 0.5
+"""Seconds between two questions whether to stop."""
+
+MAX_DEATHS = 20
+"""Deaths with nothing done in between after which a run gives up: something kills again and again."""
+
+_FIRST_WORD = 30.0
+"""Seconds of silence after which it is said for the first time; then after twice, four times... as long."""
+
+_LEAST_DEADLINE = 300.0
+"""Seconds of silence that are always allowed, unless ``execution.deadline`` says otherwise."""
+
+_TIMES_LONGEST = 20.0
+"""Work may take so many times as long as work of its size has ever taken."""
+
+_HURRY = 10.0
+"""Seconds of silence that are allowed once the run has been asked to stop."""
+
+_DEAD = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, TaskCancelledError)
+"""What Ray raises when the process that should have answered is gone. Not all of them are RayActorErrors."""
+
+_FULL = {
+    ObjectStoreFullError: "the object store is full; give Ray more memory (ray start --object-store-memory) "
+    "or train fewer clients a round",
+    OutOfDiskError: "the disk to which Ray spills objects is full; free some space or set RAY_TMPDIR",
+}
+
+
+def died(error: Exception) -> bool:
+    """Whether the process that should have answered is gone, or that of something it depends on."""
+    return isinstance(error.cause if isinstance(error, RayTaskError) else error, _DEAD)
+
+
+def one_line(error: object) -> str:
+    """What an error of Ray's says, which may be a page, in a line."""
+    return " ".join(str(error).split())[:300]
+
+
+@contextlib.contextmanager
+def plain_errors() -> Iterator[None]:
+    """Raise what the remote code raised, not Ray's wrapper around it; Ray's own failures in one line.
+
+    Raises:
+        RayflError: in place of Ray's errors.
+        ResultsLost: if an object was lost with its node.
+        RayError: if a process died; see :func:`died`.
+    """
+    try:
+        yield
+    except RayError as error:
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        if isinstance(cause, RayflError):
+            raise cause from None
+        if died(error):
+            raise
+        if isinstance(cause, ObjectLostError):
+            raise ResultsLost("a node was lost, and with it results of the round") from error
+        for kind, text in _FULL.items():
+            if isinstance(cause, kind):
+                raise RayflError(text) from error
+        if isinstance(error, RayTaskError) and not isinstance(cause, RayError):
+            raise
+        raise RayflError(f"Ray failed ({type(cause).__name__}): {one_line(cause)}") from error
+
+
+@dataclass
+class Process:
+    """An actor.
+
+    Attributes:
+        name: for messages.
+        actor: its handle.
+        hello: its first answer, by reference: whereabouts.
+        where: that answer, once it has come.
+        begun: when the actor was asked for.
+    """
+
+    name: str
+    actor: Any
+    hello: Ref
+    where: Whereabouts | None = None
+    begun: float = field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, name: str, actor: Any) -> Process:
+        """An actor that has just been asked for, or restarted."""
+        return cls(name, actor, actor.whereabouts.remote())
+
+    def __str__(self) -> str:
+        return self.name if self.where is None else f"{self.name} ({self.where})"
+
+    def greet(self) -> bool:
+        """Whether the actor has answered.
+
+        Raises:
+            RayError: if it died first.
+        """
+        if self.where is None and ray.wait([self.hello], timeout=0, fetch_local=False)[0]:
+            with plain_errors():
+                self.where = ray.get(self.hello)
+        return self.where is not None
+
+    def kill(self) -> None:
+        """Have the process end, even if it is stopped, which Ray's own way of killing does not achieve."""
+        if self.where is None:
+            return
+        if self.where.node == ray.get_runtime_context().get_node_id():
+            kill(self.where)
+            return
+        there = NodeAffinitySchedulingStrategy(self.where.node, soft=False)
+        ray.remote(kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(self.where)
+
+    def drop(self) -> None:
+        """Let go of the actor: it will not be used again."""
+        with contextlib.suppress(RayError):  # it, or its node, may be gone
+            ray.kill(self.actor)
+
+
+class Silence:
+    """How long an answer has been awaited."""
+
+    def __init__(self) -> None:
+        self._begun, self._next = time.monotonic(), _FIRST_WORD
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        return time.monotonic() - self._begun
+
+    def word(self) -> bool:
+        """Whether it is time to say something: rarer and rarer."""
+        due = self.seconds >= self._next
+        while self.seconds >= self._next:
+            self._next *= 2
+        return due
+
+
+class Deadlines:
+    """How long processes may be silent.
+
+    Args:
+        given: seconds; None: twenty times what such work has taken at most, and five minutes at least.
+        say: called with a line of text.
+    """
+
+    def __init__(self, given: float | None, say: Callable[[str], None]) -> None:
+        self.given, self._say = given, say
+        self._longest: dict[str, float] = {}
+        self.hurried = False  # whether the run has been asked to stop
+
+    def measured(self, method: str, seconds: float, cost: float = 1.0) -> None:
+        """Work of so much cost has taken so long."""
+        self._longest[method] = max(self._longest.get(method, 0.0), seconds / max(cost, 1e-9))
+
+    def seconds(self, method: str, cost: float = 1.0, lost: int = 0) -> float:
+        """What is allowed for such work; doubled each time that it was lost before: it may just be long."""
+        allowed = self.given
+        if allowed is None:
+            allowed = max(_LEAST_DEADLINE, _TIMES_LONGEST * self._longest.get(method, 0.0) * cost)
+        return (min(allowed, _HURRY) if self.hurried else allowed) * 2.0**lost
+
+    def over(self, silence: Silence, allowed: float, process: object) -> bool:
+        """Whether a silence has lasted too long; says so, and before that how long it has lasted."""
+        silent = f"{process} has been silent for {silence.seconds:.0f} s"
+        if silence.seconds >= allowed:
+            self._say(f"{silent}: it is killed, and its work is done again")
+            return True
+        if silence.word():
+            self._say(f"{silent}; after {allowed:.0f} s it is killed, and its work done again")
+        return False
+
+
+class Deaths:
+    """Counts deaths of processes, and gives up when nothing but deaths happens."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def none(self) -> None:
+        """Something was done."""
+        self._count = 0
+
+    def one(self, error: Exception | None) -> None:
+        """A process died, or was killed for its silence (None).
+
+        Raises:
+            RayflError: if an actor cannot even start, or too many have died.
+        """
+        self._count += 1
+        if self._count > MAX_DEATHS or getattr(error, "actor_init_failed", False):
+            why = "they did not answer" if error is None else one_line(error)
+            raise RayflError(f"actors keep dying ({self._count} so far): {why}") from error
+        if self._count > 1:  # a node that cannot be reached: until Ray knows
+            time.sleep(min(0.05 * 2**self._count, 5.0))

@@ -1,0 +1,93 @@
+"""A run on two Ray nodes, of which one is lost for good at a given moment. Started by test_faults.py.
+
+Usage: python -m tests.runtime.on_two_nodes CONFIG.yaml MOMENT [later]
+
+MOMENT: ``start`` (before the first round), ``blocks`` (while clients train), ``reduce`` (all blocks are
+done), ``tested`` (after a round), ``checkpoint`` (while one is written). With ``later`` another node comes.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.cluster_utils import Cluster
+
+from rayfl.config import load
+from rayfl.runtime.checkpoint import Checkpoint
+from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.ray_backend import RayBackend
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import Result, build
+
+_ROUND = 2
+"""In which round (0-based) the node is lost."""
+
+
+def main(path: str, moment: str, later: bool) -> None:
+    config = load(Path(path))
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    other = cluster.add_node(num_cpus=1)
+    cluster.wait_for_nodes()
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    stages, host = build(config)
+    directory = RunDirectory.create(config)
+    notes: list[str] = []
+    lost: list[float] = []
+    went_on: list[float] = []
+    backend = RayBackend(2, num_cpus=1, num_gpus=0, servers=2)
+
+    def lose() -> None:
+        if not lost:
+            lost.append(time.monotonic())
+            cluster.remove_node(other, allow_graceful=False)
+            if later:
+                cluster.add_node(num_cpus=1)
+
+    def watch(event: Event) -> None:
+        data: dict[str, Any] = event.data
+        if event.kind == "note":
+            notes.append(data["text"])
+        if lost and not went_on and event.kind == "round":
+            went_on.append(time.monotonic())
+        now = data.get("round") == _ROUND
+        trained = event.kind == "blocks" and data["done"] == data["total"]
+        moments = {
+            "blocks": event.kind == "blocks",
+            "reduce": trained,
+            "tested": event.kind == "round",
+        }
+        if now and moments.get(moment):
+            lose()
+
+    save = Checkpoint.save
+
+    def saving(self: Checkpoint, folder: Path, keep: int) -> Path:
+        if self.state.round == _ROUND:
+            lose()
+        return save(self, folder, keep)
+
+    if moment == "checkpoint":
+        Checkpoint.save = saving  # type: ignore[method-assign]
+    if moment == "start":
+        lose()
+    Driver(config, stages, backend, directory, host, watch).run()
+    found = {
+        "path": str(Result(directory.path).path),
+        "notes": notes,
+        "lost": len(lost),
+        "actors": len(backend.pids()),
+        "seconds": (went_on[0] if went_on else time.monotonic()) - lost[0],
+    }
+    backend.close()
+    print(json.dumps(found))
+    ray.shutdown()
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], "later" in sys.argv[3:])

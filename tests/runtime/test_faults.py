@@ -1,0 +1,285 @@
+"""Faults, injected: processes that hang, lost nodes, failures of Ray. Same bits, or one line."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import ray.exceptions as rx
+import yaml
+
+from rayfl.config import load
+from rayfl.errors import RayflError, ResultsLost
+from rayfl.runtime import processes
+from rayfl.runtime.checkpoint import checkpoints
+from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.processes import Deadlines, Deaths, Silence, died, plain_errors
+from rayfl.runtime.ray_backend import RayBackend
+from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.session import Result, build, resume, run
+from tests.runtime.conftest import METHODS, actors
+from tests.runtime.test_same_everywhere import assert_same
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def _drive(
+    settings: dict[str, Any],
+    method: str,
+    watch: Callable[[Event, RayBackend], None],
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[Result, list[str]]:
+    """Run on two actors in this process; the result, and the notes."""
+    execution = {"backend": "ray", "actors": 2, "block_size": 2}
+    config = load({**settings, "algorithm": method, **METHODS[method], "execution": execution})
+    stages, host = build(config)
+    directory = RunDirectory.create(config)
+    backend, notes = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1), []
+
+    def listen(event: Event) -> None:
+        if event.kind == "note":
+            notes.append(event.data["text"])
+        watch(event, backend)
+
+    try:
+        Driver(config, stages, backend, directory, host, listen, should_stop).run()
+    except Interrupted:
+        notes.append("interrupted")
+    finally:
+        backend.close()
+    return Result(directory.path), notes
+
+
+@pytest.mark.ray
+def test_a_client_actor_that_hangs_is_killed_and_its_work_done_again(
+    settings: dict[str, Any], ray_cluster: None
+) -> None:
+    hung: list[psutil.Process] = []
+
+    def hang(event: Event, backend: RayBackend) -> None:
+        if event.kind == "round" and event.data["round"] == 0:
+            hung.append(psutil.Process(backend.pids()[0]))
+            hung[0].suspend()
+            backend.deadlines.given = 2.0  # the engine is compiled by now
+
+    method = "mt_hfl, scaffold"
+    expected = run({**settings, "algorithm": method, **METHODS[method]})
+    found, notes = _drive(settings, method, hang)
+    assert_same(expected, found)
+    assert any("client actor 0 (process" in note and "it is killed" in note for note in notes)
+    assert not hung[0].is_running() or hung[0].status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.ray
+def test_a_hung_server_does_not_keep_a_run_from_stopping(
+    settings: dict[str, Any], ray_cluster: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Asked to stop while the LPS is stopped: a checkpoint is written, and the run goes on from it."""
+    monkeypatch.setattr(processes, "_HURRY", 2.0)
+    stop: list[bool] = []
+    before = actors("ServerActor")
+
+    def hang(event: Event, backend: RayBackend) -> None:
+        data = event.data
+        if event.kind == "blocks" and data["round"] == 1 and data["done"] == data["total"] and not stop:
+            (server,) = actors("ServerActor") - before
+            server.suspend()
+            stop.append(True)
+
+    expected = run({**settings, "algorithm": "mt_hfl", **METHODS["mt_hfl"]})
+    found, notes = _drive(settings, "mt_hfl", hang, lambda: bool(stop))
+    assert notes[-1] == "interrupted"
+    (newest,) = checkpoints(found.path / "checkpoints")[-1:]
+    assert newest.name == "round-00001"
+    assert_same(expected, resume(found.path, ["execution.backend=inline"]))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_driver_that_dies_or_hangs_is_replaced(
+    fault: signal.Signals, settings: dict[str, Any], ray_cluster: None
+) -> None:
+    """The new one goes on from the last checkpoint by itself."""
+    expected = run(settings)
+    hit: list[psutil.Process] = []
+    notes: list[str] = []
+
+    def hurt(event: Event) -> None:
+        if event.kind == "note":
+            notes.append(event.data["text"])
+        if event.kind == "round" and event.data["round"] == 1 and not hit:
+            hit.extend(actors("DriverActor"))
+            hit[0].send_signal(fault)
+
+    deadline = 3600 if fault == signal.SIGKILL else 8
+    execution = {"backend": "ray", "actors": 1, "cpus_per_actor": 0.5, "block_size": 2, "deadline": deadline}
+    found = run({**settings, "execution": execution}, on_event=hurt)
+    assert len(hit) == 1
+    assert any(note.startswith("the driver") and "last checkpoint" in note for note in notes)
+    assert_same(expected, found)
+
+
+# -- nodes ------------------------------------------------------------------------------------------------
+
+
+def _on_two_nodes(settings: dict[str, Any], tmp_path: Path, moment: str, *more: str) -> dict[str, Any]:
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    command = [sys.executable, "-m", "tests.runtime.on_two_nodes", str(file), moment, *more]
+    hidden = ("RAY_ADDRESS",)
+    environment = {k: v for k, v in os.environ.items() if k not in hidden}
+    printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    assert printed.returncode == 0, printed.stderr[-2000:]
+    found: dict[str, Any] = json.loads(printed.stdout.strip().splitlines()[-1])
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "reduce",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("start", "blocks", "tested", "checkpoint")),
+    ],
+)
+def test_a_node_lost_for_good_costs_the_rounds_since_the_last_checkpoint(
+    moment: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """Models above 100 kB lie on the node that made them, and are lost with it."""
+    settings |= {"algorithm": "mt_hfl", **METHODS["mt_hfl, scaffold"], "rounds": 5}
+    settings["model"] = {"name": "mlp", "hidden": [512]}
+    expected = run(settings)
+    found = _on_two_nodes(settings, tmp_path, moment)
+    assert found["lost"] == 1
+    assert found["actors"] == 1
+    assert_same(expected, Result(Path(found["path"])))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_node_that_comes_later_is_used(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings |= {"rounds": 200}
+    found = _on_two_nodes(settings, tmp_path, "blocks", "later")
+    assert found["actors"] == 2
+    assert_same(run(settings), Result(Path(found["path"])))
+
+
+# -- every failure of Ray has an outcome -------------------------------------------------------------------
+
+
+def _raised(error: Exception) -> Exception:
+    try:
+        with plain_errors():
+            raise error
+    except Exception as raised:
+        return raised
+    raise AssertionError
+
+
+LOST = ("00" * 28, None, "")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        rx.ActorDiedError(),
+        rx.ActorUnavailableError("gone", None),
+        rx.WorkerCrashedError(),
+        rx.OutOfMemoryError("killed by the memory monitor"),
+        rx.NodeDiedError("gone"),
+        rx.RayTaskError("f", "Traceback", rx.OutOfMemoryError("of what it needed")),
+    ],
+)
+def test_a_dead_process_is_known_for_one(error: Exception) -> None:
+    assert died(_raised(error))
+
+
+@pytest.mark.parametrize("kind", [rx.ObjectLostError, rx.OwnerDiedError, rx.ObjectReconstructionFailedError])
+@pytest.mark.parametrize("needed_by_a_task", [False, True])
+def test_lost_results_are_known_for_such(kind: type[Exception], needed_by_a_task: bool) -> None:
+    arguments = (*LOST, "why", "what")[: 5 if kind is rx.ObjectReconstructionFailedError else 3]
+    error = kind(*arguments) if kind is not rx.ObjectReconstructionFailedError else kind(*LOST, "why", "what")
+    if needed_by_a_task:
+        error = rx.RayTaskError("f", "Traceback ...", error)
+    assert isinstance(_raised(error), ResultsLost)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (rx.ObjectStoreFullError("full"), "object store is full"),
+        (rx.OutOfDiskError("full"), "disk"),
+        (rx.LocalRayletDiedError("raylet died\nmore"), "raylet died"),
+        (rx.RaySystemError("broken\nmore"), "broken"),
+        (rx.RuntimeEnvSetupError("no such package"), "no such package"),
+        (rx.RayTaskError("f", "Traceback", rx.ObjectStoreFullError("full")), "object store is full"),
+    ],
+)
+def test_other_failures_of_ray_are_one_line(error: Exception, words: str) -> None:
+    found = _raised(error)
+    assert type(found) is RayflError
+    assert words in str(found)
+    assert "\n" not in str(found)
+
+
+def test_a_mistake_in_remote_code_keeps_its_traceback() -> None:
+    assert isinstance(
+        _raised(rx.RayTaskError("f", "Traceback", ValueError("no"))), ValueError | rx.RayTaskError
+    )
+
+
+def test_deadlines_follow_what_work_has_taken_and_double_when_it_is_lost() -> None:
+    deadlines = Deadlines(None, lambda text: None)
+    assert deadlines.seconds("train", 10) == 300  # nothing measured yet
+    deadlines.measured("train", 40.0, cost=2)
+    assert deadlines.seconds("train", 10) == 20 * 20 * 10
+    assert deadlines.seconds("train", 10, lost=2) == 4 * 20 * 20 * 10
+    deadlines.hurried = True
+    assert deadlines.seconds("train", 10) == 10
+    assert Deadlines(7.0, lambda text: None).seconds("train", 1e9) == 7
+
+
+def test_silence_is_said_more_and_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    said: list[str] = []
+    deadlines, silence = Deadlines(200.0, said.append), Silence()
+    over = []
+    for now[0] in range(0, 205, 5):
+        over.append(deadlines.over(silence, 200.0, "LPS actor 0"))
+    assert [s.split(" has been silent for ")[1].split(" s")[0] for s in said] == ["30", "60", "120", "200"]
+    assert over == [False] * 40 + [True]
+
+
+def test_nothing_but_deaths_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    deaths = Deaths()
+    for _ in range(processes.MAX_DEATHS):
+        deaths.one(rx.WorkerCrashedError())
+    deaths.none()
+    for _ in range(processes.MAX_DEATHS):
+        deaths.one(None)
+    with pytest.raises(RayflError, match="keep dying"):
+        deaths.one(rx.OutOfMemoryError("the node ran out of memory\nmore"))
+
+
+def test_where_ray_does_not_start_nothing_is_left_behind(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object, **options: object) -> None:
+        raise Exception("The current node timed out during startup.\nmore")  # as Ray does
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", broken)
+    with pytest.raises(RayflError, match=r"Ray does not start on this machine: The current node timed out"):
+        run({**settings, "execution": {"backend": "ray"}})
+    assert not list(tmp_path.iterdir())
