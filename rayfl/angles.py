@@ -22,11 +22,12 @@ def _degrees(cosines: Array) -> Array:
     return np.asarray(np.degrees(np.arccos(np.clip(cosines, 0.0, 1.0))), np.float64)
 
 
-def principal_angle(products: Distances) -> Array:
+def principal_angle(products: Distances, vectors: int | None = None) -> Array:
     """Eq. 3.1: the smallest principal angle, whose cosine is the largest singular value of ``U_i^T U_j``.
 
     Args:
         products: ``U_i^T U_j`` of many pairs, ``(..., p_i, p_j)``; the columns of U orthonormal.
+        vectors: p, the number of columns where the data have so many dimensions (makes no difference here).
 
     Returns:
         Degrees ``(...)``, in [0, 90].
@@ -70,19 +71,23 @@ def _largest_of_3(g: Any) -> Array:
 _LARGEST: dict[int, Callable[[Any], Array]] = {1: _largest_of_1, 2: _largest_of_2, 3: _largest_of_3}
 
 
-def vector_angle_sum(products: Distances) -> Array:
+def vector_angle_sum(products: Distances, vectors: int | None = None) -> Array:
     """Eq. 3.2: ``trace(arccos|U_i^T U_j|)``, the sum of the angles between vectors of equal rank.
 
-    Over the first ``min(p_i, p_j)`` vectors. Arguments and result as :func:`principal_angle`; up to
-    ``90 p`` degrees.
+    A client with few samples has fewer than p vectors. The sum of its ``min(p_i, p_j)`` angles is multiplied
+    by ``p / min(p_i, p_j)``: otherwise it would be near everyone, having fewer angles to add.
+
+    Arguments and result as :func:`principal_angle`; up to ``90 p`` degrees. Without ``vectors`` p is the
+    larger of ``p_i`` and ``p_j``.
     """
+    common = min(products.shape[-2:])
     angles = np.zeros(products.shape[:-2])
-    for k in range(min(products.shape[-2:])):
+    for k in range(common):
         angles += _degrees(np.abs(products[..., k, k].astype(np.float64)))
-    return angles
+    return angles * ((vectors or max(products.shape[-2:])) / common)
 
 
-def vector_angle_min(products: Distances) -> Array:
+def vector_angle_min(products: Distances, vectors: int | None = None) -> Array:
     """The smallest angle between any vector of one and any of the other (the authors' code).
 
     Arguments and result as :func:`principal_angle`.
@@ -93,7 +98,7 @@ def vector_angle_min(products: Distances) -> Array:
     return _degrees(largest)
 
 
-ANGLES: dict[str, Callable[[Distances], Array]] = {
+ANGLES: dict[str, Callable[[Distances, int | None], Array]] = {
     "principal_angle": principal_angle,
     "vector_angle_sum": vector_angle_sum,
     "vector_angle_min": vector_angle_min,

@@ -141,7 +141,9 @@ def cluster_signatures(
     if len(signatures) != clients:
         raise DataError(f"there are {len(signatures)} signatures of {clients} clients")
     signatures = embed(clustering, signatures, seed)
-    blocks = [pack(measure, signatures[first : first + BLOCK], first) for first in range(0, clients, BLOCK)]
+    vectors = clustering.signature.vectors
+    starts = range(0, clients, BLOCK)
+    blocks = [pack(measure, signatures[first : first + BLOCK], first, vectors) for first in starts]
     if clients <= clustering.exact_up_to:
         return from_distances(clustering, condensed_blocks(measure, blocks, precise), groups, start)
     sampled = two_stage.sample(clients, clustering.exact_up_to, seed)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from rayfl.clustering.embeddings.base import Embedding
 from rayfl.clustering.embeddings.none import NoEmbedding
 from rayfl.clustering.linkage import Method
-from rayfl.clustering.proximity import MIN_DISTANCE, PROXIMITIES
+from rayfl.clustering.proximity import POINTS, PROXIMITIES
 from rayfl.errors import nearest
 from rayfl.settings import Section, choice, discover
 from rayfl.signatures.base import Signature
@@ -97,7 +97,7 @@ class Clustering(Section):
         if self.threshold is not None and self.grouping != "hierarchical":
             instead = "set gamma" if self.grouping == "graph" else "leave it out"
             raise ValueError(f"threshold has no meaning for grouping {self.grouping!r}; {instead}")
-        if self.embedding.name != "none" and self.measure != MIN_DISTANCE:
+        if self.embedding.name != "none" and self.measure not in POINTS:
             raise ValueError(
                 f"embedding {self.embedding.name!r} is for sets of points, not for signatures {name!r}; "
                 "use signature centroids"

@@ -20,11 +20,16 @@ Array = NDArray[np.float64]
 
 
 def newcomer_rows(
-    proximity: str, old: Sequence[NDArray[np.floating]], new: Sequence[NDArray[np.floating]]
+    proximity: str,
+    old: Sequence[NDArray[np.floating]],
+    new: Sequence[NDArray[np.floating]],
+    vectors: int | None = None,
 ) -> Array:
     """The new rows of the proximity matrix: ``(B, M + B)`` from B newcomers to M old and B new clients."""
-    among = squareform(condensed_distances(proximity, new)) if len(new) > 1 else np.zeros((len(new),) * 2)
-    return np.hstack([cross_distances(proximity, new, old), among])
+    among = np.zeros((len(new),) * 2)
+    if len(new) > 1:
+        among = squareform(condensed_distances(proximity, new, vectors=vectors))
+    return np.hstack([cross_distances(proximity, new, old, vectors), among])
 
 
 def extend(distances: Array, new_rows: Array) -> Array:

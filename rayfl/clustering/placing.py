@@ -34,9 +34,10 @@ def place(
         ``(B,)``.
     """
     old, new = signatures[: len(old_labels)], signatures[len(old_labels) :]
-    rows = np.asarray(newcomer_rows(clustering.measure, old, new), np.float64)
+    measure, vectors = clustering.measure, clustering.signature.vectors
+    rows = np.asarray(newcomer_rows(measure, old, new, vectors), np.float64)
     beta = np.inf if np.isnan(threshold) else threshold
-    distances = np.asarray(condensed_distances(clustering.measure, old), np.float64)
+    distances = np.asarray(condensed_distances(measure, old, vectors=vectors), np.float64)
     everyone = extend(distances, rows)
     return place_newcomers(everyone, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
 

@@ -104,7 +104,7 @@ def cluster_clients(
     else:
         if clustering.embedding.name != "none":  # one task sees all of them; what it returns is small
             signatures, block_size = [backend.call(_embed, clustering, seed, *signatures)], clients
-        packed = _pack(backend, clustering.measure, signatures, clients, block_size, tile_size)
+        packed = _pack(backend, clustering, signatures, clients, block_size, tile_size)
         del signatures
         if clients <= clustering.exact_up_to:
             task = _link_tiles(backend, clustering, packed, groups, clients, tile_size)
@@ -224,20 +224,28 @@ def _embed(
 
 
 def _pack(
-    backend: Backend, measure: str, signatures: Sequence[Ref], clients: int, block_size: int, tile_size: int
+    backend: Backend,
+    clustering: Clustering,
+    signatures: Sequence[Ref],
+    clients: int,
+    block_size: int,
+    tile_size: int,
 ) -> list[Ref]:
     """The signatures of ``tile_size`` clients each, side by side."""
+    measure, vectors = clustering.measure, clustering.signature.vectors
     calls = []
     for start in range(0, clients, tile_size):
         first, last = start // block_size, -(-min(start + tile_size, clients) // block_size)
         skip = start - first * block_size
-        calls.append((1.0, _pack_block, (measure, start, skip, tile_size, *signatures[first:last])))
+        calls.append((1.0, _pack_block, (measure, vectors, start, skip, tile_size, *signatures[first:last])))
     return _spread(backend, calls)
 
 
-def _pack_block(measure: str, start: int, skip: int, count: int, *parts: list[NDArray[np.float32]]) -> Block:
+def _pack_block(
+    measure: str, vectors: int | None, start: int, skip: int, count: int, *parts: list[NDArray[np.float32]]
+) -> Block:
     signatures = [signature for part in parts for signature in part]
-    return pack(measure, signatures[skip : skip + count], start)
+    return pack(measure, signatures[skip : skip + count], start, vectors)
 
 
 def _link_tiles(

@@ -37,6 +37,11 @@ class Signature(Section):
 
     name: str
 
+    @property
+    def vectors(self) -> int | None:
+        """How many vectors a signature consists of where the client's data allow so many; None: it varies."""
+        return None
+
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
         """The signature of one client's data.
 

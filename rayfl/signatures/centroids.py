@@ -19,9 +19,11 @@ class Centroids(Signature):
 
     Jamali-Rad, Abdizadeh, Singh, "Federated learning with taskonomy for non-IID data", 2022. k is a setting
     and the same for all clients; the authors' code sets it to the true number of the client's classes.
+    Clients are compared by their nearest centroids (``min_distance``, the paper) or by all of them in pairs
+    (``matching``, the authors' code).
     """
 
-    proximities: ClassVar[tuple[str, ...]] = ("min_distance",)
+    proximities: ClassVar[tuple[str, ...]] = ("min_distance", "matching")
 
     name: Literal["centroids"] = "centroids"
     k: int = Field(5, ge=1, description="number of centroids (k), at most that of distinct samples")

@@ -31,6 +31,11 @@ class Subspace(Signature):
     p: int = Field(3, ge=1, description="number of singular vectors (p), of the client or of each class")
     per_class: bool = Field(False, description="p vectors of each class present, side by side")
 
+    @property
+    def vectors(self) -> int | None:
+        """p; with ``per_class`` it depends on the client's classes."""
+        return None if self.per_class else self.p
+
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
         """``U_p``, ``(D, p')``: fewer columns than p where the samples span fewer dimensions.
 

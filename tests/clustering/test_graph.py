@@ -1,3 +1,4 @@
+import itertools
 import types
 
 import numpy as np
@@ -23,7 +24,7 @@ from rayfl.clustering.proximity import condensed_distances, cross_distances, pac
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.signatures.centroids import Centroids
 
-MIN = "min_distance"
+MIN, MATCHING = "min_distance", "matching"
 
 
 def graph_of(dense):
@@ -64,6 +65,39 @@ def test_any_blocks_give_what_pairs_give(seed, clients, dim, block):
     assert rows[0, 0] == pytest.approx(0, abs=1e-6)
 
 
+def by_permutations(a, b):
+    """The authors' ``min_matching_distance``: every order of the larger set's points."""
+    few, many = sorted((a, b), key=len)
+    orders = itertools.permutations(range(len(many)), len(few))
+    return min(np.sqrt(((few - many[list(order)]) ** 2).sum()) for order in orders) / len(few)
+
+
+def test_matched_points_by_hand():
+    a = np.array([[0.0, 0], [10, 0]])
+    b = np.array([[13.0, 4], [0, 12]])  # 10,0 -> 13,4: 5; 0,0 -> 0,12: 12
+    c = np.array([[0.0, 1]])  # of the larger set the nearer point counts, the other does not
+    assert np.allclose(condensed_distances(MATCHING, [a, b, c]), [13 / 2, 1, 11])
+    # the nearest pair (1 apart) is not part of the best matching: 2 + 2 = 4 against 1 + 9
+    line = [np.array([[0.0], [3.0]]), np.array([[2.0], [5.0]])]
+    assert np.allclose(condensed_distances(MATCHING, line), [np.sqrt(8) / 2])
+
+
+@pytest.mark.parametrize("limit", [8, 2], ids=["at once", "by SciPy"])
+@settings(deadline=None, max_examples=25)
+@given(seed=st.integers(0, 10**6), clients=st.integers(2, 9), dim=st.integers(1, 4), block=st.integers(1, 6))
+def test_matched_points_are_those_of_the_best_permutation(limit, seed, clients, dim, block):
+    rng = np.random.default_rng(seed)
+    points = [rng.normal(size=(rng.integers(1, 6), dim)) + 30 for _ in range(clients)]
+    pairs = itertools.combinations(range(clients), 2)
+    expected = [by_permutations(points[i], points[j]) for i, j in pairs]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayfl.clustering.proximity.EXACT_MATCHING", limit)
+        assert np.allclose(condensed_distances(MATCHING, points, block=block), expected, atol=1e-9)
+        assert np.allclose(condensed_distances(MATCHING, points, precise=False), expected, atol=1e-5)
+        rows = cross_distances(MATCHING, points[:2], points)
+    assert np.allclose(rows[0, 1:], expected[: clients - 1], atol=1e-9)
+
+
 def test_clients_with_a_point_in_common_are_at_no_distance():
     rng = np.random.default_rng(0)
     common = rng.normal(size=128) + 100
@@ -71,15 +105,17 @@ def test_clients_with_a_point_in_common_are_at_no_distance():
     assert condensed_distances(MIN, points).max() < 1e-5
 
 
-def test_many_products_are_put_together_in_order(monkeypatch):
+@pytest.mark.parametrize("proximity", [MIN, MATCHING])
+def test_many_products_are_put_together_in_order(monkeypatch, proximity):
     rng = np.random.default_rng(1)
     points = [rng.normal(size=(1 + i % 3, 2)) for i in range(40)]
-    whole = tile(MIN, pack(MIN, points), precise=True)
+    whole = tile(proximity, pack(proximity, points), precise=True)
     monkeypatch.setattr("rayfl.clustering.proximity.PRODUCT", (7, 11))
     upper = np.triu_indices(40, 1)
-    assert np.allclose(tile(MIN, pack(MIN, points), precise=True)[upper], whole[upper])
+    assert np.allclose(tile(proximity, pack(proximity, points), precise=True)[upper], whole[upper])
 
 
+@pytest.mark.parametrize("proximity", [MIN, MATCHING])
 @pytest.mark.parametrize(
     ("points", "message"),
     [
@@ -89,9 +125,9 @@ def test_many_products_are_put_together_in_order(monkeypatch):
         ([np.ones((2, 3)), np.ones((2, 4))], "client 8: its points have 4 features, client 7's have 3"),
     ],
 )
-def test_what_is_no_set_of_points_is_refused(points, message):
+def test_what_is_no_set_of_points_is_refused(proximity, points, message):
     with pytest.raises(DataError, match=message):
-        pack(MIN, points, first=7)
+        pack(proximity, points, first=7)
 
 
 # ---- the graph -------------------------------------------------------------------------------------------
@@ -223,11 +259,13 @@ def clouds(groups=3, each=8, k=4, dim=6, seed=0):
 FLT = {"signature": "centroids", "grouping": "graph"}
 
 
+@pytest.mark.parametrize("proximity", [MIN, MATCHING])
 @pytest.mark.parametrize("gamma", [1.0, "auto"])
 @pytest.mark.parametrize("count", [None, 3])
-def test_planted_groups_are_recovered(gamma, count):
+def test_planted_groups_are_recovered(proximity, gamma, count):
     signatures, truth = clouds()
-    clustering = Clustering.model_validate({**FLT, "gamma": gamma, "n_clusters": count})
+    asked = {**FLT, "proximity": proximity, "gamma": gamma, "n_clusters": count}
+    clustering = Clustering.model_validate(asked)
     clusters = cluster_signatures(clustering, signatures, groups=truth)
     assert (clusters.ari, clusters.n_clusters, clusters.suggested) == (1, 3, count is None)
     assert clusters.graph.shape == (24, 24)
@@ -270,7 +308,7 @@ def test_a_graph_needs_all_pairs(monkeypatch):
         ({**FLT, "gamma": "automatic"}, "gamma"),
         ({"signature": "subspace", "embedding": "umap"}, "embedding 'umap' is for sets of points"),
         ({"signature": "subspace", "proximity": "min_distance"}, "cannot compare signatures 'subspace'"),
-        ({"signature": "centroids", "proximity": "principal_angle"}, "valid: min_distance"),
+        ({"signature": "centroids", "proximity": "principal_angle"}, "valid: min_distance, matching"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(wrong, message):

@@ -39,7 +39,8 @@ def naive(proximity, u, v):
     angles = [[np.degrees(np.arccos(min(1.0, abs(a @ b)))) for b in v.T] for a in u.T]
     if proximity == "vector_angle_min":
         return np.min(angles)
-    return sum(angles[k][k] for k in range(min(u.shape[1], v.shape[1])))
+    few, many = sorted((u.shape[1], v.shape[1]))
+    return sum(angles[k][k] for k in range(few)) * many / few
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,23 @@ def test_equal_rank_and_any_rank_differ():
     assert condensed_distances("principal_angle", [u, swapped])[0] < 1e-5
     assert condensed_distances("vector_angle_min", [u, swapped])[0] == 0
     assert condensed_distances("vector_angle_sum", [u, swapped])[0] == 180
+
+
+def test_sums_of_angles_are_comparable_between_ranks():
+    """A client with one sample has one vector: it is no nearer to others than clients with three."""
+    rng = np.random.default_rng(0)
+    places = [np.linalg.qr(rng.normal(size=(200, 3)))[0] for _ in range(2)]
+    three = [np.linalg.qr(place + 0.01 * rng.normal(size=place.shape))[0] for place in places * 2]
+    alone = [u[:, :1] for u in three[:2]]
+    square = squareform(condensed_distances("vector_angle_sum", [*three, *alone], vectors=3, block=2))
+    group = np.arange(6) % 2
+    same = group[:, None] == group
+    assert square[~same].min() > 1.5 * square[same].max()
+    # as few as they have in common, scaled to three; also where both have one
+    angle = squareform(condensed_distances("vector_angle_sum", [u[:, :1] for u in (*three, *alone)]))
+    assert np.allclose(square[4:], 3 * angle[4:], atol=1e-4)
+    rows = cross_distances("vector_angle_sum", alone, three, vectors=3)
+    assert np.allclose(rows, square[4:, :4], atol=1e-6)
 
 
 @settings(deadline=None)

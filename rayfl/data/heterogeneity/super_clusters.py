@@ -74,7 +74,7 @@ def class_angles(
     angles = np.zeros((len(present), len(present)))
     with one_thread():
         for i, j in zip(*np.triu_indices(len(present), 1), strict=True):
-            angles[i, j] = angles[j, i] = ANGLES[proximity](bases[i].T @ bases[j])
+            angles[i, j] = angles[j, i] = ANGLES[proximity](bases[i].T @ bases[j], p)
     return tuple(present), angles
 
 

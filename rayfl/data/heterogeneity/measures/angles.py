@@ -36,7 +36,7 @@ class _Angle(Measure):
     @override
     def compare(self, a: Array, b: Array, common: Any) -> float:
         with one_thread():
-            return float(ANGLES[self.name](a.T @ b))
+            return float(ANGLES[self.name](a.T @ b, self.p))
 
 
 class PrincipalAngle(_Angle):
