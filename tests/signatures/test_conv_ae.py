@@ -171,6 +171,27 @@ def test_fine_tuning_is_each_client_s_own():
     assert after < before
 
 
+def test_the_server_s_fine_tuning_is_on_public_images_once_and_for_all(root, monkeypatch):
+    """The authors' code has it so: the same codes for all clients, from an encoder that knows their kind."""
+    features = ConvAEFeatures(pretrain=DIGITS, fine_tune_shared=5, samples=40)
+    assert (features.public_samples, ConvAEFeatures(pretrain=DIGITS).public_samples) == (40, 0)
+    x = images(40)
+    shared, plain = features.fit(x, 1), ConvAEFeatures(pretrain=DIGITS).fit(x, 1)
+    assert shared.floats == plain.floats, "clients need no decoder"
+    model = restored((1, 8, 8), 128, plain.weights)
+    reconstruct(model, x, (1, 8, 8), 5, DIGITS.batch_size, features.lr, 1)
+    assert all(np.array_equal(shared.weights[n], w) for n, w in weights_of(model).items())
+    other = images(9, seed=1)
+    assert np.array_equal(shared.apply(other, key=1), shared.apply(other, key=2))
+    features.fit(images(40, seed=1), 1)
+    assert len(list((root / "encoders").iterdir())) == 3
+    monkeypatch.setattr("rayfl.models.conv_ae.reconstruct", None)  # would fail if called
+    again = features.fit(x, 1)
+    assert all(np.array_equal(again.weights[name], shared.weights[name]) for name in shared.weights)
+    with pytest.raises(DataError, match="no public images for fine_tune_shared"):
+        features.fit(EMPTY)
+
+
 def test_sides_that_are_no_multiple_of_4_are_framed():
     encoder = ConvAEFeatures(pretrain=DIGITS).fit(np.empty((0, 1, 9, 10), np.float32), 1)
     assert encoder.padded == (1, 12, 12)

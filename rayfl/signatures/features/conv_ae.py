@@ -1,4 +1,4 @@
-"""FLT's encoder: the codes of a convolutional autoencoder trained elsewhere, fine-tuned by each client."""
+"""FLT's encoder: the codes of a convolutional autoencoder trained elsewhere, and fine-tuned."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -62,6 +63,12 @@ class ConvAEFeatures(FeatureMap):
     The autoencoder is built for the clients' images, framed by zeros where their sides are not multiples of
     4. The images it is trained on are brought to that size: colours become grey or grey is repeated, images
     that fit get an even frame of zeros, larger ones are resized (bilinear).
+
+    **Code differs** (github hjraad/FLT, ``src/optim/flt_pretrain.py``): one encoder is fine-tuned for all,
+    centrally, on the whole training set, which is what the clients keep to themselves. Codes stay comparable.
+    Here ``fine_tune_shared`` epochs do this on ``samples`` public images of the servers' own, before the
+    encoder is sent; no client's data are used. The code trains for 25 epochs, then 5 epochs on the target
+    set; its learning rate is halved every ten batches there, so that little happens after the first hundred.
     """
 
     name: Literal["conv_ae"] = "conv_ae"
@@ -73,8 +80,17 @@ class ConvAEFeatures(FeatureMap):
         ge=0,
         description="the same when clients are clustered again (FLT's fine-tune mode); none: as fine_tune",
     )
-    batch_size: int = Field(10, ge=1, description="images in a step of fine-tuning")
-    lr: float = Field(1e-3, gt=0, description="learning rate of both trainings (Adam)")
+    fine_tune_shared: int = Field(
+        0, ge=0, description="epochs of fine-tuning by the server, once for all clients, on public images"
+    )
+    samples: int = Field(2000, ge=1, description="public images for fine_tune_shared")
+    batch_size: int = Field(10, ge=1, description="images in a step of fine-tuning by a client")
+    lr: float = Field(1e-3, gt=0, description="learning rate of all trainings (Adam)")
+
+    @property
+    def public_samples(self) -> int:
+        """As set by ``samples``, where the server fine-tunes."""
+        return self.samples if self.fine_tune_shared else 0
 
     def again(self) -> ConvAEFeatures:
         """With ``fine_tune_again``."""
@@ -83,13 +99,20 @@ class ConvAEFeatures(FeatureMap):
         return self.model_copy(update={"fine_tune": self.fine_tune_again})
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> Encoder:
-        """Train the autoencoder, or read it from the cache; of ``x`` only the shape matters.
+        """Train the autoencoder, or read it from the cache.
+
+        Args:
+            x: public images ``(s, C, H, W)`` for ``fine_tune_shared``; without it only their shape matters.
+            key: decides the first weights and the order of the images.
 
         Raises:
-            DataError: if samples are not images, or the dataset for the training cannot be had.
+            DataError: if samples are not images, there are none to fine-tune on, or the dataset for the
+                training cannot be had.
         """
         if x.ndim != 4:
             raise DataError(f"conv_ae needs images (n, C, H, W), not samples {x.shape[1:]}; use features pca")
+        if self.fine_tune_shared and not len(x):
+            raise DataError("conv_ae: there are no public images for fine_tune_shared; set it to 0")
         shape = _padded(x.shape[1:])
         dataset = self.pretrain.dataset
         try:
@@ -108,11 +131,12 @@ class ConvAEFeatures(FeatureMap):
             **self.model_dump(mode="json", include={"latent", "lr"}),
             **self.pretrain.model_dump(mode="json", exclude={"dataset"}),
         }
-        path = root / "encoders" / f"conv_ae-{_hash(settings)}.safetensors"
-        weights = _read(path)
-        if weights is None:
-            weights = self._train(samples.x_train, shape, key)
-            _write(path, weights)
+        weights = _kept(root, settings, lambda: self._train(samples.x_train, shape, key))
+        if self.fine_tune_shared:
+            images = hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
+            settings |= {"fine_tune_shared": self.fine_tune_shared, "images": [images, *x.shape]}
+            pretrained = weights
+            weights = _kept(root, settings, lambda: self._fine_tune(pretrained, x, shape, key))
         whole = max(self.fine_tune, self.fine_tune_again or 0) > 0
         return Encoder(weights, x.shape[1:], self.latent, self.fine_tune, self.batch_size, self.lr, whole)
 
@@ -130,6 +154,16 @@ class ConvAEFeatures(FeatureMap):
         x = to_channels(x, shape[0])
         model = conv_ae.fresh(shape, self.latent, key)
         conv_ae.reconstruct(model, x, shape, self.pretrain.epochs, self.pretrain.batch_size, self.lr, key)
+        return conv_ae.weights_of(model)
+
+    def _fine_tune(
+        self, weights: Weights, x: NDArray[np.floating], shape: tuple[int, int, int], key: int
+    ) -> Weights:
+        """The weights after ``fine_tune_shared`` more epochs on the images ``x`` ``(s, C, H, W)``."""
+        from rayfl.models import conv_ae
+
+        model = conv_ae.restored(shape, self.latent, weights)
+        conv_ae.reconstruct(model, x, shape, self.fine_tune_shared, self.pretrain.batch_size, self.lr, key)
         return conv_ae.weights_of(model)
 
 
@@ -196,6 +230,16 @@ class Encoder:
 def _padded(shape: tuple[int, ...]) -> tuple[int, int, int]:
     channels, height, width = shape
     return channels, -(-height // 4) * 4, -(-width // 4) * 4
+
+
+def _kept(root: Path, settings: dict[str, Any], train: Callable[[], Weights]) -> Weights:
+    """The weights trained with these settings: from the folder of the datasets, where they are kept."""
+    path = root / "encoders" / f"conv_ae-{_hash(settings)}.safetensors"
+    weights = _read(path)
+    if weights is None:
+        weights = train()
+        _write(path, weights)
+    return weights
 
 
 def _hash(settings: dict[str, Any]) -> str:
