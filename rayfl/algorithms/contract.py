@@ -110,7 +110,8 @@ class ServerState:
         models: K.
         assignment: the model that each client uses, ``(N,)`` in ``range(K)``.
         clustered: whether the clients have been clustered.
-        extra: a method's own arrays, by name.
+        extra: a method's own arrays, by name. ``disjoint``, if it is there, holds the clusters ``(N,)`` of a
+            method whose clients share models otherwise (FLT on the graph); -1 for clients in none.
     """
 
     round: int
@@ -118,6 +119,11 @@ class ServerState:
     assignment: NDArray[np.int64]
     clustered: bool = False
     extra: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+
+    @property
+    def clusters(self) -> NDArray[np.int64]:
+        """The clusters that are compared with planted groups ``(N,)``: the models, or ``disjoint``."""
+        return np.asarray(self.extra.get("disjoint", self.assignment), np.int64)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,8 @@ class FLT(OneShotClustered):
 
     Rows of ``A`` that are equal are one model: clients with the same relatives start alike and stay alike, so
     a graph of disjoint groups costs no more than its groups, and no client-by-client matrix is ever formed.
+    The clusters that are compared with planted groups (ARI) are the disjoint ones in both cases.
+
     With everybody related (a large gamma) both cases are FedAvg, bit for bit.
 
     **Code differs** (github hjraad/FLT, ``src/utils/cluster.py``): the distance of two clients is not that of
@@ -80,8 +82,7 @@ class FLT(OneShotClustered):
         disjoint, names = _named(state, clusters.labels)
         extra = {**self.settled(setup, state, clusters), **_kept(graph[first]), **names}
         new = replace(state, models=len(first), assignment=assignment, clustered=True, extra=extra)
-        found = {"disjoint": disjoint.tolist(), "disjoint_ari": clusters.ari}
-        return Regrouping(new, parents, clusters, found)
+        return Regrouping(new, parents, clusters, {"disjoint": disjoint.tolist()})
 
     def grow(self, setup: Setup, state: ServerState) -> ServerState:
         """Newcomers are in no cluster yet."""

@@ -65,8 +65,8 @@ class Records:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
         if self.federation.groups is None or not state.clustered:
             return None
-        there = self.federation.sizes > 0
-        return adjusted_rand_index(state.assignment[there], self.federation.groups[there])
+        known = (self.federation.sizes > 0) & (state.clusters >= 0)
+        return adjusted_rand_index(state.clusters[known], self.federation.groups[known])
 
     def transfer(self, *transfers: Transfer) -> None:
         """Enter bytes into the ledger."""
