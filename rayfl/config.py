@@ -46,7 +46,10 @@ else:
     LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
 
 
-_FOR_SOME = {"clustering": tuple(Clustering.model_fields), "hierarchy": ("common_layers", "global_every")}
+_FOR_SOME = {
+    "clustering": tuple(Clustering.model_fields),
+    "hierarchy": ("common_layers", "global_every", "weights"),
+}
 """Settings that only the methods use whose ``takes`` names the section."""
 
 _BLOCK_WORK = 1e7

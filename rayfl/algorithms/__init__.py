@@ -3,6 +3,7 @@
 from rayfl.algorithms.base import Algorithm, average, choose_by_loss, sample_cohort
 from rayfl.algorithms.contract import (
     Clients,
+    GlobalStep,
     Hierarchy,
     Mixing,
     Plan,
@@ -21,6 +22,7 @@ __all__ = [
     "ALGORITHMS",
     "Algorithm",
     "Clients",
+    "GlobalStep",
     "Hierarchy",
     "Mixing",
     "OneShotClustered",

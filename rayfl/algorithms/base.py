@@ -10,7 +10,7 @@ A round has these phases; each is a method here, most do nothing by default:
 
 ``recluster`` (signatures, newcomers) -> ``cohort`` -> ``select`` (which model does the client want) ->
 ``plan`` -> ``work`` -> training -> ``observation`` (what the server must see of the trained models before it
-can mix) -> ``mix`` -> ``end`` -> ``split``.
+can mix) -> ``mix`` -> ``global_step`` (what the GPS averages over the LPSs) -> ``end`` -> ``split``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from rayfl.algorithms.contract import (
     Clients,
+    GlobalStep,
     Mixing,
     Plan,
     Regrouping,
@@ -151,6 +152,11 @@ class Algorithm(Section):
         """
         return average(setup, plan, plan.group, state.models)
 
+    def global_step(self, setup: Setup, state: ServerState) -> GlobalStep | None:
+        """What the GPS averages over the LPSs after the round, as ``hierarchy`` says; None for methods that
+        do not use that section."""
+        return every_kappa_rounds(setup, state) if "hierarchy" in self.takes else None
+
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """The state after the round."""
         return replace(state, round=state.round + 1)
@@ -198,11 +204,18 @@ def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
     return max(0, asked - len(plan.cohort))
 
 
-def share_layers(setup: Setup, state: ServerState, mixing: Mixing) -> Mixing:
-    """The GPS averages the common layers of ``hierarchy`` over all models every kappa rounds."""
-    if (state.round + 1) % setup.hierarchy.global_every:
-        return mixing
-    return replace(mixing, common=setup.hierarchy.common(setup.spec))
+def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
+    """The GPS averages the common layers of ``hierarchy`` over all LPSs every kappa rounds."""
+    hierarchy, models = setup.hierarchy, state.models
+    common = hierarchy.common(setup.spec)
+    if not common:
+        return None
+    weights = None
+    if hierarchy.weights == "population":
+        held = np.bincount(state.assignment, setup.sizes, minlength=models)
+        weights = held.astype(np.float64)
+    due = np.full(models, (state.round + 1) % hierarchy.global_every == 0)
+    return GlobalStep(((common, np.zeros(models, np.int64)),), due, weights)
 
 
 def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = None) -> NDArray[np.int64]:

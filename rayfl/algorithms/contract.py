@@ -39,6 +39,11 @@ class Hierarchy(Section):
         description="layers that the GPS averages over all clusters: how many first ones, or their names",
     )
     global_every: int = Field(1, ge=1, description="local rounds between two global rounds (kappa)")
+    weights: Literal["participated", "population"] = Field(
+        "participated",
+        description="weight of an LPS in a global round: the training samples that took part since its last "
+        "one, or all that its clients hold (HierFAVG)",
+    )
     lps_actors: int = Field(
         2,
         ge=1,
@@ -65,6 +70,22 @@ class Hierarchy(Section):
         if isinstance(self.common_layers, int):
             return tuple(spec.segment(first=self.common_layers))
         return tuple(spec.segment(self.common_layers))
+
+
+@dataclass(frozen=True)
+class GlobalStep:
+    """What the GPS averages over the LPSs after a round, and with which weights.
+
+    Attributes:
+        layers: ranges of the parameter vector, each with the group ``(K,)`` in which an LPS averages them.
+        due: the LPSs that take part ``(K,)``; what the others have trained counts when they do.
+        weights: of the LPSs ``(K,)``; None for the training samples that took part in each since its last
+            global step.
+    """
+
+    layers: tuple[tuple[Segments, NDArray[np.int64]], ...]
+    due: NDArray[np.bool_]
+    weights: NDArray[np.float64] | None = None
 
 
 @dataclass(frozen=True)
@@ -153,13 +174,10 @@ class Mixing:
         weights: ``a``, ``A`` before its rows are normalised, sparse ``(K', M)``.
         keep: ``b``, how much of the old model each client leaves in place (FedNova), sparse ``(K', M)``,
             with entries where ``weights`` has some; None for none.
-        common: ranges of the parameter vector that the GPS then averages over all models by the weight that
-            took part in each, and sends back to every LPS; empty when this round has no global step.
         parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models stay the same K.
     """
 
     weights: sp.csr_array
-    common: Segments = ()
     keep: sp.csr_array | None = None
     parents: NDArray[np.int64] | None = None
 
@@ -197,6 +215,7 @@ class RoundReport:
         failures: client id -> traceback.
         mixing: how the models were averaged.
         bytes_up, bytes_down: what the cohort sent and received.
+        gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
     """
 
     losses: NDArray[np.float64]
@@ -208,6 +227,8 @@ class RoundReport:
     mixing: Mixing
     bytes_up: int = 0
     bytes_down: int = 0
+    gps_bytes_up: int = 0
+    gps_bytes_down: int = 0
 
 
 class Clients(Protocol):

@@ -15,7 +15,6 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.algorithms.base import share_layers
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
 from rayfl.algorithms.one_shot import OneShotClustered, latest, most_used
 from rayfl.clustering.cluster import Clusters
@@ -102,8 +101,7 @@ class FLT(OneShotClustered):
         weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
         sampled = _relatives(setup, state).tocsc()[:, plan.cohort]
         sampled.data = np.repeat(weights, np.diff(sampled.indptr))
-        mixing = Mixing(sampled.tocsr())
-        return share_layers(setup, state, mixing)
+        return Mixing(sampled.tocsr())
 
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.algorithms.base import Algorithm, choose_by_loss, share_layers
-from rayfl.algorithms.contract import Clients, Mixing, Plan, ServerState, Setup
+from rayfl.algorithms.base import Algorithm, choose_by_loss
+from rayfl.algorithms.contract import Clients, ServerState, Setup
 
 
 class IFCA(Algorithm):
@@ -53,9 +53,3 @@ class IFCA(Algorithm):
     ) -> ServerState:
         """The model of least training loss."""
         return choose_by_loss(state, who, clients, "train")
-
-    def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
-        """Averages per chosen cluster; the shared layers over all."""
-        return share_layers(setup, state, super().mix(setup, state, plan))

@@ -19,8 +19,9 @@ class MTHFL(OneShotClustered):
        (Eqs. 2-4), and the GPS clusters ``R = (r + r^T) / 2`` (Eq. 5) into T tasks
        (``clustering.n_clusters``).
     2. Each LPS runs FedAvg over its users for ``hierarchy.global_every`` local rounds, then the GPS averages
-       the ``hierarchy.common_layers`` over the LPSs, weighted by their samples, and broadcasts them; the
-       other layers stay with the LPS.
+       the ``hierarchy.common_layers`` over the LPSs and broadcasts them; the other layers stay with the LPS.
+       An LPS counts with the samples that took part since the last global round, or with all that its users
+       hold (``hierarchy.weights: population``), as the paper, where all take part, has it.
 
     Special cases: ``common_layers: all`` is hierarchical FedAvg (client-edge-cloud), and with
     ``global_every: 1`` plain FedAvg; ``common_layers: none`` is plain clustered training.

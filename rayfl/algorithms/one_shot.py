@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.algorithms.base import Algorithm, share_layers
-from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
+from rayfl.algorithms.base import Algorithm
+from rayfl.algorithms.contract import Clients, Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.placing import adopt, place
@@ -150,12 +150,6 @@ class OneShotClustered(Algorithm):
         flags = _who(setup, state, "flags").copy()
         flags[who] = True
         return replace(state, extra={**state.extra, "flags": flags})
-
-    def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
-        """FedAvg in every cluster, and the common layers over all of them every kappa rounds."""
-        return share_layers(setup, state, super().mix(setup, state, plan))
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """Flag the clients whose training loss or update has risen since they last took part."""

@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -40,6 +40,7 @@ class Checkpoint:
             written and read a few at a time.
         arrays: what the driver keeps (best and last accuracies), by name.
         tables: rows of the tables so far (rounds, communication, cluster timeline), JSON values.
+        gathered: the weight that took part in each model since its last global step, ``(layers, K, 1 or P)``.
     """
 
     state: ServerState
@@ -51,6 +52,7 @@ class Checkpoint:
     update_rows: NDArray[np.float32] | Rows
     arrays: Mapping[str, NDArray[np.generic]]
     tables: Mapping[str, Any]
+    gathered: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 1)))
 
     def save(self, folder: Path, keep: int) -> Path:
         """Write to ``folder/round-00012`` and remove all but the newest ``keep``."""
@@ -65,6 +67,7 @@ class Checkpoint:
             "states.clients": self.state_clients,
             "states.rows": self.state_rows,
             "vectors": self.vectors,
+            "gathered": self.gathered,
             "updates.clients": self.update_clients,
             **{f"extra.{name}": value for name, value in self.state.extra.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
@@ -118,6 +121,7 @@ class Checkpoint:
             Rows(updates, partial(_read_updates, path)),
             named("driver."),
             head["tables"],
+            tensors.get("gathered", np.zeros((0, 0, 1))),
         )
 
 

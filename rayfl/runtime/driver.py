@@ -207,6 +207,7 @@ class Driver:
         saved, put = Checkpoint.load(found[-1]), self.backend.put
         self.servers.models = [put(row) for row in saved.models]
         self.servers.vectors = [put(row) for row in saved.vectors]
+        self.servers.gathered = saved.gathered
         self.servers.states = ClientStates.restore(self.backend, saved.state_clients, saved.state_rows)
         self.servers.updates = ClientStates.restore(self.backend, saved.update_clients, saved.update_rows)
         # The events of the coming round have not happened yet.
@@ -271,6 +272,7 @@ class Driver:
             plan=plan,
             work=algorithm.work(setup, state),
             mixing=algorithm.mix(setup, state, plan) if observation is None else None,
+            step=algorithm.global_step(setup, state),
             stage=self.stage,
             local=self.config.local,
             order=self.config.order,
@@ -403,18 +405,14 @@ class Driver:
 
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
         """Enter the round's model traffic into the ledger."""
-        mixing = report.mixing
         more = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
         down = report.bytes_down + 4 * more * length(complement(turn.work.personal, self.host.spec.P))
         enter = self.records.transfer
         enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
         enter(Transfer(state.round, "client_lps", "down", "model", down))
-        common = 4 * length(mixing.common)
-        if common:
-            # Every LPS receives the common layers; those whose clients took part have sent theirs.
-            took_part = len(np.unique(mixing.weights.nonzero()[0]))
-            enter(Transfer(state.round, "lps_gps", "up", "model", common * took_part))
-            enter(Transfer(state.round, "lps_gps", "down", "model", common * state.models))
+        if report.gps_bytes_down:
+            enter(Transfer(state.round, "lps_gps", "up", "model", report.gps_bytes_up))
+            enter(Transfer(state.round, "lps_gps", "down", "model", report.gps_bytes_down))
 
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._begun
@@ -430,6 +428,7 @@ class Driver:
             state_clients=clients,
             state_rows=rows,
             vectors=np.stack(get(servers.vectors)) if servers.vectors else np.empty((0, 0), np.float32),
+            gathered=servers.gathered,
             update_clients=update_clients,
             update_rows=update_rows,
             arrays=arrays,

@@ -55,6 +55,11 @@ class Partial:
     statistics: int = 0
     scale: float = 1.0
 
+    def take(self, places: NDArray[np.int64]) -> Partial:
+        """Some of its numbers ``(S',)``."""
+        weight = self.weight[places] if isinstance(self.weight, np.ndarray) else self.weight
+        return Partial(_sum([self.total])[places], weight)
+
     def cut(self) -> Partial:
         """The same with long vectors in pieces, which is how they travel best."""
         extra = None if self.extra is None else _pieces(self.extra)
@@ -63,12 +68,16 @@ class Partial:
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the GPS learns of a reduced row: the sum over the common layers, and how far the model moved.
+    """What the GPS learns of a reduced row.
 
-    Running statistics are no part of the way.
+    Attributes:
+        common: the sum over the common layers and its weight; numbers of weight 0 are the model's own.
+        weight: what took part in the row: of all numbers, or of each in the model ``(P,)``.
+        moved: how far the model moved; running statistics are no part of the way.
     """
 
     common: Partial
+    weight: Weight
     moved: float
 
 
@@ -156,6 +165,10 @@ class LocalServer:
         new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
         return new
 
+    def upload(self, common: Segments, model: NDArray[np.float32]) -> Partial:
+        """What an LPS sends to the GPS in a round in which it has trained nothing: its model's numbers."""
+        return Partial(_take(model.astype(np.float64), common), 0.0)
+
     def install(
         self, common: Segments, model: NDArray[np.float32], values: NDArray[np.float32]
     ) -> NDArray[np.float32]:
@@ -211,7 +224,7 @@ def _next(
     """The new model from the sums of its row; where the weight is zero the old numbers stay."""
     new = np.array(model, dtype=np.float32)
     if not np.any(weight):
-        return new, Reduced(Partial(np.zeros(_length(common)), 0.0), 0.0)
+        return new, Reduced(Partial(_take(model.astype(np.float64), common), 0.0), 0.0, 0.0)
     if old.weight:
         total = total + old.counts * _take(model.astype(np.float64), shared)
         weight = weight + old.weight
@@ -223,27 +236,40 @@ def _next(
     _put(new, shared, averages.astype(np.float32))
     way = _take(new.astype(np.float64) - model, shared)
     moved = float(np.linalg.norm(way[: len(way) - statistics]))
-    if not common:
-        return new, Reduced(Partial(total[:0], 1.0), moved)
-    full, weights = np.zeros(len(model)), np.zeros(len(model))
-    _put(full, shared, total)
+    sent = weight
     if isinstance(weight, np.ndarray):
-        _put(weights, shared, weight)
-        weight = _take(weights, common)
-    return new, Reduced(Partial(_take(full, common), weight), moved)
+        total, kept = np.where(weight > 0, total, averages), weight
+        weight = np.zeros(len(model))
+        _put(weight, shared, kept)
+        sent = _take(weight, common)
+    if common:
+        full = model.astype(np.float64)
+        _put(full, shared, total)
+        total = _take(full, common)
+    return new, Reduced(Partial(total if common else total[:0], sent), weight, moved)
 
 
-def merge(partials: list[Partial]) -> NDArray[np.float32] | None:
-    """The GPS's step: the common layers averaged over the clusters by the weight that took part in each.
+def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.float32] | None:
+    """The GPS's step: the common layers averaged over LPSs.
+
+    Args:
+        partials: what the LPSs sent; sums of this round, or where their weight is 0 the models themselves.
+        weights: of the LPSs in the average, of all numbers or of each ``(C,)``. Where an LPS counts with the
+            weight that took part in this round, its sum enters as it is: the average rounds only once.
 
     Returns:
-        ``(C,)`` float32, or None if no cluster delivered anything. A number that no client kept is NaN.
+        ``(C,)`` float32, or None if no LPS has any weight. A number of weight 0 is NaN.
     """
-    total, weight = _sum([p.total for p in partials]), _weight(partials)
-    if not np.any(weight):
+    whole = sum(weights)
+    if not np.any(whole):
         return None
+    totals: list[Vector] = []
+    for partial, weight in zip(partials, weights, strict=True):
+        wanted, own = np.broadcast_arrays(np.asarray(weight, np.float64), partial.weight)
+        scale = np.divide(wanted, own, out=wanted.copy(), where=own != 0)
+        totals.append(_sum([partial.total]) * scale)
     with np.errstate(invalid="ignore"):
-        return (total / weight).astype(np.float32)
+        return (_sum(totals) / whole).astype(np.float32)
 
 
 def _pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:

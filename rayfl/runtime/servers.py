@@ -11,7 +11,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from rayfl.algorithms import Mixing, Plan, RoundReport
+from rayfl.algorithms import GlobalStep, Mixing, Plan, RoundReport
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
@@ -69,6 +69,7 @@ class Round:
         mix: and what then gives A.
         updates: whether the servers keep the clients' updates.
         norms: whether the lengths of the clients' updates are reported.
+        step: what the GPS averages over the LPSs; None for methods without a GPS.
     """
 
     round: int
@@ -85,6 +86,7 @@ class Round:
     mix: Callable[[NDArray[np.float64]], Mixing] | None = None
     updates: bool = False
     norms: bool = False
+    step: GlobalStep | None = None
 
     @classmethod
     def nobody(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
@@ -122,6 +124,9 @@ class Servers:
         self.tolerate, self.batch_size = tolerate, batch_size
         self.models: list[Ref] = []
         self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
+        # The weight that took part in each model since its last global step: (layers, K, 1), or
+        # (layers, K, P) where clients leave numbers out of the average; empty for methods without a GPS.
+        self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
         self.states, self.updates = ClientStates(), ClientStates()
         self.graph: tuple[Federation, Graph] | None = None  # of the clients, and of which stage
 
@@ -130,6 +135,7 @@ class Servers:
         return {
             "models": list(self.models),
             "vectors": list(self.vectors),
+            "gathered": self.gathered,
             "states": self.states.copy(),
             "updates": self.updates.copy(),
         }
@@ -140,7 +146,9 @@ class Servers:
             setattr(self, name, value)
 
     def inherit(self, parents: NDArray[np.int64]) -> None:
-        """The models (and the servers' own vectors) are now copies of these."""
+        """The models and the servers' own vectors are now copies of these; they divide what was gathered."""
+        if self.gathered.size:
+            self.gathered = self.gathered[:, parents] / np.bincount(parents)[parents][:, None]
         self.models = [self.models[parent] for parent in parents.tolist()]
         if self.vectors:
             self.vectors = [self.vectors[parent] for parent in parents.tolist()]
@@ -195,25 +203,31 @@ class Servers:
         before = len(self.models)
         if mixing.parents is not None:
             self.inherit(mixing.parents)
-        shared = complement(turn.work.personal, self.spec.P)
+        shared, step = complement(turn.work.personal, self.spec.P), turn.step
+        common = () if step is None or not step.due.any() else _union(step)
         absent = self._absent(turn, failures)
         if deliver:
             left = _without(mixing, plan, failures, turn.local)
-            reduced = self._combine(left, shared, blocks, [s[0] for s in sent], absent)
+            reduced = self._combine(left, shared, common, blocks, [s[0] for s in sent], absent)
         else:
             members = turn.members if has_vectors else None
             scales = _scales(_without(mixing, plan, failures), turn.local) if failures else None
-            reduced = self._reduce(mixing, shared, tasks, sent, members, absent, scales)
+            reduced = self._reduce(shared, common, tasks, sent, members, absent, scales)
         if stateful:
             self._keep(self.states, plan, blocks, [part.pop(0) for part in rest], failures)
         moved = np.zeros(max(before, len(self.models)))
-        if turn.updates or mixing.common:
+        up = down = 0
+        gathers = step is not None and step.weights is None
+        if turn.updates or common or gathers:
             facts = self._fetch(reduced)
             for row, fact in facts.items():
                 moved[row] = fact.moved
-            if mixing.common:
-                self._broadcast(mixing.common, [facts[row].common for row in sorted(facts)])
-        return _report(plan, blocks, [answer[0] for answer in answers], failures, moved, mixing)
+            if step is not None and gathers:
+                self._gather(step, facts)
+            if step is not None and common:
+                up, down = self._share(step, common, facts)
+        report = _report(plan, blocks, [answer[0] for answer in answers], failures, moved, mixing)
+        return replace(report, gps_bytes_up=up, gps_bytes_down=down)
 
     def _fetch(self, reduced: Mapping[int, tuple[Ref, int | None]]) -> dict[int, Reduced]:
         """What the GPS may learn, by row: LPSs that combine several rows answer with a list."""
@@ -305,8 +319,8 @@ class Servers:
 
     def _reduce(
         self,
-        mixing: Mixing,
         shared: Segments,
+        common: Segments,
         tasks: Sequence[Task],
         sent: Sequence[Sequence[Ref]],
         members: NDArray[np.int64] | None,
@@ -324,7 +338,7 @@ class Servers:
             if scales is not None and scales[row] != 1:
                 still.append(Partial(np.zeros(1), 0.0, scale=float(scales[row])))
             self.models[row], fact = self.backend.serve(
-                row, "reduce", shared, mixing.common, self.models[row], *parts[row], *still, returns=2
+                row, "reduce", shared, common, self.models[row], *parts[row], *still, returns=2
             )
             reduced[row] = (fact, None)
             if members is not None:
@@ -337,6 +351,7 @@ class Servers:
         self,
         mixing: Mixing,
         shared: Segments,
+        common: Segments,
         blocks: Sequence[slice],
         rows: Sequence[Ref],
         absent: NDArray[np.int64] | None,
@@ -361,7 +376,7 @@ class Servers:
                 at,
                 "combine",
                 shared,
-                mixing.common,
+                common,
                 [dense[:, blocks[b]] for b in wanted],
                 None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
                 keep[some],
@@ -376,16 +391,54 @@ class Servers:
                 reduced[row] = (facts, place)
         return reduced
 
-    def _broadcast(self, common: Segments, sums: list[Partial]) -> None:
-        """The GPS merges the common layers and sends them to every LPS."""
-        merged = merge(sums) if sums else None
-        if merged is None:
-            return
-        values = self.backend.put(merged)
-        self.models = [
-            self.backend.serve(row, "install", common, model, values)[0]
-            for row, model in enumerate(self.models)
-        ]
+    def _gather(self, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:
+        """What took part in this round counts in the next global step."""
+        each = np.zeros((len(self.models), 1))
+        if any(np.ndim(fact.weight) for fact in facts.values()):
+            each = np.zeros((len(self.models), self.spec.P))
+        for row, fact in facts.items():
+            each[row] = fact.weight
+        before = self.gathered if self.gathered.size else np.zeros((len(step.layers), len(self.models), 1))
+        self.gathered = before + each
+
+    def _share(self, step: GlobalStep, sent: Segments, facts: Mapping[int, Reduced]) -> tuple[int, int]:
+        """The GPS averages layers over the LPSs that are due and sends them back; bytes up and down.
+
+        An LPS that is alone in its group has nothing to share, and keeps what it has gathered.
+
+        Args:
+            step: which layers, LPSs and weights.
+            sent: the ranges that the LPSs send, those of all layers.
+            facts: of the LPSs whose clients took part in this round.
+        """
+        up = down = 0
+        uploads = {row: fact.common for row, fact in facts.items()}
+        gathered = self.gathered.copy()
+        for layer, (segments, groups) in enumerate(step.layers):
+            size, numbers = 4 * length(segments), _numbers(segments)
+            places = np.searchsorted(_numbers(sent), numbers)
+            for group in np.unique(groups[step.due]):
+                rows = np.flatnonzero(step.due & (groups == group))
+                weights = gathered[layer, rows] if step.weights is None else step.weights[rows, None]
+                senders = rows[weights.any(axis=1)].tolist()
+                if len(rows) == 1 or not senders:
+                    continue
+                for row in senders:
+                    if row not in uploads:
+                        (ref,) = self.backend.serve(row, "upload", sent, self.models[row])
+                        uploads[row] = self.backend.get(ref)
+                sums = [uploads[row].take(places) for row in senders]
+                merged = merge(sums, [w[numbers] if len(w) > 1 else w for w in weights[weights.any(axis=1)]])
+                values = self.backend.put(merged)
+                for row in rows.tolist():
+                    (self.models[row],) = self.backend.serve(
+                        row, "install", segments, self.models[row], values
+                    )
+                up, down = up + size * len(senders), down + size * len(rows)
+                if step.weights is None:
+                    gathered[layer, rows] = 0
+        self.gathered = gathered
+        return up, down
 
     def evaluate(
         self,
@@ -617,6 +670,16 @@ def _scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
         there = weights != 0
         scales[row] = local.rescaled(weights[there], keep[there])
     return scales
+
+
+def _union(step: GlobalStep) -> Segments:
+    """The ranges of all layers of a global step, ascending."""
+    return tuple(sorted(segment for segments, _ in step.layers for segment in segments))
+
+
+def _numbers(segments: Segments) -> NDArray[np.int64]:
+    """The places in the model of the numbers that the ranges cover, ascending."""
+    return np.concatenate([np.arange(a, b) for a, b in segments])
 
 
 def _combine(observation: Observation, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:

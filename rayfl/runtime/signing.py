@@ -197,13 +197,13 @@ def _sign(
 
 
 def _exchanged(signed: _Signed, round: int) -> list[Transfer]:
-    """The bytes of signatures that everybody receives, and of the relations that come back.
+    """The bytes of signatures that everybody receives from the others, and of the relations that come back.
 
     Of two clients that have exchanged theirs before, nothing more is sent.
     """
     new, clients = int(signed.sends.sum()), len(signed.sends)
     fresh, everything = int(signed.floats[signed.sends].sum()), int(signed.floats.sum())
-    down = fresh * (clients - new) + everything * new
+    down = fresh * (clients - new) + everything * new - fresh  # nobody receives its own
     relations = clients**2 - (clients - new) ** 2
     first, *rest = signed.transfers
     return [

@@ -151,7 +151,6 @@ def test_fedavg_by_hand():
     assert method.adaptation(s, state) is None
     mixing = method.mix(s, state, plan)
     assert mixing.weights.toarray().tolist() == [[float(SIZES[c]) for c in plan.cohort]]
-    assert mixing.common == ()
     assert method.work(s, state) == LocalWork(epochs=5, batch_size=10, lr=0.1, momentum=0.5)
     assert mixing.keep is mixing.parents is None
     after = method.end(s, state, plan, report(plan, mixing, 1))
@@ -164,8 +163,7 @@ def test_fedavg_by_hand():
 def test_fedavg_ignores_the_hierarchy():
     s = setup("pacfl", hierarchy={"common_layers": "all"})
     method = algorithm("fedavg")
-    state = method.begin(s)
-    assert method.mix(s, state, plan_of(method, s, state)).common == ()
+    assert method.global_step(s, method.begin(s)) is None
 
 
 def test_the_learning_rate_follows_the_round():
@@ -190,7 +188,6 @@ def test_solo_by_hand(sampled):
     mixing = method.mix(s, state, plan)
     assert mixing.weights.shape == (1, len(plan.cohort))
     assert mixing.weights.nnz == 0
-    assert mixing.common == ()
     assert method.recluster(s, state, NOBODY) is None
 
 
@@ -319,17 +316,30 @@ def test_the_global_server_acts_every_kappa_rounds(name, kappa, rounds):
     acts = []
     for t in range(8):
         state = clustered([0, 0, 1, 1, 2, 2], round=t)
-        common = method.mix(s, state, plan_of(method, s, state)).common
-        assert common in ((), (FC1,))
-        acts += [t] if common else []
+        step = method.global_step(s, state)
+        assert step is not None
+        ((common, groups),) = step.layers
+        assert (common, groups.tolist(), step.weights) == ((FC1,), [0, 0, 0], None)
+        assert step.due.all() == step.due.any()
+        acts += [t] if step.due.all() else []
     assert acts == rounds
 
 
 def test_pacfl_has_no_common_layers_unless_asked():
-    for sections, common in (({}, ()), ({"hierarchy": {"common_layers": "all"}}, ((0, 38),))):
-        s, state = setup("pacfl", **sections), clustered([0, 1, 1, 1, 0, 0])
-        method = algorithm("pacfl")
-        assert method.mix(s, state, plan_of(method, s, state)).common == common
+    state, method = clustered([0, 1, 1, 1, 0, 0]), algorithm("pacfl")
+    assert method.global_step(setup("pacfl"), state) is None
+    step = method.global_step(setup("pacfl", hierarchy={"common_layers": "all"}), state)
+    assert step is not None
+    assert step.layers[0][0] == ((0, 38),)
+
+
+def test_the_weights_of_local_servers_by_hand():
+    """As HierFAVG prints them, all samples of a server's clients; of those that are there."""
+    s = setup("mt_hfl", hierarchy={"weights": "population"}, sizes=[10, 20, 30, 40, 0, 60])
+    step = algorithm("mt_hfl").global_step(s, clustered([0, 0, 1, 1, 1, 2]))
+    assert step is not None
+    assert step.weights is not None
+    assert step.weights.tolist() == [30, 70, 60]
 
 
 def test_parents_of_new_clusters_by_hand():

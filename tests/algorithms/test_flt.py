@@ -181,13 +181,14 @@ def test_the_disjoint_clusters_keep_their_numbers():
 def test_all_layers_common_every_kappa_rounds():
     s, method = setup("flt", hierarchy={"common_layers": 1, "global_every": 2}), algorithm("flt")
     state = begun(s, Related(CHAIN)).state
-    commons = []
+    due = []
     for _ in range(4):
-        plan = plan_of(method, s, state)
-        mixing = method.mix(s, state, plan)
-        commons.append(mixing.common)
-        state = method.end(s, state, plan, report(plan, mixing, state.models))
-    assert commons == [(), ((0, 18),), (), ((0, 18),)]
+        plan, step = plan_of(method, s, state), method.global_step(s, state)
+        assert step is not None
+        assert step.layers[0][0] == ((0, 18),)
+        due.append(step.due.tolist())
+        state = method.end(s, state, plan, report(plan, method.mix(s, state, plan), state.models))
+    assert due == [[t % 2 == 1] * state.models for t in range(4)]
 
 
 # --- again, newcomers, drift ---------------------------------------------------------------------------

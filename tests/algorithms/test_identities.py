@@ -243,10 +243,10 @@ def test_bytes_of_pacfl(run):
 
 
 def test_bytes_of_mt_hfl(run):
-    """q = 5 eigenvectors up, everybody's down to everybody, N relevances up; common layers of 3 clusters."""
+    """q = 5 eigenvectors up, everybody's down to all others, N relevances up; common layers of 3 clusters."""
     ran = run("mt_hfl", "clustering.n_clusters=3", "hierarchy.global_every=2")
     assert ran.bytes(kind="signature", direction="up") == (N * 5 * 64 + N * N) * 4
-    assert ran.bytes(kind="signature", direction="down") == N * (N * 5 * 64) * 4
+    assert ran.bytes(kind="signature", direction="down") == N * ((N - 1) * 5 * 64) * 4
     assert ran.bytes(kind="model", tier="client_lps") == 2 * 3 * N * P * 4
     for direction in ("up", "down"):  # one global round of three: after the second
         assert ran.bytes(tier="lps_gps", direction=direction) == 3 * FC1 * 4

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.algorithms.fakes import SPEC, FakeClients, algorithm, plan_of, report, setup
+from tests.algorithms.fakes import SPEC, FakeClients, algorithm, report, setup
 from tests.algorithms.test_identities import FC1, GROUPS, TASKS, N, P, Ran, Run, run, same, same_curves
 
 __all__ = ["run"]
@@ -42,7 +42,6 @@ def test_a_round_by_hand():
         [0, 0, 0, 0, 0, 0],  # nobody chose model 1: it stays
         [0, 0, 0, 0, 10, 20],
     ]
-    assert mixing.common == ()
     assert method.downloads(s, state, plan) == 6 * 3
     assert method.end(s, state, plan, report(plan, mixing, 3)).assignment.tolist() == [2, 2, 0, 0, 0, 0]
 
@@ -68,12 +67,14 @@ def test_only_those_who_take_part_choose():
 def test_a_shared_representation_is_averaged_over_all_clusters():
     s = setup("ifca", hierarchy={"common_layers": 1, "global_every": 2})
     method = algorithm("ifca", clusters=3)
-    common = []
+    due = []
     for t in range(4):
         state = method.select(s, method.begin(s), np.arange(6), fake())
-        state = type(state)(t, state.models, state.assignment, True)
-        common.append(method.mix(s, state, plan_of(method, s, state)).common)
-    assert common == [(), ((0, 18),), (), ((0, 18),)]
+        step = method.global_step(s, type(state)(t, state.models, state.assignment, True))
+        assert step is not None
+        assert step.layers[0][0] == ((0, 18),)
+        due.append(step.due.tolist())
+    assert due == [[False] * 3, [True] * 3, [False] * 3, [True] * 3]
     assert SPEC.P == 38
 
 

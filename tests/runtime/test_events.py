@@ -215,8 +215,8 @@ def signed(result: Result, round: int) -> dict[str, int]:
         ("pacfl", 3 * 64, 0),  # p = 3 vectors
         ("flis_hc", P, P),  # w_0 down, its own first model up
         ("pca_km_hc", 5 * 10, 64 + 64 * 10),  # 5 centroids in 10 dimensions; the mean and the components
-        # Its eigenvectors to eight others, all nine to it; it relates nine to it, and eight it to them.
-        ("mt_hfl", 5 * 64 + 9 + 8, 8 * 5 * 64 + 9 * 5 * 64),
+        # Its eigenvectors to eight others, theirs to it; it relates nine to it, and eight it to them.
+        ("mt_hfl", 5 * 64 + 9 + 8, 8 * 5 * 64 + 8 * 5 * 64),
     ],
 )
 def test_a_newcomer_sends_its_signature_and_nobody_else_does(

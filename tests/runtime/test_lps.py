@@ -57,7 +57,7 @@ def test_each_number_is_averaged_over_those_who_kept_it() -> None:
     np.testing.assert_allclose(reduced.common.weight, (A[:, None] * kept).sum(0)[1:4])
     # The GPS does not touch what nobody kept, and averages the rest over two such clusters.
     other = Partial(np.array([10.0, 0.0, 10.0]), np.array([5.0, 0.0, 5.0]))
-    merged = merge([reduced.common, other])
+    merged = merge([reduced.common, other], [reduced.common.weight, other.weight])
     assert merged is not None
     installed = LocalServer().install(((1, 4),), new, merged)
     assert installed[2] == OLD[2]

@@ -66,7 +66,7 @@ def test_a_model_that_nobody_trained_is_kept() -> None:
     nothing = Partial(np.zeros(4), 0.0)
     new, common = LocalServer().reduce(((0, 4),), ((0, 2),), model, nothing)
     np.testing.assert_array_equal(new, model)
-    assert merge([common.common]) is None
+    assert merge([common.common], [0.0]) is None
 
 
 def test_personal_numbers_are_not_averaged() -> None:
@@ -76,9 +76,11 @@ def test_personal_numbers_are_not_averaged() -> None:
 
 
 def test_the_gps_weighs_clusters_by_what_took_part() -> None:
-    merged = merge([Partial(np.array([2.0]), 1.0), Partial(np.array([30.0]), 3.0)])
-    assert merged is not None
-    np.testing.assert_array_equal(merged, [8.0])  # (1 * 2 + 3 * 10) / 4
+    sums = [Partial(np.array([2.0]), 1.0), Partial(np.array([30.0]), 3.0)]
+    np.testing.assert_array_equal(merge(sums, [1.0, 3.0]), [8.0])  # (1 * 2 + 3 * 10) / 4
+    np.testing.assert_array_equal(merge(sums, [3.0, 3.0]), [6.0])  # since its last step the first had 3
+    sums.append(Partial(np.array([20.0]), 0.0))  # trained nothing now: its model, and 4 before
+    np.testing.assert_array_equal(merge(sums, [1.0, 3.0, 4.0]), [14.0])  # (2 + 30 + 80) / 8
 
 
 def _servers(
