@@ -31,6 +31,22 @@ class DataError(RayflError):
     """A dataset is missing, broken, or cannot be divided as asked."""
 
 
+class DiskError(RayflError):
+    """Something cannot be written: the disk is full, the folder is gone.
+
+    Args:
+        path: what.
+        why: what the disk has against it.
+    """
+
+    def __init__(self, path: object, why: str) -> None:
+        self.path, self.why = path, why
+        super().__init__(path, why)
+
+    def __str__(self) -> str:
+        return f"{self.path} cannot be written: {self.why}"
+
+
 class ResultsLost(RayflError):
     """Results of a round were lost with the node that held them: the round has to be done again."""
 

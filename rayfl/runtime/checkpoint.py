@@ -1,4 +1,16 @@
-"""Checkpoints: the complete state after a round, written atomically, as safetensors and JSON (no pickle)."""
+"""Checkpoints: the complete state after a round, as safetensors and JSON (no pickle), verified when read.
+
+```
+checkpoints/
+  round-00010/ round-00020/    manifest.json: format, the run's settings, SHA-256 and length of every file
+                               arrays.safetensors, updates-*.safetensors, state.json
+  history/<table>.jsonl        tables that only grow, a row a line; a manifest says how far they are its own
+  damaged-round-00030/         one that did not verify and was put aside
+```
+
+A checkpoint is written under another name and renamed when it is complete and on the disk; only then are
+older ones removed. What a checkpoint costs does not grow with the rounds.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +18,7 @@ import hashlib
 import json
 import os
 import re
-import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,11 +31,22 @@ from safetensors.numpy import load_file, save_file
 
 from rayfl.algorithms import ServerState
 from rayfl.errors import RayflError
+from rayfl.runtime import files
 from rayfl.runtime.rundir import clean
 from rayfl.runtime.states import Rows
 
+FORMAT = 2
+"""Changes when checkpoints are written in a way that older versions cannot read, or the other way round."""
+
 _BLOCK = 256
 """Updates in one file."""
+
+_NAME = re.compile(r"round-(\d{5,})(~?)")
+"""Of a checkpoint; with ``~`` it is about to be replaced by another of the same round."""
+
+
+class Damaged(RayflError):
+    """A checkpoint cannot be read, or is not what was written."""
 
 
 @dataclass(frozen=True)
@@ -39,8 +61,9 @@ class Checkpoint:
         update_clients, update_rows: the clients' latest updates ``(n,)`` and ``(n, P)``, likewise; they are
             written and read a few at a time.
         arrays: what the driver keeps (best and last accuracies), by name.
-        tables: rows of the tables so far (rounds, communication, cluster timeline), JSON values.
+        tables: JSON values; lists are tables that only grow (rounds, communication, cluster timeline).
         gathered: the weight that took part in each model since its last global step, ``(layers, K, 1 or P)``.
+        settings: what of the config must be the same when the run goes on.
     """
 
     state: ServerState
@@ -53,14 +76,50 @@ class Checkpoint:
     arrays: Mapping[str, NDArray[np.generic]]
     tables: Mapping[str, Any]
     gathered: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 1)))
+    settings: Mapping[str, Any] | None = None
 
     def save(self, folder: Path, keep: int) -> Path:
-        """Write to ``folder/round-00012`` and remove all but the newest ``keep``."""
-        folder.mkdir(parents=True, exist_ok=True)
+        """Write to ``folder/round-00012`` and remove all but the newest ``keep``.
+
+        Raises:
+            DiskError: if the disk is full, for instance; the checkpoints before are as they were.
+        """
         final = folder / f"round-{self.state.round:05d}"
         part = folder / f".part-{os.getpid()}"
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
+        before = [_manifest(path) for path in checkpoints(folder) if round_of(path) <= self.state.round]
+        files.make(folder)
+        files.remove(part)
+        files.make(folder / "history")
+        files.make(part)
+        try:
+            grown = {name: rows for name, rows in self.tables.items() if isinstance(rows, list)}
+            known = before[-1]["history"] if before and before[-1] else {}
+            history = {
+                name: _Written(**known.get(name, {})).extended(_table(folder, name), rows)
+                for name, rows in grown.items()
+            }
+            self._write(part)
+            manifest = {
+                "format": FORMAT,
+                "round": self.state.round,
+                "settings": self.settings,
+                "history": {name: vars(written) for name, written in history.items()},
+                "files": {p.name: _digest(p) for p in sorted(part.iterdir())},
+            }
+            files.write(part / "manifest.json", json.dumps(clean(manifest), indent=1))
+            files.sync(folder / "history")
+        except BaseException:
+            files.remove(part)
+            raise
+        if final.exists():
+            files.remove(final.with_name(f"{final.name}~"))  # a crash may have left it
+            files.rename(final, final.with_name(f"{final.name}~"))
+        files.rename(part, final)
+        for old in checkpoints(folder)[:-keep]:
+            files.remove(old)
+        return final
+
+    def _write(self, part: Path) -> None:
         tensors: dict[str, NDArray[Any]] = {
             "models": self.models,
             "assignment": self.state.assignment,
@@ -72,38 +131,43 @@ class Checkpoint:
             **{f"extra.{name}": value for name, value in self.state.extra.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
         }
-        save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, part / "arrays.safetensors")
+        path = part / "arrays.safetensors"
+        with files.writing(path):
+            save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path)
         for start in range(0, len(self.update_clients), _BLOCK):
             rows = np.ascontiguousarray(self.update_rows[start : start + _BLOCK])
-            save_file({"rows": rows}, _updates(part, start))
+            with files.writing(_updates(part, start)):
+                save_file({"rows": rows}, _updates(part, start))
+        scalars = {name: value for name, value in self.tables.items() if not isinstance(value, list)}
         head = {"round": self.state.round, "models": self.state.models, "clustered": self.state.clustered}
-        (part / "state.json").write_text(json.dumps({**head, "tables": clean(self.tables)}))
-        for path in part.iterdir():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-        if final.exists():
-            shutil.rmtree(final)
-        part.rename(final)
-        for old in checkpoints(folder)[:-keep]:
-            shutil.rmtree(old, ignore_errors=True)
-        return final
+        files.write(part / "state.json", json.dumps({**head, "tables": clean(scalars)}))
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read one.
+        """Read one, and verify that it is what was written.
 
         Raises:
-            RayflError: if it is not readable.
+            Damaged: if it is not, or another version's.
         """
+        manifest = _manifest(path)
+        if manifest is None:
+            raise Damaged(f"{path}: not a readable checkpoint (no manifest of format {FORMAT})")
+        for name, expected in manifest["files"].items():
+            try:
+                found = _digest(path / name)
+            except OSError as error:
+                raise Damaged(f"{path}: not a readable checkpoint ({name}: {error.strerror})") from None
+            if found != expected:
+                raise Damaged(f"{path}: damaged ({name} is not what was written)")
+        history = {
+            name: _Written(**written).read(_table(path.parent, name))
+            for name, written in manifest["history"].items()
+        }
         try:
             head = json.loads((path / "state.json").read_text())
             tensors = load_file(path / "arrays.safetensors")
-            updates = len(tensors["updates.clients"])
-            for start in range(0, updates, _BLOCK):
-                with safe_open(_updates(path, start), "numpy") as file:
-                    file.get_slice("rows")
         except Exception as error:
-            raise RayflError(f"{path}: not a readable checkpoint ({error})") from None
+            raise Damaged(f"{path}: not a readable checkpoint ({error})") from None
 
         def named(prefix: str) -> dict[str, NDArray[np.generic]]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -118,11 +182,114 @@ class Checkpoint:
             tensors["states.rows"],
             tensors["vectors"],
             tensors["updates.clients"],
-            Rows(updates, partial(_read_updates, path)),
+            Rows(len(tensors["updates.clients"]), partial(_read_updates, path)),
             named("driver."),
-            head["tables"],
-            tensors.get("gathered", np.zeros((0, 0, 1))),
+            {**head["tables"], **history},
+            tensors["gathered"],
+            manifest["settings"],
         )
+
+    @classmethod
+    def newest(cls, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint that is sound, if there is one, and what was found wrong with later ones.
+
+        Those are put aside, so that they are not taken for newer than what will be written.
+
+        Raises:
+            Damaged: if there are checkpoints, and none is sound.
+        """
+        wrong: list[Damaged] = []
+        bad: list[Path] = []
+        for path in reversed(checkpoints(folder)):
+            try:
+                found = cls.load(path)
+            except Damaged as error:
+                wrong.append(error)
+                bad.append(path)
+                continue
+            for each in bad:
+                aside = each.with_name(f"damaged-{each.name.rstrip('~')}")
+                files.remove(aside)
+                files.rename(each, aside)
+            return found, [f"{error}: going back to {path.name}" for error in wrong]
+        if wrong:
+            raise wrong[0]
+        return None, []
+
+
+@dataclass(frozen=True)
+class _Written:
+    """How far a table's file belongs to a checkpoint.
+
+    Attributes:
+        lines, bytes: so much of it.
+        chain: the SHA-256 of each line after that of the lines before it.
+    """
+
+    lines: int = 0
+    bytes: int = 0
+    chain: str = ""
+
+    def extended(self, path: Path, rows: Sequence[Any]) -> _Written:
+        """Bring the file up to these rows, of which the first are in it; what else it holds goes."""
+        files.cut(path, self.bytes)
+        lines = [json.dumps(clean(row)) + "\n" for row in rows[self.lines :]]
+        if lines:
+            files.append(path, "".join(lines), durably=True)
+        added = sum(len(line.encode()) for line in lines)
+        return _Written(len(rows), self.bytes + added, _chained(self.chain, lines))
+
+    def read(self, path: Path) -> list[Any]:
+        """The rows.
+
+        Raises:
+            Damaged: if they are not those that were written.
+        """
+        if not self.lines:
+            return []
+        try:
+            with path.open("rb") as file:
+                text = file.read(self.bytes)
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
+        lines = text.decode(errors="replace").splitlines(keepends=True)
+        if len(lines) != self.lines or _chained("", lines) != self.chain:
+            raise Damaged(f"{path}: damaged (it is not what was written)")
+        return [json.loads(line) for line in lines]
+
+
+def _chained(chain: str, lines: Sequence[str]) -> str:
+    for line in lines:
+        chain = hashlib.sha256((chain + line).encode()).hexdigest()
+    return chain
+
+
+def _table(folder: Path, name: str) -> Path:
+    return folder / "history" / f"{name}.jsonl"
+
+
+def _digest(path: Path) -> dict[str, Any]:
+    """Length and SHA-256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
+    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
+
+
+def _read(file: Any) -> Any:
+    digest = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        digest.update(piece)
+    return digest
+
+
+def _manifest(path: Path) -> dict[str, Any] | None:
+    """What a checkpoint says of itself; None if it says nothing that this version understands."""
+    try:
+        found = json.loads((path / "manifest.json").read_text())
+        valid = found["format"] == FORMAT and {"files", "history", "settings", "round"} <= set(found)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+    return dict(found) if valid else None
 
 
 def _updates(folder: Path, start: int) -> Path:
@@ -141,14 +308,17 @@ def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
 
 def round_of(path: Path) -> int:
     """How many rounds a checkpoint has complete."""
-    return int(path.name.removeprefix("round-"))
+    match = _NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match.group(1))
 
 
 def checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a folder, oldest first."""
+    """The checkpoints of a folder, oldest first."""
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if re.fullmatch(r"round-\d{5,}", p.name))
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: (round_of(path), not path.name.endswith("~")))
 
 
 def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32]) -> str:

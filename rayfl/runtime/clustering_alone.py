@@ -25,11 +25,11 @@ from rayfl.clustering.config import Clustering
 from rayfl.config import Config
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
-from rayfl.runtime import session
+from rayfl.runtime import files, session
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend
 from rayfl.runtime.driver import block_rule
-from rayfl.runtime.rundir import clean, write_atomically
+from rayfl.runtime.rundir import clean
 from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import facts
 
@@ -207,9 +207,9 @@ def write(found: Sequence[Alone], folder: Path) -> list[Path]:
     The numbers of a picture are in an .npz file beside it, as SciPy has them: ``distances`` (the condensed
     proximity matrix) and ``linkage`` (the tree), where there are such.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    files.make(folder, parents=True)
     paths = [folder / "clusters.json"]
-    write_atomically(paths[0], json.dumps([alone.to_dict() for alone in found], indent=1))
+    files.write(paths[0], json.dumps([alone.to_dict() for alone in found], indent=1))
     for alone in found:
         path = folder / f"{alone.method}.png"
         draw(alone, path)

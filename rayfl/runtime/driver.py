@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,15 +16,16 @@ from rayfl.config import Config
 from rayfl.coresets.clients import client_coreset
 from rayfl.data import Federation
 from rayfl.data.events import Stage
-from rayfl.errors import ConfigError, DataError, RayflError, ResultsLost
+from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
+from rayfl.runtime import files
 from rayfl.runtime.asking import HISTOGRAM, Asking
 from rayfl.runtime.backend import Backend, Ref, Task
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash, round_of
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.records import Records
-from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.rundir import RunDirectory, clean
 from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import facts
 from rayfl.runtime.states import ClientStates
@@ -46,6 +47,9 @@ class Event:
     kind: str
     data: dict[str, Any]
 
+
+CHANGEABLE = ("rounds", "execution", "output")
+"""What of a config may change when a run goes on."""
 
 _MAX_LOSSES = 5
 """How often results may be lost before the next checkpoint, and the rounds since the last be done again."""
@@ -114,6 +118,14 @@ class Driver:
             Interrupted: after ``should_stop`` said so.
             RayflError: what the user can mend. In both cases the last complete round is in a checkpoint.
         """
+        try:
+            return self._run()
+        except DiskError:
+            if self.run_dir.rounds_complete():
+                self._stopped()
+            raise
+
+    def _run(self) -> dict[str, Any]:
         state, losses = self.start(), 0
         while True:
             begun = state.round
@@ -150,7 +162,7 @@ class Driver:
         return state
 
     def _stop(self, state: ServerState, error: Exception) -> None:
-        """Leave a checkpoint behind, and say how to go on."""
+        """Leave a checkpoint behind if that is possible, and say how to go on."""
         if not state.round and isinstance(error, ConfigError | DataError):
             return  # refused before anything was trained
         self.backend.hurry()
@@ -158,9 +170,18 @@ class Driver:
         try:
             self._client_facts(state, self._checkpoint(state))
             self.records.write_tables(state)
+        except DiskError as full:
+            self.emit(Event("note", {"text": f"no checkpoint after {state.round} rounds: {full}"}))
         finally:
             self.backend.tick = self._check_stop
-        self.emit(Event("stopped", {"round": state.round, "path": str(self.run_dir.path)}))
+        if not isinstance(error, DiskError):  # of those run speaks, wherever they come from
+            self._stopped()
+
+    def _stopped(self) -> None:
+        """Say how many rounds are safe, and how to go on."""
+        found = checkpoints(self.run_dir.path / "checkpoints")
+        rounds = round_of(found[-1]) if found else 0
+        self.emit(Event("stopped", {"round": rounds, "path": str(self.run_dir.path)}))
 
     def _go_back(self, error: ResultsLost) -> ServerState:
         """The state of the newest checkpoint, or the first: what came after it is done again."""
@@ -201,10 +222,13 @@ class Driver:
         return self.algorithm.begin(self.setup)
 
     def _resume(self) -> ServerState | None:
-        found = checkpoints(self.run_dir.path / "checkpoints")
-        if not found:
+        saved, wrong = Checkpoint.newest(self.run_dir.path / "checkpoints")
+        for text in wrong:
+            self.emit(Event("note", {"text": text}))
+        if saved is None:
             return None
-        saved, put = Checkpoint.load(found[-1]), self.backend.put
+        self._check_settings(saved.settings or {})
+        put = self.backend.put
         self.servers.models = [put(row) for row in saved.models]
         self.servers.vectors = [put(row) for row in saved.vectors]
         self.servers.gathered = saved.gathered
@@ -217,6 +241,25 @@ class Driver:
         text = f"resuming: {saved.state.round} of {self.config.rounds} rounds are complete"
         self.emit(Event("note", {"text": text}))
         return saved.state
+
+    def _settings(self) -> dict[str, Any]:
+        """What of the config determines the results, and so must not change while a run goes on."""
+        settings = self.config.to_dict()
+        settings["training"]["engine"] = self.host.engine
+        return {name: value for name, value in settings.items() if name not in CHANGEABLE}
+
+    def _check_settings(self, before: Mapping[str, Any]) -> None:
+        """Refuse to go on with other settings than those that the run was begun with."""
+        for name, was in _leaves(before):
+            now: Any = self._settings()
+            for key in name.split("."):
+                now = now.get(key, was) if isinstance(now, dict) else was
+            if clean(now) != was:
+                raise ConfigError(
+                    f"{self.run_dir.path / 'config.yaml'}: {name}",
+                    f"is {now!r}, but the run was begun with {was!r}",
+                    "put it back, or begin a new run",
+                )
 
     def round(self, state: ServerState) -> ServerState:
         """One local round in every cluster: events, clusters, plan, training, mixing, tests, records."""
@@ -433,6 +476,7 @@ class Driver:
             update_rows=update_rows,
             arrays=arrays,
             tables={**tables, "seconds": self._seconds()},
+            settings=self._settings(),
         )
         checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
         return checkpoint
@@ -453,13 +497,15 @@ class Driver:
         finetuned = self._finetune(state)
         self.records.write_tables(state)
         folder = self.run_dir.path / "models"
-        folder.mkdir(exist_ok=True)
+        files.make(folder)
         models = self.host.reveal(checkpoint.models)
         for k, vector in enumerate(models):
             tensors = {
                 name: t.contiguous() for name, t in self.host.spec.to_state_dict(vector.copy()).items()
             }
-            save_file({n: t.clone() for n, t in tensors.items()}, folder / f"model_{k}.safetensors")
+            path = folder / f"model_{k}.safetensors"
+            with files.writing(path):
+                save_file({n: t.clone() for n, t in tensors.items()}, path)
         summary = {
             "algorithm": self.algorithm.name,
             **self.records.summary(state),
@@ -473,7 +519,8 @@ class Driver:
         if self.config.output.report:
             from rayfl.report import write_report  # deferred: Matplotlib is not needed to train
 
-            write_report(self.run_dir.path)
+            with files.boundary(self.run_dir.path / "report.html"):
+                write_report(self.run_dir.path)
         self.emit(Event("done", {**summary, "path": str(self.run_dir.path)}))
         return summary
 
@@ -490,6 +537,15 @@ class Driver:
         work = self.algorithm.adaptation(self.setup, state) or turn.work
         correct, losses = self._adapted(models, turn, replace(work, epochs=epochs), present)
         return self.records.finetuned(present, correct, losses)
+
+
+def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """The settings in sections and theirs: dotted names and values."""
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
 
 
 def stage_of(stages: Sequence[Stage], round: int) -> int:

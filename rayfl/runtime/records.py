@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
-from tensorboardX import SummaryWriter
 
 from rayfl.algorithms import ServerState
 from rayfl.clustering.quality import adjusted_rand_index
@@ -16,6 +15,7 @@ from rayfl.coresets.clients import weighted_summary
 from rayfl.data import Federation
 from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, perplexity, summary
 from rayfl.runtime.rundir import RunDirectory
+from rayfl.runtime.tensorboard import Board
 
 _SCALARS = (
     "train_loss",
@@ -50,7 +50,7 @@ class Records:
         self.rounds: list[dict[str, Any]] = []
         self.timeline: list[dict[str, Any]] = []
         self.diagnostics: list[dict[str, Any]] = []
-        self._board = SummaryWriter(str(run.path)) if tensorboard else None
+        self._board = Board(run.path) if tensorboard else None
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as a checkpoint left them."""
@@ -182,7 +182,8 @@ class Records:
         if self._board is not None:
             for name in _SCALARS:
                 if complete.get(name) is not None:
-                    self._board.add_scalar(name, complete[name], number)
+                    self._board.add(name, complete[name], number)
+            self._board.flush()
         return complete
 
     def write_tables(self, state: ServerState) -> None:

@@ -18,7 +18,7 @@ import contextlib
 import csv
 import io
 import json
-import os
+import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +30,8 @@ from filelock import FileLock, Timeout
 
 from rayfl.config import Config, reload
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, DiskError, RayflError
+from rayfl.runtime import files
 
 ROUND_COLUMNS = (
     "round",
@@ -52,16 +53,6 @@ ROUND_COLUMNS = (
     "bytes_down",
     "failures",
 )
-
-
-def write_atomically(path: Path, data: str | bytes) -> None:
-    """Write a file so that a reader or a crash never sees half of it."""
-    part = path.with_name(f".{path.name}.part{os.getpid()}")
-    with part.open("wb") as file:
-        file.write(data.encode() if isinstance(data, str) else data)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 class RunDirectory:
@@ -88,7 +79,11 @@ class RunDirectory:
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
             run = cls(path.resolve())
-            run.write_config(config)
+            try:
+                run.write_config(config)
+            except DiskError:
+                shutil.rmtree(path, ignore_errors=True)
+                raise
             return run
         raise ConfigError("output.root", f"{base} and 999 more exist already")
 
@@ -115,7 +110,7 @@ class RunDirectory:
 
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.runtime.session.resume` reads."""
-        write_atomically(self.path / "config.yaml", config.to_yaml())
+        files.write(self.path / "config.yaml", config.to_yaml())
 
     @property
     def config(self) -> Config:
@@ -136,12 +131,13 @@ class RunDirectory:
             RayflError: if another process holds it.
         """
         lock = FileLock(self.path / ".lock")
-        try:
-            lock.acquire(timeout=0)
-        except Timeout:
-            raise RayflError(
-                f"{self.path}: another process is running this run; wait for it or stop it"
-            ) from None
+        with files.boundary(self.path / ".lock"):
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                raise RayflError(
+                    f"{self.path}: another process is running this run; wait for it or stop it"
+                ) from None
         try:
             yield
         finally:
@@ -149,7 +145,7 @@ class RunDirectory:
 
     def write_json(self, name: str, value: Any) -> None:
         """A JSON file; NaN becomes null."""
-        write_atomically(self.path / name, json.dumps(clean(value), indent=1) + "\n")
+        files.write(self.path / name, json.dumps(clean(value), indent=1) + "\n")
 
     def read_json(self, name: str) -> Any:
         """A JSON file of the run, or None if it is not there."""
@@ -158,16 +154,15 @@ class RunDirectory:
 
     def write_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """``rounds.csv`` anew."""
-        write_atomically(self.path / "rounds.csv", _csv(rows, header=True))
+        files.write(self.path / "rounds.csv", _csv(rows, header=True))
 
     def append_round(self, row: Mapping[str, Any]) -> None:
         """One more row of ``rounds.csv``."""
-        with (self.path / "rounds.csv").open("a") as file:
-            file.write(_csv([row], header=False))
+        files.append(self.path / "rounds.csv", _csv([row], header=False))
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
         """A CSV file."""
-        write_atomically(self.path / name, frame.to_csv(index=False))
+        files.write(self.path / name, frame.to_csv(index=False))
 
     def read_frame(self, name: str) -> pd.DataFrame:
         """A CSV file of the run."""

@@ -31,10 +31,10 @@ from rayfl.data import data_root as default_root
 from rayfl.data.events import Stage, build_stages
 from rayfl.data.remarks import remarks
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, DataError, RayflError
+from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
-from rayfl.runtime.driver import Driver, Event, Interrupted, block_rule
+from rayfl.runtime.driver import CHANGEABLE, Driver, Event, Interrupted, block_rule
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
@@ -128,8 +128,8 @@ def run(
     directory = RunDirectory.create(resolved)
     try:
         return _execute(resolved, directory, on_event)
-    except (ConfigError, DataError):
-        if directory.is_empty():  # refused before anything was trained
+    except (ConfigError, DataError, DiskError):
+        if directory.is_empty():  # nothing was trained
             shutil.rmtree(directory.path, ignore_errors=True)
         raise
 
@@ -149,7 +149,7 @@ def resume(
     """
     directory = RunDirectory.open(path)
     for text in overrides:
-        if text.split("=")[0].split(".")[0].strip() not in ("rounds", "execution", "output"):
+        if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise ConfigError(
                 text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
             )

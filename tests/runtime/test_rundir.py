@@ -18,7 +18,7 @@ from rayfl.models import ModelSpec
 from rayfl.runtime import session
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
-from rayfl.runtime.rundir import RunDirectory, write_atomically
+from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build, resume, run
 
 
@@ -99,30 +99,6 @@ def test_checkpoints_round_trip_and_only_the_newest_are_kept(tmp_path: Path) -> 
         np.testing.assert_array_equal(getattr(back, name), getattr(saved, name))
     np.testing.assert_array_equal(back.arrays["last"], saved.arrays["last"])
     assert back.tables["rounds"] == [{"round": 0, "loss": None}]
-
-
-def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
-    _checkpoint(1).save(tmp_path, keep=2)
-    (tmp_path / ".part-123").mkdir()
-    assert len(checkpoints(tmp_path)) == 1
-    (checkpoints(tmp_path)[0] / "arrays.safetensors").write_bytes(b"half")
-    with pytest.raises(RayflError, match="not a readable checkpoint"):
-        Checkpoint.load(checkpoints(tmp_path)[0])
-
-
-def test_atomic_writes_leave_the_old_file_when_they_fail(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "a.json"
-    write_atomically(path, "old")
-
-    def fail(descriptor: int) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_atomically(path, "new")
-    assert path.read_text() == "old"
 
 
 def plan(config: Config, available: Available) -> ResourcePlan:

@@ -1,0 +1,118 @@
+"""The boundary to the disk: all that a run writes passes here.
+
+Every change of the disk is announced to :data:`watch` first, which tests replace to inject faults. Every
+error of the disk becomes a :class:`~rayfl.errors.DiskError`, one line that names the path.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+from rayfl.errors import DiskError
+
+
+def _unwatched(action: str, path: Path) -> None:
+    pass
+
+
+watch: Callable[[str, Path], None] = _unwatched
+"""Called before each change of the disk with ``make``, ``write``, ``append``, ``sync``, ``rename`` or
+``remove``, and the path that will have been changed."""
+
+
+@contextlib.contextmanager
+def boundary(path: Path) -> Iterator[None]:
+    """What is done inside writes to ``path``.
+
+    Raises:
+        DiskError: if the disk is full, the folder gone, or the like.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DiskError(path, error.strerror or str(error)) from error
+    except SafetensorError as error:
+        raise DiskError(path, str(error)) from error
+
+
+def make(folder: Path, parents: bool = False) -> None:
+    """Make a folder, if it is not there; with ``parents`` those above it too."""
+    with boundary(folder):
+        watch("make", folder)
+        folder.mkdir(parents=parents, exist_ok=True)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around what writes a whole file; at the end it is on the disk."""
+    with boundary(path):
+        watch("write", path)
+        yield
+        sync(path)
+
+
+def write(path: Path, data: str | bytes) -> None:
+    """Write a file so that a reader or a crash never sees half of it."""
+    part = path.with_name(f".{path.name}.part{os.getpid()}")
+    with boundary(path):
+        try:
+            with writing(part):
+                part.write_bytes(data.encode() if isinstance(data, str) else data)
+            rename(part, path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink(missing_ok=True)
+            raise
+
+
+def append(path: Path, text: str, durably: bool = False) -> None:
+    """Add text to a file."""
+    with boundary(path):
+        watch("append", path)
+        with path.open("a") as file:
+            file.write(text)
+        if durably:
+            sync(path)
+
+
+def cut(path: Path, size: int) -> None:
+    """Take off what a file, which may not exist, holds beyond so many bytes."""
+    with boundary(path):
+        if path.is_file() and path.stat().st_size > size:
+            watch("write", path)
+            os.truncate(path, size)
+
+
+def sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    with boundary(path):
+        watch("sync", path)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file or folder another name; at the end that is on the disk. A file of this name is replaced."""
+    with boundary(new):
+        watch("rename", new)
+        old.replace(new)
+        sync(new.parent)
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder, if there is one."""
+    with boundary(path):
+        watch("remove", path)
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)

@@ -1,0 +1,270 @@
+"""The boundary to the disk, and checkpoints: crash before every change, flip a bit, fill the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from rayfl.algorithms import ServerState
+from rayfl.errors import ConfigError, DiskError, RayflError
+from rayfl.runtime import files
+from rayfl.runtime.checkpoint import Checkpoint, Damaged, checkpoints
+from rayfl.runtime.driver import Event
+from rayfl.runtime.session import Result, resume, run
+from tests.runtime.conftest import METHODS
+from tests.runtime.test_same_everywhere import assert_same
+
+
+class Crash(BaseException):
+    """The machine goes down."""
+
+
+class Disk:
+    """Counts the changes of the disk and fails at one of them.
+
+    Args:
+        at: which change fails (0-based); -1 for none.
+        error: how; a crash also cuts in half what was written and not synced.
+    """
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, at: int = -1, error: BaseException | None = None
+    ) -> None:
+        self.at, self.error = at, error or Crash()
+        self.log: list[tuple[str, Path]] = []
+        monkeypatch.setattr(files, "watch", self.watch)
+
+    def watch(self, action: str, path: Path) -> None:
+        if len(self.log) == self.at:
+            if isinstance(self.error, Crash):
+                self._undo()
+            raise self.error
+        self.log.append((action, path))
+
+    def _undo(self) -> None:
+        for place, (action, path) in enumerate(self.log):
+            synced = any(what == "sync" and other == path for what, other in self.log[place + 1 :])
+            if action == "write" and not synced and path.is_file():
+                os.truncate(path, path.stat().st_size // 2)
+
+
+@pytest.fixture
+def small(settings: dict[str, Any]) -> dict[str, Any]:
+    """Two rounds with all kinds of files."""
+    output = {**settings["output"], "checkpoint_every": 1, "keep_checkpoints": 1, "tensorboard": True}
+    method = "mt_hfl, scaffold"
+    return {**settings, "algorithm": method, **METHODS[method], "rounds": 2, "output": output}
+
+
+def _changes(small: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> tuple[Result, int]:
+    with monkeypatch.context() as patch:
+        disk = Disk(patch)
+        return run(small), len(disk.log)
+
+
+def _run(tmp_path: Path) -> Path:
+    (path,) = sorted(tmp_path.glob("t-*"), key=lambda p: p.stat().st_mtime)[-1:]
+    return path
+
+
+@pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_crash_before_any_change_of_the_disk_loses_nothing(
+    part: int, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of every seventh change, and with ``slow`` of all of them: crash, resume, compare."""
+    expected, changes = _changes(small, monkeypatch)
+    assert changes > 40
+    for at in range(changes):
+        if (at % 7 == 3) == bool(part):
+            continue
+        for other in tmp_path.glob("t-*"):
+            if other != expected.path:
+                shutil.rmtree(other)
+        with monkeypatch.context() as patch:
+            Disk(patch, at)
+            with pytest.raises(Crash):
+                run(small)
+        left = [path for path in tmp_path.glob("t-*") if path != expected.path]
+        if left and (left[0] / "config.yaml").is_file():
+            assert_same(expected, resume(left[0]))
+            assert not [p for p in left[0].rglob(".part*") if p.is_dir()]
+
+
+@pytest.mark.parametrize("at", [2, 9, 25, -9])
+def test_a_full_disk_ends_a_run_in_one_line_and_the_run_goes_on_when_there_is_room(
+    at: int, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected, changes = _changes(small, monkeypatch)
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    events: list[Event] = []
+    with monkeypatch.context() as patch:
+        disk = Disk(patch, at % changes, full)
+
+        def watch(action: str, path: Path) -> None:
+            if len(disk.log) >= disk.at and action in ("write", "append", "make"):
+                raise full  # and it stays full
+            disk.log.append((action, path))
+
+        patch.setattr(files, "watch", watch)
+        with pytest.raises(DiskError, match="cannot be written: No space left on device") as raised:
+            run(small, on_event=events.append)
+    assert "\n" not in str(raised.value)
+    left = [path for path in tmp_path.glob("t-*") if path != expected.path]
+    if left:
+        assert events[-1].kind == "stopped"
+        assert_same(expected, resume(left[0]))
+
+
+def test_a_run_whose_directory_is_deleted_ends_in_one_line(settings: dict[str, Any], tmp_path: Path) -> None:
+    def delete(event: Event) -> None:
+        if event.kind == "round":
+            shutil.rmtree(_run(tmp_path))
+
+    with pytest.raises(DiskError, match="No such file"):
+        run(settings, on_event=delete)
+
+
+# -- checkpoints -------------------------------------------------------------------------------------------
+
+
+def _checkpoint(round: int, **changes: Any) -> Checkpoint:
+    state = ServerState(round, 2, np.array([0, 1, 1]), True, {"memory": np.arange(3.0)})
+    rows = [{"round": r, "loss": float(r)} for r in range(round)]
+    values: dict[str, Any] = {
+        "state": state,
+        "models": np.full((2, 4), round, np.float32),
+        "state_clients": np.array([1, 2]),
+        "state_rows": np.zeros((2, 3), np.float32),
+        "vectors": np.full((2, 5), 7, np.float32),
+        "update_clients": np.array([2]),
+        "update_rows": np.full((1, 4), 8, np.float32),
+        "arrays": {"last": np.array([np.nan, 1.0])},
+        "tables": {"rounds": rows, "seconds": 1.5},
+        "settings": {"seed": 3},
+    }
+    return Checkpoint(**{**values, **changes})
+
+
+def _flip(path: Path, place: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * place)] ^= 1
+    path.write_bytes(bytes(data))
+
+
+def test_what_a_checkpoint_costs_does_not_grow_with_the_rounds(tmp_path: Path) -> None:
+    sizes = []
+    for number in range(1, 40):
+        path = _checkpoint(number).save(tmp_path, keep=2)
+        sizes.append(sum(p.stat().st_size for p in path.iterdir()))
+    assert max(sizes) - min(sizes) < 16  # digits of numbers
+    assert Checkpoint.load(checkpoints(tmp_path)[0]).tables["rounds"] == _checkpoint(38).tables["rounds"]
+    assert Checkpoint.load(checkpoints(tmp_path)[1]).tables == _checkpoint(39).tables
+
+
+@pytest.mark.parametrize("name", ["arrays.safetensors", "updates-0000000.safetensors", "state.json"])
+@pytest.mark.parametrize("place", [0.02, 0.5, 0.98])
+def test_a_flipped_bit_is_found_and_the_older_checkpoint_is_taken(
+    name: str, place: float, tmp_path: Path
+) -> None:
+    for number in (1, 2):
+        _checkpoint(number).save(tmp_path, keep=2)
+    _flip(tmp_path / "round-00002" / name, place)
+    with pytest.raises(Damaged, match=f"damaged .{name} is not what was written"):
+        Checkpoint.load(tmp_path / "round-00002")
+    found, wrong = Checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.state.round == 1
+    assert "going back to round-00001" in wrong[0]
+    _checkpoint(2).save(tmp_path, keep=1)  # the damaged one does not count as the newest
+    again, wrong = Checkpoint.newest(tmp_path)
+    assert again is not None
+    assert again.state.round == 2
+    assert not wrong
+
+
+def test_a_flipped_bit_in_the_history_is_found(tmp_path: Path) -> None:
+    for number in (1, 20):
+        _checkpoint(number).save(tmp_path, keep=2)
+    _flip(tmp_path / "history" / "rounds.jsonl", 0.8)
+    found, wrong = Checkpoint.newest(tmp_path)
+    assert found is not None
+    assert found.state.round == 1
+    assert len(wrong) == 1
+
+
+@pytest.mark.parametrize("damage", ["manifest", "format", "file", "all"])
+def test_what_is_no_checkpoint_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
+    path = _checkpoint(1).save(tmp_path, keep=2)
+    manifest = path / "manifest.json"
+    if damage == "manifest":
+        manifest.unlink()
+    elif damage == "format":
+        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1}))
+    elif damage == "file":
+        (path / "arrays.safetensors").unlink()
+    else:
+        for file in path.iterdir():
+            file.write_bytes(b"half")
+    with pytest.raises(RayflError, match="not a readable checkpoint") as raised:
+        Checkpoint.newest(tmp_path)
+    assert "\n" not in str(raised.value)
+
+
+def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
+    _checkpoint(1).save(tmp_path, keep=2)
+    (tmp_path / ".part-123").mkdir()
+    assert len(checkpoints(tmp_path)) == 1
+
+
+def test_one_that_is_replaced_by_another_of_its_round_is_there_until_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``keep_checkpoints: 1`` nothing else is left."""
+    _checkpoint(1).save(tmp_path, keep=1)
+    with monkeypatch.context() as patch:
+        disk = Disk(patch)
+        _checkpoint(1).save(tmp_path, keep=1)
+    for at in range(len(disk.log)):
+        with monkeypatch.context() as patch, contextlib.suppress(Crash):
+            Disk(patch, at)
+            _checkpoint(1).save(tmp_path, keep=1)
+        found, _ = Checkpoint.newest(tmp_path)
+        assert found is not None
+        assert found.state.round == 1
+
+
+def test_a_run_goes_on_only_with_the_settings_that_it_was_begun_with(settings: dict[str, Any]) -> None:
+    path = run(settings).path
+    changed = yaml.safe_load((path / "config.yaml").read_text()) | {"rounds": 5}
+    (path / "config.yaml").write_text(yaml.safe_dump({**changed, "seed": 4}))
+    with pytest.raises(ConfigError, match=r"seed: is 4, but the run was begun with 3; put it back"):
+        resume(path)
+    (path / "config.yaml").write_text(yaml.safe_dump(changed))
+    assert resume(path).summary["rounds"] == 5
+
+
+def test_atomic_writes_leave_the_old_file_when_they_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "a.json"
+    files.write(path, "old")
+    with monkeypatch.context() as patch:
+        disk = Disk(patch)
+        files.write(path, "same")
+    files.write(path, "old")
+    for at in range(len(disk.log) - 1):  # behind the last but one it is renamed
+        with monkeypatch.context() as patch:
+            Disk(patch, at, OSError("full"))
+            with pytest.raises(DiskError, match="full"):
+                files.write(path, "new")
+        assert path.read_text() == "old"
+        assert list(tmp_path.iterdir()) == [path]
