@@ -98,6 +98,7 @@ class Driver:
             tolerate=config.execution.tolerate_failures,
             batch_size=config.evaluation.batch_size,
         )
+        self._nothing = self.servers.snapshot()
         self.records = self._blank()
         self._enter(0)
         self._observations: dict[Observation, Ref] = {}
@@ -188,7 +189,8 @@ class Driver:
         self.backend.forget()
         self.records.close()
         self.records = self._blank()
-        self.servers.vectors, self.servers.states, self.servers.updates = [], ClientStates(), ClientStates()
+        self.servers.restore(self._nothing)
+        self._nothing = self.servers.snapshot()
         self._enter(0)
         self._begun, self._seconds_before = time.perf_counter(), 0.0
         self.emit(Event("note", {"text": f"{error}: going back to the last checkpoint"}))
