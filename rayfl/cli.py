@@ -252,11 +252,12 @@ KINDS = (*PARTS, "coresets", "presets")
 @app.command("list")
 def list_parts(
     kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}; all if left out")] = "",
+    name: Annotated[str, typer.Argument(help="a preset: show all its deviations from its paper")] = "",
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON schema of config files, for editors")
     ] = False,
 ) -> None:
-    """List methods, all other parts that have names, and the presets, one line each."""
+    """List methods, all other parts that have names, and the presets, one line each; or one preset whole."""
     from rayfl import config
     from rayfl.settings import discover, summary
 
@@ -265,9 +266,14 @@ def list_parts(
         return
     if kind and kind not in KINDS:
         raise ConfigError("list", f"no such kind {kind!r}", nearest(kind, KINDS))
+    if name:
+        if kind != "presets":
+            raise ConfigError("list", f"shows no more of {kind} than a line each", "leave the name out")
+        _show_preset(name)
+        return
     for title in KINDS if not kind else (kind,):
         if title == "presets":
-            entries = {name: config.describe_preset(path) for name, path in config.presets().items()}
+            entries = {name: _preset_line(path) for name, path in config.presets().items()}
         elif title == "coresets":
             entries = {name: summary(module) for name, module in _coresets().items()}
         else:
@@ -279,6 +285,43 @@ def list_parts(
         for name, line in entries.items():
             table.add_row(f"[bold]{name}[/bold]", escape(line.replace("``", "")))
         out.print(table)
+
+
+def _preset_line(path: Path) -> str:
+    """What a preset is, and how many settings are not its paper's."""
+    from rayfl import config
+    from rayfl.paper import deviations
+
+    found = len(deviations(config.paper_of(path), config.load(path).to_dict()))
+    count = f"; {found} setting{'s' * (found > 1)} not the paper's" if found else ""
+    return f"{config.describe_preset(path)}{count}"
+
+
+def _show_preset(name: str) -> None:
+    """All that a preset says of its paper: what is other here and why, and what the paper leaves open."""
+    from rayfl import config
+    from rayfl.paper import deviations, value
+
+    path = config.presets().get(name)
+    if path is None:
+        raise ConfigError(name, "no such preset", nearest(name, config.presets()))
+    paper, settings = config.paper_of(path), config.load(path).to_dict()
+    _say(f"{name}: {config.describe_preset(path)}\npaper: {paper.source}")
+    differing = deviations(paper, settings)
+    table = Table(title="not as in the paper", title_justify="left")
+    for column in ("setting", "paper", "here", "why"):
+        table.add_column(column, overflow="fold")
+    for each in differing:
+        here = str(each.here)
+        here = here if len(here) < 60 else f"see {path.name}"
+        table.add_row(each.setting, escape(str(each.paper)), escape(here), escape(each.why))
+    if differing:
+        out.print(table)
+    as_stated = [setting for setting in paper.settings if setting not in {each.setting for each in differing}]
+    if as_stated:
+        _say(f"as in the paper: {', '.join(f'{key} {value(settings, key)}' for key in as_stated)}")
+    for setting, note in paper.open.items():
+        _say(f"left open by the paper: {setting}: {note}")
 
 
 def _coresets() -> dict[str, ModuleType]:

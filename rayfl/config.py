@@ -26,6 +26,7 @@ from rayfl.errors import ConfigError, nearest
 from rayfl.local import OBJECTIVES, LocalObjective
 from rayfl.models import MODELS, Model
 from rayfl.ordering import ORDERINGS, Ordering
+from rayfl.paper import Paper
 from rayfl.sampling import SAMPLINGS, Sampling
 from rayfl.settings import Section, choice, part_name
 from rayfl.training import Training
@@ -261,6 +262,21 @@ def describe_preset(path: Path) -> str:
     return path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
 
 
+def paper_of(path: Path) -> Paper:
+    """The ``paper:`` block of a preset, or of another YAML file.
+
+    Raises:
+        ConfigError: if there is none, or if it is none; one line.
+    """
+    block = _read_yaml(path).get("paper")
+    try:
+        return Paper.model_validate(block)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("paper", *first["loc"])))
+        raise ConfigError(f"{path}: {where}", first["msg"], "see the block of a preset") from None
+
+
 def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
     """Read, complete and validate a configuration.
 
@@ -292,10 +308,15 @@ def reload(path: Path) -> Config:
 
 
 def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
+    """The settings of a source, without what it says of a paper."""
     if isinstance(source, Config):
         return source.to_dict()
-    if isinstance(source, Mapping):
-        return dict(source)
+    settings = dict(source) if isinstance(source, Mapping) else _read_yaml(source)
+    settings.pop("paper", None)
+    return settings
+
+
+def _read_yaml(source: str | Path) -> dict[str, Any]:
     path = Path(source)
     if str(source) in presets():
         path = presets()[str(source)]
@@ -635,7 +656,9 @@ def _flat_args(annotation: Any) -> list[Any]:
 
 def json_schema() -> dict[str, Any]:
     """The JSON schema of a config file, for editors (``rayfl list --schema``)."""
-    return Config.model_json_schema()
+    schema = Config.model_json_schema()
+    schema["properties"]["paper"] = Paper.model_json_schema()
+    return schema
 
 
 def _algorithm(settings: Mapping[str, Any]) -> type[Algorithm] | None:

@@ -112,3 +112,22 @@ def test_the_table_of_the_thesis_can_be_run_as_it_stands(script: ModuleType) -> 
     assert by_label["SOLO, same work"].rounds * 100 == by_label["FedAvg"].rounds * 10
     with pytest.raises(ConfigError, match="rounds"):
         script.rows(read, [0], ["CFL"], ["rounds=0"])
+
+
+def test_the_thesis_hyper_parameters_can_be_run_as_they_stand(script: ModuleType) -> None:
+    """Tables 3.19 and 3.20: momentum 0.9 for the global methods, 0.5 and the rate 0.01 for the others."""
+    made = script.rows(script.read(BASELINES / "thesis_fmnist.yaml"), [0], [], [])
+    training = {row.config.algorithm.name: row.config.training for row in made}
+    assert {each.epochs for each in training.values()} == {10}
+    assert {each.batch_size for each in training.values()} == {10}
+    assert {each.weight_decay for each in training.values()} == {0}
+    assert {row.config.rounds for row in made} == {200}
+    momenta = {name: each.momentum for name, each in training.items()}
+    of_all = dict.fromkeys(("fedavg", "fedprox", "fednova", "scaffold"), 0.9)
+    of_each = dict.fromkeys(("solo", "lg_fedavg", "ifca", "cfl", "pacfl"), 0.5)
+    assert momenta == {**of_all, **of_each, "per_fedavg": 0}
+    tuned = {*of_all, "cfl"}
+    rates = {row.config.training.lr for row in made if row.config.algorithm.name not in tuned}
+    assert rates == {0.01}
+    for name in tuned:
+        assert {row.config.training.lr for row in made if row.config.algorithm.name == name} == {0.01, 0.001}

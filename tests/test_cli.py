@@ -223,6 +223,25 @@ def test_list_one_kind(rayfl, kind, inside, outside):
         assert len(line.split(maxsplit=1)) == 2, f"nothing is said about {line}"
 
 
+def test_list_says_of_a_preset_what_is_not_the_papers_and_why(rayfl):
+    line = " ".join(rayfl("list", "presets").out.split())
+    assert "(Sattler et al., Figure 8); 1 setting not the paper's" in line
+    answer = rayfl("list", "presets", "pacfl-fmnist")
+    assert answer.code == 0
+    assert "paper: Vahidian's thesis, Table 3.8" in answer.out
+    row = next(line for line in answer.out.splitlines() if line.startswith("│ rounds"))
+    assert [cell.strip() for cell in row.split("│")[1:4]] == ["rounds", "200", "30"]
+    assert "partition.rho 0.2" in answer.out
+    assert "left open by the paper: clustering.proximity: " in answer.out
+
+
+def test_list_of_one_thing_is_for_presets(rayfl):
+    assert rayfl("list", "presets", "pacfl").err.startswith("error: pacfl: no such preset; did you mean")
+    answer = rayfl("list", "models", "lenet5")
+    assert answer.code == 2
+    assert answer.err == "error: list: shows no more of models than a line each; leave the name out\n"
+
+
 def test_list_schema_is_json(rayfl):
     import json
 
