@@ -51,7 +51,8 @@ class Samples:
             *virtual id* ``v * n + i``; without maps ids are plain indices. Whoever reads samples by the
             ids of clients does so through :meth:`inputs`, :meth:`labels`, :meth:`targets` and
             :meth:`domains`.
-        scaling: how models take the inputs; None: with :meth:`rayfl.data.scaling.Scaling.of` these samples.
+        scaling: how models take the inputs (:meth:`Dataset.normalised`); None: images with their own mean
+            and deviation, all else as it is.
 
     Raises:
         DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.

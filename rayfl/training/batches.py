@@ -15,8 +15,9 @@ class Batches:
 
     def __init__(self, samples: Samples, device: torch.device) -> None:
         self.samples, self.device = samples, device
-        scaling = samples.scaling or Scaling.of(samples)
-        shape = (-1, 1, 1) if samples.x_train.ndim == 4 else (-1,)
+        images = samples.x_train.ndim == 4
+        scaling = samples.scaling or (Scaling.of if images else Scaling.none)(samples)
+        shape = (-1, 1, 1) if images else (-1,)
         mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (scaling.mean, scaling.std))
         self._slope = (scaling.factor / std).to(torch.float32).to(device)
         self._shift = (mean / std).to(torch.float32).to(device)
