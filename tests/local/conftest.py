@@ -68,7 +68,7 @@ class Problem:
         return {
             "rounds": 1,
             "seed": 4,
-            "data": {"name": "npz", "path": str(self.file)},
+            "data": {"name": "npz", "path": str(self.file), "normalise": "none"},
             "partition": {"name": "tasks", "tasks": tasks, "validation": 0.0},
             "model": "linear",
             "training": {"epochs": 2, "batch_size": 100, "lr": ETA, "engine": "loop"},
