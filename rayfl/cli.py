@@ -110,10 +110,11 @@ def _short(path: Path) -> Path:
 
 def _show_plan(config: Config) -> None:
     from rayfl.runtime import session
+    from rayfl.runtime.connection import this_machine
 
     session.check(config)
     stages, host = session.build(config)
-    plan = session.arithmetic(config, stages[0].federation, host, session.this_machine())
+    plan = session.arithmetic(config, stages[0].federation, host, this_machine())
     _say(config.to_yaml().rstrip())
     for line in plan.lines():
         _say(f"# {line}")
@@ -407,8 +408,8 @@ def bench(
 def doctor() -> None:
     """Show what rayfl would run on: versions, cores, memory, GPUs, Ray, datasets."""
     from rayfl.data import DATASETS, data_root
+    from rayfl.runtime.connection import ray_status
     from rayfl.runtime.environment import machine, versions
-    from rayfl.runtime.session import ray_status
 
     table = Table(box=None, show_header=False, padding=(0, 2))
     facts: dict[str, Any] = {**machine(), **versions()}

@@ -106,6 +106,11 @@ class Execution(Section):
         "auto",
         description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
     )
+    wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="seconds to wait until the cluster has room for the actors (for one, with actors: auto); "
+        "auto: 900 where nodes are started when needed, else 5",
+    )
     deadline: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
         description="seconds for which a process may be silent before it is killed and its work done again; "

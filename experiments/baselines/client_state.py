@@ -73,9 +73,10 @@ def measure(
 
 def resume(path: Path) -> dict[str, Any]:
     """Start the run again from its checkpoint and do one round."""
+    from rayfl.runtime.connection import connect, this_cluster, this_machine
     from rayfl.runtime.driver import Driver
     from rayfl.runtime.rundir import RunDirectory
-    from rayfl.runtime.session import arithmetic, build, connect, make_backend, this_cluster, this_machine
+    from rayfl.runtime.session import arithmetic, build, make_backend
 
     directory = RunDirectory.open(path)
     config = directory.config

@@ -34,10 +34,11 @@ from rayfl.config import load
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.runtime.connection import connect
 from rayfl.runtime.driver import Driver, Event
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build, connect
+from rayfl.runtime.session import build
 
 
 def own_bytes(pid: int) -> int:

@@ -18,9 +18,10 @@ import psutil
 
 from rayfl.bench.naive import NaiveFedAvg
 from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.runtime.connection import available, connect
 from rayfl.runtime.driver import Driver, Event
 from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import arithmetic, available, build, connect, make_backend
+from rayfl.runtime.session import arithmetic, build, make_backend
 
 Say = Callable[[str], None]
 

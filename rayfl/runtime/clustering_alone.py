@@ -28,6 +28,7 @@ from rayfl.evaluation import Transfer
 from rayfl.runtime import files, session
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend
+from rayfl.runtime.connection import available, connect
 from rayfl.runtime.driver import block_rule
 from rayfl.runtime.rundir import clean
 from rayfl.runtime.servers import Round, Servers
@@ -117,8 +118,8 @@ def _cluster(config: Config) -> Alone:
     stages, host = session.build(config)
     federation = stages[0].federation
     if config.execution.backend == "ray":
-        session.connect(config)
-    plan = session.arithmetic(config, federation, host, session.available(config))
+        connect(config)
+    plan = session.arithmetic(config, federation, host, available(config))
     backend = session.make_backend(config, plan)
     try:
         backend.start(backend.put(tuple(stage.federation for stage in stages)), host)

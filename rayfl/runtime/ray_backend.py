@@ -29,6 +29,9 @@ from rayfl.runtime.jobs import HostSpec, TrainJob
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
 from rayfl.runtime.remote import ServerActor, Whereabouts, acknowledge, whereabouts
 
+_TASK = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
+"""A remote task. Ray keeps each function that is made one for good: one for all."""
+
 
 def settle() -> None:
     """Have the garbage collector pass over all objects that there are now. For processes of rayfl's own."""
@@ -222,8 +225,7 @@ class RayBackend(Backend):
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
-        task = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
-        return self._submit(lambda: task.remote(function, *self._current(args)), None)[0]
+        return self._submit(lambda: _TASK.remote(function, *self._current(args)), None)[0]
 
     @override
     def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-import os
 import queue
 import shutil
 import signal
-import socket
 import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import ray
 import torch
-from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -34,29 +28,24 @@ from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
+from rayfl.runtime.connection import available, await_room, connect
 from rayfl.runtime.driver import CHANGEABLE, Driver, Event, Interrupted, block_rule
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend, settle
 from rayfl.runtime.remote import Whereabouts, whereabouts
-from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
+from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.training import choose_engine
 
 Listener = Callable[[Event], None]
-
-_NODES_TIMEOUT = 900.0
-"""Seconds to wait for the nodes of an autoscaler."""
 
 _DRIVER_DEADLINE = 300.0
 """Seconds for which the driver may be silent; it answers while it trains, so a busy machine is no reason."""
 
 _MAX_DRIVER_DEATHS = 3
 """How often the driver may die without a further round."""
-
-_RELEASE_TIMEOUT = 5.0
-"""Seconds to wait for CPUs and GPUs that something else in the cluster holds or held."""
 
 
 @dataclass(frozen=True)
@@ -248,79 +237,6 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     return plan_resources(config, federation.clients, block, host.spec.P, size, available)
 
 
-def this_machine() -> Available:
-    """What this machine has."""
-    node = Node(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
-    return Available((node,), float(psutil.virtual_memory().available))
-
-
-def this_cluster() -> Available:
-    """What the connected Ray cluster has free, node by node."""
-    return _nodes(ray.state.available_resources_per_node().values())
-
-
-def _nodes(resources: Iterable[Mapping[str, float]]) -> Available:
-    each = list(resources)
-    nodes = tuple(Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in each)
-    return Available(nodes, sum(node.get("memory", 0.0) for node in each))
-
-
-def available(config: Config) -> Available:
-    """What a run may use: this machine, or what the connected Ray cluster has free.
-
-    What actors of a run before held comes back a moment after they end, so where the free part has no room
-    for the actors that the whole cluster could hold, this waits for it for some seconds.
-    """
-    e = config.execution
-    if e.backend == "inline":
-        return this_machine()
-    whole = _nodes(node["Resources"] for node in ray.nodes() if node["Alive"])
-    wanted = whole.room(e.cpus_per_actor, e.gpus_per_actor)
-    if isinstance(e.actors, int) and e.clients_per_actor is None:
-        wanted = min(wanted, e.actors)
-    until = time.monotonic() + _RELEASE_TIMEOUT
-    while (free := this_cluster()).room(e.cpus_per_actor, e.gpus_per_actor) < wanted:
-        if time.monotonic() > until:
-            break
-        time.sleep(0.05)
-    return free
-
-
-def connect(config: Config) -> None:
-    """Connect to Ray: as the config says, else as the environment (a submitted job), else start it here."""
-    if ray.is_initialized():
-        return
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
-    address = config.execution.address
-    try:
-        _reach(address or os.environ.get("RAY_ADDRESS", ""))
-        if address is not None:
-            ray.init(address=address, **quiet)
-        elif "RAY_ADDRESS" in os.environ:
-            ray.init(**quiet)
-        else:
-            ray.init(address="local", include_dashboard=False, **quiet)
-    except Exception as error:  # Ray raises bare Exceptions where it cannot start
-        line = str(error).strip().split("\n")[0] or type(error).__name__
-        if address is not None or "RAY_ADDRESS" in os.environ:
-            where = "RAY_ADDRESS" if address is None else "execution.address"
-            raise ConfigError(where, line) from None
-        advice = "'rayfl doctor' shows what is there, execution.backend=inline runs without Ray"
-        raise RayflError(f"Ray does not start on this machine: {line}; {advice}") from None
-
-
-def _reach(address: str) -> None:
-    """Ray itself tries an address at which nobody answers for minutes."""
-    host, _, port = address.rpartition(":")
-    if host and "/" not in host and port.isdigit():
-        try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
-        except OSError as error:
-            raise ConnectionError(f"nothing answers at {address} ({error})") from None
-
-
 def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
     with directory.locked():
         if config.execution.backend == "ray":
@@ -409,30 +325,8 @@ class DriverActor:
         return whereabouts()
 
 
-def _await_nodes(config: Config, listen: Listener, stop: threading.Event) -> None:
-    """On a cluster of ``ray up``: ask its autoscaler for the actors that the config names, and wait."""
-    e = config.execution
-    if e.actors == "auto" or not (Path.home() / "ray_bootstrap_config.yaml").is_file():
-        return
-    bundle = {"CPU": e.cpus_per_actor} | ({"GPU": e.gpus_per_actor} if e.gpus_per_actor else {})
-    until, told = time.monotonic() + _NODES_TIMEOUT, False
-    while not stop.is_set() and time.monotonic() < until:
-        room = this_cluster().room(e.cpus_per_actor, e.gpus_per_actor)
-        if room >= e.actors:
-            break
-        if not told:
-            request_resources(bundles=[bundle] * e.actors)
-            listen(
-                Event("note", {"text": f"waiting for nodes: there is room for {room} of {e.actors} actors"})
-            )
-            told = True
-        stop.wait(1.0)
-    if told:
-        request_resources(bundles=[])  # the actors hold the nodes from now on; later they may go
-
-
 def _execute_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
-    _await_nodes(config, listen, stop)
+    await_room(config, lambda text: listen(Event("note", {"text": text})), stop)
     deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
     deaths, reached = 0, -1
     while True:
@@ -511,12 +405,3 @@ def _signals(stop: threading.Event) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def ray_status() -> str:
-    """Whether a Ray cluster is there to connect to, in a line; starts nothing."""
-    if ray.is_initialized():
-        resources = ray.cluster_resources()
-        return f"connected: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
-    address = os.environ.get("RAY_ADDRESS")
-    return f"RAY_ADDRESS={address}" if address else "none running; 'rayfl run' starts a local one by itself"

@@ -15,7 +15,7 @@ from rayfl.algorithms import ServerState
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
 from rayfl.models import ModelSpec
-from rayfl.runtime import session
+from rayfl.runtime import connection
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.runtime.rundir import RunDirectory
@@ -172,19 +172,19 @@ def test_a_run_waits_for_what_the_one_before_gives_back(
     """Two CPUs, of which none, then one, then both are free again."""
     free = iter([0.0, 1.0, 2.0])
     nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0}}]
-    monkeypatch.setattr(session.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(session, "this_cluster", lambda: Available((Node(next(free), 0.0),), 1e12))
+    monkeypatch.setattr(connection.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(connection, "this_cluster", lambda: Available((Node(next(free), 0.0),), 1e12))
     config = load(
         settings, ["execution.backend=ray", "execution.block_size=auto", f"execution.actors={actors}"]
     )
-    assert session.available(config).cpus == looks - 1
+    assert connection.available(config).cpus == looks - 1
 
 
 def test_a_run_does_not_wait_for_ever(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session, "_RELEASE_TIMEOUT", 0.1)
-    monkeypatch.setattr(session.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
-    monkeypatch.setattr(session, "this_cluster", lambda: Available((Node(1.0, 0.0),), 1e12))
-    assert session.available(load(settings, ["execution.backend=ray"])).cpus == 1
+    monkeypatch.setattr(connection, "_RELEASE_TIMEOUT", 0.1)
+    monkeypatch.setattr(connection.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
+    monkeypatch.setattr(connection, "this_cluster", lambda: Available((Node(1.0, 0.0),), 1e12))
+    assert connection.available(load(settings, ["execution.backend=ray"])).cpus == 1
 
 
 @pytest.mark.parametrize(("rise", "again"), [("null", False), ("1e-9", True), ("1e9", False)])

@@ -1,0 +1,165 @@
+"""The connection to Ray: tokens, folders of universities, waiting for room."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayfl.config import load
+from rayfl.errors import ConfigError
+from rayfl.runtime import connection
+from rayfl.runtime.connection import await_room, short_folder
+from rayfl.runtime.resources import Available, Node
+from rayfl.runtime.session import run
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("there", [False, True])
+def test_nobody_else_can_read_the_token(there: bool, tmp_path: Path) -> None:
+    path = tmp_path / ".ray" / "auth_token"
+    if there:
+        path.parent.mkdir()
+        path.write_text("the user's own")
+        path.chmod(0o644)
+    connection._guard_token(path)
+    assert _mode(path) == 0o600
+    assert path.read_text() == "the user's own" if there else len(path.read_text()) == 64
+
+
+@pytest.mark.parametrize("own", ["/scratch/" + "x" * 60, "/tmp/höhe"])
+def test_ray_gets_a_short_folder(own: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", own)
+    assert short_folder(tmp_path) == str(tmp_path / f"rayfl-{os.getuid()}")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match="set RAY_TMPDIR to a short folder"):
+        short_folder()
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    assert short_folder() is None
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["a-long-name-of-a-job-on-a-cluster" * 3, "Übungsgruppe"])
+def test_a_run_with_a_folder_that_ray_does_not_take(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**settings, "rounds": 1, "execution": {"actors": 1}}))
+    hidden = ("RAY_ADDRESS", "RAY_TMPDIR")
+    environment = {k: v for k, v in os.environ.items() if k not in hidden} | {"TMPDIR": str(folder)}
+    command = [sys.executable, "-m", "rayfl.cli", "run", str(file)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-1000:]
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What an autoscaler was asked for."""
+    calls: list[int] = []
+    monkeypatch.setattr(connection, "request_resources", lambda bundles: calls.append(len(bundles)))
+    return calls
+
+
+def _room(monkeypatch: pytest.MonkeyPatch, *rooms: int) -> None:
+    left = list(rooms)
+
+    def now() -> Available:
+        return Available((Node(float(left.pop(0) if len(left) > 1 else left[0]), 0.0),), 1e12)
+
+    monkeypatch.setattr(connection, "this_cluster", now)
+
+
+@pytest.mark.parametrize(("actors", "wanted"), [("4", 4), ("auto", 1)])
+def test_a_run_waits_for_room_and_asks_an_autoscaler(
+    actors: str, wanted: int, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    _room(monkeypatch, 0, 0, wanted)
+    stop, said = threading.Event(), []
+    monkeypatch.setattr(stop, "wait", lambda seconds: False)
+    await_room(load({}, [f"execution.actors={actors}", "execution.wait=60"]), said.append, stop)
+    assert asked == [wanted, 0]
+    assert said == [f"waiting for nodes: there is room for 0 of {wanted} actors (at most 60 s)"]
+
+
+def test_waiting_ends_when_the_run_is_asked_to_stop(
+    monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    _room(monkeypatch, 0)
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
+    await_room(load({}, ["execution.actors=4", "execution.wait=1e9"]), lambda text: None, stop)
+    assert stop.is_set()
+
+
+@pytest.mark.parametrize("autoscaler", [True, False])
+def test_without_an_autoscaler_nobody_waits_long(
+    autoscaler: bool, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    """Whichever it is: Ray's own monitor writes its state where everybody can see it."""
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    status = b"{}" if autoscaler else None
+    monkeypatch.setattr(connection, "_internal_kv_get", lambda key: status)
+    monkeypatch.setattr(Path, "home", lambda: Path("/nowhere"))
+    monkeypatch.delenv("KUBERAY_GEN_RAY_START_CMD", raising=False)
+    _room(monkeypatch, 0)
+    stop = threading.Event()
+
+    def pass_time(seconds: float) -> bool:
+        now[0] += seconds
+        return False
+
+    monkeypatch.setattr(stop, "wait", pass_time)
+    await_room(load({}, ["execution.actors=4"]), lambda text: None, stop)
+    assert (now[0] > 800) == autoscaler
+    assert bool(asked) == autoscaler
+
+
+@pytest.mark.ray
+def test_a_second_run_queues_behind_what_holds_the_cluster(
+    settings: dict[str, Any], ray_cluster: None
+) -> None:
+    import ray
+
+    holder = ray.remote(num_cpus=4)(threading.Event).remote()
+    ray.get(holder.is_set.remote())
+    notes: list[str] = []
+
+    def release(event: Any) -> None:
+        if event.kind == "note":
+            notes.append(event.data["text"])
+            if "waiting for nodes" in notes[-1]:
+                ray.kill(holder)
+
+    execution = {"backend": "ray", "actors": 2, "cpus_per_actor": 2, "block_size": 2, "wait": 300}
+    found = run({**settings, "execution": execution}, on_event=release)
+    assert notes[0] == "waiting for nodes: there is room for 0 of 2 actors (at most 300 s)"
+    assert found.summary["models_sha256"] == run(settings).summary["models_sha256"]
+
+
+def test_a_cluster_that_does_not_let_one_in_is_named_with_what_may_be_wrong(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: object) -> None:
+        raise RuntimeError("Failed to get cluster ID from GCS server\nmore")
+
+    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("ray.init", refuse)
+    monkeypatch.setattr(connection, "_reach", lambda address: None)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    with pytest.raises(ConfigError, match=r"execution.address: Failed to get.*set RAY_AUTH_MODE=token"):
+        run(settings, ["execution.backend=ray", "execution.address=10.0.0.1:6379"])
