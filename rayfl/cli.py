@@ -69,7 +69,7 @@ def run(
 
 
 def _run_all(configs: list[Config]) -> None:
-    from rayfl.display import Display, closing_table
+    from rayfl.display import Display, closing
     from rayfl.report import write_comparison
     from rayfl.runtime import session
 
@@ -82,7 +82,7 @@ def _run_all(configs: list[Config]) -> None:
             results.append(session.run(config, on_event=display))
         finally:
             display.close()
-    out.print(closing_table([result.summary for result in results]))
+    out.print(closing([result.summary for result in results]))
     for result in results:
         _say(f"run directory: {_short(result.path)}")
     if len(results) > 1:
@@ -126,7 +126,7 @@ def resume(
     overrides: Overrides = None,
 ) -> None:
     """Go on with a stopped run, bit for bit as if it had not stopped."""
-    from rayfl.display import Display, closing_table
+    from rayfl.display import Display, closing
     from rayfl.runtime import session
 
     display = Display(out, f"resuming {_short(path)}")
@@ -134,7 +134,7 @@ def resume(
         result = session.resume(path, overrides or [], on_event=display)
     finally:
         display.close()
-    out.print(closing_table([result.summary]))
+    out.print(closing([result.summary]))
     _say(f"run directory: {_short(result.path)}")
 
 
@@ -373,8 +373,8 @@ def compare(
     page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),
 ) -> None:
     """Put finished runs side by side: a table, and a page with their curves."""
-    from rayfl.display import closing_table
-    from rayfl.report import write_comparison
+    from rayfl.display import closing, closing_table
+    from rayfl.report import differences, write_comparison
     from rayfl.runtime.rundir import RunDirectory
     from rayfl.runtime.session import Result
 
@@ -382,8 +382,14 @@ def compare(
     for result in results:
         if not result.summary:
             raise ConfigError(str(result.path), "is not finished", f"go on with: rayfl resume {result.path}")
-    write_comparison([result.path for result in results], page)
-    out.print(closing_table([result.summary for result in results]))
+    paths, summaries = [result.path for result in results], [result.summary for result in results]
+    write_comparison(paths, page)
+    found = differences(paths)
+    if found:
+        _say("not ranked: these runs do not have the same clients with the same data; they differ in")
+        for line in found:
+            _say(f"  {line}")
+    out.print(closing_table(summaries) if found else closing(summaries))
     _say(f"comparison: {_short(page)}")
 
 

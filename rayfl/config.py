@@ -66,10 +66,10 @@ class Evaluation(Section):
     batch_size: int = Field(500, ge=1, description="samples in one forward pass")
     coreset: int | None = Field(
         None,
-        ge=2,
-        description="test only so many clients, chosen to stand for all (SCGIGA on the graph of clients with "
-        "like label histograms, which all send), and estimate the metrics from them; the last test is of "
-        "everybody",
+        ge=4,
+        description="between rounds test only this many clients (at least 4) and estimate the metrics from "
+        "them: SCGIGA on the graph of clients with like label histograms, which all send. Estimates are "
+        "marked and never count as best; the last test is of all clients",
     )
     finetune_epochs: int = Field(
         0,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -78,12 +78,15 @@ class Display:
         self._line(f"clustered into {data['n_clusters']} groups{how}{cut}{truth} ({data['seconds']:.1f} s)")
 
     def _on_round(self, data: Mapping[str, Any]) -> None:
-        accuracy = data.get("accuracy_mean")
-        tested = (
-            ""
-            if accuracy is None
-            else f"  accuracy {accuracy:5.1f} %  worst tenth {data['accuracy_worst10']:5.1f} %"
-        )
+        accuracy, few = data.get("accuracy_mean"), data.get("estimated_from")
+        tested = ""
+        if accuracy is not None:
+            mark = "" if few is None else "≈ "
+            tested = (
+                f"  accuracy {mark}{accuracy:5.1f} %  worst tenth {mark}{data['accuracy_worst10']:5.1f} %"
+            )
+        if few is not None:
+            tested += f"  (estimated from {few} clients; standard error {data['accuracy_se']:.1f})"
         if data.get("perplexity_mean") is not None:
             tested += f"  perplexity {data['perplexity_mean']:.1f}"
         text = f"loss {data['train_loss']:.3f}{tested}"
@@ -107,11 +110,27 @@ class Display:
         )
 
 
+MOST_GROUPS = 12
+"""Groups or clusters in the table of groups; more are in ``groups.csv`` and the report only."""
+
+
+def closing(summaries: Sequence[Mapping[str, Any]]) -> Group:
+    """What is shown at the end: :func:`closing_table`, and :func:`group_table` where there are groups."""
+    tables = [group_table(summaries, kind) for kind in ("group", "cluster")]
+    return Group(closing_table(summaries), *(table for table in tables if table is not None))
+
+
 def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     """The table at the end: one row a method, accuracies in percent over the clients' own test data."""
+    tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
+    over = [s.get("accuracy_se_samples") for s in summaries]
+    errors = ", ".join("–" if value is None else f"{value:.1f}" for value in over)
     table = Table(
         caption="mean, worst 10 %, variance: of the clients' accuracies in %, each on its own test data "
-        "with the model that it would use; up, down: bytes that the clients and servers send",
+        "with the model that it would use; ±: standard error over clients"
+        + (f" (over test samples: {errors})" if any(value is not None for value in over) else "")
+        + (f"; tested on {tests}" if tests else "")
+        + "; up, down: bytes that the clients and servers send",
         caption_justify="left",
         padding=(0, 0),
     )
@@ -125,11 +144,12 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
     for name in headings:
         table.add_column(name, justify="right", no_wrap=True)
     for s in summaries:
+        error = s.get("accuracy_se")
         table.add_row(
             s["algorithm"],
             str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else "–",
             "–" if s["ari"] is None else f"{s['ari']:.2f}",
-            percent(s["accuracy_mean"]),
+            percent(s["accuracy_mean"]) + ("" if error is None else f" ± {error:.1f}"),
             percent(s["accuracy_worst10"]),
             percent(s["accuracy_var"]),
             *(percent(s.get(key)) for key in extra),
@@ -137,4 +157,52 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             bytes_text(s["bytes_down"]),
             f"{s['seconds']:.1f}",
         )
+    return table
+
+
+def _tests(summary: Mapping[str, Any]) -> str:
+    """``359 distinct test samples, 70 to 169 a client``."""
+    if summary.get("distinct_test_samples") is None or not summary.get("client_test_samples"):
+        return ""
+    least, _, most = summary["client_test_samples"]
+    return f"{summary['distinct_test_samples']:,} distinct test samples, {least:,} to {most:,} a client"
+
+
+def group_table(summaries: Sequence[Mapping[str, Any]], kind: str) -> Table | None:
+    """Mean accuracy and variance by planted group or by cluster, one column a method.
+
+    Args:
+        summaries: of the runs.
+        kind: ``group`` or ``cluster``. Clusters are shown only where no groups are planted: each method has
+            clusters of its own, whose numbers do not correspond.
+
+    Returns:
+        None if no run has such groups, or more than :data:`MOST_GROUPS`.
+    """
+    found = [{row["id"]: row for row in s.get(f"by_{kind}") or ()} for s in summaries]
+    ids = sorted({i for rows in found for i in rows})
+    if not ids or len(ids) > MOST_GROUPS or (kind == "cluster" and any(s.get("by_group") for s in summaries)):
+        return None
+    name = "planted group" if kind == "group" else "cluster"
+    table = Table(
+        caption=f"by {name}: mean of the clients' accuracies in % (their variance in %²); the variance over "
+        f"all clients is that within {name}s plus that between them",
+        caption_justify="left",
+        padding=(0, 0),
+    )
+    table.add_column(name, no_wrap=True)
+    for s in summaries:
+        table.add_column(s["algorithm"], justify="right", no_wrap=True)
+    for i in ids:
+        sizes = {rows[i]["clients"] for rows in found if i in rows}
+        title = f"{i}, {sizes.pop()} clients" if len(sizes) == 1 else str(i)
+        table.add_row(
+            title,
+            *(
+                f"{rows[i]['accuracy_mean']:.1f} ({rows[i]['accuracy_var']:.1f})" if i in rows else "–"
+                for rows in found
+            ),
+        )
+    for part in ("within", "between"):
+        table.add_row(f"variance {part}", *(percent(s.get(f"{kind}_var_{part}")) for s in summaries))
     return table

@@ -219,7 +219,7 @@ def test_yes_is_yes_where_that_is_asked():
 
 def test_null_has_no_bounds():
     assert (
-        refusal({}, "evaluation.coreset=1") == "evaluation.coreset: got 1; expected an integer >= 2 or null"
+        refusal({}, "evaluation.coreset=1") == "evaluation.coreset: got 1; expected an integer >= 4 or null"
     )
 
 

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rayfl.display import Display, bytes_text, closing_table, percent
+from rayfl.display import Display, bytes_text, closing, closing_table, group_table, percent
 from rayfl.runtime.driver import Event
 
 SUMMARY = {
@@ -74,6 +74,14 @@ def test_plain_lines():
     ]
 
 
+def test_an_estimate_is_marked():
+    few = {"accuracy_mean": 91.23, "accuracy_worst10": 80.0, "estimated_from": 8, "accuracy_se": 2.345}
+    assert lines(Event("round", {**ROUND, **few}))[1:] == [
+        "round   5/20  loss 0.123  accuracy ≈  91.2 %  worst tenth ≈  80.0 %  "
+        "(estimated from 8 clients; standard error 2.3)  1.50 s",
+    ]
+
+
 def test_clusters():
     given = {**CLUSTERS, "threshold": 12.0, "suggested": False, "ari": None}
     proposed = {**CLUSTERS, "threshold": 0.123456, "suggested": True, "ari": 0.987}
@@ -116,6 +124,53 @@ def test_closing_table():
         ["pacfl", "3", "1.00", "97.5", "90.0", "3.2", "1.23 MB", "0 B", "12.3"],
         ["fedavg", "–", "–", "–", "90.0", "3.2", "1.23 MB", "0 B", "12.3"],
     ]
+
+
+def shown(table, width=120):
+    """The cells of the rows, and the text below them."""
+    file = io.StringIO()
+    Console(file=file, width=width).print(table)
+    found = file.getvalue().splitlines()
+    cells = [[c.strip() for c in line.split("│")[1:-1]] for line in found if "│" in line]
+    return cells, " ".join(line.strip() for line in found if not set("│┏┃┡└├") & set(line))
+
+
+def test_the_closing_table_says_how_certain_the_means_are_and_on_what_they_were_measured():
+    sure = {"accuracy_se": 0.51, "accuracy_se_samples": 1.78}
+    tests = {"distinct_test_samples": 1359, "client_test_samples": [70, 128.5, 169]}
+    rows, text = shown(closing_table([{**SUMMARY, **sure, **tests}, {**SUMMARY, **tests}]))
+    assert [row[3] for row in rows] == ["97.5 ± 0.5", "97.5"]
+    assert "±: standard error over clients (over test samples: 1.8, –)" in text
+    assert text.count("tested on 1,359 distinct test samples, 70 to 169 a client;") == 1
+    assert "test samples" not in shown(closing_table([SUMMARY]))[1]
+
+
+def of_group(i, mean, var, clients=10):
+    return {"id": i, "clients": clients, "accuracy_mean": mean, "accuracy_var": var}
+
+
+def test_groups_beside_each_other():
+    one = {**SUMMARY, "by_group": [of_group(0, 91.26, 1.04), of_group(2, 80, 0, 4)], "group_var_within": 0.74}
+    two = {**SUMMARY, "algorithm": "fedavg", "by_group": [of_group(0, 70, 2)], "group_var_within": 2.0}
+    rows, text = shown(group_table([one, two], "group"))
+    assert rows == [
+        ["0, 10 clients", "91.3 (1.0)", "70.0 (2.0)"],
+        ["2, 4 clients", "80.0 (0.0)", "–"],
+        ["variance within", "0.7", "2.0"],
+        ["variance between", "–", "–"],
+    ]
+    assert "variance over all clients is that within planted groups plus that between them" in text
+    assert group_table([SUMMARY], "group") is None
+    assert group_table([{**SUMMARY, "by_group": [of_group(i, 1, 1) for i in range(13)]}], "group") is None
+
+
+def test_clusters_are_shown_where_no_groups_are_planted():
+    clusters = [of_group(0, 91, 1, 3), of_group(4, 80, 0)]
+    one, two = {**SUMMARY, "by_cluster": clusters}, {**SUMMARY, "by_cluster": clusters[1:]}
+    assert shown(group_table([one, two], "cluster"))[0][1] == ["4, 10 clients", "80.0 (0.0)", "80.0 (0.0)"]
+    assert group_table([{**one, "by_group": clusters}, two], "cluster") is None
+    assert "by cluster" in shown(closing([one]))[1]
+    assert "by planted group" not in shown(closing([one]))[1]
 
 
 def test_the_closing_table_of_texts_has_their_perplexity():

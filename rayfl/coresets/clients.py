@@ -3,8 +3,8 @@
 The graph joins clients that are alike (neighbours in the space of signatures or label histograms, or members
 of one cluster); a client's accuracy is a function on it that varies little between neighbours. Two uses:
 
-- evaluation: test K clients instead of all (:func:`client_coreset`), and estimate the population's metrics
-  from their weights (:func:`weighted_summary`);
+- evaluation: test K clients instead of all (:func:`evaluation_coreset`), and estimate the population's
+  metrics from their weights (:func:`weighted_summary`);
 - participation: let K cheap clients take part that together represent all (:func:`participants`).
 """
 
@@ -15,6 +15,7 @@ from collections import deque
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
+from scipy.spatial.distance import cdist
 
 from rayfl.coresets import scgiga
 from rayfl.coresets.base import Coreset, Weights, check_references
@@ -24,18 +25,27 @@ from rayfl.errors import DataError
 from rayfl.evaluation.metrics import METRICS, accuracy
 from rayfl.random import generator
 
+_CHUNK = 4096
+"""Clients whose distances to all references are held at a time."""
+
+_EQUAL = 1e-9
+"""Distances that differ by less are equal."""
+
 _TIE = 1e-5
 """How far equal clients are moved apart, as a share of the spread of all: less than any real difference."""
 
 FILL = 5_000_000
 """Non-zero entries that ``P^l`` may have here: a second or two for the choice."""
 
+NEIGHBOURS = 10
+"""Neighbours of a client in the graph, unless it is made for a few clients."""
+
 
 def client_graph(
     vectors: ArrayLike | None = None,
     *,
     clusters: ArrayLike | None = None,
-    neighbours: int = 10,
+    neighbours: int = NEIGHBOURS,
     seed: int = 0,
 ) -> Graph:
     """The relatedness graph of N clients; it need not be connected.
@@ -139,6 +149,45 @@ def client_coreset(
     return _chosen(graph, references, costs, kappa, seed, power, None)
 
 
+def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Coreset:
+    """K clients to test in place of all: chosen on the graph, weighted by the clients nearest to each.
+
+    A reference stands for N / K clients, so its neighbourhood must not be larger: with ten neighbours, a
+    group of four clients among twenty merges with the others and loses its weight. Here each client has
+    ``N / 2K`` neighbours (2 to 10), and a reference's weight is the share of the clients that lie nearest to
+    it, clients at equal distances divided equally. Groups are then weighted by their true sizes as soon as
+    each of them has a reference.
+
+    Args:
+        graph: of :func:`client_graph`, made from vectors.
+        references: K; everybody with weight 1 / N if it is N or more.
+        seed: decides between equally good clients.
+
+    Returns:
+        Clients by rising id, with weights that sum to 1.
+
+    Raises:
+        DataError: if the graph has no vectors, or K is below 1.
+    """
+    points = graph.points
+    if points is None:
+        raise DataError("evaluation coreset: the graph of clients has no vectors to measure distances by")
+    neighbours = int(np.clip(round(len(graph) / (2 * max(1, references))), 2, NEIGHBOURS))
+    near = graph if neighbours == NEIGHBOURS else client_graph(points, neighbours=neighbours)
+    ids = client_coreset(near, references, seed=seed).ids
+    return Coreset(ids, _nearest_shares(points, ids))
+
+
+def _nearest_shares(points: NDArray[np.float64], ids: NDArray[np.int64]) -> Weights:
+    """The share of the points ``(N, d)`` that are nearest to each of those in ``ids``, ``(K,)``, sum 1."""
+    shares = np.zeros(len(ids))
+    for first in range(0, len(points), _CHUNK):
+        distances = cdist(points[first : first + _CHUNK], points[ids])
+        nearest = distances <= distances.min(axis=1, keepdims=True) + _EQUAL
+        shares += (nearest / nearest.sum(axis=1, keepdims=True)).sum(axis=0)
+    return shares / len(points)
+
+
 def participants(
     graph: Graph,
     references: int,
@@ -194,7 +243,11 @@ def _chosen(
 
 
 def weighted_summary(
-    correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike, weights: Weights
+    correct: ArrayLike,
+    loss_sums: ArrayLike,
+    sizes: ArrayLike,
+    weights: Weights,
+    population: int | None = None,
 ) -> dict[str, float]:
     """The population's metrics estimated from tested clients: ``rayfl.evaluation.metrics.summary``, weighted.
 
@@ -206,7 +259,14 @@ def weighted_summary(
         correct: correctly classified test samples of each tested client, ``(K,)``.
         loss_sums: sum of its sample losses, ``(K,)``.
         sizes: its test samples, ``(K,)``; clients without any count in none of the numbers.
-        weights: of :func:`client_coreset`, ``(K,)``.
+        weights: of :func:`evaluation_coreset`, ``(K,)``.
+        population: N, of which the K were taken.
+
+    Returns:
+        The metrics of ``summary``. ``accuracy_se`` is the error to expect of ``accuracy_mean`` if the K had
+        been drawn at random from the N, ``sqrt(s^2 sum(w^2) (1 - K / N))`` with the weighted variance
+        ``s^2 = sum(w (a - mean)^2) / (1 - sum(w^2))``. Clients that represent all are nearer to the truth
+        than that, unless a group of clients has nobody among them.
     """
     sizes_K, weights_K = np.asarray(sizes, np.float64), np.asarray(weights, np.float64)
     percent_K = accuracy(correct, sizes_K)
@@ -217,13 +277,16 @@ def weighted_summary(
     values, size = percent_K[tested], sizes_K[tested]
     losses = np.asarray(loss_sums, np.float64)[tested] / size
     mean = share @ values
+    var, squares = share @ (values - mean) ** 2, share @ share
+    left_out = 1.0 if population is None else max(0.0, 1.0 - len(values) / population)
     result = (
         mean,
         share @ (values * size) / (share @ size),
         _between(values, share, 0.5, 0.5),
         _between(values, share, 0.0, 0.1),
         _between(values, share, 0.9, 1.0),
-        share @ (values - mean) ** 2,
+        var,
+        np.sqrt(var * squares / (1 - squares) * left_out) if squares < 1 else np.nan,
         share @ losses,
     )
     return {name: float(value) for name, value in zip(METRICS, result, strict=True)}

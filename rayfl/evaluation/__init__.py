@@ -1,8 +1,20 @@
 """What a round is worth: accuracies and their spread over clients, best and last, bytes moved."""
 
+from rayfl.evaluation.groups import ByGroup, TestSets
 from rayfl.evaluation.ledger import Ledger, Transfer
 from rayfl.evaluation.metrics import accuracy, perplexity, summary
 from rayfl.evaluation.sharing import EvaluationPlan, Job
 from rayfl.evaluation.tracker import BestLast
 
-__all__ = ["BestLast", "EvaluationPlan", "Job", "Ledger", "Transfer", "accuracy", "perplexity", "summary"]
+__all__ = [
+    "BestLast",
+    "ByGroup",
+    "EvaluationPlan",
+    "Job",
+    "Ledger",
+    "TestSets",
+    "Transfer",
+    "accuracy",
+    "perplexity",
+    "summary",
+]

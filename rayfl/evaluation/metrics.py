@@ -19,6 +19,7 @@ METRICS = (
     "accuracy_worst10",
     "accuracy_best10",
     "accuracy_var",
+    "accuracy_se",
     "loss_mean",
 )
 
@@ -74,6 +75,9 @@ def summary(correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike) -> dict[
         - ``accuracy_worst10``, ``accuracy_best10``: mean over the tenth of the clients with the lowest
           and the highest accuracy, rounded down but at least one client;
         - ``accuracy_var``: population variance over clients in percent squared, FLT's fairness;
+        - ``accuracy_se``: standard error of ``accuracy_mean`` over clients, ``s / sqrt(N)`` with the sample
+          deviation ``s``: how much the mean would vary if other clients of the same kind were drawn. Clients
+          that share test samples are not independent, so it is then too small. NaN for a single client;
         - ``loss_mean``: mean over clients of the client's mean loss.
 
         All NaN if no client has test samples.
@@ -92,6 +96,7 @@ def summary(correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike) -> dict[
         ranked[:tenth].mean(),
         ranked[-tenth:].mean(),
         ranked.var(),
+        ranked.std(ddof=1) / np.sqrt(len(ranked)) if len(ranked) > 1 else np.nan,
         (np.asarray(loss_sums, np.float64)[tested] / sizes_N[tested]).mean(),
     )
     return {name: float(value) for name, value in zip(METRICS, values, strict=True)}

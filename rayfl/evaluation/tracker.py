@@ -12,9 +12,12 @@ from numpy.typing import ArrayLike, NDArray
 class BestLast:
     """What each client reached, over the evaluations so far.
 
+    Its owner starts another one when clients come, go or change: accuracies on other data do not compare.
+
     Attributes:
         last: accuracy at the client's latest evaluation, percent, ``(N,)``; NaN before the first.
-        best: its highest accuracy, percent, ``(N,)``; NaN before the first.
+        best: its highest accuracy among the evaluations of all clients, percent, ``(N,)``; NaN before the
+            first.
         best_round: the first round that reached it, ``(N,)``; -1 before the first.
     """
 
@@ -27,13 +30,15 @@ class BestLast:
         """Nothing evaluated yet, for ``clients`` clients."""
         return cls(np.full(clients, np.nan), np.full(clients, np.nan), np.full(clients, -1, np.int64))
 
-    def update(self, round: int, ids: ArrayLike, accuracy: ArrayLike) -> BestLast:
+    def update(self, round: int, ids: ArrayLike, accuracy: ArrayLike, estimate: bool = False) -> BestLast:
         """The tracker after an evaluation; this one stays as it is.
 
         Args:
             round: the round of the evaluation.
             ids: the clients evaluated, each once.
             accuracy: their accuracies in percent; NaN (no test samples) changes nothing.
+            estimate: whether these clients were tested in place of all. That changes ``last`` only: a client
+                that is tested more often than others would have the better best.
 
         Raises:
             ValueError: if a client is named twice or the lengths differ.
@@ -45,7 +50,7 @@ class BestLast:
         ids_, accuracy_ = ids_[known], accuracy_[known]
         last, best, best_round = self.last.copy(), self.best.copy(), self.best_round.copy()
         last[ids_] = accuracy_
-        better = ~(accuracy_ <= best[ids_])  # true also where there is no best yet
+        better = ~(accuracy_ <= best[ids_]) & (not estimate)  # true also where there is no best yet
         best[ids_[better]] = accuracy_[better]
         best_round[ids_[better]] = round
         return BestLast(last, best, best_round)

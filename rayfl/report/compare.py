@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, numbers
-from rayfl.report.html import render, write
-from rayfl.report.tables import Table, duration, number, percent, size
+from rayfl.report.html import MOST_GROUPS, render, write
+from rayfl.report.tables import UNKNOWN, Table, duration, number, percent, size, uncertain
+
+_PLACES = ("root", "path")
+"""Settings of a dataset that say where it lies, not what it is."""
 
 
 def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
@@ -24,6 +28,20 @@ def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
         RayflError: if a run directory does not exist.
     """
     return _table([RunFiles.read(Path(path)) for path in runs])
+
+
+def differences(runs: Sequence[Path]) -> list[str]:
+    """Why the accuracies of these runs do not compare: what they were trained and tested on differs.
+
+    Returns:
+        One line for each difference in dataset, partition, events or seed, with the runs that have each
+        value; empty if the runs had the same clients with the same data.
+
+    Raises:
+        RayflError: if a run directory does not exist.
+    """
+    read = [RunFiles.read(Path(path)) for path in runs]
+    return _differences(_table(read)["run"].tolist(), read)
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
@@ -44,7 +62,8 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     page = out / "comparison.html" if out.is_dir() else out
     page.parent.mkdir(parents=True, exist_ok=True)
     frame.to_csv(page.with_suffix(".csv"), index=False)
-    lines = [(name, run.evaluated()) for name, run in zip(frame["run"], read, strict=True)]
+    names = frame["run"].tolist()
+    lines = [(name, run.evaluated()) for name, run in zip(names, read, strict=True)]
     charts = [
         (
             title,
@@ -57,9 +76,18 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
         )
         if any(numbers(evaluated, column) is not None for _, evaluated in lines)
     ]
-    return write(
-        page, render("compare.html", title="Comparison", width="72rem", table=_readable(frame), charts=charts)
+    found = _differences(names, read)
+    text = render(
+        "compare.html",
+        title="Comparison",
+        width="72rem",
+        differences=found,
+        estimates="estimated_from" in frame and frame["estimated_from"].notna().any(),
+        table=_readable(frame),
+        details=_details(frame, read, with_groups=not found),
+        charts=charts,
     )
+    return write(page, text)
 
 
 def _table(runs: Sequence[RunFiles]) -> pd.DataFrame:
@@ -71,25 +99,101 @@ def _table(runs: Sequence[RunFiles]) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object) if rows else pd.DataFrame(columns=["run"])
 
 
+def _differences(names: Sequence[str], runs: Sequence[RunFiles]) -> list[str]:
+    lines = []
+    for section in ("data", "partition"):
+        settings = [run.setting(section) for run in runs]
+        lines += _different(names, section, [_get(one, "name") for one in settings]) or [
+            line
+            for key in sorted({key for one in settings if isinstance(one, Mapping) for key in one})
+            if not (section == "data" and key in _PLACES)
+            for line in _different(names, f"{section}.{key}", [_get(one, key) for one in settings])
+        ]
+    for setting in ("events", "seed"):
+        lines += _different(names, setting, [run.setting(setting) for run in runs])
+    # Partitions may draw label maps with the seed, which are part of the fingerprint.
+    return lines or _different(
+        names, "contents of the dataset", [run.environment.get("data") for run in runs]
+    )
+
+
+def _get(settings: Any, key: str) -> Any:
+    return settings.get(key) if isinstance(settings, Mapping) else None
+
+
+def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[str]:
+    """A line if the values differ. None is no value: an older version may not have written the setting."""
+    runs_of: dict[str, list[str]] = {}
+    for name, value in zip(names, values, strict=True):
+        if value is not None:
+            runs_of.setdefault(str(value), []).append(name)
+    if len(runs_of) < 2:
+        return []
+    short = {text: text if len(text) <= 40 else f"{text[:37]}..." for text in runs_of}
+    return [f"{what}: " + "; ".join(f"{short[text]} ({', '.join(of)})" for text, of in runs_of.items())]
+
+
+def _details(frame: pd.DataFrame, runs: Sequence[RunFiles], with_groups: bool) -> Table | None:
+    """How certain the accuracies are, and what they are in each planted group; one row a run.
+
+    Args:
+        frame: of the runs.
+        runs: the same runs.
+        with_groups: whether the groups of all runs are the same.
+    """
+    last = [run.last_groups("group") if with_groups else pd.DataFrame() for run in runs]
+    ids = sorted({i for of in last if len(of) for i in of["id"].tolist()})
+    ids = ids if len(ids) <= MOST_GROUPS else []
+    shown = [
+        ("accuracy_se", "± clients", 1),
+        ("accuracy_se_samples", "± samples", 1),
+        ("distinct_test_samples", "test samples", 0),
+        ("group_var_within", "within groups, %²", 1),
+        ("group_var_between", "between, %²", 1),
+    ]
+    kept = [entry for entry in shown if entry[0] in frame and frame[entry[0]].notna().any()]
+    if not kept and not ids:
+        return None
+    rows = []
+    for row, of in zip(frame.to_dict("records"), last, strict=True):
+        found = {} if of.empty else {one["id"]: one for one in of.to_dict("records")}
+        cells = [_group(found[i]) if i in found else UNKNOWN for i in ids]
+        rows.append([str(row["run"]), *(number(row[name], digits) for name, _, digits in kept), *cells])
+    return Table.of(["run", *(title for _, title, _ in kept), *(f"group {i}" for i in ids)], rows)
+
+
+def _group(row: Mapping[Any, Any]) -> str:
+    """Mean and variance of a group: ``91.0 % (4.7)``."""
+    estimate = row["estimated_from"] == row["estimated_from"]  # not NaN
+    return f"{uncertain(row['accuracy_mean'], None, estimate)} ({number(row['accuracy_var'], 1)})"
+
+
 def _readable(frame: pd.DataFrame) -> Table:
     """The columns that a reader compares, formatted; those that no run has are left out."""
-    shown: list[tuple[str, str, Callable[[object], str]]] = [
-        ("algorithm", "algorithm", str),
-        ("accuracy_mean", "accuracy, last", percent),
-        ("accuracy_mean_max", "best", percent),
-        ("accuracy_worst10", "worst 10 %", percent),
-        ("accuracy_var", "variance, %²", lambda value: number(value, 1)),
-        ("finetuned_accuracy_mean", "fine-tuned", percent),
-        ("perplexity_mean", "perplexity", lambda value: number(value, 1)),
-        ("clusters", "clusters", lambda value: number(value, 0)),
-        ("ari", "ARI", number),
-        ("bytes_up", "up", size),
-        ("bytes_down", "down", size),
-        ("seconds", "time", duration),
+
+    def accuracy(name: str, error: str = "") -> Callable[[Mapping[Any, Any]], str]:
+        return lambda row: uncertain(row[name], row.get(error), row.get("estimated_from") is not None)
+
+    def plain(name: str, form: Callable[[Any], str]) -> Callable[[Mapping[Any, Any]], str]:
+        return lambda row: form(row[name])
+
+    shown: list[tuple[str, str, Callable[[Mapping[Any, Any]], str]]] = [
+        ("algorithm", "algorithm", plain("algorithm", str)),
+        ("accuracy_mean", "accuracy, last", accuracy("accuracy_mean", "accuracy_se")),
+        ("accuracy_mean_max", "best", plain("accuracy_mean_max", percent)),
+        ("accuracy_worst10", "worst 10 %", accuracy("accuracy_worst10")),
+        ("accuracy_var", "variance, %²", plain("accuracy_var", lambda value: number(value, 1))),
+        ("finetuned_accuracy_mean", "fine-tuned", plain("finetuned_accuracy_mean", percent)),
+        ("perplexity_mean", "perplexity", plain("perplexity_mean", lambda value: number(value, 1))),
+        ("clusters", "clusters", plain("clusters", lambda value: number(value, 0))),
+        ("ari", "ARI", plain("ari", number)),
+        ("bytes_up", "up", plain("bytes_up", size)),
+        ("bytes_down", "down", plain("bytes_down", size)),
+        ("seconds", "time", plain("seconds", duration)),
     ]
     kept = [entry for entry in shown if entry[0] in frame and frame[entry[0]].notna().any()]
     rows = [
-        [str(row["run"]), *("–" if row[name] is None else form(row[name]) for name, _, form in kept)]
+        [str(row["run"]), *(UNKNOWN if row[name] is None else form(row) for name, _, form in kept)]
         for row in frame.to_dict("records")
     ]
     left = 2 if kept and kept[0][0] == "algorithm" else 1

@@ -110,6 +110,7 @@ def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
         axes.plot(
             rounds, evaluated["accuracy_mean"], color=colour, label="mean over clients", **_dots(rounds)
         )
+        _hollow(axes, evaluated, "accuracy_mean", colour, "estimate from a few clients")
         if "accuracy_median" in evaluated:
             axes.plot(
                 rounds,
@@ -267,10 +268,21 @@ def curves(runs: list[tuple[str, pd.DataFrame]], column: str, label: str) -> Dra
                 axes.plot(
                     evaluated["round"], evaluated[column], dash, color=colour, label=name, **_dots(evaluated)
                 )
+                _hollow(axes, evaluated, column, colour)
         _legend_below(axes)
         _over_rounds(axes, label)
 
     return draw
+
+
+def _hollow(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label: str = "") -> None:
+    """Hollow points where a number is an estimate from a few clients."""
+    if "estimated_from" not in evaluated or not evaluated["estimated_from"].notna().any():
+        return
+    some = evaluated[evaluated["estimated_from"].notna()]
+    some = some.iloc[:: max(1, len(some) // 25)]
+    look = {"markerfacecolor": axes.figure.get_facecolor(), "markersize": 5, "linestyle": "none"}
+    axes.plot(some["round"], some[column], "o", color=colour, label=label or "_", **look)
 
 
 def byte_unit(largest: float) -> tuple[str, float]:

@@ -26,7 +26,8 @@ class RunFiles:
         config: ``config.yaml``, parsed; and ``config_text``, as it stands.
         environment: ``environment.json``.
         clusters: ``clusters.json``.
-        rounds, clients, communication: the CSV files of these names.
+        rounds, groups, clients, communication: the CSV files of these names. Runs of versions before
+            ``groups.csv`` have none; that is not told as missing.
         missing: files that are not there or cannot be read, each with the reason.
     """
 
@@ -36,6 +37,7 @@ class RunFiles:
     environment: dict[str, Any]
     clusters: dict[str, Any]
     rounds: pd.DataFrame
+    groups: pd.DataFrame
     clients: pd.DataFrame
     communication: pd.DataFrame
     missing: tuple[str, ...]
@@ -82,6 +84,7 @@ class RunFiles:
             environment=mapping("environment.json", text("environment.json")),
             clusters=mapping("clusters.json", text("clusters.json")),
             rounds=table("rounds.csv"),
+            groups=table("groups.csv") if (path / "groups.csv").exists() else pd.DataFrame(),
             clients=table("clients.csv"),
             communication=table("communication.csv"),
             missing=tuple(missing),
@@ -107,12 +110,34 @@ class RunFiles:
         known: pd.DataFrame = frame[frame["accuracy_mean"].notna()]
         return known.sort_values("round").reset_index(drop=True)
 
+    def contenders(self) -> pd.DataFrame:
+        """The evaluations among which there is a best: of all clients, and since the last event.
+
+        Rounds in which a few clients were tested in place of all are estimates, and before an event other
+        clients were tested, or on other data.
+        """
+        frame: pd.DataFrame = self.evaluated()
+        if "estimated_from" in frame:
+            frame = frame[frame["estimated_from"].isna()]
+        if "stage" in frame and len(frame):
+            frame = frame[frame["stage"] == self.rounds["stage"].max()]
+        return frame
+
+    def last_groups(self, kind: str) -> pd.DataFrame:
+        """The rows of ``groups.csv`` of the last evaluation, of one kind (``group`` or ``cluster``)."""
+        if not {"round", "kind", "id"} <= set(self.groups.columns):
+            return pd.DataFrame()
+        its: pd.DataFrame = self.groups[self.groups["kind"] == kind]
+        last: pd.DataFrame = its[its["round"] == self.groups["round"].max()]
+        return last.reset_index(drop=True)
+
     def headline(self) -> dict[str, Value]:
         """The run in one row; None for what is not known.
 
-        ``accuracy_mean`` and its relatives are of the last evaluation; ``accuracy_mean_max`` is the highest
-        mean of any round (``max_round``); ``accuracy_client_best`` the mean over clients of each client's
-        own best round. Bytes and seconds are totals.
+        ``accuracy_mean`` and its relatives are of the last evaluation, which is an estimate from a few
+        clients where ``estimated_from`` says from how many; ``accuracy_mean_max`` is the highest mean of any
+        round among :meth:`contenders` (``max_round``); ``accuracy_client_best`` the mean over clients of each
+        client's own best round. Bytes and seconds are totals.
         """
         row: dict[str, Value] = {
             "run": self.path.resolve().name,
@@ -129,10 +154,12 @@ class RunFiles:
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
         if len(evaluated):
-            best = int(evaluated["accuracy_mean"].argmax())
             row["last_round"] = int(evaluated["round"].iloc[-1])
-            row["accuracy_mean_max"] = _number(evaluated["accuracy_mean"].iloc[best])
-            row["max_round"] = int(evaluated["round"].iloc[best])
+        contenders = self.contenders()
+        if len(contenders):
+            best = int(contenders["accuracy_mean"].argmax())
+            row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
+            row["max_round"] = int(contenders["round"].iloc[best])
         own_best = numbers(self.clients, "accuracy_best")
         row["accuracy_client_best"] = None if own_best is None else float(np.nanmean(own_best))
         finetuned = numbers(self.clients, "accuracy_finetuned")
@@ -170,8 +197,16 @@ LAST = (
     "accuracy_worst10",
     "accuracy_best10",
     "accuracy_var",
+    "accuracy_se",
+    "accuracy_se_samples",
+    "group_var_within",
+    "group_var_between",
+    "cluster_var_within",
+    "cluster_var_between",
     "loss_mean",
     "perplexity_mean",
+    "distinct_test_samples",
+    "estimated_from",
 )
 
 

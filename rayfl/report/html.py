@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, Value, numbers
-from rayfl.report.tables import UNKNOWN, Cell, Table, duration, number, percent, size
+from rayfl.report.tables import UNKNOWN, Cell, Table, duration, number, percent, size, uncertain
 
 MOST_ROWS = 40
 """Rows of the cluster table; larger clusterings show their largest clusters."""
 MOST_GROUPS = 20
+MOST_LINES = 12
+"""Groups in one chart; of more groups there is only the table."""
 FEW_CLUSTERS = 8
 """Up to so many clusters the table alone shows the sizes."""
 
@@ -50,6 +52,8 @@ def write_report(run_dir: Path) -> Path:
         part
         for part in (
             _accuracy(run, headline),
+            _by_group(run, "group"),
+            _by_group(run, "cluster"),
             _perplexity(run),
             _clients(run),
             _clusters(run),
@@ -65,7 +69,7 @@ def write_report(run_dir: Path) -> Path:
         title=run.path.resolve().name,
         subtitle=" · ".join(names),
         facts=_facts(run, headline),
-        headline=_headline(headline),
+        headline=_headline(run, headline),
         sections=sections,
         config=run.config_text,
         environment=_flat(run.environment),
@@ -107,21 +111,31 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
     ]
 
 
-def _headline(headline: Mapping[str, Value]) -> Table:
+def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
     """What was measured, on whom, last and best."""
-    last = "last evaluation"
+    last, estimate = "last evaluation", headline["estimated_from"] is not None
     if headline["last_round"] is not None:
         last += f" (round {headline['last_round']})"
+    if estimate:
+        last += f", estimated from {number(headline['estimated_from'], 0)} clients"
     best = percent(headline["accuracy_mean_max"])
     if headline["max_round"] is not None:
         best += f" (round {headline['max_round']})"
     rows = [
-        ["Accuracy, mean over clients", percent(headline["accuracy_mean"]), best],
+        ["Accuracy, mean over clients", uncertain(headline["accuracy_mean"], None, estimate), best],
+        ["Its standard error over clients", percent(headline["accuracy_se"]), ""],
+        ["Its standard error over test samples", percent(headline["accuracy_se_samples"]), ""],
+        ["Distinct test samples", number(headline["distinct_test_samples"], 0), ""],
+        ["Test samples of a client, least to most", _test_sizes(run), ""],
         ["Accuracy, weighted by test samples", percent(headline["accuracy_weighted"]), ""],
         ["Accuracy, median client", percent(headline["accuracy_median"]), ""],
         ["Accuracy, mean of the worst 10 % of clients", percent(headline["accuracy_worst10"]), ""],
         ["Accuracy, mean of the best 10 % of clients", percent(headline["accuracy_best10"]), ""],
         ["Variance over clients, %²", number(headline["accuracy_var"], 1), ""],
+        ["Variance within planted groups, %²", number(headline["group_var_within"], 1), ""],
+        ["Variance between planted groups, %²", number(headline["group_var_between"], 1), ""],
+        ["Variance within clusters, %²", number(headline["cluster_var_within"], 1), ""],
+        ["Variance between clusters, %²", number(headline["cluster_var_between"], 1), ""],
         ["Mean of each client's own best round", "", percent(headline["accuracy_client_best"])],
         ["Test loss, mean over clients", number(headline["loss_mean"], 4), ""],
         ["Perplexity, mean over clients", number(headline["perplexity_mean"], 1), ""],
@@ -132,18 +146,73 @@ def _headline(headline: Mapping[str, Value]) -> Table:
     )
 
 
+def _test_sizes(run: RunFiles) -> str:
+    """``70 to 169``."""
+    sizes = numbers(run.clients, "test_samples")
+    if sizes is None or not (sizes > 0).any():
+        return UNKNOWN
+    return f"{sizes[sizes > 0].min():,.0f} to {np.nanmax(sizes):,.0f}"
+
+
 def _accuracy(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
     evaluated = run.evaluated()
     if evaluated.empty:
         return None
     alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
     note = "Each client is tested on its own test samples with the model that it would use."
-    few = run.setting("evaluation.coreset")
-    if isinstance(few, int):
-        note += f" Before the last round these are estimates from {few:,} clients that stand for all."
+    few = numbers(evaluated, "estimated_from")
+    if few is not None:
+        note += (
+            f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that stand for all; none of "
+            "them counts as best."
+        )
     return Section(
         "Accuracy over rounds", note, figures.picture(figures.accuracy_over_rounds(evaluated), alt)
     )
+
+
+def _by_group(run: RunFiles, kind: str) -> Section | None:
+    """Accuracies by planted group or by cluster: over rounds, and of the last evaluation."""
+    last = run.last_groups(kind)
+    if last.empty:
+        return None
+    name = "planted group" if kind == "group" else "cluster"
+    evaluated = run.evaluated()
+    inside, apart = (numbers(evaluated, f"{kind}_var_{part}") for part in ("within", "between"))
+    note = f"Means over the clients of each {name}."
+    if inside is not None and apart is not None:
+        within, between = float(inside[-1]), float(apart[-1])
+        note += (
+            f" Of the variance over all clients, {number(within + between)} %², {number(within)} lie within "
+            f"{name}s and {number(between)} between them."
+        )
+    note += (
+        " Standard errors of the mean: ± clients if other clients of the kind were drawn, ± samples if other "
+        "test samples were."
+    )
+    columns: list[tuple[str, str, Callable[[object], str]]] = [
+        ("clients", "clients", lambda value: number(value, 0)),
+        ("distinct_test_samples", "test samples", lambda value: number(value, 0)),
+        ("accuracy_mean", "mean accuracy", percent),
+        ("accuracy_se", "± clients", lambda value: number(value, 1)),
+        ("accuracy_se_samples", "± samples", lambda value: number(value, 1)),
+        ("accuracy_var", "variance, %²", number),
+        ("loss_mean", "test loss", lambda value: number(value, 4)),
+    ]
+    rows = [
+        [_id(row["id"]), *(form(row.get(column)) for column, _, form in columns)]
+        for row in last.head(MOST_ROWS).to_dict("records")
+    ]
+    if len(last) > MOST_ROWS:
+        note += f" The first {MOST_ROWS} of {len(last)} {name}s."
+    figure = None
+    if len(last) <= MOST_LINES and (kind == "group" or run.last_groups("group").empty):
+        its = run.groups[run.groups["kind"] == kind]
+        lines = [(f"{kind} {i}", its[its["id"] == i]) for i in last["id"].tolist()]
+        draw = figures.curves(lines, "accuracy_mean", "test accuracy (%)")
+        figure = figures.picture(draw, f"Mean accuracy of each {name} over rounds")
+    table = Table.of([kind, *(title for _, title, _ in columns)], rows)
+    return Section(f"Accuracy by {name}", note, figure, (table,))
 
 
 def _perplexity(run: RunFiles) -> Section | None:

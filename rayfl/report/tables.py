@@ -45,6 +45,15 @@ def percent(value: object, digits: int = 1) -> str:
     return text if text == UNKNOWN else f"{text} %"
 
 
+def uncertain(value: object, error: object, estimate: bool = False) -> str:
+    """A percentage with its standard error: ``85.0 % ± 0.9``; an estimate begins with ``≈``."""
+    text = percent(value)
+    if text == UNKNOWN:
+        return text
+    around = number(error, 1)
+    return f"{'≈ ' * estimate}{text}{'' if around == UNKNOWN else f' ± {around}'}"
+
+
 def size(value: object) -> str:
     """Bytes in a decimal unit, three digits: ``1.24 GB``, ``110 MB``."""
     if not isinstance(value, (int, float)) or value != value:

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.config import Config
-from rayfl.coresets.clients import client_coreset
+from rayfl.coresets.base import Coreset
+from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data import Federation
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
@@ -102,6 +103,7 @@ class Driver:
         self.records = self._blank()
         self._enter(0)
         self._observations: dict[Observation, Ref] = {}
+        self._coreset: tuple[int, Coreset] | None = None
         self._seconds_before = 0.0
         self._begun = time.perf_counter()
 
@@ -146,7 +148,7 @@ class Driver:
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
             # A stop may come after training, while clients are tested.
-            before, servers, ledger = state, self.servers.snapshot(), self.records.ledger
+            before, servers, records = state, self.servers.snapshot(), self.records.snapshot()
             calls = self.backend.mark()
             try:
                 state = self.round(state)
@@ -154,8 +156,9 @@ class Driver:
                 raise
             except (Interrupted, RayflError) as error:
                 self.backend.forget(calls)
-                state, self.records.ledger = before, ledger
+                state = before
                 self.servers.restore(servers)
+                self.records.rollback(records)
                 self._stop(state, error)
                 raise
             if every and state.round % every == 0:
@@ -188,7 +191,7 @@ class Driver:
         """The state of the newest checkpoint, or the first: what came after it is done again."""
         self.backend.forget()
         self.records.close()
-        self.records = self._blank()
+        self.records, self._coreset = self._blank(), None
         self.servers.restore(self._nothing)
         self._nothing = self.servers.snapshot()
         self._enter(0)
@@ -284,6 +287,7 @@ class Driver:
         row = self.records.round(
             {
                 "round": state.round,
+                "stage": self.stage,
                 "seconds": time.perf_counter() - begun,
                 "clients": len(plan.cohort),
                 "clusters": self.records.clusters_in_use(new),
@@ -423,15 +427,18 @@ class Driver:
             correct, losses = self.servers.evaluate(models, turn.work.personal, turn.local, who)
         else:
             correct, losses = self._adapted(models, turn, adaptation, who)
-        return state, self.records.evaluation(state.round - 1, who, correct, losses, weights)
+        return state, self.records.evaluation(state, who, correct, losses, weights)
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Who is tested, and for what share of the clients each stands; None: each for itself."""
         present, few = self.setup.present, self.config.evaluation.coreset
         if few is None or few >= len(present) or state.round == self.config.rounds:
             return present, None
-        clients = self._asking(replace(state, round=state.round - 1))  # a test belongs to the round before
-        core = client_coreset(clients.relatedness(), few, seed=self.config.seed)
+        if self._coreset is None or self._coreset[0] != self.stage:
+            before = replace(state, round=state.round - 1)  # a test belongs to the round before
+            graph = self._asking(before).relatedness()
+            self._coreset = self.stage, evaluation_coreset(graph, few, seed=self.config.seed)
+        core = self._coreset[1]
         return present[core.ids], core.weights
 
     def _tested_with(self, state: ServerState) -> NDArray[np.int64]:

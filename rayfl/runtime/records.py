@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,16 @@ from rayfl.algorithms import ServerState
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.coresets.clients import weighted_summary
 from rayfl.data import Federation
-from rayfl.evaluation import BestLast, Ledger, Transfer, accuracy, perplexity, summary
+from rayfl.evaluation import (
+    BestLast,
+    ByGroup,
+    Ledger,
+    TestSets,
+    Transfer,
+    accuracy,
+    perplexity,
+    summary,
+)
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.tensorboard import Board
 
@@ -27,10 +37,24 @@ _SCALARS = (
     "ari",
     "clusters",
 )
+_TESTS = ("accuracy", "loss_mean", "perplexity")
+
+MOST_GROUPS = 100
+"""With more clusters than that (SOLO has one a client), ``groups.csv`` has no rows of them."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """What a round that is not completed must leave as it was."""
+
+    federation: Federation
+    best_last: BestLast
+    perplexity: NDArray[np.float64]
+    ledger: Ledger
 
 
 class Records:
-    """Rounds, clusters over time, bytes, best and last accuracy of every client.
+    """Rounds, groups, clusters over time, bytes, best and last accuracy of every client.
 
     Args:
         run: where to write.
@@ -40,25 +64,48 @@ class Records:
 
     def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
         self.run, self.federation = run, federation
-        self.best_last = BestLast.start(federation.clients)
-        self.perplexity: NDArray[np.float64] = np.full((2, federation.clients), np.nan)
-        """Of texts: each client's last and lowest perplexity ``(2, N)``."""
+        self._forget()
         self._finetuned: NDArray[np.float64] | None = None
         self._facts: dict[str, NDArray[np.float64]] = {}
         self._tested_with: NDArray[np.int64] | None = None
         self.ledger = Ledger()
         self.rounds: list[dict[str, Any]] = []
+        self.groups: list[dict[str, Any]] = []
+        """The rows of ``groups.csv``."""
+        self._tested_groups: list[dict[str, Any]] = []
+        self._test_sets: dict[str, tuple[Federation, NDArray[np.float64], TestSets]] = {}
         self.timeline: list[dict[str, Any]] = []
         self.diagnostics: list[dict[str, Any]] = []
         self._board = Board(run.path) if tensorboard else None
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as a checkpoint left them."""
-        self.run.write_rounds(self.rounds)
+        self.run.write_rows("rounds.csv", self.rounds)
+        self.run.write_rows("groups.csv", self.groups)
         self._write_clusters()
 
     def entered(self) -> None:
-        """The federation is that of another stage: so may be the planted groups."""
+        """The federation is that of another stage: so may be the planted groups.
+
+        Best and last accuracies begin again. Those before were of other clients or on other data.
+        """
+        self._forget()
+        self._write_clusters()
+
+    def _forget(self) -> None:
+        clients = self.federation.clients
+        self.best_last = BestLast.start(clients)
+        self.perplexity: NDArray[np.float64] = np.full((2, clients), np.nan)
+        """Of texts: each client's last and lowest perplexity ``(2, N)``."""
+
+    def snapshot(self) -> Snapshot:
+        """For :meth:`rollback`, in case the coming round is not completed."""
+        return Snapshot(self.federation, self.best_last, self.perplexity, self.ledger)
+
+    def rollback(self, before: Snapshot) -> None:
+        """Take back what a round entered that was not completed."""
+        self.federation, self.best_last = before.federation, before.best_last
+        self.perplexity, self.ledger = before.perplexity, before.ledger
         self._write_clusters()
 
     def ari(self, state: ServerState) -> float | None:
@@ -119,7 +166,7 @@ class Records:
         self._finetuned = np.full(self.federation.clients, np.nan)
         self._finetuned[who] = accuracy(correct, sizes)
         found = summary(correct, losses, sizes)
-        names = ("accuracy_mean", "accuracy_worst10", "accuracy_var")
+        names = ("accuracy_mean", "accuracy_worst10", "accuracy_var", "accuracy_se")
         return {f"finetuned_{name}": found[name] for name in names}
 
     def client_facts(
@@ -128,46 +175,126 @@ class Records:
         """Record columns for ``clients.csv``: values ``(n,)`` of some clients, NaN for all others.
 
         Returns:
-            The mean of each over the clients that have one, for the closing table.
+            The mean of each over the clients that are present and have one, for the closing table.
         """
+        present = self.federation.sizes[clients] > 0
         for name, values in facts.items():
             self._facts[name] = np.full(self.federation.clients, np.nan)
-            self._facts[name][clients] = values
-        return {f"{name}_mean": float(np.mean(values)) for name, values in facts.items()}
+            self._facts[name][clients[present]] = values[present]
+        return {f"{name}_mean": float(np.mean(values[present])) for name, values in facts.items()}
 
     def evaluation(
         self,
-        round: int,
+        state: ServerState,
         who: NDArray[np.int64],
         correct: NDArray[np.int64],
         losses: NDArray[np.float64],
         weights: NDArray[np.float64] | None = None,
     ) -> dict[str, float | None]:
-        """Record the tests of clients; the metrics over clients. Perplexity is one of texts.
+        """Record the tests of clients after a round; the metrics over clients. Perplexity is one of texts.
 
         Args:
-            round: 0-based.
+            state: after the round, with the clusters of the clients.
             who: the clients tested ``(n,)``.
             correct, losses: right predictions, and sums of losses ``(n,)``.
             weights: for what share of all clients each stands ``(n,)``: the metrics are then estimates.
+
+        Returns:
+            The columns of ``rounds.csv`` about tests.
         """
-        sizes = self.federation.predictions[who]
-        self.best_last = self.best_last.update(round, who, accuracy(correct, sizes))
-        over = (
+        sizes, estimate = self.federation.predictions[who], weights is not None
+        self.best_last = self.best_last.update(state.round - 1, who, accuracy(correct, sizes), estimate)
+        found = (
             summary(correct, losses, sizes)
             if weights is None
-            else weighted_summary(correct, losses, sizes, weights)
+            else weighted_summary(correct, losses, sizes, weights, int((self.federation.sizes > 0).sum()))
         )
+        shares = np.ones(len(who)) if weights is None else weights
+        sets = self._sets("all", who, np.zeros(len(who)), shares)
+        return {
+            **found,
+            "accuracy_se_samples": float(sets.standard_error(found["accuracy_mean"]).sum()),
+            "distinct_test_samples": int(sets.distinct.sum()),
+            "estimated_from": len(who) if estimate else None,
+            **self._by_group(state, who, correct, losses, shares, estimate),
+            "perplexity_mean": self._perplexities(who, losses, weights),
+        }
+
+    def _by_group(
+        self,
+        state: ServerState,
+        who: NDArray[np.int64],
+        correct: NDArray[np.int64],
+        losses: NDArray[np.float64],
+        weights: NDArray[np.float64],
+        estimate: bool,
+    ) -> dict[str, float]:
+        """The variances within and between planted groups and clusters; keep the rows of ``groups.csv``."""
+        sizes, variances = self.federation.predictions[who], {}
+        self._tested_groups = []
+        for kind, labels in self._divisions(state).items():
+            groups = ByGroup.of(correct, losses, sizes, labels[who], weights)
+            variances[f"{kind}_var_within"] = groups.within
+            variances[f"{kind}_var_between"] = groups.between
+            if len(groups.ids) > MOST_GROUPS:
+                continue
+            sets = self._sets(kind, who, labels[who], weights)
+            errors = sets.standard_error(groups.accuracy_mean)
+            for place, row in enumerate(groups.rows()):
+                members = (labels == row["id"]) & (self.federation.sizes > 0)
+                self._tested_groups.append(
+                    {
+                        "round": state.round - 1,
+                        "kind": kind,
+                        **row,
+                        "clients": int(members.sum()),
+                        "distinct_test_samples": int(sets.distinct[place]),
+                        "accuracy_se_samples": float(errors[place]),
+                        "estimated_from": row["clients"] if estimate else None,
+                    }
+                )
+        return variances
+
+    def _perplexities(
+        self, who: NDArray[np.int64], losses: NDArray[np.float64], weights: NDArray[np.float64] | None
+    ) -> float | None:
+        """Record the perplexities of clients with texts; their mean."""
         if not self.federation.samples.tokens:
-            return {**over, "perplexity_mean": None}
-        found = perplexity(losses, sizes)
+            return None
+        found = perplexity(losses, self.federation.predictions[who])
         known = ~np.isnan(found)
         tested = who[known]
+        self.perplexity = self.perplexity.copy()
         self.perplexity[0, tested] = found[known]
-        self.perplexity[1, tested] = np.fmin(self.perplexity[1, tested], found[known])
+        if weights is None:
+            self.perplexity[1, tested] = np.fmin(self.perplexity[1, tested], found[known])
         shares = None if weights is None else weights[known]
-        mean = float(np.average(found[known], weights=shares)) if known.any() else None
-        return {**over, "perplexity_mean": mean}
+        return float(np.average(found[known], weights=shares)) if known.any() else None
+
+    def _divisions(self, state: ServerState) -> dict[str, NDArray[np.int64]]:
+        """By what accuracies are told apart: the planted group and the cluster of each client ``(N,)``."""
+        planted, found = self.federation.groups, state.assignment
+        return {
+            **({} if planted is None else {"group": planted}),
+            **({"cluster": found} if state.clustered else {}),
+        }
+
+    def _sets(
+        self,
+        kind: str,
+        who: NDArray[np.int64],
+        labels: NDArray[np.generic],
+        weights: NDArray[np.float64],
+    ) -> TestSets:
+        """What the groups of the tested clients are tested on; computed again only when they change."""
+        testable = self.federation.predictions[who] > 0
+        who, labels, weights = who[testable], labels[testable], weights[testable]
+        asked, known = np.concatenate([who, labels, weights]), self._test_sets.get(kind)
+        if known is None or known[0] is not self.federation or not np.array_equal(known[1], asked):
+            total = len(self.federation.samples.y_test)
+            sets = TestSets.of(self.federation.test.take(who), labels, total, weights)
+            known = self._test_sets[kind] = self.federation, asked, sets
+        return known[2]
 
     def round(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Record a round, completed by its bytes."""
@@ -178,11 +305,17 @@ class Records:
             "bytes_down": self.ledger.total(round=number, direction="down"),
         }
         self.rounds.append(complete)
-        self.run.append_round(complete)
+        self.run.append_rows("rounds.csv", [complete])
+        if self._tested_groups:
+            self.groups += self._tested_groups
+            self.run.append_rows("groups.csv", self._tested_groups)
+            self._tested_groups = []
         if self._board is not None:
+            estimates = complete.get("estimated_from") is not None
             for name in _SCALARS:
                 if complete.get(name) is not None:
-                    self._board.add(name, complete[name], number)
+                    tag = f"estimated/{name}" if estimates and name.startswith(_TESTS) else name
+                    self._board.add(tag, complete[name], number)
             self._board.flush()
         return complete
 
@@ -228,23 +361,47 @@ class Records:
             "accuracy_median",
             "accuracy_worst10",
             "accuracy_var",
+            "accuracy_se",
+            "group_var_within",
+            "group_var_between",
+            "cluster_var_within",
+            "cluster_var_between",
             "perplexity_mean",
+            "distinct_test_samples",
+            "accuracy_se_samples",
         )
+        present = self.federation.sizes > 0
+        tests = self.federation.test.sizes[present]
+        best = [
+            row["accuracy_mean"]
+            for row in tested
+            if row.get("estimated_from") is None and row.get("stage") == last.get("stage")
+        ]
         fallbacks = {}
         if self._tested_with is not None:
             elsewhere = self._tested_with != state.assignment
-            fallbacks = {"fallbacks": int(elsewhere[self.federation.sizes > 0].sum())}
+            fallbacks = {"fallbacks": int(elsewhere[present].sum())}
         return {
             "rounds": state.round,
             "clients": self.federation.clients,
             "clusters": self.clusters_in_use(state),
             **fallbacks,
             **{name: last.get(name) for name in names},
-            "accuracy_mean_best": max((row["accuracy_mean"] for row in tested), default=None),
+            "client_test_samples": [int(tests.min()), float(np.median(tests)), int(tests.max())],
+            "accuracy_mean_best": max(best, default=None),
             "ari": self.ari(state),
             "bytes_up": self.ledger.total(direction="up"),
             "bytes_down": self.ledger.total(direction="down"),
+            **{f"by_{kind}": self._last_groups(kind, last.get("round")) for kind in ("group", "cluster")},
         }
+
+    def _last_groups(self, kind: str, round: int | None) -> list[dict[str, Any]]:
+        """The rows of ``groups.csv`` of one round and kind, without what is the same in all of them."""
+        return [
+            {name: value for name, value in row.items() if name not in ("round", "kind", "estimated_from")}
+            for row in self.groups
+            if row["round"] == round and row["kind"] == kind
+        ]
 
     def save(self, state: ServerState) -> tuple[dict[str, NDArray[np.generic]], dict[str, Any]]:
         """Arrays and tables for a checkpoint after ``state.round`` rounds."""
@@ -256,6 +413,7 @@ class Records:
         }
         tables = {
             "rounds": [row for row in self.rounds if row["round"] < state.round],
+            "groups": [row for row in self.groups if row["round"] < state.round],
             "timeline": [entry for entry in self.timeline if entry["round"] < state.round],
             "diagnostics": [row for row in self.diagnostics if row["round"] < state.round],
             "communication": [vars(t) for t in self.ledger.transfers if t.round < state.round],
@@ -267,6 +425,7 @@ class Records:
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
         self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
+        self.groups = list(tables.get("groups", ()))  # older checkpoints have none
         self.diagnostics = list(tables["diagnostics"])
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
 

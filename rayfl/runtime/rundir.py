@@ -5,6 +5,7 @@ runs/<name>-<algorithm>-<time>/
   config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
   normalisation.json how the models take inputs: (x * factor - mean) / std, for ever after
   rounds.csv         one row a round              clients.csv        one row a client, best and last
+  groups.csv         one row a tested round and planted group or cluster
   clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
   checkpoints/       state and models             models/            final models, one safetensors file each
   events.out.*       TensorBoard                  report.html        plots and tables
@@ -35,6 +36,7 @@ from rayfl.runtime import files
 
 ROUND_COLUMNS = (
     "round",
+    "stage",
     "seconds",
     "clients",
     "clusters",
@@ -46,13 +48,41 @@ ROUND_COLUMNS = (
     "accuracy_worst10",
     "accuracy_best10",
     "accuracy_var",
+    "accuracy_se",
+    "accuracy_se_samples",
+    "group_var_within",
+    "group_var_between",
+    "cluster_var_within",
+    "cluster_var_between",
     "loss_mean",
     "perplexity_mean",
+    "distinct_test_samples",
+    "estimated_from",
     "ari",
     "bytes_up",
     "bytes_down",
     "failures",
 )
+"""Of ``rounds.csv``. ``stage`` counts the rounds with events so far. ``estimated_from`` is the number of
+clients that were tested in place of all, where the metrics are estimates; empty where all were tested."""
+
+GROUP_COLUMNS = (
+    "round",
+    "kind",
+    "id",
+    "clients",
+    "test_samples",
+    "distinct_test_samples",
+    "accuracy_mean",
+    "accuracy_var",
+    "accuracy_se",
+    "accuracy_se_samples",
+    "loss_mean",
+    "estimated_from",
+)
+"""Of ``groups.csv``: what the metrics of a round are in each planted group (``kind`` group) or cluster."""
+
+_COLUMNS = {"rounds.csv": ROUND_COLUMNS, "groups.csv": GROUP_COLUMNS}
 
 
 class RunDirectory:
@@ -152,13 +182,13 @@ class RunDirectory:
         path = self.path / name
         return json.loads(path.read_text()) if path.is_file() else None
 
-    def write_rounds(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """``rounds.csv`` anew."""
-        files.write(self.path / "rounds.csv", _csv(rows, header=True))
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """``rounds.csv`` or ``groups.csv`` anew."""
+        files.write(self.path / name, _csv(_COLUMNS[name], rows, header=True))
 
-    def append_round(self, row: Mapping[str, Any]) -> None:
-        """One more row of ``rounds.csv``."""
-        files.append(self.path / "rounds.csv", _csv([row], header=False))
+    def append_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        """More rows of ``rounds.csv`` or ``groups.csv``."""
+        files.append(self.path / name, _csv(_COLUMNS[name], rows, header=False))
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
         """A CSV file."""
@@ -166,12 +196,12 @@ class RunDirectory:
 
     def read_frame(self, name: str) -> pd.DataFrame:
         """A CSV file of the run."""
-        return pd.read_csv(self.path / name)
+        return pd.read_csv(self.path / name, float_precision="round_trip")  # the default is an ulp off
 
 
-def _csv(rows: Sequence[Mapping[str, Any]], header: bool) -> str:
+def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, ROUND_COLUMNS, lineterminator="\n")
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
     if header:
         writer.writeheader()
     for row in rows:

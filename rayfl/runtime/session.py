@@ -69,6 +69,11 @@ class Result:
         return RunDirectory(self.path).read_frame("rounds.csv")
 
     @cached_property
+    def groups(self) -> pd.DataFrame:
+        """Accuracy by planted group and by cluster: one row each in every round with tests."""
+        return RunDirectory(self.path).read_frame("groups.csv")
+
+    @cached_property
     def clients(self) -> pd.DataFrame:
         """One row a client: size, group, cluster, accuracy last and best."""
         return RunDirectory(self.path).read_frame("clients.csv")

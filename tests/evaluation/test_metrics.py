@@ -19,6 +19,7 @@ def test_four_clients_by_hand():
             "accuracy_worst10": 25.0,
             "accuracy_best10": 100.0,
             "accuracy_var": (12.5**2 + 37.5**2 + 37.5**2 + 12.5**2) / 4,
+            "accuracy_se": math.sqrt((12.5**2 + 37.5**2 + 37.5**2 + 12.5**2) / 3 / 4),
             "loss_mean": 0.9,
         }
     )
@@ -54,6 +55,10 @@ def test_no_test_samples_at_all():
 def test_impossible_counts_are_refused(correct: list[int], sizes: list[int]):
     with pytest.raises(ValueError, match="between 0 and the test sizes"):
         accuracy(correct, sizes)
+
+
+def test_one_client_has_no_standard_error():
+    assert math.isnan(summary([3], [0.0], [4])["accuracy_se"])
 
 
 def test_perplexity_by_hand():

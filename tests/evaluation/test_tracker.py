@@ -34,6 +34,14 @@ def test_unknown_accuracy_changes_nothing():
     assert tracker.best_round.tolist() == [0, -1]
 
 
+def test_an_estimate_is_no_best():
+    """Clients that are tested in place of all would otherwise have more chances than others."""
+    tracker = BestLast.start(2).update(0, [0, 1], [50.0, 50.0]).update(1, [0], [80.0], estimate=True)
+    assert tracker.last.tolist() == [80.0, 50.0]
+    assert tracker.best.tolist() == [50.0, 50.0]
+    assert tracker.best_round.tolist() == [0, 0]
+
+
 @pytest.mark.parametrize(("ids", "values"), [([1, 1], [1.0, 2.0]), ([0, 1], [1.0])])
 def test_ambiguous_updates_are_refused(ids: list[int], values: list[float]):
     with pytest.raises(ValueError, match="each client"):

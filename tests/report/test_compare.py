@@ -1,5 +1,7 @@
 """Comparing runs."""
 
+import html
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,7 +11,7 @@ from matplotlib.figure import Figure
 
 from rayfl.errors import RayflError
 from rayfl.report import figures
-from rayfl.report.compare import compare_table, write_comparison
+from rayfl.report.compare import compare_table, differences, write_comparison
 from rayfl.report.files import RunFiles
 from rayfl.report.html import write_report
 
@@ -59,6 +61,88 @@ def test_unknown_columns_are_left_out_and_gaps_marked(make_run: MakeRun, tmp_pat
     text = write_comparison([with_rounds, without], tmp_path / "c.html").read_text()
     assert "worst 10 %" not in text
     assert "<picture>" not in text
+
+
+def change(run: Path, old: str, new: str) -> Path:
+    text = (run / "config.yaml").read_text()
+    assert old in text
+    (run / "config.yaml").write_text(text.replace(old, new))
+    return run
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ("seed: 3", "seed: 4", "seed: 3 (one, same); 4 (two)"),
+        ("name: digits", "name: svhn", "data: digits (one, same); svhn (two)"),
+        ("clients: 4", "clients: 5", "partition.clients: 4 (one, same); 5 (two)"),
+        (
+            "name: label_skew, clients: 4",
+            "name: shards, clients: 4, size: 9",
+            "partition: label_skew (one, same); shards (two)",
+        ),
+        ("events: []", "events: [{round: 1}]", "events: [] (one, same); [{'round': 1}] (two)"),
+    ],
+)
+def test_runs_over_different_clients_or_data_are_not_ranked(
+    make_run: MakeRun, tmp_path: Path, old: str, new: str, line: str
+):
+    one, same, two = (
+        change(make_run(name), "seed: 3", "seed: 3\nevents: []") for name in ("one", "same", "two")
+    )
+    runs = [one, same, change(two, old, new)]
+    assert differences(runs[:2]) == []
+    assert "Not ranked" not in write_comparison(runs[:2], tmp_path / "a.html").read_text()
+    assert differences(runs) == [line]
+    page = html.unescape(write_comparison(runs, tmp_path / "b.html").read_text())
+    assert page.index("Not ranked") < page.index(f"<li>{line}</li>") < page.index("<table>")
+
+
+def test_the_same_settings_over_other_contents(make_run: MakeRun):
+    """A file that was changed; where it lies makes no difference."""
+    one, two = make_run("one"), make_run("two")
+    for run, data in ((one, "aa"), (two, "bb")):
+        (run / "environment.json").write_text(json.dumps({"data": data}))
+        change(run, "{name: digits}", f"{{name: npz, path: {run}/x.npz}}")
+    assert differences([one, two]) == ["contents of the dataset: aa (one); bb (two)"]
+    (two / "environment.json").write_text(json.dumps({"data": "aa"}))
+    assert differences([one, two]) == []
+
+
+def test_estimates_are_marked_and_no_best(make_run: MakeRun, tmp_path: Path):
+    estimated, whole = make_run("one"), make_run("two")
+    rounds = pd.read_csv(estimated / "rounds.csv").assign(estimated_from=[8, None, 8, 8, None])
+    rounds.to_csv(estimated / "rounds.csv", index=False)
+    table = compare_table([estimated, whole])
+    assert table["accuracy_mean_max"].tolist() == [None, 90.0]
+    assert table["estimated_from"].tolist() == [8.0, None]
+    page = write_comparison([estimated, whole], tmp_path / "c.html").read_text()
+    assert '<td class="n">≈ 85.0 %</td>' in page
+    assert '<td class="n">≈ 65.0 %</td>' in page
+    assert "≈ marks an estimate" in page
+    assert "≈" not in write_comparison([whole], tmp_path / "d.html").read_text()
+
+
+def test_planted_groups_side_by_side(make_run: MakeRun, tmp_path: Path):
+    one, two = make_run("one"), make_run("two")
+    lines = ["round,kind,id,clients,accuracy_mean,accuracy_var,estimated_from"]
+    for run, (a, b) in ((one, (91.0, 80.0)), (two, (70.0, 60.0))):
+        rows = ["0,group,0,3,10.0,1.0,", f"3,group,0,3,{a},1.25,", f"3,group,1,1,{b},0.0,1"]
+        (run / "groups.csv").write_text("\n".join(lines + rows))
+    rounds = pd.read_csv(two / "rounds.csv").assign(accuracy_se=2.25, distinct_test_samples=1359)
+    rounds.to_csv(two / "rounds.csv", index=False)
+    page = write_comparison([one, two], tmp_path / "c.html").read_text()
+    assert '<td class="n">85.0 % ± 2.2</td>' in page
+    cells = [
+        "<td>two</td>",
+        '<td class="n">2.2</td>',
+        '<td class="n">1,359</td>',
+        '<td class="n">70.0 % (1.2)</td>',
+        '<td class="n">≈ 60.0 % (0.0)</td>',
+    ]
+    assert "".join(cells) in page
+    change(two, "seed: 3", "seed: 4")
+    assert "70.0 % (1.2)" not in write_comparison([one, two], tmp_path / "c.html").read_text()
 
 
 def test_lines_of_many_runs_differ(make_run: MakeRun):

@@ -46,7 +46,10 @@ def test_headline_by_hand(run_dir: Path):
         "seed": 3, "clients": 4, "rounds": 5,
         "accuracy_mean": 85.0, "accuracy_weighted": 86.0, "accuracy_median": 87.0,
         "accuracy_worst10": 65.0, "accuracy_best10": 99.0, "accuracy_var": 120.0, "loss_mean": 0.7,
-        "perplexity_mean": None,
+        "accuracy_se": None, "accuracy_se_samples": None, "distinct_test_samples": None,
+        "group_var_within": None, "group_var_between": None,
+        "cluster_var_within": None, "cluster_var_between": None,
+        "perplexity_mean": None, "estimated_from": None,
         "last_round": 3, "accuracy_mean_max": 90.0, "max_round": 2,
         "accuracy_client_best": (70 + 99 + 100 + 91) / 4,
         "finetuned_accuracy_mean": None,
@@ -81,12 +84,74 @@ def test_clusters_against_groups(run_dir: Path):
     assert table[at + 2] == ["5", "2", "88.0 %", "88.0 %", "88.0 %", "1", "1"]
 
 
-def test_estimates_from_a_few_clients_are_called_so(run_dir: Path):
-    said = "estimates from 200 clients that stand for all"
+def with_columns(run_dir: Path, **columns: list[object]) -> None:
+    """Columns of ``rounds.csv`` as newer versions write them; tested were rounds 0, 2 and 3 of 5."""
+    frame = pd.read_csv(run_dir / "rounds.csv").assign(**columns)
+    frame.to_csv(run_dir / "rounds.csv", index=False)
+
+
+def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Path):
+    said = "Hollow points are estimates from 200 clients that stand for all"
     assert said not in write_report(run_dir).read_text()
-    with (run_dir / "config.yaml").open("a") as file:
-        file.write("evaluation: {coreset: 200}\n")
-    assert said in write_report(run_dir).read_text()
+    with_columns(run_dir, estimated_from=[200, None, 200, None, None])
+    page = write_report(run_dir).read_text()
+    assert said in page
+    assert ["Accuracy, mean over clients", "85.0 %", "85.0 % (round 3)"] in rows(page)  # 90 was an estimate
+    assert sum("estimate from a few clients" in image for image in images(page)) == 2
+    # A run that was stopped has none but estimates.
+    with_columns(run_dir, estimated_from=[200, None, 200, 200, None])
+    table = rows(write_report(run_dir).read_text())
+    assert ["", "last evaluation (round 3), estimated from 200 clients", "best"] in table
+    assert ["Accuracy, mean over clients", "≈ 85.0 %", "–"] in table
+
+
+def test_the_best_is_one_since_the_last_event(run_dir: Path):
+    with_columns(run_dir, stage=[0, 0, 0, 1, 1])
+    headline = RunFiles.read(run_dir).headline()
+    assert (headline["accuracy_mean_max"], headline["max_round"]) == (85.0, 3)
+    with_columns(run_dir, stage=[0, 0, 0, 0, 1])  # and there was no test since
+    assert RunFiles.read(run_dir).headline()["accuracy_mean_max"] is None
+
+
+def test_standard_errors_and_what_was_tested_stand_beside_the_accuracy(run_dir: Path):
+    columns = {"accuracy_se": 5.5, "accuracy_se_samples": 2.25, "distinct_test_samples": 1359}
+    with_columns(run_dir, **{name: [value] * 5 for name, value in columns.items()})
+    table = rows(write_report(run_dir).read_text())
+    assert ["Its standard error over clients", "5.5 %", ""] in table
+    assert ["Its standard error over test samples", "2.2 %", ""] in table
+    assert ["Distinct test samples", "1,359", ""] in table
+    assert ["Test samples of a client, least to most", "20 to 20", ""] in table
+
+
+GROUPS = """\
+round,kind,id,clients,test_samples,distinct_test_samples,accuracy_mean,accuracy_var,accuracy_se,\
+accuracy_se_samples,loss_mean,estimated_from
+0,group,0,3,60,50,60.0,9.0,2.1,6.5,1.2,
+0,group,1,1,20,20,40.0,0.0,,9.5,2.2,
+3,group,0,3,60,50,84.0,4.5,1.5,5.2,0.6,
+3,group,1,1,20,20,88.0,0.0,,7.3,0.9,
+3,cluster,0,2,40,30,82.0,2.0,1.0,6.0,0.7,
+3,cluster,5,2,40,35,88.0,0.0,0.0,5.5,0.7,
+"""
+
+
+def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path):
+    (run_dir / "groups.csv").write_text(GROUPS)
+    parts = {"group_var_within": 3.375, "group_var_between": 3.0}
+    with_columns(run_dir, **{name: [value] * 5 for name, value in parts.items()})
+    page = write_report(run_dir).read_text()
+    assert titles(page)[:3] == ["Accuracy over rounds", "Accuracy by planted group", "Accuracy by cluster"]
+    table = rows(page)
+    columns = ["clients", "test samples", "mean accuracy", "± clients", "± samples"]
+    at = table.index(["group", *columns, "variance, %²", "test loss"])
+    assert table[at + 1] == ["0", "3", "50", "84.0 %", "1.5", "5.2", "4.50", "0.6000"]
+    assert table[at + 2] == ["1", "1", "20", "88.0 %", "–", "7.3", "0.00", "0.9000"]
+    assert ["5", "2", "35", "88.0 %", "0.0", "5.5", "0.00", "0.7000"] in table
+    assert (
+        "Of the variance over all clients, 6.38 %², 3.38 lie within planted groups and 3.00 between" in page
+    )
+    assert sum("group 1" in image for image in images(page)) == 2  # its curve, on light and on dark pages
+    assert ["Variance within planted groups, %²", "3.4", ""] in table
 
 
 def test_clients_that_left_do_not_count(run_dir: Path):

@@ -58,7 +58,7 @@ def whole() -> dict[str, Result]:
 def _whole(whole: dict[str, Result], settings: dict[str, Any], method: str) -> Result:
     if method not in whole:
         found = whole[method] = run(eventful(settings, method))
-        _ = found.rounds, found.clients, found.communication, found.clusters, found.summary
+        _ = found.rounds, found.clients, found.communication, found.clusters, found.summary, found.groups
     return whole[method]
 
 
@@ -74,11 +74,16 @@ def test_those_who_are_there_take_part_and_are_tested(
     last = clients.loc[there, "accuracy_last"]
     assert result.rounds["accuracy_mean"].iloc[-1] == pytest.approx(last.mean())
     assert clients.loc[1, "n"] == clients.loc[1, "test_samples"] == 0
-    # It keeps what it reached while it was there.
-    assert np.isfinite(clients.loc[1, "accuracy_last"])
-    assert clients.loc[1, "best_round"] <= 2
-    assert clients.loc[8, "best_round"] >= 2
-    assert clients["accuracy_last"].notna().all()
+    # What it reached while it was there was measured beside other clients; the means are of those present.
+    assert clients.loc[1, ["accuracy_last", "accuracy_best"]].isna().all()
+    assert clients.loc[1, "best_round"] == -1
+    assert clients.loc[there, "accuracy_last"].notna().all()
+    assert clients["accuracy_last"].mean() == pytest.approx(result.summary["accuracy_mean"])
+    # A best is one of the rounds since the last event, before which other clients had other data.
+    assert (clients.loc[there, "best_round"] >= 5).all()
+    assert result.rounds["stage"].tolist() == [0, 0, 1, 2, 3, 4, 4]
+    best = result.rounds["accuracy_mean"][5:].max()
+    assert result.summary["accuracy_mean_best"] == pytest.approx(best)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -322,7 +327,7 @@ def test_newcomers_who_find_nobody_there(method: str, settings: dict[str, Any]) 
     ]
     result = run({**settings, "algorithm": method, **DESERTED[method], "events": events})
     assert result.rounds["clients"].tolist() == [6, 3, 3]
-    assert result.clients["accuracy_last"].notna().all()
+    assert result.clients["accuracy_last"].notna().tolist() == [False] * 6 + [True] * 3
 
 
 @pytest.mark.parametrize("method", ["pacfl", "mt_hfl", "flt"])

@@ -30,6 +30,7 @@ def assert_same(first: Result, second: Result) -> None:
         first.rounds.drop(columns="seconds"), second.rounds.drop(columns="seconds"), check_exact=True
     )
     pd.testing.assert_frame_equal(first.clients, second.clients, check_exact=True)
+    pd.testing.assert_frame_equal(first.groups, second.groups, check_exact=True)
     pd.testing.assert_frame_equal(first.communication, second.communication, check_exact=True)
     assert first.clusters == second.clusters
 
@@ -57,7 +58,7 @@ def _inline(inline: dict[str, Result], settings: dict[str, Any], method: str) ->
             inline[method].clients,
             inline[method].communication,
         )  # read before tmp goes
-        _ = inline[method].clusters, inline[method].summary
+        _ = inline[method].clusters, inline[method].summary, inline[method].groups
     return inline[method]
 
 

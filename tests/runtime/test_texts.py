@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch.nn import functional
 
 from rayfl.config import load
-from rayfl.coresets.clients import client_coreset, client_graph
+from rayfl.coresets.clients import client_graph, evaluation_coreset
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
 from rayfl.runtime.asking import histograms
@@ -110,7 +110,7 @@ def test_the_perplexity_of_a_few_clients_is_weighted_like_their_accuracy(words: 
     """13 clients of one topic, for whom 5 stand, and one each of three others."""
     words = {**words, "rounds": 2, "partition": {"name": "domains", "clients_per_domain": [13, 1, 1, 1]}}
     stages, _ = build(load(words))
-    core = client_coreset(client_graph(histograms(stages[0].federation)), 8, seed=words["seed"])
+    core = evaluation_coreset(client_graph(histograms(stages[0].federation)), 8, seed=words["seed"])
     assert core.weights.max() > 2 * core.weights.min()
     few = run({**words, "evaluation": {"coreset": 8}})
     every = run({**words, "rounds": 1}).clients

@@ -1,0 +1,152 @@
+"""Accuracy by cluster and by planted group, and how its variance divides into within and between.
+
+For clients with weights ``w_i`` that sum to 1 (``1 / N`` each if all are tested), accuracies ``a_i`` and
+groups ``g``, with ``W_g``, ``m_g`` and ``v_g`` a group's weight, mean and variance and ``m`` the mean of all,
+the law of total variance says
+
+    sum_i w_i (a_i - m)^2  =  sum_g W_g v_g  +  sum_g W_g (m_g - m)^2
+          total            =      within     +       between
+
+A method that serves every group well and the groups alike has both small. One that serves each client of a
+group alike, but one group better than another, has a small variance within and a large one between.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rayfl.data.base import Ragged
+from rayfl.evaluation.metrics import accuracy
+
+
+@dataclass(frozen=True)
+class ByGroup:
+    """The tests of clients, group by group (``G`` groups by rising label). Build it with :meth:`of`.
+
+    Attributes:
+        ids: the labels ``(G,)``.
+        weights: the share of each group, ``(G,)``, sum 1.
+        clients: tested clients, ``(G,)``.
+        test_samples: their test samples, ``(G,)``; those that clients share count for each of them.
+        accuracy_mean, accuracy_var: over the clients of the group, percent and percent squared, ``(G,)``.
+        accuracy_se: standard error of the mean over clients, ``(G,)``; NaN for one client.
+        loss_mean: mean over clients of their mean loss, ``(G,)``.
+    """
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    clients: NDArray[np.int64]
+    test_samples: NDArray[np.int64]
+    accuracy_mean: NDArray[np.float64]
+    accuracy_var: NDArray[np.float64]
+    accuracy_se: NDArray[np.float64]
+    loss_mean: NDArray[np.float64]
+
+    @classmethod
+    def of(
+        cls,
+        correct: ArrayLike,
+        loss_sums: ArrayLike,
+        sizes: ArrayLike,
+        labels: ArrayLike,
+        weights: ArrayLike | None = None,
+    ) -> ByGroup:
+        """Divide clients into groups.
+
+        Args:
+            correct: correctly classified test samples of each client, ``(n,)``.
+            loss_sums: sum of each client's sample losses, ``(n,)``.
+            sizes: test samples of each client, ``(n,)``; clients without any count in no group.
+            labels: the group of each client, ``(n,)``.
+            weights: how much each client counts, ``(n,)``; default: all the same.
+        """
+        sizes_n = np.asarray(sizes, np.float64)
+        weights_n = np.ones(len(sizes_n)) if weights is None else np.asarray(weights, np.float64)
+        tested = (sizes_n > 0) & (weights_n > 0)
+        ids, group = np.unique(np.asarray(labels, np.int64)[tested], return_inverse=True)
+        values, size = accuracy(correct, sizes_n)[tested], sizes_n[tested]
+        losses, share = np.asarray(loss_sums, np.float64)[tested] / size, weights_n[tested]
+        share = share / share.sum()
+
+        def total(of_n: NDArray[np.float64]) -> NDArray[np.float64]:
+            return np.bincount(group, of_n, len(ids)).astype(np.float64)
+
+        weight_G, clients_G = total(share), np.bincount(group, minlength=len(ids))
+        mean_G = total(share * values) / weight_G
+        var_G = total(share * (values - mean_G[group]) ** 2) / weight_G
+        squares_G = total(share**2) / weight_G**2  # 1 / n for n equal clients
+        several = clients_G > 1
+        se_G = np.full(len(ids), np.nan)
+        se_G[several] = np.sqrt((var_G * squares_G)[several] / (1 - squares_G[several]))
+        loss_G = total(share * losses) / weight_G
+        return cls(ids, weight_G, clients_G, total(size).astype(np.int64), mean_G, var_G, se_G, loss_G)
+
+    @property
+    def within(self) -> float:
+        """The variance within groups, percent squared; NaN without clients."""
+        return float(self.weights @ self.accuracy_var) if len(self.ids) else float("nan")
+
+    @property
+    def between(self) -> float:
+        """The variance between groups, percent squared; NaN without clients."""
+        mean = self.weights @ self.accuracy_mean
+        return float(self.weights @ (self.accuracy_mean - mean) ** 2) if len(self.ids) else float("nan")
+
+    def rows(self) -> list[dict[str, float | int]]:
+        """One row a group: all but the weights."""
+        names = [name for name in vars(self) if name not in ("ids", "weights")]
+        columns = {"id": self.ids, **{name: getattr(self, name) for name in names}}
+        lists = [column.tolist() for column in columns.values()]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*lists, strict=True)]
+
+
+@dataclass(frozen=True)
+class TestSets:
+    """The test samples that the clients of each group have together. Build it with :meth:`of`.
+
+    Clients share test samples: 100 clients with 200 each may have 500 images in all, and one image that is
+    misclassified lowers the accuracy of all who have it. An average over many clients may so be less certain
+    than it looks.
+
+    Attributes:
+        distinct: distinct test samples ``(G,)``, by rising label.
+        effective: ``1 / sum_j u_j^2`` ``(G,)``, where ``u_j`` is the weight of sample j in the mean accuracy
+            of the group, ``sum_j u_j = 1``: as many samples of equal weight are as informative.
+    """
+
+    __test__ = False  # the name does not make it a test
+
+    distinct: NDArray[np.int64]
+    effective: NDArray[np.float64]
+
+    @classmethod
+    def of(cls, tests: Ragged, labels: ArrayLike, samples: int, weights: ArrayLike | None = None) -> TestSets:
+        """Count the samples.
+
+        Args:
+            tests: the test samples of each client, ``n`` lists of (virtual) ids, none empty.
+            labels: the group of each client, ``(n,)``.
+            samples: size of the test set; the same image under other labels is one image.
+            weights: how much each client counts, ``(n,)``; default: all the same.
+        """
+        names, group = np.unique(np.asarray(labels), return_inverse=True)
+        weights_n = np.ones(len(group)) if weights is None else np.asarray(weights, np.float64)
+        share = weights_n / np.bincount(group, weights_n)[group] / tests.sizes  # of one sample of a client
+        cells = np.repeat(group * samples, tests.sizes) + tests.values % samples
+        u = np.bincount(cells, np.repeat(share, tests.sizes), len(names) * samples).reshape(-1, samples)
+        return cls((u > 0).sum(axis=1).astype(np.int64), 1.0 / (u**2).sum(axis=1))
+
+    def standard_error(self, accuracy_mean: ArrayLike) -> NDArray[np.float64]:
+        """Standard error of mean accuracies over test samples, percent, ``(G,)``.
+
+        How much a mean would vary if other test samples were drawn and the clients stayed: binomial, with the
+        effective number of samples.
+
+        Args:
+            accuracy_mean: of each group in percent ``(G,)``.
+        """
+        p = np.asarray(accuracy_mean, np.float64)
+        return np.asarray(np.sqrt(np.maximum(0.0, p * (100.0 - p)) / self.effective))
