@@ -7,7 +7,8 @@
 
 Every algorithm of a seed has the same partition. All runs share one connection to Ray
 (``execution.backend=inline`` needs none). ``--out`` gets ``runs.csv`` (a row a run), ``table.csv`` and
-``table.md`` (a row an algorithm: mean and standard deviation over the seeds), and the run directories.
+``table.md`` (a row an algorithm: mean and standard deviation over the seeds; where groups are planted also
+the accuracy of each and the variance of the clients within and between them), and the run directories.
 A run that is already there, finished, with the same config, is not run again: after a change of the code
 take another folder.
 """
@@ -38,6 +39,9 @@ METRICS = {
 }
 """The columns of the table: keys of ``summary.json`` and what they are called."""
 
+MOST_GROUPS = 12
+"""Planted groups with columns of their own."""
+
 
 def seeds_of(text: str) -> list[int]:
     """``"0-2,7"`` is 0, 1, 2, 7.
@@ -65,7 +69,11 @@ def run_all(configs: Sequence[Config]) -> Iterator[dict[str, Any]]:
         session.check(config)
     for i, config in enumerate(configs, 1):
         result = _finished(config) or session.run(config)
-        row = {"algorithm": config.algorithm.name, "seed": config.seed, **result.summary}
+        summary = {name: value for name, value in result.summary.items() if not isinstance(value, list)}
+        groups = result.summary.get("by_group") or []
+        for group in groups if len(groups) <= MOST_GROUPS else []:
+            summary[f"accuracy_group_{group['id']}"] = group["accuracy_mean"]
+        row = {"algorithm": config.algorithm.name, "seed": config.seed, **summary}
         accuracy = f"accuracy {row['accuracy_mean']:.1f} %, worst tenth {row['accuracy_worst10']:.1f} %"
         print(f"{i}/{len(configs)}  {row['algorithm']}, seed {row['seed']}: {accuracy}", flush=True)
         yield {**row, "path": str(result.path)}
@@ -81,6 +89,16 @@ def _finished(config: Config) -> session.Result | None:
         if all(settings[key] == wanted[key] for key in wanted if key != "output"):
             return result
     return None
+
+
+def metrics_of(runs: pd.DataFrame) -> dict[str, str]:
+    """:data:`METRICS`, and of planted groups the accuracy of each and the variance within and between."""
+    groups = [name for name in runs.columns if name.startswith("accuracy_group_")]
+    return {
+        **METRICS,
+        **{name: f"group {name.rpartition('_')[2]} (%)" for name in groups},
+        **({"group_var_within": "within groups (%²)", "group_var_between": "between (%²)"} if groups else {}),
+    }
 
 
 def table(runs: pd.DataFrame, metrics: Mapping[str, str] = METRICS) -> pd.DataFrame:
@@ -138,11 +156,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Interrupted:
         print("stopped; the same command goes on after the last finished run", file=sys.stderr)
         return 130
-    summary = table(rows)
+    metrics = metrics_of(rows)
+    summary = table(rows, metrics)
+    text = markdown(summary, metrics)
     rows.to_csv(options.out / "runs.csv", index=False)
     summary.to_csv(options.out / "table.csv")
-    (options.out / "table.md").write_text(markdown(summary))
-    print(f"\n{markdown(summary)}\nwritten to {options.out}/: runs.csv, table.csv, table.md")
+    (options.out / "table.md").write_text(text)
+    print(f"\n{text}\nwritten to {options.out}/: runs.csv, table.csv, table.md")
     return 0
 
 

@@ -42,7 +42,12 @@ def test_the_table_holds_mean_and_spread_over_the_seeds(
     np.testing.assert_allclose(table.accuracy_mean_std["mt_hfl"], abs(first - second) / np.sqrt(2))
     assert table.ari["mt_hfl"] == 1.0
     assert np.isnan(table.ari["fedavg"])
+    parts = table.group_var_within + table.group_var_between
+    np.testing.assert_allclose(parts, table.accuracy_var)  # the law of total variance, and means are linear
+    shares = table[[f"accuracy_group_{i}" for i in range(3)]] @ [0.5, 0.3, 0.2]
+    np.testing.assert_allclose(shares, table.accuracy_mean)
     text = (tmp_path / "table.md").read_text()
+    assert "group 0 (%) | group 1 (%) | group 2 (%) | within groups (%²) | between (%²) |" in text
     assert f"| mt_hfl | 2 | {(first + second) / 2:.2f} ± " in text
     assert text in capsys.readouterr().out
 

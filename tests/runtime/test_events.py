@@ -108,6 +108,10 @@ def test_stopped_in_the_round_of_an_event_and_resumed(
     finally:
         backend.close()
     assert Checkpoint.load(checkpoints(directory.path / "checkpoints")[-1]).state.round == stop
+    # What is written of the stopped run is from before the event.
+    stopped = Result(directory.path)
+    assert len(stopped.rounds) == stop
+    assert stopped.clients["accuracy_last"].mean() == pytest.approx(stopped.rounds["accuracy_mean"].iloc[-1])
     assert_same(_whole(whole, settings, method), resume(directory.path))
 
 
