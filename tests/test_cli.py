@@ -297,11 +297,15 @@ def test_run_beside(finished, tmp_path):
     assert answer.out.count("round   2/2") == 3
     # the table: one row a method in the order asked for, the clusters of the one that clusters
     rows = [line.split("│")[1:-1] for line in answer.out.splitlines() if "│" in line]
-    cells = [[cell.strip() for cell in row] for row in rows]
+    cells, groups = ([[cell.strip() for cell in row] for row in part] for part in (rows[:3], rows[3:]))
     assert [row[0] for row in cells] == ["mt_hfl", "fedavg", "solo"]
     assert cells[0][1:3] == ["3", "1.00"]
     assert cells[1][1:3] == ["–", "–"]
     assert cells[2][6:8] == ["0 B", "0 B"]
+    # and one row a planted group, with a column a method
+    names = ["0, 10 clients", "1, 6 clients", "2, 4 clients", "variance within", "variance between"]
+    assert [row[0] for row in groups] == names
+    assert {len(row) for row in groups} == {4}
     # the same partition
     sizes = [pd.read_csv(run / "clients.csv")[["n", "group", "test_samples"]] for run in runs]
     assert sizes[0].equals(sizes[1])
@@ -351,6 +355,19 @@ def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path):
     assert answer.code == 0
     assert (tmp_path / "page" / "side.html").is_file()
     assert len(pd.read_csv(tmp_path / "page" / "side.csv")) == 3
+    assert "not ranked" not in answer.out
+    assert "planted group" in answer.out
+
+    config = runs[1] / "config.yaml"
+    config.write_text(config.read_text().replace("\nseed: 0\n", "\nseed: 7\n"))
+    answer = rayfl("compare", *map(str, runs), "--out", "page/side.html")
+    others = f"{runs[0].name}, {runs[2].name}"
+    lines = answer.out.splitlines()
+    assert lines[0].startswith("not ranked: these runs do not have the same clients with the same data")
+    assert lines[1] == f"  seed: 0 ({others}); 7 ({runs[1].name})"
+    assert lines[2].startswith("┏")
+    assert "planted group" not in answer.out  # the groups are others
+    assert "Not ranked" in (tmp_path / "page" / "side.html").read_text()
 
     (runs[2] / "summary.json").unlink()
     answer = rayfl("compare", *map(str, runs), "--out", "other.html")
