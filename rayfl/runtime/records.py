@@ -106,7 +106,6 @@ class Records:
         """Take back what a round entered that was not completed."""
         self.federation, self.best_last = before.federation, before.best_last
         self.perplexity, self.ledger = before.perplexity, before.ledger
-        self._write_clusters()
 
     def ari(self, state: ServerState) -> float | None:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
@@ -321,6 +320,7 @@ class Records:
 
     def write_tables(self, state: ServerState) -> None:
         """``communication.csv`` and ``clients.csv``: O(N), so only when a run ends or stops."""
+        self._write_clusters()  # the groups of a round that was taken back may be there
         self.run.write_frame("communication.csv", self.ledger.to_frame())
         if self.diagnostics:
             self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
