@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
 from rayfl.clustering.config import Clustering
 from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition
-from rayfl.data.events import Event
+from rayfl.data.events import Event, Outage
 from rayfl.errors import ConfigError, nearest
 from rayfl.local import OBJECTIVES, LocalObjective
 from rayfl.models import MODELS, Model
@@ -49,7 +49,7 @@ else:
 
 _FOR_SOME = {
     "clustering": tuple(Clustering.model_fields),
-    "hierarchy": ("common_layers", "global_every", "weights"),
+    "hierarchy": ("common_layers", "global_every", "weights", "edges"),
 }
 """Settings that only the methods use whose ``takes`` names the section."""
 
@@ -179,7 +179,9 @@ class Config(Section):
     sampling: SamplingChoice = Field(
         default_factory=lambda: SAMPLINGS["uniform"](), description="who takes part in a round"
     )
-    events: tuple[Event, ...] = Field((), description="clients that join, leave or drift during the run")
+    events: tuple[Event, ...] = Field(
+        (), description="what happens during the run: clients join, leave or drift, servers drop out"
+    )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="when clients are tested")
     execution: Execution = Field(default_factory=Execution, description="where it runs")
     output: Output = Field(default_factory=Output, description="what is written")
@@ -214,13 +216,19 @@ class Config(Section):
             given = getattr(self, section)
             idle = [key for key in keys if getattr(given, key) != getattr(type(given)(), key)]
             if idle:
-                takers = ", ".join(name for name, part in ALGORITHMS.items() if section in part.takes)
-                raise ConfigError(
-                    f"{section}.{idle[0]}",
-                    f"would do nothing with {self.algorithm.name}",
-                    f"leave it out, or take an algorithm that uses it: {takers}",
-                )
+                raise self._idle(f"{section}.{idle[0]}", section)
+        for place, event in enumerate(self.events):
+            if isinstance(event, Outage) and "hierarchy" not in self.algorithm.takes:
+                raise self._idle(f"events.{place}", "hierarchy")
         return self
+
+    def _idle(self, where: str, section: str) -> ConfigError:
+        takers = ", ".join(name for name, part in ALGORITHMS.items() if section in part.takes)
+        return ConfigError(
+            where,
+            f"would do nothing with {self.algorithm.name}",
+            f"leave it out, or take an algorithm that uses it: {takers}",
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to ``config.yaml``."""

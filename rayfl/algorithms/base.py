@@ -37,7 +37,7 @@ from rayfl.algorithms.contract import (
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
 from rayfl.settings import Section
-from rayfl.training import LocalWork
+from rayfl.training import LocalWork, complement
 from rayfl.training.observations import Observation
 
 if TYPE_CHECKING:
@@ -205,17 +205,27 @@ def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
 
 
 def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
-    """The GPS averages the common layers of ``hierarchy`` over all LPSs every kappa rounds."""
-    hierarchy, models = setup.hierarchy, state.models
+    """The GPS averages layers over the LPSs every kappa rounds: the common layers of ``hierarchy`` over all,
+    the other layers over the edges of each cluster."""
+    hierarchy, edges = setup.hierarchy, setup.edges
+    number = 1 if edges is None else int(edges.max()) + 1
+    cluster, edge = np.divmod(np.arange(state.models * number), number)
     common = hierarchy.common(setup.spec)
-    if not common:
+    layers = [(common, np.zeros_like(cluster))] if common else []
+    own = complement(common, setup.spec.P)
+    if own and number > 1:
+        layers.append((own, cluster))
+    if not layers:
         return None
+    servers = cluster if edges is None else edge
+    out = [o.servers for o in setup.outages if o.round <= state.round < o.round + o.rounds]
+    due = (state.round + 1) % hierarchy.kappa(servers) == 0
+    due &= ~np.isin(servers, np.array([server for some in out for server in some], np.int64))
     weights = None
     if hierarchy.weights == "population":
-        held = np.bincount(state.assignment, setup.sizes, minlength=models)
-        weights = held.astype(np.float64)
-    due = np.full(models, (state.round + 1) % hierarchy.global_every == 0)
-    return GlobalStep(((common, np.zeros(models, np.int64)),), due, weights)
+        of = state.assignment * number + (0 if edges is None else edges)
+        weights = np.bincount(of, setup.sizes, minlength=len(cluster)).astype(np.float64)
+    return GlobalStep(tuple(layers), due, weights)
 
 
 def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = None) -> NDArray[np.int64]:

@@ -6,8 +6,10 @@ model, ``n_i`` training samples of client ``i``.
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -17,9 +19,12 @@ from pydantic import Field, field_validator
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.data.events import Outage
+from rayfl.errors import ConfigError
 from rayfl.local import LocalObjective
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
+from rayfl.random import generator
 from rayfl.sampling import Sampling
 from rayfl.settings import Section
 from rayfl.training import Segments, Training
@@ -30,15 +35,35 @@ if TYPE_CHECKING:
 Split = Literal["train", "validation", "test"]
 """A part of a client's data."""
 
+Kappa = Annotated[int, Field(ge=1)]
+
 
 class Hierarchy(Section):
-    """The servers: one local parameter server (LPS) a cluster, one global one (GPS) above them."""
+    """The servers: local parameter servers (LPS), and a global one (GPS) above them.
+
+    Every cluster has an LPS; with ``edges`` it has one at each edge, a place whose clients share a server
+    whatever their clusters (client-edge-cloud). A global round averages all layers over the edges of a
+    cluster, and the common layers over all LPSs.
+    """
 
     common_layers: Annotated[int, Field(ge=0)] | Literal["none", "all"] | tuple[str, ...] = Field(
         "none",
         description="layers that the GPS averages over all clusters: how many first ones, or their names",
     )
-    global_every: int = Field(1, ge=1, description="local rounds between two global rounds (kappa)")
+    global_every: Kappa | Annotated[tuple[Kappa, ...], Field(min_length=1)] = Field(
+        1,
+        description="local rounds between two global rounds (kappa); or a list, one for each edge (without "
+        "edges: each cluster), of which the last holds for all further ones",
+    )
+    edges: (
+        Annotated[int, Field(ge=1)]
+        | Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)]
+        | Path
+    ) = Field(
+        1,
+        description="places with servers of their own: how many (clients are dealt to them at random), or "
+        "the edge of each client as a list or a CSV file with a column 'edge'",
+    )
     weights: Literal["participated", "population"] = Field(
         "participated",
         description="weight of an LPS in a global round: the training samples that took part since its last "
@@ -57,6 +82,29 @@ class Hierarchy(Section):
             raise ValueError("give 'all', 'none', a number of layers or their names, not true or false")
         return (value,) if isinstance(value, str) and value not in ("none", "all") else value
 
+    def place(self, clients: int, seed: int) -> NDArray[np.int64]:
+        """The edge of each client ``(N,)``. Drawn edges have equally many clients, or one more.
+
+        Raises:
+            ConfigError: if not every client has an edge, or there are fewer clients than edges.
+        """
+        if isinstance(self.edges, int):
+            if self.edges > clients:
+                raise ConfigError("hierarchy.edges", f"{self.edges} edges for {clients} clients", "use fewer")
+            order = generator(seed, "edges").permutation(clients)
+            return np.argsort(order, kind="stable") % self.edges
+        edges = _read_edges(self.edges) if isinstance(self.edges, Path) else np.array(self.edges, np.int64)
+        if len(edges) != clients:
+            raise ConfigError(
+                "hierarchy.edges", f"names the edges of {len(edges)} clients", f"the partition has {clients}"
+            )
+        return edges
+
+    def kappa(self, servers: NDArray[np.int64]) -> NDArray[np.int64]:
+        """kappa of some edges (or clusters), by their numbers."""
+        each = np.array([self.global_every] if isinstance(self.global_every, int) else self.global_every)
+        return np.asarray(each[np.minimum(servers, len(each) - 1)], np.int64)
+
     def common(self, spec: ModelSpec) -> Segments:
         """The common layers as ranges of the flat parameter vector.
 
@@ -72,14 +120,31 @@ class Hierarchy(Section):
         return tuple(spec.segment(self.common_layers))
 
 
+def _read_edges(path: Path) -> NDArray[np.int64]:
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            edges = np.array([int(row["edge"]) for row in csv.DictReader(file)], np.int64)
+    except OSError as error:
+        raise ConfigError("hierarchy.edges", f"{path} cannot be read: {error.strerror}") from None
+    except (KeyError, TypeError, ValueError):
+        edges = np.array([-1])
+    if not len(edges) or edges.min() < 0:
+        raise ConfigError(
+            "hierarchy.edges", f"{path} needs a column 'edge' with numbers from 0, a row a client"
+        )
+    return edges
+
+
 @dataclass(frozen=True)
 class GlobalStep:
     """What the GPS averages over the LPSs after a round, and with which weights.
 
+    There are L LPSs: ``K E`` with E edges, that of cluster k at edge e has number ``k E + e``.
+
     Attributes:
-        layers: ranges of the parameter vector, each with the group ``(K,)`` in which an LPS averages them.
-        due: the LPSs that take part ``(K,)``; what the others have trained counts when they do.
-        weights: of the LPSs ``(K,)``; None for the training samples that took part in each since its last
+        layers: ranges of the parameter vector, each with the group ``(L,)`` in which an LPS averages them.
+        due: the LPSs that take part ``(L,)``; what the others have trained counts when they do.
+        weights: of the LPSs ``(L,)``; None for the training samples that took part in each since its last
             global step.
     """
 
@@ -102,6 +167,8 @@ class Setup:
         local: the clients' local objective.
         order: the order of a client's samples.
         sampling: who is asked to take part in a round.
+        edges: the edge of each client ``(N,)``; None for a single one.
+        outages: when LPSs cannot reach the GPS.
     """
 
     clients: int
@@ -115,6 +182,8 @@ class Setup:
     local: LocalObjective
     order: Ordering
     sampling: Sampling
+    edges: NDArray[np.int64] | None = None
+    outages: tuple[Outage, ...] = ()
 
     @property
     def present(self) -> NDArray[np.int64]:

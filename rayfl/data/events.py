@@ -23,15 +23,20 @@ from rayfl.settings import Section
 
 
 class BaseEvent(Section):
-    """What all events have: when, and whom they concern.
+    """What all events have: when."""
+
+    name: str = ""
+
+    round: int = Field(ge=1, description="after how many rounds it happens")
+
+
+class ClientEvent(BaseEvent):
+    """What happens to clients, and to whom.
 
     ``clients`` are named or counted; ``group`` and ``fraction`` narrow down among whom. A number or a
     fraction is drawn at random; a group alone means all of it.
     """
 
-    name: str = ""
-
-    round: int = Field(ge=1, description="after how many rounds it happens")
     clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None, description="how many clients, drawn at random, or the ids of the clients"
     )
@@ -50,7 +55,7 @@ class BaseEvent(Section):
         return None
 
     @model_validator(mode="after")
-    def _one_way(self) -> BaseEvent:
+    def _one_way(self) -> ClientEvent:
         named = isinstance(self.clients, tuple)
         if named and (self.group is not None or self.share is not None):
             raise ValueError("clients that are named need neither group nor fraction")
@@ -64,7 +69,7 @@ class BaseEvent(Section):
         return True
 
 
-class Join(BaseEvent):
+class Join(ClientEvent):
     """Join: clients that were not there from the start come in, with the data that the partition gave them.
 
     The partition's number of clients counts the newcomers too; they wait with their share of the data.
@@ -78,7 +83,7 @@ class Join(BaseEvent):
         return not self.returning
 
 
-class Leave(BaseEvent):
+class Leave(ClientEvent):
     """Leave: clients go away; their data wait for them."""
 
     name: Literal["leave"] = "leave"
@@ -90,7 +95,7 @@ class Leave(BaseEvent):
         return self.fraction
 
 
-class Drift(BaseEvent):
+class Drift(ClientEvent):
     """Drift: the data of clients change while they keep their numbers of samples.
 
     - ``new_classes``: their samples give way to as many samples of classes that they did not have;
@@ -133,10 +138,20 @@ class Drift(BaseEvent):
         return self
 
 
+class Outage(BaseEvent):
+    """Outage: local servers miss global rounds. They train on, and what they train counts in the next one."""
+
+    name: Literal["outage"] = "outage"
+    servers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        min_length=1, description="numbers of the edges, or of the clusters where there are no edges"
+    )
+    rounds: int = Field(1, ge=1, description="for how many rounds")
+
+
 if TYPE_CHECKING:
     Event = BaseEvent
 else:
-    Event = Annotated[Union[Join, Leave, Drift], Field(discriminator="name")]  # noqa: UP007
+    Event = Annotated[Union[Join, Leave, Drift, Outage], Field(discriminator="name")]  # noqa: UP007
 
 
 @dataclass(frozen=True)
@@ -205,7 +220,7 @@ def build_stages(
 
     first = population
     steps: list[tuple[int, Population, tuple[Ids, Ids, Ids]]] = []
-    for after in sorted({event.round for event in events}):
+    for after in sorted({event.round for event in events if isinstance(event, ClientEvent)}):
         before, drifts = population.active, []
         for place, event in enumerate(events):
             if event.round != after:
@@ -214,7 +229,7 @@ def build_stages(
                 drifts.append((place, event))
             elif isinstance(event, Join):
                 population = _join(population, event, place, newcomers.get(place), seed)
-            else:
+            elif isinstance(event, Leave):
                 population = _leave(population, event, place, seed)
         population, drifted = _drift(population, drifts, shares)
         now = population.active
@@ -328,7 +343,7 @@ def _join(population: Population, event: Join, place: int, newcomers: Ids | None
     return population.came(newcomers)
 
 
-def _leave(population: Population, event: BaseEvent, place: int, seed: int) -> Population:
+def _leave(population: Population, event: Leave, place: int, seed: int) -> Population:
     ids = choose(event, place, population.active, population.groups, generator(seed, "event", place))
     population = population.left(ids)
     if not population.active.any():
@@ -440,7 +455,7 @@ def permutation(count: int, rng: np.random.Generator) -> Ids:
 
 
 def choose(
-    event: BaseEvent, place: int, among: NDArray[np.bool_], groups: Ids | None, rng: np.random.Generator
+    event: ClientEvent, place: int, among: NDArray[np.bool_], groups: Ids | None, rng: np.random.Generator
 ) -> Ids:
     """Whom an event concerns, ascending ids.
 

@@ -16,7 +16,7 @@ from rayfl.config import Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data import Federation
-from rayfl.data.events import Stage
+from rayfl.data.events import Outage, Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
@@ -98,6 +98,7 @@ class Driver:
             clients_per_actor=config.execution.clients_per_actor,
             tolerate=config.execution.tolerate_failures,
             batch_size=config.evaluation.batch_size,
+            edges=config.hierarchy.place(self.stages[0].federation.clients, config.seed),
         )
         self._nothing = self.servers.snapshot()
         self.records = self._blank()
@@ -112,7 +113,7 @@ class Driver:
         self.stage = stage
         federation = self.stages[stage].federation
         self.federation = self.servers.federation = self.records.federation = federation
-        self.setup = setup_of(self.config, federation, self.host.spec)
+        self.setup = setup_of(self.config, federation, self.host.spec, self.servers.edges)
 
     def run(self) -> dict[str, Any]:
         """Run all rounds that are left; the summary.
@@ -223,7 +224,7 @@ class Driver:
             index: self.backend.put(self.host.hide(self.host.spec.initial(index=index)))
             for index in set(starts)
         }
-        self.servers.models = [models[index] for index in starts]
+        self.servers.begin([models[index] for index in starts])
         return self.algorithm.begin(self.setup)
 
     def _resume(self) -> ServerState | None:
@@ -274,7 +275,7 @@ class Driver:
         state = self._regroup(state, algorithm.recluster(self.setup, state, clients))
         cohort = algorithm.cohort(self.setup, state, clients)
         state = algorithm.select(self.setup, state, cohort, clients)
-        plan = algorithm.plan(self.setup, state, cohort)
+        plan = self.servers.ordered(algorithm.plan(self.setup, state, cohort))
         turn = self._turn(state, plan)
         former = list(self.servers.models)
         report = self.servers.train(turn, self._progress(state.round))
@@ -325,7 +326,6 @@ class Driver:
             stage=self.stage,
             local=self.config.local,
             order=self.config.order,
-            members=np.bincount(state.assignment[setup.present], minlength=state.models),
             assignment=state.assignment,
             observation=seen,
             compares=observation is not None and observation.needs_models,
@@ -512,7 +512,7 @@ class Driver:
             tensors = {
                 name: t.contiguous() for name, t in self.host.spec.to_state_dict(vector.copy()).items()
             }
-            path = folder / f"model_{k}.safetensors"
+            path = folder / f"model_{self.servers.name(k)}.safetensors"
             with files.writing(path):
                 save_file({n: t.clone() for n, t in tensors.items()}, path)
         summary = {
@@ -562,8 +562,10 @@ def stage_of(stages: Sequence[Stage], round: int) -> int:
     return max(0, sum(stage.round <= round for stage in stages) - 1)
 
 
-def setup_of(config: Config, federation: Federation, spec: ModelSpec) -> Setup:
-    """What the algorithm may know of a run with this federation."""
+def setup_of(
+    config: Config, federation: Federation, spec: ModelSpec, edges: NDArray[np.int64] | None = None
+) -> Setup:
+    """What the algorithm may know of a run with this federation, and these edges of its clients."""
     return Setup(
         clients=federation.clients,
         sizes=federation.sizes,
@@ -576,6 +578,8 @@ def setup_of(config: Config, federation: Federation, spec: ModelSpec) -> Setup:
         local=config.local,
         order=config.order,
         sampling=config.sampling,
+        edges=edges,
+        outages=tuple(event for event in config.events if isinstance(event, Outage)),
     )
 
 

@@ -140,19 +140,22 @@ def _welcome(
     samples: Samples,
 ) -> pd.DataFrame:
     algorithm = config.algorithm
-    setup = setup_of(config, federation, host.spec)
+    newcomers = np.arange(first, federation.clients)
+    edges = config.hierarchy.place(first, config.seed)
+    edges = np.concatenate([edges, (newcomers - first) % (edges.max() + 1)])  # dealt in turn
     servers = Servers(
         backend,
         host.spec,
         federation,
         block_size=block_rule(config, federation, host),
         batch_size=config.evaluation.batch_size,
+        edges=edges,
     )
+    setup = setup_of(config, federation, host.spec, servers.edges)
     servers.models = [backend.put(row) for row in saved.models]
     servers.states = ClientStates.restore(backend, saved.state_clients, saved.state_rows)
     servers.updates = ClientStates.restore(backend, saved.update_clients, saved.update_rows)
     state = algorithm.grow(setup, saved.state)
-    newcomers = np.arange(first, federation.clients)
     work = config.training.work(max(0, state.round - 1), config.rounds)
 
     def turn(round: int) -> Round:

@@ -62,8 +62,8 @@ class Round:
         mixing: A, if it is known before training.
         stage: the federation's stage.
         local, order: the local objective, and the order of samples.
-        members: clients that each model has in all, ``(K,)``; for objectives with vectors at the servers.
-        assignment: the model of each client ``(N,)``; for objectives in whose average the absent count.
+        assignment: the model of each client ``(N,)``; for objectives with vectors at the servers, and those
+            in whose average the absent count.
         observation: what must be seen of the trained models to know A otherwise, by reference;
         compares: whether that looks at the servers' models too;
         mix: and what then gives A.
@@ -79,7 +79,6 @@ class Round:
     stage: int = 0
     local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
     order: Ordering = Shuffled()  # noqa: RUF009
-    members: NDArray[np.int64] | None = None
     assignment: NDArray[np.int64] | None = None
     observation: Ref = None
     compares: bool = False
@@ -98,6 +97,9 @@ class Round:
 class Servers:
     """The models at the servers and the states of the clients, all by reference, and what is done with them.
 
+    Callers number the models 0 to K - 1. With E edges each is kept E times, model k at edge e in place
+    ``k E + e`` of :attr:`models`, and clients meet the one at their edge.
+
     Args:
         backend: who does the work.
         spec: the model's flat layout.
@@ -106,6 +108,7 @@ class Servers:
         clients_per_actor: pins clients to actors if given.
         tolerate: clients that may fail in a round.
         batch_size: test samples in a forward pass.
+        edges: the edge of each client ``(N,)``; None, or all 0, for a single one.
     """
 
     def __init__(
@@ -118,10 +121,13 @@ class Servers:
         clients_per_actor: int | None = None,
         tolerate: int = 0,
         batch_size: int = 500,
+        edges: NDArray[np.int64] | None = None,
     ) -> None:
         self.backend, self.spec, self.federation = backend, spec, federation
         self.block_size, self.clients_per_actor = block_size, clients_per_actor
         self.tolerate, self.batch_size = tolerate, batch_size
+        self.edges = edges if edges is not None and edges.any() else None
+        self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
         self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
         # The weight that took part in each model since its last global step: (layers, K, 1), or
@@ -129,6 +135,26 @@ class Servers:
         self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
         self.states, self.updates = ClientStates(), ClientStates()
         self.graph: tuple[Federation, Graph] | None = None  # of the clients, and of which stage
+
+    def begin(self, models: Sequence[Ref]) -> None:
+        """Start from these K models, at every edge."""
+        self.models = [model for model in models for _ in range(self.places)]
+
+    def at(self, models: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these models are kept at the edges of these clients."""
+        return models if self.edges is None else models * self.places + self.edges[clients]
+
+    def name(self, place: int) -> str:
+        """The model's number, and behind it that of the edge if there are several."""
+        model, edge = divmod(place, self.places)
+        return f"{model}" if self.edges is None else f"{model}_edge_{edge}"
+
+    def ordered(self, plan: Plan) -> Plan:
+        """The plan sorted by (group, edge, id)."""
+        if self.edges is None:
+            return plan
+        order = np.lexsort((plan.cohort, self.at(plan.group, plan.cohort)))
+        return Plan(plan.cohort[order], plan.start[order], plan.group[order])
 
     def snapshot(self) -> dict[str, Any]:
         """Everything that a round changes, for :meth:`restore`."""
@@ -147,6 +173,7 @@ class Servers:
 
     def inherit(self, parents: NDArray[np.int64]) -> None:
         """The models and the servers' own vectors are now copies of these; they divide what was gathered."""
+        parents = (parents[:, None] * self.places + np.arange(self.places)).ravel()
         if self.gathered.size:
             self.gathered = self.gathered[:, parents] / np.bincount(parents)[parents][:, None]
         self.models = [self.models[parent] for parent in parents.tolist()]
@@ -161,6 +188,7 @@ class Servers:
         Raises:
             ClientError: if more than ``tolerate`` clients failed: the first of them.
         """
+        turn = self._at_edges(turn)
         plan, mixing = turn.plan, turn.mixing
         blocks = cut_blocks(plan, self.block_size(len(plan.cohort)), self.clients_per_actor)
         stateful = self._state_size(turn) > 0
@@ -197,6 +225,7 @@ class Servers:
             assert turn.mix is not None
             seen = [part.pop(0) for part in rest]
             mixing = turn.mix(self.backend.get(self.backend.call(_combine, turn.observation, *seen)))
+            mixing = self._mixed_at_edges(mixing, plan.cohort)
         assert mixing is not None
         if turn.updates:
             self._keep(self.updates, plan, blocks, [part.pop(0) for part in rest], failures)
@@ -210,7 +239,7 @@ class Servers:
             left = _without(mixing, plan, failures, turn.local)
             reduced = self._combine(left, shared, common, blocks, [s[0] for s in sent], absent)
         else:
-            members = turn.members if has_vectors else None
+            members = self._members(turn) if has_vectors else None
             scales = _scales(_without(mixing, plan, failures), turn.local) if failures else None
             reduced = self._reduce(shared, common, tasks, sent, members, absent, scales)
         if stateful:
@@ -228,6 +257,38 @@ class Servers:
                 up, down = self._share(step, common, facts)
         report = _report(plan, blocks, [answer[0] for answer in answers], failures, moved, mixing)
         return replace(report, gps_bytes_up=up, gps_bytes_down=down)
+
+    def _at_edges(self, turn: Round) -> Round:
+        """The round with the places of models instead of their numbers."""
+        if self.edges is None:
+            return turn
+        plan, assignment, mixing = turn.plan, turn.assignment, turn.mixing
+        start, group = self.at(plan.start, plan.cohort), self.at(plan.group, plan.cohort)
+        return replace(
+            turn,
+            plan=Plan(plan.cohort, start, group),
+            assignment=None if assignment is None else self.at(assignment, np.arange(len(assignment))),
+            mixing=None if mixing is None else self._mixed_at_edges(mixing, plan.cohort),
+        )
+
+    def _mixed_at_edges(self, mixing: Mixing, cohort: NDArray[np.int64]) -> Mixing:
+        """A with a row for each model and edge: clients contribute at their own."""
+        if self.edges is None:
+            return mixing
+
+        def at_edges(matrix: sp.csr_array) -> sp.csr_array:
+            entries = matrix.tocoo()
+            rows, columns = (np.asarray(axis, np.int64) for axis in entries.coords)
+            shape = matrix.shape[0] * self.places, matrix.shape[1]
+            return sp.csr_array((entries.data, (self.at(rows, cohort[columns]), columns)), shape=shape)
+
+        keep = None if mixing.keep is None else at_edges(mixing.keep)
+        return replace(mixing, weights=at_edges(mixing.weights), keep=keep)
+
+    def _members(self, turn: Round) -> NDArray[np.int64]:
+        """How many clients each model has ``(L,)``."""
+        assert turn.assignment is not None
+        return np.bincount(turn.assignment[self.federation.sizes > 0], minlength=len(self.models))
 
     def _fetch(self, reduced: Mapping[int, tuple[Ref, int | None]]) -> dict[int, Reduced]:
         """What the GPS may learn, by row: LPSs that combine several rows answer with a list."""
@@ -459,6 +520,7 @@ class Servers:
             Correctly classified test samples ``(n,)``, and sums of their losses ``(n,)`` in nats.
         """
         who = np.arange(len(assignment)) if clients is None else clients
+        assignment = self.at(assignment, np.arange(len(assignment)))
         # A client with personal layers has a model of its own, whatever it shares.
         own = bool(personal) or local.personal
         owner = who if own else assignment[who]
@@ -488,6 +550,7 @@ class Servers:
             ``(n,)``; NaN for clients without such samples.
         """
         some, assignment, own = ids.take(clients), np.zeros(len(ids), np.int64), personal or local.personal
+        models = self.at(models, clients)
         assignment[clients] = models
         plan = EvaluationPlan.of(clients if own else models, some, self.batch_size, batches=_PASSES)
         _, sums = self._pass(plan, assignment if own else None, part, personal, local)
@@ -505,9 +568,9 @@ class Servers:
         Returns:
             ``(n, K)``; NaN for clients without such samples.
         """
-        k, some = len(self.models), ids.take(clients)
+        k, some = len(self.models) // self.places, ids.take(clients)
         tiled = Ragged(np.tile(some.values, k), _tiled_offsets(some.sizes, k))
-        models = np.repeat(np.arange(k), len(clients))
+        models = self.at(np.repeat(np.arange(k), len(clients)), np.tile(clients, k))
         plan = EvaluationPlan.of(models, tiled, self.batch_size, batches=_PASSES)
         _, sums = self._pass(plan, None, part, (), SGD())
         with np.errstate(invalid="ignore"):
@@ -562,6 +625,7 @@ class Servers:
             ``clients``, and the rows ``(B, P)`` by reference.
         """
         size, stateful = self.block_size(len(clients)), self._state_size(turn) > 0
+        models = self.at(models, clients)
         tasks, blocks = [], []
         for first in range(0, len(clients), size):
             block = slice(first, first + size)

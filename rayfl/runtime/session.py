@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfl.config import Config, load
 from rayfl.data import Federation, Samples, fingerprint
 from rayfl.data import data_root as default_root
-from rayfl.data.events import Stage, build_stages
+from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.remarks import remarks
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
@@ -204,7 +204,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     )
     check_inputs(config.model, samples)
     spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
-    config.hierarchy.common(spec)  # a layer that the model lacks is refused here
+    check_hierarchy(config, spec, stages[0].federation.clients)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
     config.order.check(spec)
@@ -213,6 +213,23 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     engine, why = choose_engine(spec, config.training.engine)
     private, graphs = config.algorithm.private, config.training.cuda_graphs == "auto"
     return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, private, graphs)
+
+
+def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:
+    """Refuse common layers that the model lacks, and edges that do not fit the clients or the events.
+
+    Raises:
+        ConfigError
+    """
+    config.hierarchy.common(spec)
+    edges = int(config.hierarchy.place(clients, config.seed).max()) + 1
+    for place, event in enumerate(config.events):
+        if isinstance(event, Outage) and edges > 1 and max(event.servers) >= edges:
+            raise ConfigError(
+                f"events.{place}.servers",
+                f"there is no edge {max(event.servers)}",
+                f"they are 0 to {edges - 1}",
+            )
 
 
 def check_inputs(model: Model, samples: Samples) -> None:
