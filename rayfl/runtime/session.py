@@ -228,7 +228,7 @@ def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:
             raise ConfigError(
                 f"events.{place}.servers",
                 f"there is no edge {max(event.servers)}",
-                f"they are 0 to {edges - 1}",
+                f"use 0 to {edges - 1}",
             )
 
 

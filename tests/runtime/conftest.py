@@ -92,6 +92,13 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprox": {"algorithm": "fedavg", "local": {"name": "fedprox", "mu": 0.1}, **SAMPLED},
     "mt_hfl, fednova": {"algorithm": "mt_hfl", "local": "fednova", **TREE, **SAMPLED},
     "mt_hfl, scaffold": {"algorithm": "mt_hfl", "local": "scaffold", **TREE, **SAMPLED},
+    "hierfavg": {"hierarchy": {"edges": 4, "global_every": [2, 3]}, **SAMPLED},
+    "mt_hfl, edges": {
+        "algorithm": "mt_hfl",
+        "clustering": CLUSTERED["clustering"],
+        "hierarchy": {"common_layers": 1, "global_every": 2, "edges": 2},
+        **SAMPLED,
+    },
     "mtl": {"local": {"strength": 0.5}, **SAMPLED},
     "pacfl, mtl": {"algorithm": "pacfl", "local": {"name": "mtl", "strength": 0.5}, **CLUSTERED, **SAMPLED},
     "pacfl, scaffold": {"algorithm": "pacfl", "local": "scaffold", **CLUSTERED, **SAMPLED},

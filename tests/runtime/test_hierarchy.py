@@ -3,7 +3,7 @@ Algorithm 1) and HierFAVG (Liu et al., 2020, Algorithm 1)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,10 +14,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from rayfl.algorithms import GlobalStep
+from rayfl.algorithms import Algorithm, GlobalStep, Hierarchy
+from rayfl.algorithms.hierfavg import HierFAVG
 from rayfl.algorithms.mt_hfl import MTHFL
 from rayfl.config import load
 from rayfl.data.events import build_stages
+from rayfl.errors import ConfigError
+from rayfl.local.sgd import SGD
 from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.lps import Partial, Reduced, Weight
@@ -70,8 +73,9 @@ def reference(
     start: NDArray[np.float64],
     servers: Sequence[int],
     cohorts: Sequence[Sequence[int]],
-    kappa: int,
+    kappa: int | Sequence[int],
     weights: str = "participated",
+    out: Container[tuple[int, int]] = (),
 ) -> NDArray[np.float64]:
     """The models ``(L, P)`` of the local servers; all layers are common.
 
@@ -80,8 +84,9 @@ def reference(
         start: w_0.
         servers: of each client, its local server.
         cohorts: of each round, who trains.
-        kappa: local rounds between two global ones.
+        kappa: local rounds between two global ones, of all local servers or of each.
         weights: as ``hierarchy.weights``.
+        out: (round, server) that miss a global round.
     """
     local = [start] * (max(servers) + 1)
     since = [0] * len(local)
@@ -91,13 +96,14 @@ def reference(
             if mine:
                 local[k] = mean(mine)
                 since[k] += int(sum(n for _, n in mine))
-        if t % kappa == 0:
-            if weights == "population":
-                since = [
-                    sum(n for n, s in zip(data.sizes, servers, strict=True) if s == k)
-                    for k in range(len(local))
-                ]
-            local, since = [mean(list(zip(local, since, strict=True)))] * len(local), [0] * len(local)
+        every = [kappa] * len(local) if isinstance(kappa, int) else kappa
+        due = [k for k in range(len(local)) if t % every[k] == 0 and (t - 1, k) not in out]
+        if len(due) > 1:
+            held = [sum(n for n, s in zip(data.sizes, servers, strict=True) if s == k) for k in due]
+            counts = held if weights == "population" else [since[k] for k in due]
+            merged = mean([(local[k], n) for k, n in zip(due, counts, strict=True)])
+            for k in due:
+                local[k], since[k] = merged, 0
     return np.stack(local)
 
 
@@ -118,9 +124,11 @@ def last(result: Result) -> Checkpoint:
     return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
 
 
-def with_cohorts(monkeypatch: pytest.MonkeyPatch, cohorts: Sequence[Sequence[int]]) -> None:
+def with_cohorts(
+    monkeypatch: pytest.MonkeyPatch, cohorts: Sequence[Sequence[int]], method: type[Algorithm] = MTHFL
+) -> None:
     """Let these clients take part, round by round."""
-    monkeypatch.setattr(MTHFL, "cohort", lambda self, setup, state, clients: np.array(cohorts[state.round]))
+    monkeypatch.setattr(method, "cohort", lambda self, setup, state, clients: np.array(cohorts[state.round]))
 
 
 COHORTS = [[0, 1, 2, 4, 5, 7], [0, 3, 4, 5, 6, 8], [1, 2, 3, 4, 5, 6]]
@@ -176,6 +184,162 @@ def flat(settings: dict[str, Any]) -> dict[str, Any]:
     """The same by FedAvg, without the hierarchy."""
     left = {k: v for k, v in settings.items() if k not in ("clustering", "hierarchy")}
     return {**left, "algorithm": "fedavg"}
+
+
+# --- client, edge, cloud ------------------------------------------------------------------------------------
+
+EDGES = [0, 1, 2, 0, 1, 2, 0, 0, 1]
+
+
+@pytest.fixture
+def cloud(softmax: dict[str, Any]) -> dict[str, Any]:
+    """HierFAVG over three edges, whose clients are of all groups."""
+    return {**flat(softmax), "algorithm": "hierfavg", "rounds": 4, "hierarchy": {"edges": EDGES}}
+
+
+def test_hierfavg_is_the_papers_loop(cloud: dict[str, Any]) -> None:
+    """kappa_1 = 2 whole gradients, kappa_2 = 2 edge aggregations, weights |D_i| and |D_l|."""
+    config = load(cloud)
+    assert (config.hierarchy.global_every, config.hierarchy.weights) == (2, "population")
+    result = run(cloud)
+    expected = reference(Data(cloud), load_initial(cloud), EDGES, [range(9)] * 4, 2, "population")
+    np.testing.assert_allclose(last(result).models, expected, rtol=0, atol=4e-6)
+    assert gps_bytes(result) == {(t, way): 3 * 4 * P for t in (1, 3) for way in ("up", "down")}
+    models = sorted(path.name for path in (result.path / "models").iterdir())
+    assert models == [f"model_0_edge_{e}.safetensors" for e in range(3)]
+
+
+@pytest.mark.parametrize("weights", ["participated", "population"])
+def test_every_server_may_have_its_own_kappa_and_miss_a_round(
+    weights: str, cloud: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kappa 1, 2, 2; edge 1 is out in round 2 (from 0), so that edges 0 and 2 are alone or two."""
+    cohorts = [*COHORTS, COHORTS[0]]
+    with_cohorts(monkeypatch, cohorts, HierFAVG)
+    cloud["hierarchy"] = {"edges": EDGES, "global_every": [1, 2], "weights": weights}
+    cloud["events"] = [{"name": "outage", "round": 1, "servers": [1]}]
+    result = run(cloud)
+    out = [(1, 1)]
+    expected = reference(Data(cloud), load_initial(cloud), EDGES, cohorts, [1, 2, 2], weights, out)
+    np.testing.assert_allclose(last(result).models, expected, rtol=0, atol=4e-6)
+    sent = gps_bytes(result)
+    assert [sent.get((t, "down"), 0) // (4 * P) for t in range(4)] == [0, 2, 0, 3]
+
+
+def same_models(first: Result, second: Result) -> bool:
+    """Whether all models of both are one, bit for bit."""
+    return len({row.tobytes() for run in (first, second) for row in last(run).models}) == 1
+
+
+def test_one_edge_is_fedavg(cloud: dict[str, Any]) -> None:
+    sampled = {**cloud, "training": {"epochs": 2, "lr": 0.1, "participation": 0.7}}
+    assert same_models(run({**sampled, "hierarchy": {"edges": 1}}), run(flat(sampled)))
+
+
+def loop(settings: dict[str, Any], **changes: Any) -> Result:
+    """With the engine that trains a client to the same bits whatever its block is."""
+    training = {"epochs": 2, "lr": 0.1, "engine": "loop", **changes.pop("training", {})}
+    return run({**settings, **changes, "training": training})
+
+
+def test_a_cloud_that_averages_every_round_is_fedavg(cloud: dict[str, Any]) -> None:
+    every = loop(cloud, hierarchy={"edges": 4, "global_every": 1})
+    plain = loop(flat(cloud))
+    assert len(last(every).models) == 4
+    assert same_models(every, plain)
+    sampled = {"participation": 0.6}
+    counted = {"edges": 4, "global_every": 1, "weights": "participated"}
+    assert same_models(loop(cloud, hierarchy=counted, training=sampled), loop(flat(cloud), training=sampled))
+
+
+@pytest.mark.parametrize("common", ["all", 1, "none"])
+def test_clusters_crossed_with_edges(common: str | int, softmax: dict[str, Any]) -> None:
+    """Each round all servers: what is common is one everywhere, what is not is the cluster's, as without
+    edges, bit for bit. With kappa 2, after an odd round every server has a model of its own."""
+    two_layers = {**softmax, "model": {"name": "mlp", "hidden": [6]}}
+    hierarchy = {"common_layers": common, "global_every": 1}
+    plain = loop(two_layers, hierarchy=hierarchy)
+    crossed = loop(two_layers, hierarchy={**hierarchy, "edges": EDGES})
+    assert last(crossed).models.shape == (9, last(plain).models.shape[1])
+    np.testing.assert_array_equal(last(crossed).models, np.repeat(last(plain).models, 3, axis=0))
+    assert crossed.summary["accuracy_mean"] == plain.summary["accuracy_mean"]
+    seldom = loop(two_layers, hierarchy={**hierarchy, "edges": EDGES, "global_every": 2})
+    assert len(np.unique(last(seldom).models, axis=0)) == 9
+
+
+def test_clients_meet_the_models_of_their_edge(cloud: dict[str, Any]) -> None:
+    """IFCA with one cluster is HierFAVG; with two clients compare both at their edge."""
+    hierarchy = {**cloud["hierarchy"], "global_every": 3, "weights": "population"}
+    alone = loop(cloud, algorithm={"name": "ifca", "clusters": 1}, hierarchy=hierarchy)
+    edges = loop(cloud, hierarchy=hierarchy)
+    assert last(alone).models.tobytes() == last(edges).models.tobytes()
+    assert len(np.unique(last(edges).models, axis=0)) == 3
+    stages, host = build(load(cloud))
+    backend = InlineBackend()
+    try:
+        federation, who = stages[0].federation, np.arange(9)
+        backend.start((federation,), host)
+        servers = Servers(backend, host.spec, federation, block_size=lambda n: n, edges=np.array(EDGES))
+        servers.models = [host.spec.initial(index=i) for i in range(6)]  # two models at three edges
+        both = servers.losses(who, federation.train, "train")
+        for model in range(2):
+            one = servers.own_losses(who, 0 * who + model, federation.train, "train", (), SGD())
+            np.testing.assert_allclose(both[:, model], one, rtol=1e-6)
+            servers.places, servers.edges = 1, None
+            place = 3 * model + np.array(EDGES)
+            plain = servers.own_losses(who, place, federation.train, "train", (), SGD())
+            servers.places, servers.edges = 3, np.array(EDGES)
+            np.testing.assert_array_equal(one, plain)
+    finally:
+        backend.close()
+
+
+def test_edges_are_drawn_or_given(tmp_path: Path) -> None:
+    drawn = Hierarchy(edges=4).place(10, 0)
+    assert sorted(np.bincount(drawn).tolist()) == [2, 2, 3, 3]
+    assert (
+        drawn.tolist() == Hierarchy(edges=4).place(10, 0).tolist() != Hierarchy(edges=4).place(10, 1).tolist()
+    )
+    path = tmp_path / "places.csv"
+    path.write_text("client,edge\n0,1\n1,0\n2,1\n")
+    assert load({"algorithm": "pacfl"}, [f"hierarchy.edges={path}"]).hierarchy.place(3, 0).tolist() == [
+        1,
+        0,
+        1,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hierarchy": {"edges": 10}}, "hierarchy.edges: 10 edges for 9 clients; use fewer"),
+        (
+            {"hierarchy": {"edges": [0, 1]}},
+            "hierarchy.edges: names the edges of 2 clients; the partition has 9",
+        ),
+        (
+            {"hierarchy": {"edges": "nowhere.csv"}},
+            "hierarchy.edges: nowhere.csv cannot be read: No such file",
+        ),
+        ({"hierarchy": {"edges": __file__}}, "test_hierarchy.py needs a column 'edge' with numbers from 0"),
+        (
+            {"events": [{"name": "outage", "round": 1, "servers": [0, 3]}]},
+            "events.0.servers: there is no edge 3; use 0 to 2",
+        ),
+        (
+            {
+                "algorithm": "fedavg",
+                "hierarchy": {},
+                "events": [{"name": "outage", "round": 1, "servers": [0]}],
+            },
+            "events.0: would do nothing with fedavg; ",
+        ),
+    ],
+)
+def test_edges_that_do_not_fit(change: dict[str, Any], message: str, cloud: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build(load({**cloud, **change}))
+    assert message in str(caught.value)
 
 
 # --- the global step by hand: two servers, three numbers, the first two common ----------------------------

@@ -88,10 +88,17 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
         ("flis_hc", 2),
         ("flt", 3),
         ("mt_hfl, scaffold", 2),
+        ("mt_hfl, edges", 2),
         ("mtl", 3),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
-            for method, actors in (("fedavg", 3), ("pacfl", 2), ("fedsem", 3), ("mt_hfl, fednova", 3))
+            for method, actors in (
+                ("fedavg", 3),
+                ("pacfl", 2),
+                ("fedsem", 3),
+                ("mt_hfl, fednova", 3),
+                ("hierfavg", 3),
+            )
         ),
     ],
 )
