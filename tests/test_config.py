@@ -470,7 +470,7 @@ CLUSTERERS = "flis_hc, flt, mt_hfl, pacfl, pca_km_hc, random_clustering"
             {"algorithm": "cfl"},
             "hierarchy.common_layers=1",
             "hierarchy.common_layers: would do nothing with cfl; leave it out, or take an algorithm that "
-            f"uses it: {CLUSTERERS.replace('flt', 'flt, ifca')}",
+            f"uses it: {CLUSTERERS.replace('flt', 'flt, hierfavg, ifca')}",
         ),
         (
             {"algorithm": "fedsem"},

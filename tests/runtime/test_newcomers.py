@@ -38,6 +38,11 @@ METHODS: dict[str, dict[str, Any]] = {
         "algorithm": "pacfl",
         "clustering": {"grouping": "planted"},
     },
+    "pacfl at two edges": {
+        "algorithm": "pacfl",
+        "clustering": {"n_clusters": 3},
+        "hierarchy": {"edges": 2},
+    },
     "cfl": {"algorithm": CFL},
     "fedavg": {"algorithm": "fedavg"},
 }
