@@ -12,7 +12,8 @@ Whoever changes results on purpose records the table again and says why in the c
 The last bits of float32 training depend on the kernels that the libraries choose for the CPU. So the runs are
 made in a process of their own whose environment (:data:`PORTABLE`) makes PyTorch, MKL, oneDNN, OpenBLAS,
 NumPy, the C library and Numba take kernels that every x86-64 CPU has. The table holds for the versions of the
-libraries that it names (those of ``constraints.txt``) and for x86-64.
+libraries that it names (those of ``constraints.txt``) and for x86-64. It was recorded on an Intel CPU with
+AVX-512; three of the runs had the same hashes on an AMD EPYC that qemu emulated.
 
 The datasets are made here from scikit-learn's digits, so that nothing need be downloaded: small, with the
 shapes and the numbers of classes of the real ones, and not meant to be learnt.
