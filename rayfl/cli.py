@@ -1,4 +1,4 @@
-"""The command line: ``rayfl run | resume | partition | prepare | list | report | compare | doctor``."""
+"""The command line, ``rayfl run | resume | models | partition | prepare | list | report | compare | ...``."""
 
 from __future__ import annotations
 
@@ -356,6 +356,32 @@ def newcomers(
     )
     _say(f"{len(frame)} newcomers: mean {means}")
     _say(f"written: {_short(path / 'newcomers.csv')}")
+
+
+@app.command()
+def models(
+    path: Annotated[Path, typer.Argument(help="a run directory")],
+    clients: Annotated[
+        list[int] | None, typer.Argument(help="ids; all if left out", show_default=False)
+    ] = None,
+    finetuned: Annotated[bool, typer.Option("--finetuned", help="after evaluation.finetune_epochs")] = False,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="folder to write to; default: models/clients of the run")
+    ] = None,
+) -> None:
+    """Write the models with which clients were tested last, a .safetensors file each, from the checkpoint."""
+    from safetensors.torch import save_file
+
+    from rayfl.runtime.session import client_models
+
+    folder, number = out_folder or path / "models" / "clients", 0
+    for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
+        if number == 1:
+            size = sum(t.numel() * t.element_size() for t in tensors.values()) / 1e6
+            _say(f"{size:.3g} MB a client")
+            folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / f"client_{client}.safetensors")
+    _say(f"written: {number} models to {_short(folder)}")
 
 
 @app.command()

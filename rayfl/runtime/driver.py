@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
@@ -30,7 +31,7 @@ from rayfl.runtime.rundir import RunDirectory, clean
 from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.signing import facts
 from rayfl.runtime.states import ClientStates
-from rayfl.training import LocalWork, complement, length
+from rayfl.training import complement, length
 from rayfl.training.observations import Observation
 
 
@@ -422,11 +423,11 @@ class Driver:
             state = self.algorithm.select(self.setup, state, who, self._asking(state))
             self.records.selection(state)
         models = self._tested_with(state)
-        adaptation = self.algorithm.adaptation(self.setup, state)
-        if adaptation is None:
+        adapting = self._adapting(state, turn)
+        if adapting is None:
             correct, losses = self.servers.evaluate(models, turn.work.personal, turn.local, who)
         else:
-            correct, losses = self._adapted(models, turn, adaptation, who)
+            correct, losses, _ = self.servers.adapt(adapting, who, models[who])
         return state, self.records.evaluation(state, who, correct, losses, weights)
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
@@ -447,13 +448,53 @@ class Driver:
         self.records.tested_with(models if models is not state.assignment else None)
         return models
 
-    def _adapted(
-        self, models: NDArray[np.int64], turn: Round, work: LocalWork, who: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """Clients train their models on and test the result; right predictions and losses ``(n,)``."""
-        adapting = replace(turn, work=replace(work, personal=turn.work.personal))
-        correct, losses, _ = self.servers.adapt(adapting, who, models[who])
-        return correct, losses
+    def _adapting(self, state: ServerState, turn: Round, epochs: int | None = None) -> Round | None:
+        """How clients train their models on before a test; None if they do not.
+
+        Args:
+            state: before the test.
+            turn: the round that it ends.
+            epochs: of fine-tuning: where clients adapt before every test, that is how they train on.
+        """
+        work = self.algorithm.adaptation(self.setup, state)
+        if epochs is not None:
+            work = replace(work or turn.work, epochs=epochs)
+        return None if work is None else replace(turn, work=replace(work, personal=turn.work.personal))
+
+    def tested_models(
+        self, clients: Sequence[int] | None = None, finetuned: bool = False
+    ) -> Iterator[tuple[int, NDArray[np.float32]]]:
+        """The models ``(P,)`` with which clients of the newest checkpoint are tested, one after another.
+
+        Args:
+            clients: ids; None for all that are there.
+            finetuned: after ``evaluation.finetune_epochs``, as ``accuracy_finetuned`` has them.
+
+        Raises:
+            RayflError: if there is no checkpoint, or a client was not there.
+        """
+        self.backend.start(self._data, self.host)
+        state = self._resume()
+        if state is None:
+            raise RayflError(f"{self.run_dir.path}: has no checkpoint yet; let the run finish first")
+        present = self.setup.present
+        wanted = present if clients is None else np.unique(np.array(clients, np.int64))
+        missing = np.setdiff1d(wanted, present)
+        if len(missing):
+            raise RayflError(
+                f"{self.run_dir.path}: client {missing[0]} was not there after round {state.round}; "
+                f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
+            )
+        turn, models = self._last_turn(state), self._tested_with(state)
+        adapting = self._adapting(state, turn, self.config.evaluation.finetune_epochs if finetuned else None)
+        block = self.servers.block_size(len(present))
+        for first in range(0, len(wanted), block):
+            some = wanted[first : first + block]
+            if adapting is None:
+                rows = self.servers.client_models(some, models[some], turn.work.personal, turn.local)
+            else:
+                rows = self.servers.adapted_models(adapting, present, models[present], some)
+            yield from zip(some.tolist(), rows, strict=True)
 
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
         """Enter the round's model traffic into the ledger."""
@@ -509,12 +550,9 @@ class Driver:
         files.make(folder)
         models = self.host.reveal(checkpoint.models)
         for k, vector in enumerate(models):
-            tensors = {
-                name: t.contiguous() for name, t in self.host.spec.to_state_dict(vector.copy()).items()
-            }
             path = folder / f"model_{self.servers.name(k)}.safetensors"
             with files.writing(path):
-                save_file({n: t.clone() for n, t in tensors.items()}, path)
+                save_file(tensors_of(self.host.spec, vector), path)
         summary = {
             "algorithm": self.algorithm.name,
             **self.records.summary(state),
@@ -538,14 +576,16 @@ class Driver:
         epochs = self.config.evaluation.finetune_epochs
         if not epochs:
             return {}
-        plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
-        turn = self._turn(replace(state, round=max(0, state.round - 1)), plan)
-        models = self._tested_with(state)
-        present = self.setup.present
-        # Where clients adapt their models before every test, that is how they train on.
-        work = self.algorithm.adaptation(self.setup, state) or turn.work
-        correct, losses = self._adapted(models, turn, replace(work, epochs=epochs), present)
+        models, present = self._tested_with(state), self.setup.present
+        adapting = self._adapting(state, self._last_turn(state), epochs)
+        assert adapting is not None
+        correct, losses, _ = self.servers.adapt(adapting, present, models[present])
         return self.records.finetuned(present, correct, losses)
+
+    def _last_turn(self, state: ServerState) -> Round:
+        """The last complete round, without participants."""
+        plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
+        return self._turn(replace(state, round=max(0, state.round - 1)), plan)
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
@@ -560,6 +600,11 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 def stage_of(stages: Sequence[Stage], round: int) -> int:
     """Which of the stages a round belongs to."""
     return max(0, sum(stage.round <= round for stage in stages) - 1)
+
+
+def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:
+    """A model ``(P,)`` as the tensors of its module, each with memory of its own."""
+    return {name: t.clone().contiguous() for name, t in spec.to_state_dict(vector.copy()).items()}
 
 
 def setup_of(

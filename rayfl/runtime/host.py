@@ -22,7 +22,16 @@ from rayfl.local import Start
 from rayfl.models import ModelSpec
 from rayfl.ordering import Arrival
 from rayfl.random import key
-from rayfl.runtime.jobs import AdaptJob, EvalJob, EvalReport, HostSpec, SignJob, TrainJob, TrainReport
+from rayfl.runtime.jobs import (
+    AdaptJob,
+    EvalItem,
+    EvalJob,
+    EvalReport,
+    HostSpec,
+    SignJob,
+    TrainJob,
+    TrainReport,
+)
 from rayfl.runtime.lps import Partial, Weight
 from rayfl.training import (
     Batches,
@@ -257,6 +266,22 @@ class ClientHost:
             For every client how many of its test samples the new model gets right and the sum of their
             losses; then the updates ``(B, P)``.
         """
+        before, after = self._adapted(job, objects)
+        tests = self.stages[job.stage].test
+        correct, losses = [], []
+        for row, client in enumerate(job.clients.tolist()):
+            right, loss = self._test(after[row], "test", tests[client], job.batch_size)
+            correct.append(int(right.sum()))
+            losses.append(float(loss.sum()))
+        scores = np.array(correct, np.int64), np.array(losses, np.float64)
+        return scores, self._sent(_updates(after, before, self.spec)).cpu().numpy()
+
+    def adapted(self, job: AdaptJob, *objects: Any) -> NDArray[np.float32]:
+        """The models that :meth:`adapt` tests ``(B, P)``."""
+        return self._adapted(job, objects)[1].cpu().numpy()
+
+    def _adapted(self, job: AdaptJob, objects: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The clients' models before and after they trained on ``(B, P)``."""
         rows = self._gather(objects, job.start)
         states, fresh = self._states(job, objects, rows)
         own = states[:, : length(job.work.personal)]
@@ -265,18 +290,11 @@ class ClientHost:
         for row in range(len(rows)):
             if not fresh[row]:
                 rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
-        federation = self.stages[job.stage]
-        indices = federation.train.take(job.clients)
+        indices = self.stages[job.stage].train.take(job.clients)
         terms = Terms(mask=job.local.held(mine, fresh, self.spec))
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
         _raise_first(block, job.clients, job.round)
-        correct, losses = [], []
-        for row, client in enumerate(job.clients.tolist()):
-            right, loss = self._test(block.rows[row], "test", federation.test[client], job.batch_size)
-            correct.append(int(right.sum()))
-            losses.append(float(loss.sum()))
-        scores = np.array(correct, np.int64), np.array(losses, np.float64)
-        return scores, self._sent(_updates(block.rows, rows, self.spec)).cpu().numpy()
+        return rows, block.rows
 
     def _test(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
@@ -293,18 +311,27 @@ class ClientHost:
         """Forward passes over samples."""
         report = EvalReport()
         for item in job.items:
-            vector = self._received(objects[item.model])
-            if item.state is not None:
-                state = _tensor(objects[item.state[0]][item.state[1]])
-                own = length(job.personal)
-                vector = vector.clone()
-                scatter_(vector, job.personal, state[:own])
-                mine = state[own : own + job.local.state_size(self.spec)]
-                vector = job.local.client_model(vector, mine, self.spec)
-            right, loss = self._test(vector, job.part, item.samples, job.batch_size)
+            model = self._model(job, item, objects)
+            right, loss = self._test(model, job.part, item.samples, job.batch_size)
             report.correct.append(right)
             report.loss.append(loss)
         return report
+
+    def models(self, job: EvalJob, *objects: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+        """The models that :meth:`evaluate` tests, each ``(P,)``."""
+        return [self._model(job, item, objects).cpu().numpy() for item in job.items]
+
+    def _model(self, job: EvalJob, item: EvalItem, objects: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+        """A model of the servers, with what the client has of its own, as the client uses it."""
+        vector = self._received(objects[item.model])
+        if item.state is None:
+            return vector
+        state = _tensor(objects[item.state[0]][item.state[1]])
+        own = length(job.personal)
+        vector = vector.clone()
+        scatter_(vector, job.personal, state[:own])
+        mine = state[own : own + job.local.state_size(self.spec)]
+        return job.local.client_model(vector, mine, self.spec)
 
     def sign(self, job: SignJob, *objects: Any) -> tuple[NDArray[np.int64], list[NDArray[np.float32]]]:
         """The signatures of a block of clients, after how many numbers each sends ``(B,)``.

@@ -624,6 +624,64 @@ class Servers:
             Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: places in
             ``clients``, and the rows ``(B, P)`` by reference.
         """
+        blocks, tasks = self._adapting("adapt", turn, clients, models)
+        correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
+        updates: list[Ref] = [None] * len(tasks)
+        for index, (scores, ref) in self.backend.run(tasks):
+            correct[blocks[index]], losses[blocks[index]] = scores
+            updates[index] = ref
+        everyone = np.arange(len(clients))
+        return correct, losses, [(everyone[b], ref) for b, ref in zip(blocks, updates, strict=True)]
+
+    def client_models(
+        self, clients: NDArray[np.int64], models: NDArray[np.int64], personal: Segments, local: LocalObjective
+    ) -> NDArray[np.float32]:
+        """The models with which :meth:`evaluate` tests these clients ``(n, P)``, with what is their own.
+
+        Args:
+            clients: ids ``(n,)``.
+            models: the server's model of each ``(n,)``.
+            personal, local: as for :meth:`evaluate`.
+        """
+        used, place = np.unique(models, return_inverse=True)
+        refs: list[Ref] = []
+        located: tuple[State, ...] = (None,) * len(clients)
+        if personal or local.personal:
+            refs, located = self.states.locate(clients.tolist(), len(used))
+        items = tuple(
+            EvalItem(int(model), state, np.empty(0, np.int32))
+            for model, state in zip(place, located, strict=True)
+        )
+        objects = [*(self.models[k] for k in used.tolist()), *refs]
+        task = Task("models", (EvalJob(items, self.batch_size, personal, local), *objects), 1.0)
+        ((_, (rows,)),) = self.backend.run([task])
+        return np.stack(rows)
+
+    def adapted_models(
+        self, turn: Round, clients: NDArray[np.int64], models: NDArray[np.int64], wanted: NDArray[np.int64]
+    ) -> NDArray[np.float32]:
+        """The models that :meth:`adapt` tests, of those ``wanted`` among the clients ``(n, P)``.
+
+        They train in the same blocks, as what a client gets may depend on its block in the last bit.
+        """
+        blocks, tasks = self._adapting("adapted", turn, clients, models)
+        places = np.searchsorted(clients, wanted)
+        some = [
+            number
+            for number, block in enumerate(blocks)
+            if np.isin(range(block.start, block.stop), places).any()
+        ]
+        found = np.empty((len(wanted), self.spec.P), np.float32)
+        for index, (rows,) in self.backend.run([tasks[number] for number in some]):
+            block = blocks[some[index]]
+            inside = (block.start <= places) & (places < block.stop)
+            found[inside] = rows[places[inside] - block.start]
+        return found
+
+    def _adapting(
+        self, method: str, turn: Round, clients: NDArray[np.int64], models: NDArray[np.int64]
+    ) -> tuple[list[slice], list[Task]]:
+        """The blocks in which clients train on from these models, and the task of each."""
         size, stateful = self.block_size(len(clients)), self._state_size(turn) > 0
         models = self.at(models, clients)
         tasks, blocks = [], []
@@ -648,15 +706,10 @@ class Servers:
             )
             cost = float(self.federation.sizes[clients[block]].sum())
             much = self._work(clients[block], turn.work)
-            tasks.append(Task("adapt", (job, *objects), cost, returns=2, work=much))
+            returns = 2 if method == "adapt" else 1
+            tasks.append(Task(method, (job, *objects), cost, returns=returns, work=much))
             blocks.append(block)
-        correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
-        updates: list[Ref] = [None] * len(tasks)
-        for index, (scores, ref) in self.backend.run(tasks):
-            correct[blocks[index]], losses[blocks[index]] = scores
-            updates[index] = ref
-        everyone = np.arange(len(clients))
-        return correct, losses, [(everyone[b], ref) for b, ref in zip(blocks, updates, strict=True)]
+        return blocks, tasks
 
 
 _COMBINED = 1 << 23

@@ -29,7 +29,7 @@ from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.runtime.backend import Backend, InlineBackend
 from rayfl.runtime.connection import available, await_room, connect
-from rayfl.runtime.driver import CHANGEABLE, Driver, Event, Interrupted, block_rule
+from rayfl.runtime.driver import CHANGEABLE, Driver, Event, Interrupted, block_rule, tensors_of
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
@@ -87,6 +87,10 @@ class Result:
     def clusters(self) -> dict[str, Any]:
         """Planted groups, and the clusters over time."""
         return dict(RunDirectory(self.path).read_json("clusters.json"))
+
+    def client_model(self, client: int, finetuned: bool = False) -> dict[str, torch.Tensor]:
+        """The model that a client was tested with last, see :func:`client_models`."""
+        return next(client_models(self.path, [client], finetuned))[1]
 
     @cached_property
     def scaling(self) -> Scaling:
@@ -154,6 +158,45 @@ def resume(
         return Result(directory.path)
     check(config)
     return _execute(config, directory, on_event)
+
+
+def client_models(
+    path: Path | str, clients: Sequence[int] | None = None, finetuned: bool = False
+) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    """Rebuild the models with which clients of a run were tested last: those of ``accuracy_last``.
+
+    That is the server's model with what the client has of its own (layers, a mask, a whole model), after the
+    training that comes before a test (Per-FedAvg). All of it is in the newest checkpoint, and the data. A run
+    that was stopped was last tested some rounds before it; a run on a GPU trained there what is trained here
+    again on what this machine has.
+
+    Args:
+        path: the run directory.
+        clients: ids; None for all that are there in the end.
+        finetuned: the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
+
+    Yields:
+        The client's id and its model, tensors by their names in the module, as in ``models/*.safetensors``;
+        in the order of the ids.
+
+    Raises:
+        ConfigError: if it is no run, or one without fine-tuning.
+        RayflError: if there is no checkpoint yet, or a client was not there.
+    """
+    directory = RunDirectory.open(path)
+    config = load(directory.config, ["output.tensorboard=false"])
+    if finetuned and not config.evaluation.finetune_epochs:
+        raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
+    stages, host = build(config)
+    if not torch.cuda.is_available():
+        host = replace(host, device="cpu")
+    backend = InlineBackend()
+    try:
+        driver = Driver(config, stages, backend, directory, host)
+        for client, row in driver.tested_models(clients, finetuned):
+            yield client, tensors_of(host.spec, row)
+    finally:
+        backend.close()
 
 
 def check(config: Config) -> None:
