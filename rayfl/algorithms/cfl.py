@@ -18,14 +18,8 @@ from scipy.spatial.distance import squareform
 from rayfl.algorithms.base import Algorithm, losses_on
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.clustering import cosines
-from rayfl.clustering.bipartition import (
-    Decision,
-    SplitCriteria,
-    bipartition,
-    decide,
-    is_correct,
-    separation_gap,
-)
+from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
+from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide
 
 
 class CFL(Algorithm):
@@ -35,8 +29,9 @@ class CFL(Algorithm):
 
     1. all members' model moves by ``d_c = sum_i n_i / n_c d_i`` (``weighted: false``: the plain mean that
        Algorithm 5 prints);
-    2. if ``|d_c| < eps1`` and ``max_i |d_i| > eps2`` (``criteria``), the optimal bipartition of the members
-       is found from the cosines of their updates;
+    2. if ``|d_c| < eps1`` and ``max_i |d_i| > eps2`` (``criteria``: absolute norms as in the paper, or
+       relative ones, which carry over between datasets), the optimal bipartition of the members is found
+       from the cosines of their updates;
     3. it is made if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the moved model.
 
     Where not all members take part in a round, their latest updates stand for them, also in ``|d_c|``. An
@@ -89,14 +84,19 @@ class CFL(Algorithm):
 
         The state's own arrays: ``parent`` of each node ``(K,)``; ``moved``, how far each model moved in the
         last round ``(K,)``, and ``complete``, whether by all its members' updates; ``norms`` of the clients'
-        latest updates ``(N,)``, NaN if none was made in the present cluster; ``sent``, the sketches of all
-        updates that the tree keeps ``(R, q)``, and ``edge``, the child node whose edge holds each ``(R,)``.
+        latest updates ``(N,)``, NaN if none was made in the present cluster; ``longest``, the largest norm
+        of an update so far in each cluster, with those that founded it ``(K,)``, and ``ripe``, for how many
+        rounds the criteria have been met that look at norms ``(K,)``; ``sent``, the sketches of
+        all updates that the tree keeps ``(R, q)``, and ``edge``, the child node whose edge holds each
+        ``(R,)``.
         """
         extra = {
             "parent": np.array([-1]),
             "moved": np.full(1, np.nan),
             "complete": np.zeros(1, np.bool_),
             "norms": np.full(setup.clients, np.nan),
+            "longest": np.zeros(1),
+            "ripe": np.zeros(1, np.int64),
             "sent": np.empty((0, self.tree_sketch), np.float32),
             "edge": np.empty(0, np.int64),
         }
@@ -114,14 +114,31 @@ class CFL(Algorithm):
         return replace(mixing, weights=ones)
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
-        """Remember the norms of the updates and of their means."""
+        """Remember the norms of the updates and of their means, and which clusters they call to split.
+
+        Where not all members took part, the norm of the mean is not known yet: it does not refuse then.
+        """
         norms = _norms(state).copy()
         sent = ~np.isnan(report.norms)
         norms[plan.cohort[sent]] = report.norms[sent]
         took_part = np.bincount(plan.group[sent], minlength=state.models)
         members = np.bincount(state.assignment[setup.present], minlength=state.models)
-        extra = {**state.extra, "norms": norms, "moved": report.moved, "complete": took_part == members}
-        return super().end(setup, replace(state, extra=extra), plan, report)
+        longest = np.array(state.extra["longest"], np.float64)
+        np.maximum.at(longest, plan.group[sent], report.norms[sent])
+        extra = {
+            **state.extra,
+            "norms": norms,
+            "moved": report.moved,
+            "complete": took_part == members,
+            "longest": longest,
+        }
+        state = super().end(setup, replace(state, extra=extra), plan, report)
+        ripe = np.zeros(state.models, np.int64)
+        for cluster in np.unique(state.assignment[setup.present]).tolist():
+            _, seen = self._seen(setup, state, cluster)
+            if self.criteria.met(replace(seen, mean=np.nan_to_num(seen.mean))):
+                ripe[cluster] = state.extra["ripe"][cluster] + 1
+        return replace(state, extra={**state.extra, "ripe": ripe})
 
     def split(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
         """Split the clusters that call for it; a half is a new node of the tree.
@@ -131,15 +148,18 @@ class CFL(Algorithm):
         """
         assignment, norms = state.assignment.copy(), _norms(state).copy()
         parent, edge = state.extra["parent"].tolist(), state.extra["edge"].tolist()
+        longest = state.extra["longest"].tolist()
         sent, splits = [state.extra["sent"]], []
         for cluster in np.unique(assignment[setup.present]).tolist():
-            decision = self.examine(setup, state, cluster, clients)
-            if decision is None or decision.best is None or not decision.split:
+            found = self.examine(setup, state, cluster, clients)
+            if found is None:
                 continue
-            halves, children = (decision.best.first, decision.best.second), (len(parent), len(parent) + 1)
+            best, seen = found
+            halves, children = (best.first, best.second), (len(parent), len(parent) + 1)
             for half, node in zip(halves, children, strict=True):
                 parent.append(cluster)
                 assignment[half] = node
+                longest.append(norms[half].max())
                 norms[half] = np.nan
                 edge += [node] * len(half)
                 sent.append(clients.sketches(half, self.tree_sketch))
@@ -148,10 +168,10 @@ class CFL(Algorithm):
                     "cluster": cluster,
                     "into": list(children),
                     "halves": [half.tolist() for half in halves],
-                    "cross": decision.best.cross,
-                    "gamma": decision.best.gamma,
-                    "mean_norm": decision.mean_norm,
-                    "max_norm": decision.max_norm,
+                    "cross": best.cross,
+                    "gamma": best.gamma,
+                    "mean_norm": seen.mean,
+                    "max_norm": seen.max,
                 }
             )
         if not splits:
@@ -162,6 +182,8 @@ class CFL(Algorithm):
             "moved": np.concatenate([state.extra["moved"], np.full(new, np.nan)]),
             "complete": np.concatenate([state.extra["complete"], np.zeros(new, np.bool_)]),
             "norms": norms,
+            "longest": np.array(longest),
+            "ripe": np.concatenate([state.extra["ripe"], np.zeros(new, np.int64)]),
             "sent": np.concatenate(sent),
             "edge": np.array(edge, np.int64),
         }
@@ -172,54 +194,70 @@ class CFL(Algorithm):
             restored=np.unique(parent[state.models :]),
         )
 
-    def examine(self, setup: Setup, state: ServerState, cluster: int, clients: Clients) -> Decision | None:
-        """What the criteria say of a cluster whose norms call for a split; None of the others."""
-        members, norms = _members(setup, state, cluster)
-        if np.isnan(norms).any():
+    def examine(
+        self, setup: Setup, state: ServerState, cluster: int, clients: Clients
+    ) -> tuple[Bipartition, UpdateNorms] | None:
+        """The halves of a cluster that is to be split, and the norms that say so; None of the others."""
+        members, seen = self._seen(setup, state, cluster)
+        if np.isnan(seen.each).any() or state.extra["ripe"][cluster] < self.criteria.patience:
             return None
-        complete, rounds = bool(state.extra["complete"][cluster]), state.round
-        mean_norm = float(state.extra["moved"][cluster]) if complete else 0.0
-        if not self.criteria.met(len(members), mean_norm, float(norms.max()), rounds):
-            return None
-        similarities, latest = self._compare(setup, members, norms, clients)
-        return decide(self.criteria, members, similarities, norms, mean_norm if complete else latest, rounds)
+        similarities, latest = self._compare(setup, members, seen, clients)
+        best = decide(self.criteria, members, similarities, latest)
+        return None if best is None else (best, latest)
+
+    def _seen(self, setup: Setup, state: ServerState, cluster: int) -> tuple[NDArray[np.int64], UpdateNorms]:
+        """The members of a cluster that are there and the norms of their latest updates.
+
+        That of the mean is NaN if not all of them took part in the last round.
+        """
+        present, extra = setup.present, state.extra
+        members: NDArray[np.int64] = present[state.assignment[present] == cluster]
+        weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
+        mean = float(extra["moved"][cluster]) if extra["complete"][cluster] else np.nan
+        longest = float(extra["longest"][cluster])
+        return members, UpdateNorms(mean, _norms(state)[members], weights, longest, state.round)
 
     def _compare(
-        self, setup: Setup, members: NDArray[np.int64], norms: NDArray[np.float64], clients: Clients
-    ) -> tuple[NDArray[np.float64], float]:
-        """Cosines of the members' latest updates, condensed, and the norm of their mean."""
-        weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
+        self, setup: Setup, members: NDArray[np.int64], seen: UpdateNorms, clients: Clients
+    ) -> tuple[NDArray[np.float64], UpdateNorms]:
+        """Cosines of the members' latest updates, condensed, and their norms with that of their mean."""
         if self.sketch:
             rows = clients.sketches(members, self.sketch)
-            mean = weights @ rows.astype(np.float64) / weights.sum()
-            return squareform(cosines.tile(rows, rows), checks=False), float(np.linalg.norm(mean))
-        similarities = squareform(clients.cosines(members), checks=False)
-        return similarities, cosines.mean_norm(similarities, norms, weights)
+            similarities = squareform(cosines.tile(rows, rows), checks=False)
+            mean = float(np.linalg.norm(seen.weights @ rows.astype(np.float64) / seen.weights.sum()))
+        else:
+            similarities = squareform(clients.cosines(members), checks=False)
+            mean = cosines.mean_norm(similarities, seen.each, seen.weights)
+        return similarities, replace(seen, mean=mean) if np.isnan(seen.mean) else seen
 
     def diagnose(self, setup: Setup, state: ServerState, clients: Clients) -> list[dict[str, Any]]:
-        """A row a cluster: the norms of its updates, and with ``gap`` how clear its bipartition is.
+        """A row a cluster: the norms of its updates, also relative; with ``gap`` how clear the bipartition.
 
         ``mean_norm`` is NaN without ``gap`` where not all members took part: it takes their updates.
         """
         rows = []
         for cluster in np.unique(state.assignment[setup.present]).tolist():
-            members, norms = _members(setup, state, cluster)
-            complete = bool(state.extra["complete"][cluster])
-            row = {
-                "cluster": cluster,
-                "clients": len(members),
-                "mean_norm": float(state.extra["moved"][cluster]) if complete else np.nan,
-                "max_norm": float(norms.max()),
-            }
-            if self.gap and clients.groups is not None and not np.isnan(norms).any() and len(members) > 1:
-                similarities, latest = self._compare(setup, members, norms, clients)
+            members, seen = self._seen(setup, state, cluster)
+            more: dict[str, Any] = {}
+            known = not np.isnan(seen.each).any() and len(members) > 1
+            if self.gap and clients.groups is not None and known:
+                similarities, seen = self._compare(setup, members, seen, clients)
                 halves = bipartition(similarities, members, self.criteria.linkage)
-                row |= {
-                    "mean_norm": row["mean_norm"] if complete else latest,
+                more = {
                     "gap": separation_gap(similarities, clients.groups[members]),
                     "gamma": halves.gamma,
                     "correct": is_correct(halves, clients.groups),
                 }
+            mean_relative, max_relative = seen.relative
+            row = {
+                "cluster": cluster,
+                "clients": len(members),
+                "mean_norm": seen.mean,
+                "max_norm": seen.max,
+                "mean_relative": mean_relative,
+                "max_relative": max_relative,
+                **more,
+            }
             rows.append(row)
         return rows
 
@@ -282,10 +320,3 @@ def path(parent: NDArray[np.generic], node: int) -> list[int]:
 def _norms(state: ServerState) -> NDArray[np.float64]:
     """Of the clients' latest updates ``(N,)``."""
     return np.asarray(state.extra["norms"], np.float64)
-
-
-def _members(setup: Setup, state: ServerState, cluster: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The clients of a cluster that are there, and the norms of their latest updates."""
-    present = setup.present
-    members: NDArray[np.int64] = present[state.assignment[present] == cluster]
-    return members, _norms(state)[members]

@@ -4,11 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 from scipy.spatial.distance import squareform
 
 from rayfl.clustering import quality
-from rayfl.clustering.bipartition import SplitCriteria, bipartition, decide, is_correct, separation_gap
+from rayfl.clustering.bipartition import bipartition, is_correct, separation_gap
 
 
 def as_printed(similarity):
@@ -125,55 +124,6 @@ def test_complete_linkage_is_the_authors_and_another_thing():
 def test_refusals(values, ids, message):
     with pytest.raises(ValueError, match=message):
         bipartition(np.array(values), ids)
-
-
-SIMILARITIES = np.array([0.8, -0.2, 0.1])  # 01, 02, 12
-CRITERIA = SplitCriteria(eps1=0.4, eps2=1.6, gamma_max=0.5)
-
-
-def verdict(criteria=CRITERIA, norms=(1.7, 1.0, 0.5), mean_norm=0.3, rounds=1, values=SIMILARITIES):
-    return decide(criteria, [4, 7, 9], values, np.array(norms), mean_norm, rounds)
-
-
-def test_a_split_needs_every_criterion():
-    decision = verdict()  # a_cross = 0.1, so gamma_max has to be below sqrt(0.45) = 0.67
-    assert decision.split
-    assert decision.best is not None
-    assert (decision.best.first.tolist(), decision.best.second.tolist()) == ([4, 7], [9])
-    assert (decision.mean_norm, decision.max_norm) == (0.3, 1.7)
-    assert not verdict(mean_norm=0.4).split  # Eq. 32 is strict
-    assert not verdict(norms=(1.6, 1.0, 0.5)).split  # Eq. 33 too
-    rejected = verdict(CRITERIA.model_copy(update={"gamma_max": 0.68}))
-    assert rejected.stationary
-    assert rejected.incongruent
-    assert rejected.best is not None
-    assert not rejected.split
-    sizes = [CRITERIA.model_copy(update={"min_size": size}) for size in (3, 4)]
-    assert [verdict(criteria).split for criteria in sizes] == [True, False]
-    late = CRITERIA.model_copy(update={"first_round": 20})
-    assert (verdict(late, rounds=19).split, verdict(late, rounds=20).split) == (False, True)
-
-
-def test_the_bipartition_is_not_asked_for_where_the_norms_decide():
-    assert verdict(mean_norm=1.0, values=None).best is None
-    assert verdict(norms=(1.0, 1.0, 1.0), values=None).best is None
-    assert not CRITERIA.met(3, mean_norm=0.3, max_norm=1.6, rounds=1)
-    assert CRITERIA.met(3, mean_norm=0.3, max_norm=1.7, rounds=1)
-    with pytest.raises(ValueError, match="similarities of 3 clients are needed"):
-        verdict(values=None)
-
-
-def test_equal_updates_across_are_never_split():
-    assert not verdict(SplitCriteria(), values=np.ones(3)).split
-
-
-def test_bad_criteria():
-    assert verdict(norms=(9.0, 1.0, 0.5)).split
-    with pytest.raises(ValueError, match="3 clients have as many norms, got 2"):
-        verdict(norms=(9.0, 1.0))
-    for wrong in ({"gamma_max": 1.0}, {"eps1": -1}, {"min_size": 1}, {"linkage": "average"}):
-        with pytest.raises(ValidationError):
-            SplitCriteria(**wrong)
 
 
 def test_separation_gap_is_taken_across_the_optimal_bipartition():

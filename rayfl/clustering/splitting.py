@@ -1,0 +1,157 @@
+"""Clustered federated learning (CFL): whether a cluster of clients is split in two.
+
+Sattler, Mueller, Samek, *Clustered federated learning: model-agnostic distributed multi-task optimization
+under privacy constraints*, 2019, Algorithm 5: at a point that is stationary for the cluster (Eq. 32) and not
+for its clients (Eq. 33), and only if the halves (:mod:`rayfl.clustering.bipartition`) are further apart than
+noise explains (Eq. 39).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from rayfl.clustering.bipartition import Bipartition, Linkage, Similarities, bipartition
+from rayfl.settings import Section
+
+
+@dataclass(frozen=True, eq=False)
+class UpdateNorms:
+    """The norms of a cluster's updates after a round.
+
+    Attributes:
+        mean: ``||d_c||``, of the weighted mean of the updates (Eq. 2; Alg. 5 prints the plain mean).
+        each: ``||d_i||`` ``(m,)``.
+        weights: of the clients in the mean ``(m,)``.
+        longest: the largest norm of an update in this cluster so far, with those that founded it.
+        rounds: complete ones, this one included.
+    """
+
+    mean: float
+    each: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    longest: float
+    rounds: int
+
+    @property
+    def max(self) -> float:
+        """``max_i ||d_i||``."""
+        return float(np.max(self.each))
+
+    @property
+    def relative(self) -> tuple[float, float]:
+        """``||d_c||`` and ``max_i ||d_i||`` in units that carry over between datasets.
+
+        The unit of the first is ``sqrt(sum_i p_i^2 ||d_i||^2)``, the length that the mean would have if the
+        updates were orthogonal to each other; ``p_i`` is the share of client i in the mean. That of the
+        second is ``longest``.
+        """
+        orthogonal = np.linalg.norm(self.weights / self.weights.sum() * self.each)
+        with np.errstate(invalid="ignore", divide="ignore"):  # before the first update
+            mean, largest = np.array([self.mean, self.max]) / np.array([orthogonal, self.longest])
+        return float(mean), float(largest)
+
+
+_RELATIVE = {"eps1": 0.75, "eps2": 0.53, "patience": 3}
+"""Defaults of ``norms: relative``; experiments/cfl/README.md has the measurements that they come from."""
+
+
+class SplitCriteria(Section):
+    """When CFL splits a cluster.
+
+    ``norms: absolute`` is the paper: ``eps1`` and ``eps2`` are norms of updates, so they depend on the data,
+    the model, the learning rate and the number of local steps; the defaults are those of the authors' code.
+
+    ``norms: relative`` (ours) measures both in units that carry over (:attr:`UpdateNorms.relative`). A
+    cluster is stationary when its updates have no direction in common any more: their mean is shorter than
+    if they were orthogonal. It is incongruent if some updates are still long, compared with the cluster's
+    first rounds: those of congruent clients get shorter. One setting then serves several datasets.
+    """
+
+    norms: Literal["absolute", "relative"] = Field(
+        "absolute", description="whether eps1 and eps2 are norms, or relative to the cluster's other updates"
+    )
+    eps1: float = Field(
+        0.4,
+        ge=0,
+        description="stationary if the mean update's norm is below this (Eq. 32); 0: never split. "
+        "Relative: 0.75 unless given",
+    )
+    eps2: float = Field(
+        1.6,
+        ge=0,
+        description="incongruent if some client's update has a norm above this (Eq. 33). "
+        "Relative: 0.53 unless given",
+    )
+    patience: int = Field(
+        1,
+        ge=1,
+        description="for so many rounds, one after another, both must hold. Relative: 3 unless given, as "
+        "the largest of many norms jumps from round to round",
+    )
+    gamma_max: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="assumed bound on the relative noise of a client's gradient (Eq. 31); splits that such "
+        "noise could cause are rejected (Eq. 39). 0 rejects only halves with equal updates",
+    )
+    min_size: int = Field(
+        2, ge=2, description="smallest cluster that is split (authors' code: 3); a half may be one client"
+    )
+    first_round: int = Field(
+        0, ge=0, description="no split before so many rounds are complete (authors' code: 20)"
+    )
+    linkage: Linkage = Field(
+        "single", description="single: the paper's optimal bipartition; complete: the authors' code"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, values: Any) -> Any:
+        relative = isinstance(values, Mapping) and values.get("norms") == "relative"
+        return {**_RELATIVE, **values} if relative else values
+
+    def met(self, norms: UpdateNorms) -> bool:
+        """Whether all criteria hold that need no similarities, so that those are worth computing."""
+        mean, largest = norms.relative if self.norms == "relative" else (norms.mean, norms.max)
+        return (
+            mean < self.eps1
+            and largest > self.eps2
+            and len(norms.each) >= self.min_size
+            and norms.rounds >= self.first_round
+        )
+
+
+def decide(
+    criteria: SplitCriteria,
+    ids: Sequence[int] | NDArray[np.integer],
+    similarities: Similarities | None,
+    norms: UpdateNorms,
+) -> Bipartition | None:
+    """The halves into which a cluster is split, or None (Alg. 5, lines 16-23).
+
+    Args:
+        criteria: eps1, eps2, gamma_max and so on.
+        ids: of its m clients.
+        similarities: of their latest updates, condensed, in the order of ``ids``; may be None unless
+            :meth:`SplitCriteria.met`.
+        norms: of the same updates.
+
+    Raises:
+        ValueError: as :func:`~rayfl.clustering.bipartition.bipartition`, if there are not m norms, or if
+            similarities are called for and not there.
+    """
+    if len(norms.each) != len(ids):
+        raise ValueError(f"{len(ids)} clients have as many norms, got {len(norms.each)}")
+    if not criteria.met(norms):
+        return None
+    if similarities is None:
+        raise ValueError(f"the criteria are met, so the similarities of {len(ids)} clients are needed")
+    best = bipartition(similarities, ids, criteria.linkage)
+    return best if criteria.gamma_max < best.gamma else None
