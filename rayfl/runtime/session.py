@@ -187,7 +187,7 @@ def client_models(
     config = load(directory.config, ["output.tensorboard=false"])
     if finetuned and not config.evaluation.finetune_epochs:
         raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
-    stages, host = build(config)
+    stages, host = build(config, directory.scaling)
     if not torch.cuda.is_available():
         host = replace(host, device="cpu")
     backend = InlineBackend()
