@@ -145,10 +145,9 @@ def _details(frame: pd.DataFrame, runs: Sequence[RunFiles], with_groups: bool) -
     ids = sorted({i for of in last if len(of) for i in of["id"].tolist()})
     ids = ids if len(ids) <= MOST_GROUPS else []
     shown = [
-        ("accuracy_se", "± clients", 1),
         ("accuracy_se_samples", "± samples", 1),
         ("distinct_test_samples", "test samples", 0),
-        ("group_var_within", "within groups, %²", 1),
+        ("group_var_within", "within, %²", 1),
         ("group_var_between", "between, %²", 1),
     ]
     kept = [entry for entry in shown if entry[0] in frame and frame[entry[0]].notna().any()]

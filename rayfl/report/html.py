@@ -99,9 +99,10 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
     """The handful of numbers at the top; failures only if there were some."""
     failures = numbers(run.rounds, "failures")
     failed = 0 if failures is None else int(np.nansum(failures))
+    estimate = headline["estimated_from"] is not None
     return [
-        ("mean accuracy", percent(headline["accuracy_mean"])),
-        ("worst 10 % of clients", percent(headline["accuracy_worst10"])),
+        ("mean accuracy", uncertain(headline["accuracy_mean"], None, estimate)),
+        ("worst 10 % of clients", uncertain(headline["accuracy_worst10"], None, estimate)),
         ("clusters", number(headline["clusters"], 0)),
         ("ARI", number(headline["ari"])),
         ("sent up", size(headline["bytes_up"])),

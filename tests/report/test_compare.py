@@ -135,7 +135,6 @@ def test_planted_groups_side_by_side(make_run: MakeRun, tmp_path: Path):
     assert '<td class="n">85.0 % ± 2.2</td>' in page
     cells = [
         "<td>two</td>",
-        '<td class="n">2.2</td>',
         '<td class="n">1,359</td>',
         '<td class="n">70.0 % (1.2)</td>',
         '<td class="n">≈ 60.0 % (0.0)</td>',

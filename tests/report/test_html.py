@@ -103,6 +103,7 @@ def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Pat
     table = rows(write_report(run_dir).read_text())
     assert ["", "last evaluation (round 3), estimated from 200 clients", "best"] in table
     assert ["Accuracy, mean over clients", "≈ 85.0 %", "–"] in table
+    assert "<dt>worst 10 % of clients</dt><dd>≈ 65.0 %</dd>" in (run_dir / "report.html").read_text()
 
 
 def test_the_best_is_one_since_the_last_event(run_dir: Path):
