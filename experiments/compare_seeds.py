@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from rayfl.config import Config, load, variant
+from rayfl.config import Config, load, on_the_same_data, variant
 from rayfl.errors import ConfigError, RayflError
 from rayfl.runtime import session
 from rayfl.runtime.driver import Interrupted
@@ -173,8 +173,7 @@ def _configs(options: argparse.Namespace) -> list[Config]:
     configs = []
     for seed in seeds_of(options.seeds):
         changes = [*options.overrides, f"seed={seed}", f"output.root={options.out}"]
-        for name in names:
-            configs.append(variant(options.config, changes, name))
+        configs += on_the_same_data([variant(options.config, changes, name) for name in names])
     return configs
 
 

@@ -51,7 +51,7 @@ def run(
     ] = False,
 ) -> None:
     """Run a preset or a config file."""
-    from rayfl.config import load, variant
+    from rayfl.config import load, on_the_same_data, variant
 
     changes = overrides or []
     first = load(config, changes)
@@ -61,6 +61,7 @@ def run(
             configs.append(variant(config, changes, name))
         except ConfigError as error:
             raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
+    configs = on_the_same_data(configs)
     if dry_run:
         for each in configs:
             _show_plan(each)
@@ -181,7 +182,7 @@ def cluster(
 ) -> None:
     """Cluster the clients of a config by their signatures, before any training."""
     from rayfl.algorithms import ALGORITHMS, OneShotClustered
-    from rayfl.config import load, variant
+    from rayfl.config import load, on_the_same_data, variant
     from rayfl.runtime import clustering_alone
 
     changes = overrides or []
@@ -204,7 +205,7 @@ def cluster(
             if named != ["all"]:
                 raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
             unfit.append(f"{name}: {error}")
-    found, refused = clustering_alone.cluster_alone([*own, *others])
+    found, refused = clustering_alone.cluster_alone(on_the_same_data([*own, *others]))
     clustering_alone.show(found, out)
     for line in [*unfit, *refused]:
         _say(f"left out: {line}")

@@ -230,6 +230,12 @@ class Config(Section):
             f"leave it out, or take an algorithm that uses it: {takers}",
         )
 
+    @property
+    def public_samples(self) -> int:
+        """How many samples that no client has the server looks at, all parts together."""
+        clustering = self.clustering.public_samples if "clustering" in self.algorithm.takes else 0
+        return max(self.data.public_samples, self.algorithm.public_samples, clustering)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain values, as written to ``config.yaml``."""
         return self.model_dump(mode="json")
@@ -708,6 +714,19 @@ def variant(
     settings = _for_another(_read(source), algorithm)
     settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
     return resolve(_of_use(settings, ALGORITHMS.get(algorithm)))
+
+
+def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
+    """The configs of a comparison, with the same training samples held out for the server.
+
+    Where ``data.server_share`` is ``auto`` all hold out as many as the one whose server needs most, so that
+    their clients have the same samples.
+    """
+    most = max((config.public_samples for config in configs), default=0)
+    return [
+        load(config, [f"data.server_share={most}"]) if most and config.data.server_share == "auto" else config
+        for config in configs
+    ]
 
 
 _OF_SIGNATURES = (

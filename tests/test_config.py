@@ -452,7 +452,7 @@ def test_a_baseline_does_not_inherit_the_encoder():
     source = {"algorithm": "flt", "clustering": {"features": {"name": "conv_ae", "latent": 64}}}
     source["clustering"] |= {"signature": {"name": "centroids", "k": 7}, "embedding": {"name": "umap"}}
     baseline = variant(source, [], "pca_km_hc").clustering
-    assert (baseline.features.name, baseline.embedding.name) == ("pca", "none")
+    assert (baseline.features.name, baseline.embedding.name) == ("client_pca", "none")
     assert (baseline.grouping, baseline.linkage, baseline.signature.k) == ("hierarchical", "ward", 7)
     assert variant(source, [], "flt").clustering.features.latent == 64
     assert variant(source, ["clustering.features=client_pca"], "flt").clustering.features.name == "client_pca"

@@ -25,7 +25,7 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from rayfl.config import Config, load, variant
+from rayfl.config import Config, load, on_the_same_data, variant
 from rayfl.errors import ConfigError, RayflError, nearest
 from rayfl.runtime import session
 from rayfl.runtime.driver import Interrupted
@@ -115,13 +115,16 @@ def rows(plan: Plan, seeds: Sequence[int], labels: Sequence[str], changes: Seque
             raise ConfigError("--only", f"no method {label!r}", nearest(label, plan.methods))
     result = []
     for seed in seeds:
-        for label in labels or plan.methods:
-            method = plan.methods[label]
+        configs = []
+        for label, method in plan.methods.items():
             try:
                 shared = variant(plan.config, [*plan.settings, *changes, f"seed={seed}"], method.algorithm)
-                result.append(Row(label, method.paper, load(shared, method.settings)))
+                configs.append(load(shared, method.settings))
             except ConfigError as error:
                 raise ConfigError(f"{label}: {error.where}", error.what, error.remedy) from None
+        # All methods count, those that are not run now too: a part of the table has the whole table's data.
+        by_label = dict(zip(plan.methods, on_the_same_data(configs), strict=True))
+        result += [Row(label, plan.methods[label].paper, by_label[label]) for label in labels or plan.methods]
     return result
 
 

@@ -31,6 +31,7 @@ ROUNDS, CHANGE = 40, 20
 COMMON = (
     f"rounds={ROUNDS}",
     f"events=[{{name: drift, round: {CHANGE}, fraction: 0.2, kind: group, reuse: true}}]",
+    "data.server_share=2500",  # FLIS looks at so many that no client has: all methods share the rest
     "training.epochs=2",
     "evaluation.every=2",
     "execution.backend=inline",

@@ -82,7 +82,10 @@ def measure(
     name: str, settings: Sequence[str], method: str, known: Path, new: Path
 ) -> list[dict[str, object]]:
     """A run of a config without the newcomers, then what they get."""
-    data = [f"data={{name: npz, path: {known}}}", f"partition={{name: natural, clients: {KNOWN}}}"]
+    data = [
+        f"data={{name: npz, path: {known}, server_share: 2500}}",  # FLIS's: no client's, whatever the method
+        f"partition={{name: natural, clients: {KNOWN}}}",
+    ]
     config = load(variant(name, [*settings, *data], method), METHODS[method])
     result = session.run(config)
     rows = []

@@ -73,6 +73,11 @@ class Algorithm(Section):
         """Whether ``RoundReport.norms`` are wanted, which cost the clients another pass over their models."""
         return self.keeps_updates
 
+    @property
+    def public_samples(self) -> int:
+        """How many samples of its own the server needs, apart from those for signatures."""
+        return 0
+
     def check(self, spec: ModelSpec) -> None:
         """Refuse a model that the method's settings do not fit, before anything starts.
 

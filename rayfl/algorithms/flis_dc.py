@@ -45,6 +45,11 @@ class FLISDC(Algorithm):
     server_data: ServerData = Field(ServerData(), description="what the server lets models predict")
     selection: Split = Field("validation", description="the part of its data on which a client chooses")
 
+    @property
+    def public_samples(self) -> int:
+        """Those that the models predict."""
+        return self.server_data.public_samples
+
     def select(
         self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
     ) -> ServerState:

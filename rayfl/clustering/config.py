@@ -117,6 +117,13 @@ class Clustering(Section):
         return self.proximity if self.proximity is not None else self.signature.proximities[0]
 
     @property
+    def public_samples(self) -> int:
+        """How many samples of its own the server needs, for its feature map or for models to predict."""
+        if not self.needs_signatures:
+            return 0
+        return max(self.features.public_samples, self.signature.public_samples)
+
+    @property
     def needs_signatures(self) -> bool:
         """Whether clients have to compute signatures at all."""
         return self.grouping in ("hierarchical", "graph")

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,11 @@ IGNORED = -100
 
 Part = Literal["train", "test"]
 """Which half of a dataset."""
+
+ServerShare = Union[  # noqa: UP007
+    Annotated[float, Field(ge=0, lt=1)], Annotated[int, Field(ge=1, strict=True)], Literal["auto"]
+]
+"""What the server holds out for itself: a fraction of the training samples, a number, or what it needs."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,8 @@ class Samples:
             *virtual id* ``v * n + i``; without maps ids are plain indices. Whoever reads samples by the
             ids of clients does so through :meth:`inputs`, :meth:`labels`, :meth:`targets` and
             :meth:`domains`.
+        x_server: inputs ``(s, ...)`` that the server holds out and no client has
+            (:mod:`rayfl.data.held_out`); None if there are none.
         scaling: how models take the inputs (:meth:`Dataset.normalised`); None: images with their own mean
             and deviation, all else as it is.
 
@@ -71,6 +78,7 @@ class Samples:
     targets_test: NDArray[np.int64] | None = None
     vocabulary: tuple[str, ...] = ()
     label_maps: NDArray[np.int64] | None = None
+    x_server: NDArray[np.generic] | None = None
     scaling: Scaling | None = None
 
     def __post_init__(self) -> None:
@@ -118,6 +126,20 @@ class Samples:
         """The sources of samples by their (virtual) ids, ``(len(ids),)``, if the data have sources."""
         domain = self.domain_train if part == "train" else self.domain_test
         return None if domain is None else domain[self._plain(len(domain), ids)]
+
+    def public(self, count: int, rng: np.random.Generator) -> NDArray[np.generic]:
+        """Inputs of ``count`` of the server's samples (all, if it has fewer), in their order.
+
+        Raises:
+            DataError: if it has none.
+        """
+        if not count:
+            return self.x_train[:0]
+        if self.x_server is None:
+            raise DataError(f"{self.name}: the server has no samples of its own; set data.server_share")
+        chosen = rng.choice(len(self.x_server), min(count, len(self.x_server)), replace=False)
+        found: NDArray[np.generic] = self.x_server[np.sort(chosen)]
+        return found
 
     def _plain(self, count: int, ids: NDArray[np.integer]) -> NDArray[np.integer]:
         return ids if self.label_maps is None else ids % count
@@ -215,6 +237,10 @@ class Federation:
         return np.diff(before[self.test.offsets])
 
 
+_STATISTICS = 2000
+"""So many samples are enough for a mean and a standard deviation."""
+
+
 def data_root() -> Path:
     """Where downloaded datasets lie unless ``data.root`` is set: ``$RAYFL_DATA``, else ``~/.cache/rayfl``."""
     return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
@@ -231,8 +257,14 @@ class Dataset(Section):
     normalise: Normalise = Field(
         "pooled",
         description="mean and deviation that inputs are normalised with, per channel or feature: of all "
-        "clients' training samples together (pooled), of none (pixels in 0..1, features as they are), or "
-        "given: {mean: [..], std: [..]}",
+        "clients' training samples together (pooled), of the server's samples (server), of none (pixels in "
+        "0..1, features as they are), or given: {mean: [..], std: [..]}",
+    )
+    server_share: ServerShare = Field(
+        "auto",
+        description="training samples that the server holds out, so that no client has them: a fraction; or "
+        "how many, at most a tenth; auto: as many as its feature map or its own data (FLIS) need, at most a "
+        "tenth",
     )
 
     @classmethod
@@ -259,8 +291,14 @@ class Dataset(Section):
         """
         if isinstance(self.normalise, GivenScaling):
             return replace(samples, scaling=Scaling.given(samples, self.normalise))
-        scaling = Scaling.none(samples) if self.normalise == "none" else Scaling.of(samples)
+        fitted_on = samples.x_server if self.normalise == "server" else samples.x_train
+        scaling = Scaling.none(samples) if self.normalise == "none" else Scaling.of(samples, fitted_on)
         return replace(samples, scaling=scaling)
+
+    @property
+    def public_samples(self) -> int:
+        """How many of the server's samples ``normalise`` looks at."""
+        return _STATISTICS if self.normalise == "server" else 0
 
     def prepare(self, root: Path) -> str:
         """Download what :meth:`load` needs into ``root``, under a file lock; say in a line what was done."""

@@ -7,7 +7,16 @@ from rayfl.data.base import Federation, Samples
 
 def remarks(federation: Federation) -> list[str]:
     """Lines about inputs, for the start of a run."""
-    return _table(federation.samples)
+    return [*_server(federation.samples), *_table(federation.samples)]
+
+
+def _server(samples: Samples) -> list[str]:
+    if samples.x_server is None:
+        return []
+    return [
+        f"data: the server holds {len(samples.x_server):,} training samples out, which no client has "
+        f"(data.server_share); clients share {len(samples.y_train):,}"
+    ]
 
 
 def _table(samples: Samples) -> list[str]:

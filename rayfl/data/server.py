@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,9 @@ class ServerData(Section):
     """The samples that the server lets models predict; labels are not looked at."""
 
     source: str = Field(
-        "dataset", description="'dataset': test samples of the run's own, 'noise', or another dataset's name"
+        "dataset",
+        description="'dataset': the samples of the run's own that the server holds out (data.server_share), "
+        "'noise', or another dataset's name",
     )
     samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
     root: Path | None = Field(
@@ -36,13 +39,19 @@ class ServerData(Section):
             raise ValueError(f"no server data {source!r}; {nearest(source, known)}")
         return source
 
+    @property
+    def public_samples(self) -> int:
+        """How many samples have to be held out for it."""
+        return self.samples if self.source == "dataset" else 0
+
     def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
         """The inputs ``(s, ...)``, of the same shape and type as the run's own.
 
         Noise is uniform over the values of pixels (or the words of texts), normal for other numbers.
 
         Raises:
-            DataError: if the samples of another dataset are not there, or not of the run's shape.
+            DataError: if the server has no samples; or those of another dataset are not there, not of the
+                run's shape, or those of the run's clients.
         """
         rng = generator(seed, "server data")
         own = samples.x_test
@@ -52,15 +61,20 @@ class ServerData(Section):
                 most = 255 if own.dtype == np.uint8 else int(own.max())
                 return rng.integers(0, most, size, dtype=own.dtype, endpoint=True)
             return rng.standard_normal(size).astype(own.dtype)
-        other = own
-        if self.source != "dataset":
-            part = DATASETS[self.source]
-            shape = {}
-            if issubclass(part, ImageDataset) and len(samples.shape) == 3:
-                shape = {"channels": samples.shape[0], "size": samples.shape[1]}
-            other = part.model_validate(shape).load(self.root or data_root()).x_test
-        chosen = np.sort(rng.choice(len(other), min(self.samples, len(other)), replace=False))
-        found = other[chosen]
+        if self.source == "dataset":
+            return samples.public(self.samples, rng)
+        part = DATASETS[self.source]
+        shape = {}
+        if issubclass(part, ImageDataset) and len(samples.shape) == 3:
+            shape = {"channels": samples.shape[0], "size": samples.shape[1]}
+        other = part.model_validate(shape).load(self.root or data_root())
+        if other.name in re.split(r"[+ ]", samples.name):
+            raise DataError(
+                f"server data {self.source}: its test images are the clients'; take source 'dataset', which "
+                "holds some training images out"
+            )
+        chosen = np.sort(rng.choice(len(other.x_test), min(self.samples, len(other.x_test)), replace=False))
+        found = other.x_test[chosen]
         if found.shape[1:] != samples.shape or found.dtype != own.dtype:
             raise DataError(
                 f"server data {self.source}: samples {found.shape[1:]} {found.dtype} are not like the run's "

@@ -19,6 +19,7 @@ from rich.table import Table
 
 from rayfl.config import Config
 from rayfl.data import Federation, Stage, build_stages, data_root, describe
+from rayfl.data.held_out import read
 from rayfl.data.heterogeneity.base import Measure
 from rayfl.data.heterogeneity.distances import (
     MEASURES,
@@ -189,7 +190,7 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
         raise ConfigError("--compare", f"got {compare}", "a distance needs 2 clients or more")
     partition = config.partition
     stages = build_stages(
-        config.data.load(config.data.root or data_root()),
+        read(config.data, config.data.root or data_root(), config.public_samples, config.seed),
         partition,
         config.events,
         validation=partition.validation,

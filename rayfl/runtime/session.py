@@ -23,6 +23,7 @@ from rayfl.config import Config, load
 from rayfl.data import Federation, Samples, fingerprint
 from rayfl.data import data_root as default_root
 from rayfl.data.events import Outage, Stage, build_stages
+from rayfl.data.held_out import read
 from rayfl.data.remarks import remarks
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
@@ -234,8 +235,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
     """
-    samples = config.data.load(data_root(config))
-    samples = config.data.normalised(samples) if scaling is None else replace(samples, scaling=scaling)
+    samples = read(config.data, data_root(config), config.public_samples, config.seed, scaling)
     stages = build_stages(
         samples,
         config.partition,

@@ -340,10 +340,9 @@ def _collect(
 
 
 def _public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:
-    """What the server may look at to fit a feature map: images of the test split, no client's own data."""
-    x = samples.x_test
-    draw = generator(seed, "public sample").choice(len(x), min(count, len(x)), replace=False)
-    return raw_features(x[np.sort(draw)], len(samples.vocabulary), samples.scaling)
+    """What the server looks at to fit a feature map: samples that no client has."""
+    x = samples.public(count, generator(seed, "public sample"))
+    return raw_features(x, len(samples.vocabulary), samples.scaling)
 
 
 def _cluster(

@@ -56,6 +56,11 @@ class Signature(Section):
         """
         raise NotImplementedError
 
+    @property
+    def public_samples(self) -> int:
+        """How many of the server's samples it looks at."""
+        return 0
+
     def observation(self) -> Observation:
         """What is computed of the client's trained model, for signatures that are ``trained``."""
         raise NotImplementedError(f"{type(self).__name__} is no signature of trained models")

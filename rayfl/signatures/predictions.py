@@ -23,6 +23,11 @@ class Predictions(Signature):
     name: Literal["predictions"] = "predictions"
     data: ServerData = Field(ServerData(), description="what the models predict")
 
+    @property
+    def public_samples(self) -> int:
+        """Those that the models predict."""
+        return self.data.public_samples
+
     def observation(self) -> Observation:
         """The predictions."""
         from rayfl.training.observations import Predicting  # deferred: it needs torch

@@ -18,6 +18,7 @@ from rayfl.algorithms.flis_dc import InferenceSimilarities
 from rayfl.clustering.predictions import clustering_error, joint_clusters
 from rayfl.config import load
 from rayfl.data import DATASETS, Samples
+from rayfl.data.held_out import hold_out
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
@@ -120,7 +121,7 @@ def test_similarities_against_numpy():
     """The cosine of softmax outputs of two linear models on the server's samples."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal((40, 5)).astype(np.float32)
-    samples = Samples("made", x, np.arange(40) % 3, x[:20], np.arange(20) % 3, 3)
+    samples = Samples("made", x, np.arange(40) % 3, x, np.arange(40) % 3, 3, x_server=x[:20])
     spec = ModelSpec.of(MODELS["linear"](), samples.shape, samples.classes, 0)
     rows = rng.standard_normal((4, spec.P)).astype(np.float32)
     found = {}
@@ -148,11 +149,12 @@ def test_similarities_against_numpy():
 
 
 def test_server_data_of_every_source():
-    digits = DATASETS["digits"]().load(None)
+    digits = hold_out(DATASETS["digits"]().load(None), 0.1, 0, 0)
+    assert digits.x_server is not None
     own = ServerData(samples=50).draw(digits, 0)
     assert len(own) == 50
-    assert all((digits.x_test == x).all(axis=tuple(range(1, x.ndim + 1))).any() for x in own)
-    assert len(ServerData(samples=10**6).draw(digits, 0)) == len(digits.x_test)
+    assert all((digits.x_server == x).all(axis=tuple(range(1, x.ndim + 1))).any() for x in own)
+    assert len(ServerData(samples=10**6).draw(digits, 0)) == len(digits.x_server)
     assert (ServerData(samples=50).draw(digits, 0) == own).all()
     assert (ServerData(samples=50).draw(digits, 1) != own).any()
     noise = ServerData(source="noise", samples=50).draw(digits, 0)
@@ -244,10 +246,14 @@ def test_words_count_as_samples():
 # --- whole runs ----------------------------------------------------------------------------------------
 
 
+SHARED = "data.server_share=2500"
+"""What FLIS holds out by default: others train on the same data if told to."""
+
+
 @pytest.mark.parametrize("participation", [1.0, 0.4])
 def test_dc_with_beta_of_zero_is_fedavg(run: Run, participation: float):
     """Every one of the n cluster models is FedAvg's."""
-    overrides = [f"training.participation={participation}"]
+    overrides = [f"training.participation={participation}", SHARED]
     dc, flat = run({"name": "flis_dc", "beta": 0.0}, *overrides), run("fedavg", *overrides)
     assert len(dc.models) == round(participation * N)
     for model in dc.models:
@@ -257,15 +263,15 @@ def test_dc_with_beta_of_zero_is_fedavg(run: Run, participation: float):
 
 def test_dc_with_beta_of_one_averages_nobody(run: Run):
     """Each model is that of its participant: after one round they are SOLO's."""
-    dc, solo = run({"name": "flis_dc", "beta": 1.0}, "rounds=1"), run("solo", "rounds=1")
+    dc, solo = run({"name": "flis_dc", "beta": 1.0}, "rounds=1"), run("solo", "rounds=1", SHARED)
     assert same(dc.models, solo.states)
 
 
 def test_hc_with_threshold_of_one_is_fedavg_and_of_zero_solo(run: Run):
-    one, flat = run("flis_hc", "clustering.threshold=1"), run("fedavg")
+    one, flat = run("flis_hc", "clustering.threshold=1"), run("fedavg", SHARED)
     assert same(one.models, flat.models)
     same_curves(one, flat)
-    alone, solo = run("flis_hc", "clustering.threshold=0"), run("solo")
+    alone, solo = run("flis_hc", "clustering.threshold=0"), run("solo", SHARED)
     assert alone.assignment.tolist() == list(range(N))
     assert same(alone.models, solo.states)
     same_curves(alone, solo)

@@ -440,10 +440,22 @@ def test_a_run_on_the_graph_found(run, data):
 
 
 def test_pca_km_hc_finds_planted_groups_and_averages_in_them(run):
-    result = run("pca_km_hc", clustering={"n_clusters": 3})
+    """With one PCA for all, of the server's."""
+    data = {"name": "digits", "server_share": 0.1}
+    result = run("pca_km_hc", data=data, clustering={"n_clusters": 3, "features": "pca"})
     assert saved(result).state.assignment.tolist() == GROUPS
-    oracle = run("pacfl", clustering={"grouping": "planted"})
+    oracle = run("pacfl", data=data, clustering={"grouping": "planted"})
     assert same(saved(result).models, saved(oracle).models)
+
+
+def test_pca_km_hc_is_the_papers(run):
+    """The PCA is each client's: the server needs and sends nothing; k centroids in e dimensions come back."""
+    result = run("pca_km_hc", rounds=1, clustering={"n_clusters": 3})
+    sent = result.communication[result.communication["kind"] == "signature"]
+    assert sent["direction"].tolist() == ["up"]
+    assert sent["bytes"].sum() == 12 * 5 * 128 * 4
+    assert result.config.clustering.features.name == "client_pca"
+    assert result.config.public_samples == 0
 
 
 def test_clusters_found_are_those_that_train(run, data):
@@ -517,9 +529,7 @@ def test_a_client_that_moves_to_another_group_is_found_there(run, case):
 
 @pytest.mark.parametrize("case", [*CASES, "pca_km_hc"], ids=["graph", "clusters", "pca_km_hc"])
 def test_newcomers_find_their_group(run, case):
-    clustering = {"n_clusters": 3}
-    if case != "pca_km_hc":
-        clustering |= PLANE
+    clustering = {"n_clusters": 3, **(PLANE if case != "pca_km_hc" else {"features": "pca"})}
     last = saved(run(case, rounds=4, events=[JOIN], clustering=clustering)).state
     for newcomer, group in ((4, 0), (11, 2)):
         like = [last.assignment[c] for c in range(12) if GROUPS[c] == group and c != newcomer]

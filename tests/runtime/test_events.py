@@ -289,7 +289,10 @@ def test_of_many_clients_newcomers_are_placed_by_the_tasks_that_cluster(
         **settings,
         "algorithm": method,
         "events": events,
-        "clustering": {"threshold": clustering[method]},
+        "clustering": {
+            "threshold": clustering[method],
+            **({"features": "pca"} if method == "pca_km_hc" else {}),
+        },
         "training": training,
     }
     few = run(whole)

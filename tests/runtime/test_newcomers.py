@@ -33,7 +33,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedsem": {"algorithm": {"name": "fedsem", "clusters": 3}},
     "ifca": {"algorithm": {"name": "ifca", "clusters": 6}, "rounds": 8},
     "flis_dc": {"algorithm": {"name": "flis_dc", "beta": 0.5}},
-    "pca_km_hc": {"algorithm": "pca_km_hc", "clustering": {"n_clusters": 3}},
+    "pca_km_hc": {"algorithm": "pca_km_hc", "clustering": {"n_clusters": 3, "features": "pca"}},
     "planted groups, which newcomers do not tell": {
         "algorithm": "pacfl",
         "clustering": {"grouping": "planted"},
@@ -231,7 +231,7 @@ def test_the_servers_own_samples_are_those_of_the_run(
 
     monkeypatch.setattr(PCA, "fit", fitted)
     monkeypatch.setattr(ServerData, "draw", drawn)
-    result = finished(algorithm=method, clustering={"n_clusters": 3})
+    result = finished(**METHODS[method])
     welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
     first, second = seen
     np.testing.assert_array_equal(first, second)

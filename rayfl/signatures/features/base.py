@@ -33,7 +33,7 @@ class FeatureMap(Section):
 
     @property
     def public_samples(self) -> int:
-        """How many public samples :meth:`fit` wants; 0 if it looks at none."""
+        """How many samples that no client has :meth:`fit` wants; 0 if it looks at none."""
         return 0
 
     def again(self) -> FeatureMap:

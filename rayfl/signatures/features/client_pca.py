@@ -49,7 +49,7 @@ class ClientPCA(FeatureMap):
     The paper has "linear principle component analysis followed by kMEANS (at client-side)", and the authors'
     code fits each client's PCA on its own samples. Then every client has coordinates of its own, in which
     those of others mean something else, and all means lie at the origin; features ``pca``, fitted once on
-    public samples, is the fair linear map to compare an encoder with.
+    samples of the server's, is the fair linear map to compare an encoder with.
     """
 
     name: Literal["client_pca"] = "client_pca"

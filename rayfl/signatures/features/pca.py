@@ -1,4 +1,4 @@
-"""Principal components of a public sample."""
+"""Principal components of samples that the server holds out."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class Projection:
 
 class PCA(FeatureMap):
     """The leading principal directions of a public sample, which the server fits and sends to all.
+
+    The sample is held out of the training data (``data.server_share``): no client has it.
 
     Not centred by default: for MT-HFL's relevance the mean image is what tells tasks apart. Measured on
     CIFAR-10's vehicles and animals (5 + 5 users of 2,000 images, 10 % foreign labels, q = 5, six seeds) R

@@ -1,0 +1,81 @@
+"""What the server has itself: training samples that are held out before clients get theirs.
+
+Feature maps are fitted on them, FLIS's models predict them. They are no client's, neither to train on nor to
+be tested on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from rayfl.data.base import Dataset, Samples, ServerShare
+from rayfl.data.scaling import Scaling
+from rayfl.errors import ConfigError
+from rayfl.random import generator
+
+_MOST = 10
+"""At most one in so many training samples is held out where a number or nothing is given."""
+
+
+def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling | None = None) -> Samples:
+    """A dataset as a run takes it: the server's samples held out, and how models take inputs.
+
+    Args:
+        dataset: the source.
+        root: the folder where downloaded datasets lie.
+        public: how many samples of its own the server needs.
+        seed: the run's.
+        scaling: that of a run that has begun; default: what ``dataset.normalise`` says.
+
+    Raises:
+        ConfigError, DataError
+    """
+    samples = hold_out(dataset.load(root), dataset.server_share, public, seed)
+    return dataset.normalised(samples) if scaling is None else replace(samples, scaling=scaling)
+
+
+def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Samples:
+    """Move some training samples, drawn at random, to ``x_server``; every source keeps one at least.
+
+    Args:
+        samples: the data.
+        share: the fraction of the training samples; or how many, at most a tenth of them; or ``auto``, the
+            same with ``public``.
+        public: how many the server needs.
+        seed: the key of the draw.
+
+    Raises:
+        ConfigError: if the server needs some and the share leaves it none.
+    """
+    total = len(samples.y_train)
+    if isinstance(share, float):
+        count = round(share * total)
+    else:
+        count = min(public if share == "auto" else share, total // _MOST)
+    order = generator(seed, "server share").permutation(total)
+    if samples.domain_train is not None:
+        kept = np.unique(samples.domain_train[order], return_index=True)[1]
+        order = np.delete(order, kept)
+    held = np.zeros(total, np.bool_)
+    held[order[:count]] = True
+    if not held.any():
+        if public:
+            raise ConfigError(
+                "data.server_share",
+                f"{share} of {total} training samples leaves the server none, and it needs samples that no "
+                "client has (clustering.features, FLIS's server data, data.normalise)",
+                "raise it; 'auto' takes as many as are needed, at most a tenth",
+            )
+        return samples
+    domains, targets = samples.domain_train, samples.targets_train
+    return replace(
+        samples,
+        x_train=samples.x_train[~held],
+        y_train=samples.y_train[~held],
+        domain_train=None if domains is None else domains[~held],
+        targets_train=None if targets is None else targets[~held],
+        x_server=samples.x_train[held],
+    )
