@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rayfl.errors import ClientError, ConfigError, RayflError, nearest
+from rayfl.errors import ClientError, ConfigError, DataError, RayflError, nearest
 
 if TYPE_CHECKING:
     from rayfl.config import Config
@@ -228,6 +228,10 @@ def prepare(
     config = load({"data": {"name": dataset}}, changes)
     root = data_root(config)
     if config.data.available(root):
+        try:
+            config.data.load(root)
+        except DataError as error:
+            raise DataError(f"{error}; delete what is damaged and run 'rayfl prepare {dataset}' again") from None
         _say(f"{dataset} is there already, in {root}")
     else:
         _say(config.data.prepare(root))

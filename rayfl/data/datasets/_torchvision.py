@@ -96,7 +96,7 @@ class TorchvisionDataset(ImageDataset):
         else:
             try:
                 samples = self._read(root, download=False)
-            except _FAILURES as error:
+            except Exception as error:  # garbage makes torchvision raise nearly anything
                 raise DataError(
                     f"dataset {self.stem()} in {root} is broken ({one_line(error)}); "
                     f"delete {self.layout()[0]} and run `rayfl prepare {self.name}` or use {_OFFLINE}"
