@@ -11,10 +11,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rayfl.display import Output, short
 from rayfl.errors import ClientError, ConfigError, DataError, RayflError, nearest
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-out = Console()
+out = Output()
 
 
 def _say(text: str) -> None:
@@ -78,20 +78,17 @@ def _run_all(configs: list[Config]) -> None:
         session.check(config)
     results = []
     for config in configs:
-        display = Display(out, _title(config))
-        try:
+        with Display(out, _title(config)) as display:
             results.append(session.run(config, on_event=display))
-        finally:
-            display.close()
-    out.print(closing([result.summary for result in results]))
+    out.print(closing([result.summary for result in results], out.width))
     for result in results:
-        _say(f"run directory: {_short(result.path)}")
+        _say(f"run directory: {short(result.path)}")
     if len(results) > 1:
         page = results[0].path.parent / f"{configs[0].name}-comparison.html"
         write_comparison([result.path for result in results], page)
-        _say(f"comparison: {_short(page)}")
+        _say(f"comparison: {short(page)}")
     elif (results[0].path / "report.html").is_file():
-        _say(f"report: {_short(results[0].path / 'report.html')}")
+        _say(f"report: {short(results[0].path / 'report.html')}")
 
 
 def _title(config: Config) -> str:
@@ -100,13 +97,6 @@ def _title(config: Config) -> str:
         f"{config.algorithm.name} on {data.name}, {config.partition.name} partition, "
         f"{model.name}, seed {config.seed}"
     )
-
-
-def _short(path: Path) -> Path:
-    try:
-        return path.resolve().relative_to(Path.cwd())
-    except ValueError:
-        return path
 
 
 def _show_plan(config: Config) -> None:
@@ -130,13 +120,10 @@ def resume(
     from rayfl.display import Display, closing
     from rayfl.runtime import session
 
-    display = Display(out, f"resuming {_short(path)}")
-    try:
+    with Display(out, f"resuming {short(path)}") as display:
         result = session.resume(path, overrides or [], on_event=display)
-    finally:
-        display.close()
-    out.print(closing([result.summary]))
-    _say(f"run directory: {_short(result.path)}")
+    out.print(closing([result.summary], out.width))
+    _say(f"run directory: {short(result.path)}")
 
 
 @app.command()
@@ -166,7 +153,7 @@ def partition(
     for found in report_partition.views(loaded, names, compare_clients):
         report_partition.show(found, out)
         for path in report_partition.write(found, folder / found.folder):
-            _say(f"written: {_short(path)}")
+            _say(f"written: {short(path)}")
 
 
 @app.command()
@@ -210,7 +197,7 @@ def cluster(
     for line in [*unfit, *refused]:
         _say(f"left out: {line}")
     for path in clustering_alone.write(found, out_folder or Path(f"cluster-{first.name}")):
-        _say(f"written: {_short(path)}")
+        _say(f"written: {short(path)}")
 
 
 @app.command()
@@ -231,7 +218,9 @@ def prepare(
         try:
             config.data.load(root)
         except DataError as error:
-            raise DataError(f"{error}; delete what is damaged and run 'rayfl prepare {dataset}' again") from None
+            raise DataError(
+                f"{error}; delete what is damaged and run 'rayfl prepare {dataset}' again"
+            ) from None
         _say(f"{dataset} is there already, in {root}")
     else:
         _say(config.data.prepare(root))
@@ -360,7 +349,7 @@ def newcomers(
         f"{name.replace('_', ' ')} {frame[name].mean():.1f} %" for name in frame.columns if "accuracy" in name
     )
     _say(f"{len(frame)} newcomers: mean {means}")
-    _say(f"written: {_short(path / 'newcomers.csv')}")
+    _say(f"written: {short(path / 'newcomers.csv')}")
 
 
 @app.command()
@@ -395,7 +384,7 @@ def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> Non
     from rayfl.report import write_report
     from rayfl.runtime.rundir import RunDirectory
 
-    _say(f"report: {_short(write_report(RunDirectory.open(path).path))}")
+    _say(f"report: {short(write_report(RunDirectory.open(path).path))}")
 
 
 @app.command()
@@ -420,8 +409,8 @@ def compare(
         _say("not ranked: these runs do not have the same clients with the same data; they differ in")
         for line in found:
             _say(f"  {line}")
-    out.print(closing_table(summaries) if found else closing(summaries))
-    _say(f"comparison: {_short(page)}")
+    out.print(closing_table(summaries, out.width) if found else closing(summaries, out.width))
+    _say(f"comparison: {short(page)}")
 
 
 @app.command()
@@ -443,9 +432,10 @@ def bench(
 
 @app.command()
 def doctor() -> None:
-    """Show what rayfl would run on: versions, cores, memory, GPUs, Ray, datasets."""
+    """Show what rayfl would run on: versions, memory, disks, GPUs, Ray, datasets; and what is wrong."""
     from rayfl.data import DATASETS, data_root
     from rayfl.runtime.connection import ray_status
+    from rayfl.runtime.doctor import checks
     from rayfl.runtime.environment import machine, versions
 
     table = Table(box=None, show_header=False, padding=(0, 2))
@@ -454,6 +444,9 @@ def doctor() -> None:
     for name, value in facts.items():
         table.add_row(f"[bold]{name}[/bold]", escape(str(value)))
     table.add_row("[bold]ray cluster[/bold]", escape(ray_status()))
+    for check in checks():
+        wrong = f" [red]{escape(check.remedy)}[/red]" if check.remedy else ""
+        table.add_row(f"[bold]{check.name}[/bold]", f"{escape(check.found)}{wrong}")
     root = data_root()
     for name, dataset in DATASETS.items():
         try:
@@ -478,6 +471,8 @@ def main() -> None:
         sys.exit(2)
     except Exception as error:
         if type(error).__name__ in ("Interrupted", "Abort"):
+            if type(error).__name__ == "Abort":
+                print("interrupted", file=sys.stderr)
             sys.exit(130)
         if hasattr(error, "format_message"):  # typer's usage errors: it has more than one class for them
             command = getattr(getattr(error, "ctx", None), "command_path", "rayfl")

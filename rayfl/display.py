@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
@@ -24,6 +29,24 @@ def percent(value: float | None) -> str:
     return "–" if value is None else f"{value:.1f}"
 
 
+def short(path: Path) -> Path:
+    """A path as seen from here, if it lies below."""
+    try:
+        return path.resolve().relative_to(Path.cwd())
+    except (ValueError, OSError):
+        return path
+
+
+class Output(Console):
+    """Standard output; that nobody reads it is for the caller to know, where rich would end the process."""
+
+    def on_broken_pipe(self) -> None:
+        """Write no more, and say so."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at the end
+        raise BrokenPipeError
+
+
 class Display:
     """Shows the events of one run.
 
@@ -34,6 +57,8 @@ class Display:
 
     def __init__(self, console: Console, title: str) -> None:
         self.console = console
+        self._deaf = False  # nobody reads the output
+        self._path: Path | None = None  # where the run is, until it has been said how to go on
         console.print(title, style="bold", highlight=False, markup=False)
         self._progress: Progress | None = None
         if console.is_terminal:
@@ -53,13 +78,37 @@ class Display:
     def __call__(self, event: Any) -> None:
         """Show one event."""
         show = getattr(self, f"_on_{event.kind}", None)
-        if show is not None:
+        if show is None or (self._deaf and event.kind != "stopped"):
+            return
+        try:
             show(event.data)
+        except BrokenPipeError:  # as in ``rayfl run ... | head``
+            self._deaf = True
+            self._aside("nobody reads what is printed here any more: stopping")
+            signal.raise_signal(signal.SIGTERM)  # which leaves a checkpoint
+
+    def __enter__(self) -> Display:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
+        """Take the progress bar away; after a failure say how to go on, unless that has been said."""
+        self.close()
+        if kind is not None and self._path is not None and (self._path / "checkpoints").is_dir():
+            self._aside(f"go on with: rayfl resume {self._path}")
 
     def close(self) -> None:
         """Take the progress bar away."""
         if self._progress is not None:
             self._progress.stop()
+
+    def _aside(self, text: str) -> None:
+        """A line on standard error."""
+        with contextlib.suppress(OSError):
+            print(text, file=sys.stderr, flush=True)
+
+    def _on_begun(self, data: Mapping[str, Any]) -> None:
+        self._path = Path(data["path"])
+        self._line(f"run directory: {short(self._path)}")
 
     def _line(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
@@ -100,7 +149,12 @@ class Display:
 
     def _on_stopped(self, data: Mapping[str, Any]) -> None:
         self.close()
-        self._line(f"stopped after {data['round']} complete rounds; go on with: rayfl resume {data['path']}")
+        self._path = None
+        text = f"stopped after {data['round']} complete rounds; go on with: rayfl resume {data['path']}"
+        if self._deaf:
+            self._aside(text)
+        else:
+            self._line(text)
 
     def _on_done(self, data: Mapping[str, Any]) -> None:
         self.close()
@@ -114,14 +168,19 @@ MOST_GROUPS = 12
 """Groups or clusters in the table of groups; more are in ``groups.csv`` and the report only."""
 
 
-def closing(summaries: Sequence[Mapping[str, Any]]) -> Group:
+def closing(summaries: Sequence[Mapping[str, Any]], width: int | None = None) -> Group:
     """What is shown at the end: :func:`closing_table`, and :func:`group_table` where there are groups."""
     tables = [group_table(summaries, kind) for kind in ("group", "cluster")]
-    return Group(closing_table(summaries), *(table for table in tables if table is not None))
+    return Group(closing_table(summaries, width), *(table for table in tables if table is not None))
 
 
-def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
-    """The table at the end: one row a method, accuracies in percent over the clients' own test data."""
+def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
+    """The table at the end: one row a method, accuracies in percent over the clients' own test data.
+
+    Args:
+        summaries: of the runs.
+        width: of the terminal; where the table is wider it has a column a method instead.
+    """
     tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
     over = [s.get("accuracy_se_samples") for s in summaries]
     errors = ", ".join("–" if value is None else f"{value:.1f}" for value in over)
@@ -134,22 +193,19 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
         caption_justify="left",
         padding=(0, 0),
     )
-    table.add_column("method", no_wrap=True)
     extra = {
         key: heading
         for key, heading in (("perplexity_mean", "perplexity"), ("finetuned_accuracy_mean", "fine-tuned"))
         if any(s.get(key) is not None for s in summaries)
     }
     headings = ("clusters", "ARI", "mean", "worst 10 %", "variance", *extra.values(), "up", "down", "seconds")
-    for name in headings:
-        table.add_column(name, justify="right", no_wrap=True)
-    for s in summaries:
-        error = s.get("accuracy_se")
-        table.add_row(
+    rows = [
+        (
             s["algorithm"],
             str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else "–",
             "–" if s["ari"] is None else f"{s['ari']:.2f}",
-            percent(s["accuracy_mean"]) + ("" if error is None else f" ± {error:.1f}"),
+            percent(s["accuracy_mean"])
+            + ("" if s.get("accuracy_se") is None else f" ± {s['accuracy_se']:.1f}"),
             percent(s["accuracy_worst10"]),
             percent(s["accuracy_var"]),
             *(percent(s.get(key)) for key in extra),
@@ -157,6 +213,18 @@ def closing_table(summaries: Sequence[Mapping[str, Any]]) -> Table:
             bytes_text(s["bytes_down"]),
             f"{s['seconds']:.1f}",
         )
+        for s in summaries
+    ]
+    lines = [("method", *headings), *rows]
+    columns = list(zip(*lines, strict=True))
+    if width is not None and sum(max(map(len, column)) + 1 for column in columns) >= width:
+        lines = columns  # a column a method
+    first, *others = lines[0]
+    table.add_column(first, no_wrap=True)
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for line in lines[1:]:
+        table.add_row(*line)
     return table
 
 

@@ -187,3 +187,31 @@ def test_a_round_of_texts_shows_its_perplexity():
     tested = {**ROUND, "accuracy_mean": 31.23, "accuracy_worst10": 20.0}
     assert "perplexity" not in lines(Event("round", {**tested, "perplexity_mean": None}))[-1]
     assert "perplexity 41.4 " in lines(Event("round", {**tested, "perplexity_mean": 41.43}))[-1]
+
+
+def test_a_narrow_terminal_has_a_column_a_method() -> None:
+    console = Console(file=io.StringIO(), width=40)
+    console.print(closing_table([SUMMARY, {**SUMMARY, "algorithm": "fedavg"}], 40))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in printed
+    (mean,) = [line for line in printed.splitlines() if "mean" in line and "97.5" in line]
+    assert mean.count("97.5") == 2
+    assert all(len(line) <= 40 for line in printed.splitlines())
+
+
+def _fail(*events) -> None:
+    with Display(Console(file=io.StringIO()), "title") as display:
+        for event in events:
+            display(event)
+        raise ZeroDivisionError
+
+
+def test_a_failure_says_how_to_go_on_unless_that_was_said(tmp_path, capsys) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    begun = Event("begun", {"path": str(tmp_path)})
+    with pytest.raises(ZeroDivisionError):
+        _fail(begun)
+    assert f"go on with: rayfl resume {tmp_path}" in capsys.readouterr().err
+    with pytest.raises(ZeroDivisionError):
+        _fail(begun, Event("stopped", {"path": str(tmp_path), "round": 3}))
+    assert capsys.readouterr().err == ""

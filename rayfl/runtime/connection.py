@@ -129,7 +129,8 @@ def this_cluster() -> Available:
 def _nodes(resources: Iterable[Mapping[str, float]]) -> Available:
     each = list(resources)
     nodes = tuple(Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in each)
-    return Available(nodes, sum(node.get("memory", 0.0) for node in each))
+    stores = [node["object_store_memory"] for node in each if "object_store_memory" in node]
+    return Available(nodes, sum(node.get("memory", 0.0) for node in each), min(stores, default=None))
 
 
 def available(config: Config) -> Available:

@@ -40,9 +40,9 @@ class Event:
     """Something that happened, for whoever watches the run.
 
     Attributes:
-        kind: ``note`` (a line of text), ``blocks`` (progress within a round), ``clusters`` (an entry of
-            ``clusters.json`` without its labels), ``round`` (a row of ``rounds.csv``), ``stopped`` or
-            ``done`` (the summary).
+        kind: ``begun`` (the path of the run directory), ``note`` (a line of text), ``blocks`` (progress
+            within a round), ``clusters`` (an entry of ``clusters.json`` without its labels), ``round`` (a row
+            of ``rounds.csv``), ``stopped`` or ``done`` (the summary).
         data: what there is to say.
     """
 

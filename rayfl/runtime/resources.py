@@ -26,10 +26,12 @@ class Available:
     Attributes:
         nodes: an actor must fit on one of them.
         memory: in bytes, over all.
+        store: bytes of the smallest object store of a node; None if it is not known yet.
     """
 
     nodes: tuple[Node, ...]
     memory: float
+    store: float | None = None
 
     @property
     def cpus(self) -> float:
@@ -65,6 +67,7 @@ class ResourcePlan:
         parameters: P.
         worker_gb: estimated memory of a client actor.
         store_gb: estimated object store: the data once a node, the models, a round's partial products.
+        store_there_gb: the smallest object store of a node; None if it is not known yet.
     """
 
     clients: int
@@ -78,18 +81,26 @@ class ResourcePlan:
     parameters: int
     worker_gb: float
     store_gb: float
+    store_there_gb: float | None = None
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
         gpus = f", {self.gpus:g} GPUs" if self.gpus else ""
+        short = []
+        if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
+            short = [
+                f"the object store of a node has {self.store_there_gb:.2f} GB only: the rest is written to "
+                "disk, which is slow; 'ray start --object-store-memory' makes it larger"
+            ]
         return [
             f"{self.clients:,} clients, {self.cohort:,} a round, in {self.blocks:,} or more blocks of "
             f"{self.block_size} on {self.actors} client actors ({self.cpus:g} CPUs{gpus})",
             f"{self.parameters:,} numbers a model; about {self.worker_gb:.2f} GB a client actor, "
             f"{self.store_gb:.2f} GB in the object store",
+            *short,
         ]
 
-    def to_dict(self) -> dict[str, float]:
+    def to_dict(self) -> dict[str, float | None]:
         """For ``environment.json``."""
         return asdict(self)
 
@@ -164,4 +175,5 @@ def plan_resources(
         parameters=parameters,
         worker_gb=worker / 1e9,
         store_gb=store / 1e9,
+        store_there_gb=None if available.store is None else available.store / 1e9,
     )

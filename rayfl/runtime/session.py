@@ -125,6 +125,7 @@ def run(
     if resolved.execution.backend == "ray":
         connect(resolved)  # first: where Ray does not start no run directory is left behind
     directory = RunDirectory.create(resolved)
+    on_event(Event("begun", {"path": str(directory.path)}))
     try:
         return _execute(resolved, directory, on_event)
     except (ConfigError, DataError, DiskError):
@@ -158,6 +159,7 @@ def resume(
         on_event(Event("note", {"text": f"all {config.rounds} rounds are complete; nothing to resume"}))
         return Result(directory.path)
     check(config)
+    on_event(Event("begun", {"path": str(directory.path)}))
     return _execute(config, directory, on_event)
 
 
@@ -454,7 +456,7 @@ def _watch_driver(
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT and SIGTERM ask for a checkpoint and an orderly end; a second one is the ordinary interrupt."""
+    """SIGINT, SIGTERM and SIGHUP ask for a checkpoint and an orderly end; a second one interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -464,7 +466,7 @@ def _signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM)}
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:

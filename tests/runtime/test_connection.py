@@ -147,7 +147,7 @@ def test_a_second_run_queues_behind_what_holds_the_cluster(
 
     execution = {"backend": "ray", "actors": 2, "cpus_per_actor": 2, "block_size": 2, "wait": 300}
     found = run({**settings, "execution": execution}, on_event=release)
-    assert notes[0] == "waiting for nodes: there is room for 0 of 2 actors (at most 300 s)"
+    assert "waiting for nodes: there is room for 0 of 2 actors (at most 300 s)" in notes
     assert found.summary["models_sha256"] == run(settings).summary["models_sha256"]
 
 

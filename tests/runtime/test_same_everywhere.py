@@ -237,3 +237,32 @@ def test_interrupted_on_ray_and_resumed_inline(settings: dict[str, Any], tmp_pat
     assert process.returncode == 130
     resumed = resume(path, ["execution.backend=inline"])
     assert_same(run({**long, "execution": settings["execution"]}), resumed)
+
+
+@pytest.mark.parametrize("how", ["hangup", "closed output"])
+def test_a_run_whose_terminal_goes_away_leaves_a_checkpoint(
+    how: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """A lost connection, and ``rayfl run ... | head``."""
+    long = {**_settings(settings, "fedavg"), "rounds": 60}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(long))
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-m", "rayfl.cli", "run", str(file)],
+        text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout is not None
+    while "round " not in process.stdout.readline():
+        assert process.poll() is None
+    if how == "hangup":
+        process.send_signal(signal.SIGHUP)
+    else:
+        process.stdout.close()
+        process.stdout = None
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    (path,) = tmp_path.glob("t-*")
+    if how == "closed output":
+        assert f"rayfl resume {path}" in errors
+    assert "Traceback" not in errors
+    assert_same(run(long), resume(path))

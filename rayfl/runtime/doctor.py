@@ -1,0 +1,93 @@
+"""What ``rayfl doctor`` looks at besides versions: places where runs are known to fail."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfl.display import bytes_text
+from rayfl.errors import ConfigError
+from rayfl.runtime.connection import short_folder
+
+_DISK = 1e9
+"""Free bytes below which a disk may fill up during a run."""
+
+_SHARED = 256e6
+"""Shared memory below which Ray keeps its objects on a disk, which is slow."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at.
+
+    Attributes:
+        name: what.
+        found: how it is.
+        remedy: what would be right; empty if all is well.
+    """
+
+    name: str
+    found: str
+    remedy: str = ""
+
+
+def checks() -> Iterator[Check]:
+    """Disks, folders, shared memory, caches, the token."""
+    yield _disk("disk for runs", Path.cwd())
+    yield _temporary()
+    yield _shared_memory(Path("/dev/shm"))
+    yield _cache(Path(os.environ.get("NUMBA_CACHE_DIR", Path.home() / ".cache" / "rayfl" / "numba")))
+    yield _token(Path.home() / ".ray" / "auth_token")
+
+
+def _disk(name: str, folder: Path) -> Check:
+    free = shutil.disk_usage(folder).free
+    remedy = "" if free > _DISK else "free some space, or set output.root to a folder on another disk"
+    return Check(name, f"{bytes_text(free)} free in {folder}", remedy)
+
+
+def _temporary() -> Check:
+    own = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
+    try:
+        folder = short_folder() or own
+    except ConfigError as error:
+        return Check("temporary folder", own, str(error))
+    where = own if folder == own else f"{own}; Ray gets {folder}, as its sockets need a short ASCII path"
+    free = shutil.disk_usage(own).free
+    remedy = "" if free > _DISK else "free some space, or set RAY_TMPDIR"
+    return Check("temporary folder", f"{where}, {bytes_text(free)} free", remedy)
+
+
+def _shared_memory(folder: Path) -> Check:
+    if not folder.is_dir():
+        return Check("shared memory", "none", "Ray keeps its objects on a disk, which is slow")
+    size = shutil.disk_usage(folder)
+    remedy = "" if size.free > _SHARED else "Ray needs more (docker run --shm-size), or is slow"
+    return Check("shared memory", f"{bytes_text(size.free)} of {bytes_text(size.total)} free", remedy)
+
+
+def _cache(folder: Path) -> Check:
+    name = "compiled code"
+    if not folder.is_dir():
+        return Check(name, f"nothing in {folder} yet: the first round of a run compiles for some seconds")
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    remedy = (
+        ""
+        if os.access(folder, os.W_OK)
+        else "it cannot be written, so every run compiles anew: set NUMBA_CACHE_DIR to a folder that can"
+    )
+    return Check(name, f"{bytes_text(size)} in {folder}", remedy)
+
+
+def _token(path: Path) -> Check:
+    name = "Ray's token"
+    if not path.is_file():
+        return Check(name, "none yet")
+    mode = stat.S_IMODE(path.stat().st_mode)
+    remedy = "" if not mode & 0o077 else f"others can read it: chmod 600 {path}"
+    return Check(name, f"{path}, mode {mode:o}", remedy)

@@ -1,0 +1,51 @@
+"""What ``rayfl doctor`` finds wrong."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from pathlib import Path
+
+import pytest
+
+from rayfl.runtime import doctor
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def space(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    free = [1e12]
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: Usage(2e12, 0, free[0]))
+    return free
+
+
+def test_a_sound_machine_needs_no_remedy(
+    space: list[float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setenv("RAY_TMPDIR", "/tmp")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    found = list(doctor.checks())
+    assert {check.name for check in found} >= {"disk for runs", "temporary folder", "compiled code"}
+    assert not [check for check in found if check.remedy]
+
+
+def test_full_disks_and_little_shared_memory_are_named(space: list[float]) -> None:
+    space[0] = 1e6
+    wrong = {check.name for check in doctor.checks() if check.remedy}
+    assert wrong >= {"disk for runs", "temporary folder", "shared memory"}
+
+
+def test_a_long_folder_is_replaced_and_said(space: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/scratch/" + "x" * 60)
+    assert "Ray gets /tmp/rayfl-" in doctor._temporary().found
+
+
+def test_an_open_token_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "auth_token"
+    path.write_text("secret")
+    path.chmod(0o644)
+    assert doctor._token(path).remedy == f"others can read it: chmod 600 {path}"
+    path.chmod(0o600)
+    assert not doctor._token(path).remedy
