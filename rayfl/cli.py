@@ -375,7 +375,7 @@ def models(
             _say(f"{size:.3g} MB a client")
             folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f"client_{client}.safetensors")
-    _say(f"written: {number} models to {_short(folder)}")
+    _say(f"written: {number} models to {short(folder)}")
 
 
 @app.command()
