@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,13 +26,19 @@ from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBloc
 TOLERANCE = 1e-3
 """How far an engine may be from the plain loop in the trial, relative to how far the model moved."""
 
+TRIALS = 3
+"""A ReLU within rounding of zero, or two equal pixels of a window, may decide otherwise in another engine:
+then a large network ends up to a percent away. That hardly happens in each of these trials; a fault does."""
+
 
 class Engine(Protocol):
     """Trains the clients of a block, each from its own start model on its own samples.
 
     The result for a client depends on the work, the round, its id, its samples, its start model and its
     terms; up to rounding not on which other clients are in the block, nor on the engine. Its last bit may
-    depend on who trains in one call with it. Runs are equal bit for bit on any number of workers because
+    depend on who trains in one call with it. (Where a ReLU is within rounding of zero the gradient takes
+    either way: ResNet-9 with a loss of 30 ended 7e-7 or 3e-3 of its movement from float64, in all engines.)
+    Runs are equal bit for bit on any number of workers because
     blocks follow from the config and the data alone, and calls from the block, the model and the device; only
     on a GPU whose memory runs out are the calls smaller.
     """
@@ -150,9 +157,9 @@ def _problem(gap: Callable[[], float], other: str) -> str:
     return "" if found <= TOLERANCE else f"{found:.0e} away from {other} in a trial"
 
 
-def _example(spec: ModelSpec, device: torch.device) -> Batches:
+def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
     """Seven samples for trials."""
-    rng = np.random.default_rng(0)
+    rng = np.random.default_rng(seed)
     x, targets = spec.model.example(spec.shape, spec.classes, 7, rng)
     labels = np.zeros(7, np.int64) if targets is not None else np.arange(7) % spec.classes
     samples = Samples("trial", x, labels, x, labels, 1, targets_train=targets, targets_test=targets)
@@ -179,10 +186,15 @@ def _trial(
     make: Callable[[ModelSpec, Batches, int], Engine],
     device: torch.device = torch.device("cpu"),  # noqa: B008 (a constant)
 ) -> float:
-    """Two clients, a step or two each: the gap to the plain loop."""
-    batches, work = _example(spec, device), LocalWork(epochs=1, batch_size=3, lr=1e-2)
-    ends = [_train(engine(spec, batches, 0), work, 0) for engine in (make, LoopEngine)]
-    return _gap(ends[0], ends[1], spec)
+    """Two clients, a step or two each: the gap to the plain loop, the least of up to :data:`TRIALS`."""
+    work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
+    for seed in range(TRIALS):
+        batches = _example(spec, device, seed)
+        ends = [_train(engine(spec, batches, 0), work, 0) for engine in (make, LoopEngine)]
+        gaps.append(_gap(ends[0], ends[1], spec))
+        if gaps[-1] <= TOLERANCE:
+            break
+    return float(np.nanmin(gaps))
 
 
 def try_recording(

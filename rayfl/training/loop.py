@@ -17,7 +17,15 @@ from torch.nn import functional
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training.batches import Batches
-from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite, check_visits
+from rayfl.training.work import (
+    NO_TERMS,
+    Indices,
+    LocalWork,
+    Terms,
+    TrainedBlock,
+    check_diverged,
+    check_visits,
+)
 
 
 class LoopEngine:
@@ -126,7 +134,9 @@ class LoopEngine:
             if step + 1 == snapshot_step:
                 kept = torch.from_numpy(self.spec.flatten(module))
         mean = float(total) / max(1, seen)
-        check_finite(mean, all(bool(torch.isfinite(t).all()) for t in (*parameters, *module.buffers())))
+        numbers = (t for t in (*parameters, *module.buffers()) if t.is_floating_point())
+        norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in numbers])
+        check_diverged(mean, float(torch.linalg.vector_norm(norms.double())))
         self.spec.store(module, vector)
         if snapshot is not None and kept is not None:
             snapshot.copy_(kept)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -172,20 +171,28 @@ def complement(segments: Segments, size: int) -> Segments:
     return tuple((a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b)
 
 
-def check_finite(loss: float, model: bool) -> None:
-    """Refuse what diverged, before it spoils everybody's average.
+DIVERGED = 1e12
+"""A client has diverged if its mean loss or the length of its model is above this, or is NaN.
+
+The same rule in all engines. Near the largest float32, 3e38, it depends on the order of operations what
+overflows; squares do from 1e19 on. This bound is so far below that engines, which agree up to rounding, agree
+on who has diverged, and so far above that no model that learns comes near it.
+"""
+
+
+def check_diverged(loss: float, length: float) -> None:
+    """Refuse what diverged (:data:`DIVERGED`), before it spoils everybody's average.
 
     Args:
         loss: a client's mean training loss.
-        model: whether all numbers of its trained model are finite.
+        length: Euclidean norm of its trained model, buffers too.
 
     Raises:
-        FloatingPointError: if one of them is not.
+        FloatingPointError: if it did.
     """
-    if not math.isfinite(loss):
-        raise FloatingPointError(f"the training loss is {loss}; a smaller training.lr may help")
-    if not model:
-        raise FloatingPointError("the trained model is not finite; a smaller training.lr may help")
+    for what, value in (("training loss", loss), ("length of the trained model", length)):
+        if not value <= DIVERGED:  # NaN is not
+            raise FloatingPointError(f"the {what} is {value:.3g}; a smaller training.lr may help")
 
 
 def check_visits(visits: Sequence[NDArray[np.intp]], samples: int) -> None:

@@ -14,12 +14,15 @@ from rayfl.data import build_federation
 from rayfl.models import ModelSpec
 from rayfl.random import orders
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from tests.training.bounds import rounding
 
 Array = np.ndarray
 FEATURES, CLASSES = 6, 4
 P = FEATURES * CLASSES + CLASSES
 ETA = 0.2
 SIZES = (30, 12)
+ROUND = rounding(max(SIZES), steps=10)
+"""What float32 may do to a model in a round of at most ten steps: softmax regression is convex and smooth."""
 
 
 class Ran:

@@ -23,9 +23,10 @@ from rayfl.runtime.servers import Round, Servers
 from rayfl.runtime.session import build
 from rayfl.training import LocalWork, LoopEngine
 from tests.algorithms.test_identities import GROUPS, N, P, Ran, Run, run, same, same_curves
-from tests.local.conftest import CLASSES, ETA, FEATURES, Problem
+from tests.local.conftest import CLASSES, ETA, FEATURES, ROUND, Problem
 from tests.local.conftest import P as SMALL
 from tests.local.conftest import Ran as Small
+from tests.training.bounds import rounding
 
 __all__ = ["run"]
 
@@ -55,7 +56,9 @@ def by_hand(
     return mean, own
 
 
-def assert_state(ran: Small, expected: tuple[np.ndarray, dict[int, np.ndarray]], atol: float = 1e-5) -> None:
+def assert_state(
+    ran: Small, expected: tuple[np.ndarray, dict[int, np.ndarray]], atol: float = 6 * ROUND
+) -> None:
     mean, own = expected
     np.testing.assert_allclose(ran.model, mean, rtol=0, atol=atol)
     assert ran.last.state_clients.tolist() == sorted(own)
@@ -230,12 +233,14 @@ def test_clients_learn_from_each_other_and_most_from_their_like(run: Run):
 
 def test_engines_agree(run: Run):
     """The batched engine adds the pull in another place than the loop."""
-    loop = run("mtl", HALF, local=mtl(0.5))
+    loop = run("mtl", HALF, model="linear", local=mtl(0.5))  # without ReLUs, which may decide otherwise
     settings = loop.result.config.to_dict()
     settings["training"]["engine"] = "batched"
     batched = Ran(rayfl.run(settings))
-    np.testing.assert_allclose(batched.states, loop.states, rtol=0, atol=1e-5)
-    np.testing.assert_allclose(batched.models, loop.models, rtol=0, atol=1e-5)
+    epochs = loop.result.config.training.epochs * loop.result.config.rounds
+    steps = epochs * -(-int(loop.result.clients["n"].max()) // loop.result.config.training.batch_size)
+    for one, other in ((batched.states, loop.states), (batched.models, loop.models)):
+        np.testing.assert_allclose(one, other, rtol=0, atol=rounding(64, steps))
 
 
 def test_a_client_that_failed_counts_with_what_it_had(run: Run, monkeypatch: pytest.MonkeyPatch):

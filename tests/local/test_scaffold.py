@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rayfl import cli
-from tests.local.conftest import ETA, SIZES, P, Problem, Ran
+from tests.local.conftest import ETA, ROUND, SIZES, P, Problem, Ran
 
 
 def by_hand(problem: Problem, rounds: int, epochs: int, batch: int, momentum: float = 0.0):
@@ -31,7 +31,7 @@ def by_hand(problem: Problem, rounds: int, epochs: int, batch: int, momentum: fl
     return x, c, own
 
 
-def assert_state(ran: Ran, expected, atol: float = 1e-5) -> None:
+def assert_state(ran: Ran, expected, atol: float = 3 * ROUND) -> None:
     x, c, own = expected
     np.testing.assert_allclose(ran.model, x, rtol=0, atol=atol)
     np.testing.assert_allclose(ran.vectors[0], c, rtol=0, atol=atol)
@@ -56,15 +56,15 @@ def test_after_one_full_step_c_i_is_the_gradient(problem: Problem):
     ran, x = problem.run("training.epochs=1", local="scaffold"), problem.start()
     gradients = [problem.gradient(x, i) for i in (0, 1)]
     for i in (0, 1):
-        np.testing.assert_allclose(ran.client_state(i), gradients[i], rtol=0, atol=1e-6)
-    np.testing.assert_allclose(ran.vectors[0], np.mean(gradients, axis=0), rtol=0, atol=1e-6)
+        np.testing.assert_allclose(ran.client_state(i), gradients[i], rtol=0, atol=ROUND)
+    np.testing.assert_allclose(ran.vectors[0], np.mean(gradients, axis=0), rtol=0, atol=ROUND)
 
 
 def test_the_first_round_is_fedavg_of_equal_weights(problem: Problem):
     """c and c_i start at zero (not, as published, at the model), so nothing is corrected yet."""
     ran = problem.run("training.batch_size=7", local="scaffold")
     local = [problem.sgd(problem.start(), i, problem.batches(i, 0, 2, 7)) for i in (0, 1)]
-    np.testing.assert_allclose(ran.model, np.mean(local, axis=0), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(ran.model, np.mean(local, axis=0), rtol=0, atol=ROUND)
     assert np.abs(ran.model - np.average(local, axis=0, weights=SIZES)).max() > 1e-3
 
 
@@ -82,7 +82,7 @@ def test_c_moves_by_the_share_that_took_part(problem: Problem):
     (client,) = ran.last.state_clients.tolist()
     np.testing.assert_allclose(ran.vectors[0], ran.client_state(client) / 2, rtol=1e-6)
     np.testing.assert_allclose(
-        ran.client_state(client), problem.gradient(problem.start(), client), rtol=0, atol=1e-6
+        ran.client_state(client), problem.gradient(problem.start(), client), rtol=0, atol=ROUND
     )
 
 
@@ -90,7 +90,7 @@ def test_c_is_the_mean_of_all_variates_whoever_took_part(problem: Problem):
     """Invariant of Algorithm 1: c = (1/N) sum_i c_i, with c_i = 0 for those who never took part."""
     for rounds in (1, 2, 5):
         ran = problem.run(f"rounds={rounds}", "training.participation=0.5", local="scaffold")
-        np.testing.assert_allclose(ran.vectors[0], ran.last.state_rows.sum(axis=0) / 2, atol=1e-6)
+        np.testing.assert_allclose(ran.vectors[0], ran.last.state_rows.sum(axis=0) / 2, atol=ROUND)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])

@@ -21,6 +21,9 @@ from rayfl.training.batched import BatchedEngine, Unsupported
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vmap import VmapNetwork
+from rayfl.training.work import DIVERGED
+from tests.training.bounds import Truth
+from tests.training.test_terms import job, make_terms
 
 CASES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("linear", {}, (20,)),
@@ -32,10 +35,13 @@ CASES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("mthfl_cnn", {}, (3, 32, 32)),
     ("mthfl_mlp", {}, (1, 8, 8)),
     ("subfedavg_cnn", {}, (1, 28, 28)),
-    ("leaf_cnn", {}, (1, 28, 28)),
+    ("leaf_cnn", {}, (1, 12, 12)),
     ("resnet9", {}, (3, 32, 32)),
 ]
-SGDS = [LocalWork(2, 5, 0.05), LocalWork(2, 5, 0.05, momentum=0.5, weight_decay=0.01)]
+SGDS = [LocalWork(2, 4, 0.05), LocalWork(2, 4, 0.02, momentum=0.5, weight_decay=0.01)]
+# Convolutions decide by thousands of pixels which way a gradient takes. With few samples and steps rounding
+# hardly ever changes a decision, and the bound is sharp.
+SMALL: dict[str, tuple[list[int], int]] = {"leaf_cnn": ([5, 2], 2), "resnet9": ([2, 1], 1)}
 
 
 def random_samples(shape: tuple[int, ...], count: int, classes: int, seed: int = 0) -> Samples:
@@ -51,21 +57,16 @@ def random_samples(shape: tuple[int, ...], count: int, classes: int, seed: int =
 def assert_equal(
     spec: ModelSpec, work: LocalWork, sizes: list[int], network: Any = None, together: int | None = 3
 ) -> None:
-    """Ragged clients trained by both engines end at the same models, losses and steps."""
+    """Ragged clients trained by both engines end as near the truth as float32 can: see bounds.py."""
     batches = Batches(random_samples(spec.shape, 60, spec.classes), torch.device("cpu"))
     rng = np.random.default_rng(1)
     indices = [rng.choice(60, n, replace=False) for n in sizes]
     start = torch.from_numpy(np.tile(spec.initial(), (len(sizes), 1)))
     ids = range(10, 10 + len(sizes))
-    loop = LoopEngine(spec, batches, 0).train(work, 1, ids, indices, start.clone())
-    other = BatchedEngine(spec, batches, 0, network, together).train(work, 1, ids, indices, start.clone())
-    assert not loop.failures
-    assert not other.failures
-    assert loop.steps.tolist() == other.steps.tolist()
-    np.testing.assert_allclose(other.losses, loop.losses, rtol=1e-5)
-    moved = (loop.rows - start).norm(dim=1)
-    assert (moved > 0).all()
-    assert ((other.rows - loop.rows).norm(dim=1) / moved).max() < 1e-4
+    truth = Truth.of(spec, batches, 0, work, 1, ids, indices, start)
+    assert (truth.moved > 0).all()
+    for engine in (LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0, network, together)):
+        truth.check(engine.train(work, 1, ids, indices, start))
 
 
 @pytest.mark.parametrize("work", SGDS, ids=["plain", "momentum-decay"])
@@ -74,8 +75,10 @@ def test_every_model_equals_the_loop(
     name: str, settings: dict[str, Any], shape: tuple[int, ...], work: LocalWork
 ) -> None:
     spec = ModelSpec.of(MODELS[name](**settings), shape, 7, 0)
-    sizes = [3, 2] if name in ("resnet9", "leaf_cnn") else [23, 10, 4, 31, 7]
-    assert_equal(spec, work, sizes)
+    sizes, epochs = SMALL.get(name, ([23, 10, 4, 31, 7] if len(shape) == 1 else [6, 3, 1, 4], 2))
+    if settings.get("batch_norm") or name == "subfedavg_cnn":
+        sizes = [6, 4, 2]  # a batch of one has no variance worth the name
+    assert_equal(spec, replace(work, epochs=epochs), sizes)
 
 
 def test_the_cases_cover_all_models() -> None:
@@ -85,8 +88,8 @@ def test_the_cases_cover_all_models() -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(
-    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=7),
-    batch=st.integers(1, 12),
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    batch=st.integers(2, 12),
     epochs=st.integers(1, 3),
     hidden=st.integers(1, 40),
     features=st.integers(1, 50),
@@ -115,7 +118,7 @@ def test_vmap_equals_the_loop(
         with pytest.raises(Unsupported, match="buffers"):
             VmapNetwork(spec)
         return
-    assert_equal(spec, work, [9, 4, 12], VmapNetwork(spec))
+    assert_equal(spec, work, [6, 3, 1, 4], VmapNetwork(spec))
 
 
 class Wavy(Model):
@@ -169,6 +172,21 @@ def test_a_wrong_engine_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     name, why = choose_engine(spec)
     assert name == "vmap"
     assert "not batched" in why
+
+
+def test_one_trial_may_meet_a_kink(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that is away from the loop in the first trial alone is taken."""
+    spec = ModelSpec.of(MODELS["mlp"](hidden=[5]), (6,), 3, 0)
+    original, calls = BatchedEngine.train, []
+
+    def once(self: Any, *args: Any, **more: Any) -> Any:
+        calls.append(self)
+        block = original(self, *args, **more)
+        return replace(block, rows=block.rows * 1.01) if len(calls) == 1 else block
+
+    monkeypatch.setattr(BatchedEngine, "train", once)
+    assert choose_engine(spec)[0] == "batched"
+    assert len(calls) == 2
 
 
 def test_a_diverging_client_fails_alone() -> None:
@@ -247,3 +265,27 @@ def test_start_models_are_left_as_they_are(engine: Any) -> None:
     assert shared.snapshots is not None
     assert copied.snapshots is not None
     assert torch.equal(shared.snapshots, copied.snapshots)
+
+
+@pytest.mark.parametrize("lr", [100.0, 1000.0])
+@pytest.mark.parametrize("name", ["lenet5", "mlp"])
+def test_engines_agree_on_who_has_diverged(name: str, lr: float) -> None:
+    """Near the end of float32 what overflows depends on the order of operations; the bound is far below.
+
+    With lr 1000 three of the LeNets end with losses of 1e31: finite numbers in one engine, NaN in another.
+    """
+    settings = {"batch_norm": True} if name == "lenet5" else {"hidden": [16]}
+    spec = ModelSpec.of(MODELS[name](**settings), (1, 28, 28), 5, 0)
+    sizes = [4, 5, 6, 7, 8, 9] * 4
+    batches, *arguments = job(spec, sizes)
+    terms = make_terms(("mask",), spec, sizes)
+    engines = [LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0)]
+    if name == "mlp":
+        engines.append(BatchedEngine(spec, batches, 0, VmapNetwork(spec)))
+    blocks = [engine.train(LocalWork(1, 4, lr), *arguments, terms) for engine in engines]
+    assert len({tuple(sorted(block.failures)) for block in blocks}) == 1
+    for block in blocks:
+        assert 0 < len(block.failures) < len(sizes) or name == "mlp"
+        assert all("smaller training.lr" in text for text in block.failures.values())
+        assert (block.losses <= DIVERGED).all()
+        assert (block.rows.norm(dim=1) <= DIVERGED).all()

@@ -38,6 +38,7 @@ from rayfl.training.batched.graphs import CudaRecorder, FixedMemory, Recorder
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.engine import choose_engine, open_engine, try_recording
+from tests.training.bounds import Truth
 from tests.training.conftest import make_samples
 from tests.training.test_recurrent import texts
 from tests.training.test_terms import EXTRAS, OPTIONS, make_terms
@@ -158,16 +159,23 @@ def make_case(case: str) -> tuple[ModelSpec, Samples, list[int]]:
     return ModelSpec.of(PARTS[name](**config), shape, 5, 0), samples, [4, 2] if name in LARGE else SIZES
 
 
+def arguments(
+    spec: ModelSpec, sizes: Sequence[int], round: int
+) -> tuple[int, range, list[Any], torch.Tensor]:
+    """Round, clients, their samples and start models."""
+    rng = np.random.default_rng(round)
+    indices = [rng.choice(60, n, replace=False) for n in sizes]
+    start = torch.from_numpy(np.tile(spec.initial(), (len(sizes), 1)))
+    return round, range(10, 10 + len(sizes)), indices, start
+
+
 def rounds(
     engine: Any, work: LocalWork, sizes: Sequence[int], terms: Terms = NO_TERMS, count: int = 2
 ) -> list[TrainedBlock]:
     """Several rounds, each from the initial models with other samples."""
     found = []
     for round in range(count):
-        rng = np.random.default_rng(round)
-        indices = [rng.choice(60, n, replace=False) for n in sizes]
-        start = torch.from_numpy(np.tile(engine.spec.initial(), (len(sizes), 1)))
-        found.append(engine.train(work, round, range(10, 10 + len(sizes)), indices, start, terms))
+        found.append(engine.train(work, *arguments(engine.spec, sizes, round), terms))
         assert not found[-1].failures
     return found
 
@@ -232,17 +240,12 @@ def test_a_step_is_a_function_of_its_fixed_memory_alone(
 @pytest.mark.parametrize("case", [*MODEL_CASES, "grouped"])
 def test_what_layers_do_on_a_gpu_equals_the_loop(case: str, as_on_a_gpu: None) -> None:
     """Convolutions of all clients in one, rows of embeddings added up in order."""
-    spec, samples, sizes = make_case(case)
-    batches, work = Batches(samples, CPU), replace(PLAIN, epochs=2, momentum=0.5)
-    (loop,), (other,) = (
-        rounds(make(spec, batches, 0), work, sizes, count=1) for make in (LoopEngine, BatchedEngine)
-    )
-    moved = (loop.rows - torch.from_numpy(spec.initial())).norm(dim=1)
-    gaps = sorted(((other.rows - loop.rows).norm(dim=1) / moved).tolist())
-    # Of two pixels that are equal up to rounding the other may be the maximum, in one client of the 2 or 7.
-    assert max(gaps[:-1]) < 1e-5
-    assert gaps[-1] < 1e-2
-    np.testing.assert_allclose(other.losses, loop.losses, rtol=1e-4)
+    spec, samples, _ = make_case(case)
+    work = replace(PLAIN, epochs=1 if case in LARGE else 2, momentum=0.5)
+    sizes = [2, 1] if case == "resnet9" else [5, 2] if case in LARGE else [6, 3, 2, 7, 4]
+    given = arguments(spec, sizes, 0)
+    truth = Truth.of(spec, Batches(samples, CPU), 0, work, *given)
+    truth.check(BatchedEngine(spec, Batches(samples, CPU), 0).train(work, *given))
 
 
 @pytest.mark.parametrize("case", LARGE)
@@ -482,7 +485,8 @@ def opened(monkeypatch: pytest.MonkeyPatch, recorder: Any, graphs: bool = True, 
     batches = Batches(make_samples((6,), uint8=False), CPU)
     batches.device = FakeCuda()  # type: ignore[assignment]
     monkeypatch.setattr(engines, "CudaRecorder", lambda device: recorder)
-    monkeypatch.setattr(engines, "_example", lambda spec, device, make=engines._example: make(spec, CPU))
+    example = engines._example
+    monkeypatch.setattr(engines, "_example", lambda spec, device, seed=0: example(spec, CPU, seed))
     monkeypatch.setattr(
         engines, "ENGINES", {"batched": lambda s, b, seed: BatchedEngine(s, Batches(b.samples, CPU), seed)}
     )

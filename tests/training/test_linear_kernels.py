@@ -10,9 +10,15 @@ import torch
 
 from rayfl.training.batched.linear_kernels import descend, forward
 from rayfl.training.batched.parameters import Parameter, Sgd
+from tests.training.bounds import assert_within, sum_error
 
 SHAPES = list(product((1, 2, 7), (1, 4, 5, 13), (1, 16, 33)))
 """Outputs (odd ones have a row without a partner), samples (fives and what is left), features."""
+
+
+def product(what: str, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """In double precision."""
+    return np.einsum(what, one.astype(np.float64), other.astype(np.float64))
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -26,13 +32,14 @@ def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
 def test_the_step_is_the_formula(outputs: int, batch: int, features: int, pulled: bool, shifted: bool):
     weights = (3, outputs, features)
     w, t, f, dy, x = arrays(weights, weights, weights, (3, batch, outputs), (3, batch, features))
-    expected = w.astype(np.float64) * 0.9
+    expected, size = w.astype(np.float64) * 0.9, np.abs(w, dtype=np.float64)
     if pulled:
-        expected += 0.25 * (t - expected)
-    expected -= 0.5 * (np.einsum("cbo,cbd->cod", dy, x) + (f if shifted else 0.0))
+        expected, size = expected + 0.25 * (t - expected), size + 0.25 * (np.abs(t) + size)
+    expected -= 0.5 * (product("cbo,cbd->cod", dy, x) + (f if shifted else 0.0))
+    size += 0.5 * (product("cbo,cbd->cod", np.abs(dy), np.abs(x)) + (np.abs(f) if shifted else 0.0))
     target, offset = (t if pulled else None), (f if shifted else None)
     descend(w, dy, x, np.float32(0.9), np.float32(-0.5), target, np.float32(0.25), offset)
-    assert np.allclose(w, expected, rtol=0, atol=2e-5)
+    assert_within(np.abs(w - expected), sum_error(batch + 6, size))
 
 
 @pytest.mark.parametrize(("outputs", "batch", "features"), SHAPES)
@@ -40,7 +47,9 @@ def test_the_forward_product_is_the_formula(outputs: int, batch: int, features: 
     w, b, x = arrays((3, outputs, features), (3, outputs), (3, batch, features))
     y = np.full((3, batch, outputs), np.nan, np.float32)
     forward(x, w, b, y)
-    assert np.allclose(y, np.einsum("cbd,cod->cbo", x, w) + b[:, None], rtol=0, atol=2e-5)
+    expected = product("cbd,cod->cbo", x, w) + b[:, None]
+    size = product("cbd,cod->cbo", np.abs(x), np.abs(w)) + np.abs(b[:, None])
+    assert_within(np.abs(y - expected), sum_error(features + 1, size))
 
 
 def test_a_term_of_zeros_changes_no_bit():
@@ -73,7 +82,10 @@ def test_thin_and_thick_products_make_the_same_step(momentum: float, proximal: f
         for _ in range(3):
             parameter.descend_product(left, right)
         after.append(parameter.value)
-    assert torch.allclose(after[0], after[1], rtol=0, atol=1e-5)
+    # Three steps of 0.1 along gradients that momentum makes up to 5.6 gradients long.
+    slope = torch.bmm(dy.double().abs().transpose(1, 2), x.double().abs()) + offset.abs()
+    size = start.double().abs() + 0.1 * 5.61 * slope
+    assert_within((after[0] - after[1]).abs(), 2 * sum_error(3 * (20 + 6), size))
     assert not torch.allclose(after[0], start, rtol=0, atol=1e-2)
 
 

@@ -15,6 +15,7 @@ from rayfl.data import Samples
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training import Batches, LocalWork, LoopEngine
+from tests.training.bounds import rounding
 from tests.training.conftest import make_samples, make_spec
 
 WORK = LocalWork(epochs=2, batch_size=8, lr=0.05)
@@ -90,7 +91,7 @@ def test_equal_to_torch_optim_bit_for_bit(name, changes):
     for row, client in enumerate(CLIENTS):
         model, loss = reference(spec, samples, work, 5, 3, client, indices[row])
         assert block.rows[row].numpy().tobytes() == model.tobytes()
-        assert block.losses[row] == pytest.approx(loss, rel=1e-6)
+        assert block.losses[row] == pytest.approx(loss, rel=rounding(len(indices[row])))
         assert block.steps[row] == work.epochs * -(-len(indices[row]) // work.batch_size)
     assert len({row.numpy().tobytes() for row in block.rows}) == len(
         CLIENTS
@@ -215,9 +216,11 @@ def test_a_model_that_diverges_in_its_last_step_is_reported():
     rows.zero_()
     block = engine.train(LocalWork(1, 10, lr=1e20), 0, [0], [np.arange(4)], rows)
     assert list(block.failures) == [0]
-    assert "not finite" in block.failures[0]
+    assert "the length of the trained model is" in block.failures[0]
     assert not rows.any()
 
+
+ROUNDING = rounding(14, steps=2)  # sums over at most 14 samples
 
 # --- a step by hand --------------------------------------------------------------------------------------
 
@@ -247,9 +250,11 @@ def test_a_round_of_fedavg_with_two_clients_by_hand():
         for _ in range(2):
             w, b = softmax_step(w, b, FEATURES.x_train[own].astype(np.float64), FEATURES.y_train[own], 0.3)
         locals_.append(np.concatenate([w.ravel(), b]))
-    np.testing.assert_allclose(block.rows.numpy(), np.stack(locals_), rtol=0, atol=1e-6)
+    np.testing.assert_allclose(block.rows.numpy(), np.stack(locals_), rtol=0, atol=ROUNDING)
     averaged = (6 * block.rows[0].double() + 14 * block.rows[1].double()) / 20
-    np.testing.assert_allclose(averaged.numpy(), (6 * locals_[0] + 14 * locals_[1]) / 20, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(
+        averaged.numpy(), (6 * locals_[0] + 14 * locals_[1]) / 20, rtol=0, atol=ROUNDING
+    )
 
 
 def test_two_steps_with_momentum_and_decay_by_hand():
@@ -268,4 +273,4 @@ def test_two_steps_with_momentum_and_decay_by_hand():
     v1 = gradient(w0) + 0.1 * w0
     w1 = w0 - 0.3 * v1
     v2 = 0.5 * v1 + gradient(w1) + 0.1 * w1
-    np.testing.assert_allclose(block.rows[0].numpy(), w1 - 0.3 * v2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(block.rows[0].numpy(), w1 - 0.3 * v2, rtol=0, atol=ROUNDING)

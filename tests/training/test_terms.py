@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from rayfl.random import orders
 from rayfl.training import NO_TERMS, Batches, Engine, LocalWork, LoopEngine, Terms, TrainedBlock
 from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.vmap import VmapNetwork
+from tests.training.bounds import Truth, rounding
 from tests.training.conftest import make_samples, make_spec
 from tests.training.test_loop import softmax_step
 
@@ -25,7 +27,6 @@ CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
     "lenet5": ("lenet5", {}, (1, 28, 28)),
     "lenet5-bn": ("lenet5", {"batch_norm": True}, (1, 28, 28)),
     "leaf_cnn": ("leaf_cnn", {}, (1, 12, 12)),
-    "resnet9": ("resnet9", {}, (3, 32, 32)),
 }
 PLAIN = LocalWork(epochs=2, batch_size=4, lr=0.02)
 OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # name -> changes of the work, terms
@@ -72,14 +73,24 @@ def make_terms(names: tuple[str, ...], spec: ModelSpec, sizes: list[int], seed: 
 def train(
     make: Callable[..., Engine], spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms, **more: Any
 ) -> TrainedBlock:
+    batches, *arguments = job(spec, sizes)
+    block = make(spec, batches, 0, **more).train(work, *arguments, terms)
+    assert not block.failures
+    return block
+
+
+def job(spec: ModelSpec, sizes: list[int]) -> tuple[Batches, int, range, list[Any], torch.Tensor]:
+    """Batches, and a round, clients, their samples and start models."""
     samples = make_samples(spec.shape, 60, spec.classes)
     rng = np.random.default_rng(1)
     indices = [rng.choice(60, n, replace=False) for n in sizes]
     start = torch.from_numpy(np.tile(spec.initial(), (len(sizes), 1)))
-    engine = make(spec, Batches(samples, torch.device("cpu")), 0, **more)
-    block = engine.train(work, 1, range(10, 10 + len(sizes)), indices, start, terms)
-    assert not block.failures
-    return block
+    return Batches(samples, torch.device("cpu")), 1, range(10, 10 + len(sizes)), indices, start
+
+
+def truth_of(spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms) -> Truth:
+    batches, *arguments = job(spec, sizes)
+    return Truth.of(spec, batches, 0, work, *arguments, terms)
 
 
 def assert_equal(
@@ -89,32 +100,24 @@ def assert_equal(
     terms: Terms,
     network: Any = None,
     together: int = 3,
-    tolerance: float = 2e-4,
 ) -> None:
-    loop = train(LoopEngine, spec, work, sizes, terms)
-    other = train(BatchedEngine, spec, work, sizes, terms, network=network, clients_per_call=together)
-    assert loop.steps.tolist() == other.steps.tolist()
-    np.testing.assert_allclose(other.losses, loop.losses, rtol=1e-4)
-    start = torch.from_numpy(np.tile(spec.initial(), (len(sizes), 1)))
-    if terms.mask is not None:
-        start[:, : spec.n_parameters] *= terms.mask[:, : spec.n_parameters]
-    moved = (loop.rows - start).norm(dim=1)
-    assert (moved > 0).all()
-    assert ((other.rows - loop.rows).norm(dim=1) / moved).max() < tolerance
-    assert (loop.snapshots is None) == (other.snapshots is None) == (work.snapshot_epoch == 0)
-    if loop.snapshots is not None and other.snapshots is not None:
-        assert ((other.snapshots - loop.snapshots).norm(dim=1) / moved).max() < tolerance
+    truth = truth_of(spec, work, sizes, terms)
+    assert (truth.moved > 0).all()
+    truth.check(train(LoopEngine, spec, work, sizes, terms))
+    truth.check(train(BatchedEngine, spec, work, sizes, terms, network=network, clients_per_call=together))
 
 
 def make_case(case: str) -> tuple[ModelSpec, list[int]]:
     name, config, shape = CASES[case]
     spec = ModelSpec.of(MODELS[name](**config), shape, 5, 0)
-    return spec, [5, 2] if case in ("leaf_cnn", "resnet9") else [11, 6, 3, 15, 8]
+    return spec, {"leaf_cnn": [5, 2], "mlp": [11, 6, 3, 15, 8]}.get(case, [7, 4, 6])
 
 
-@pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("option", OPTIONS)
-@pytest.mark.parametrize("case", ["mlp", "lenet5", "lenet5-bn"])
+@pytest.mark.parametrize(
+    ("case", "extra"),
+    [*(("mlp", extra) for extra in EXTRAS), *product(("lenet5", "lenet5-bn"), ("sgd", "both"))],
+)
 def test_every_option_equals_the_loop(case: str, option: str, extra: str) -> None:
     changes, terms = OPTIONS[option]
     if "inner_lr" in changes and "momentum" in EXTRAS[extra]:
@@ -126,13 +129,11 @@ def test_every_option_equals_the_loop(case: str, option: str, extra: str) -> Non
 
 
 @pytest.mark.parametrize("option", ["scaffold-prox", "maml-all"])
-@pytest.mark.parametrize("case", ["leaf_cnn", "resnet9"])
-def test_large_models_equal_the_loop(case: str, option: str) -> None:
+def test_a_large_model_equals_the_loop(option: str) -> None:
     changes, terms = OPTIONS[option]
-    spec, sizes = make_case(case)
-    # With so many ReLUs one is always near its kink: start models that differ by 1e-7 end 3e-4 apart.
-    work = replace(PLAIN, epochs=1, **changes)
-    assert_equal(spec, work, sizes, make_terms(terms, spec, sizes), tolerance=1e-2)
+    spec, sizes = make_case("leaf_cnn")
+    work = replace(PLAIN, epochs=1, batch_size=2, **changes)
+    assert_equal(spec, work, sizes, make_terms(terms, spec, sizes))
 
 
 @pytest.mark.parametrize("option", OPTIONS)
@@ -266,14 +267,15 @@ def test_what_is_masked_is_zero_from_start_to_end(make: Callable[..., Engine], c
 
 
 def test_a_clients_result_does_not_depend_on_its_company() -> None:
-    """Not in the last bit, where nothing is padded."""
+    """Up to rounding: the library's products may depend on where in memory a client's matrix begins."""
     spec, sizes = make_case("lenet5")
     rng = np.random.default_rng(0)
     visits = [[rng.integers(0, n, length) for length in (4, 6, 1)[: 1 + n % 3]] for n in sizes]
     terms = replace(make_terms(("offset", "mask"), spec, sizes), visits=visits)
     work = replace(PLAIN, proximal=0.5, lr_alpha=0.1)
-    together = train(BatchedEngine, spec, work, sizes, terms, clients_per_call=5)
-    assert_same(together, train(BatchedEngine, spec, work, sizes, terms, clients_per_call=1))
+    truth = truth_of(spec, work, sizes, terms)
+    for together in (3, 2, 1):
+        truth.check(train(BatchedEngine, spec, work, sizes, terms, clients_per_call=together))
 
 
 # --- what is refused -------------------------------------------------------------------------------------
@@ -357,6 +359,7 @@ def by_hand(make: Callable[..., Engine], work: LocalWork, terms: Terms = NO_TERM
     return block.rows[0].numpy()
 
 
+ROUNDING = rounding(10, 4)  # sums over ten samples, at most four of their gradients
 W0 = make_spec("linear", FEATURES).initial().astype(np.float64)
 ALL = np.arange(10)
 FULL = LocalWork(epochs=2, batch_size=100, lr=0.3)  # two steps over all samples: their order does not matter
@@ -367,13 +370,13 @@ def test_proximal_by_hand(make: Callable[..., Engine]) -> None:
     """w1 = w0 - h g(w0); w2 = w1 - h (g(w1) + mu (w1 - w0))."""
     w1 = W0 - 0.3 * gradient(W0, ALL)
     w2 = w1 - 0.3 * (gradient(w1, ALL) + 0.7 * (w1 - W0))
-    np.testing.assert_allclose(by_hand(make, replace(FULL, proximal=0.7)), w2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, replace(FULL, proximal=0.7)), w2, rtol=0, atol=ROUNDING)
     # With momentum and decay, all of it goes through the velocity.
     v1 = gradient(W0, ALL) + 0.1 * W0
     w1 = W0 - 0.3 * v1
     v2 = 0.5 * v1 + gradient(w1, ALL) + 0.1 * w1 + 0.7 * (w1 - W0)
     work = replace(FULL, proximal=0.7, momentum=0.5, weight_decay=0.1)
-    np.testing.assert_allclose(by_hand(make, work), w1 - 0.3 * v2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, work), w1 - 0.3 * v2, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("make", BY_HAND)
@@ -394,10 +397,10 @@ def test_offset_by_hand(make: Callable[..., Engine]) -> None:
     w1 = W0 - 0.3 * (gradient(W0, ALL) + c)
     w2 = w1 - 0.3 * (gradient(w1, ALL) + c)
     terms = Terms(offset=torch.tensor(c[None], dtype=torch.float32))
-    np.testing.assert_allclose(by_hand(make, FULL, terms), w2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, FULL, terms), w2, rtol=0, atol=ROUNDING)
     v2 = 0.5 * (gradient(W0, ALL) + c) + gradient(w1, ALL) + c
     np.testing.assert_allclose(
-        by_hand(make, replace(FULL, momentum=0.5), terms), w1 - 0.3 * v2, rtol=0, atol=1e-6
+        by_hand(make, replace(FULL, momentum=0.5), terms), w1 - 0.3 * v2, rtol=0, atol=ROUNDING
     )
 
 
@@ -408,7 +411,7 @@ def test_mask_by_hand(make: Callable[..., Engine]) -> None:
     w1 = m * (m * W0 - 0.3 * gradient(m * W0, ALL))
     w2 = m * (w1 - 0.3 * gradient(w1, ALL))
     terms = Terms(mask=torch.tensor(m[None], dtype=torch.float32))
-    np.testing.assert_allclose(by_hand(make, FULL, terms), w2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, FULL, terms), w2, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("make", BY_HAND)
@@ -421,11 +424,11 @@ def test_per_fedavg_by_hand(make: Callable[..., Engine]) -> None:
     w2 = w1 - 0.3 * gradient(ahead, first)
     work = replace(FULL, inner_lr=0.2)
     terms = Terms(visits=[[first, second, third]])
-    np.testing.assert_allclose(by_hand(make, work, terms), w2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, work, terms), w2, rtol=0, atol=ROUNDING)
     # A single batch an epoch is paired with itself.
     w1 = W0 - 0.3 * gradient(W0 - 0.2 * gradient(W0, ALL), ALL)
     w2 = w1 - 0.3 * gradient(w1 - 0.2 * gradient(w1, ALL), ALL)
-    np.testing.assert_allclose(by_hand(make, work), w2, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, work), w2, rtol=0, atol=ROUNDING)
     # The mask holds in the look-ahead too, weight decay acts on w, not on w'.
     m = (np.arange(28) % 3 > 0).astype(np.float64)
     w0 = m * W0
@@ -433,7 +436,7 @@ def test_per_fedavg_by_hand(make: Callable[..., Engine]) -> None:
     w1 = m * (w0 - 0.3 * (gradient(ahead, ALL) + 0.1 * w0))
     terms = Terms(mask=torch.tensor(m[None], dtype=torch.float32))
     work = replace(work, epochs=1, weight_decay=0.1)
-    np.testing.assert_allclose(by_hand(make, work, terms), w1, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(by_hand(make, work, terms), w1, rtol=0, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("make", BY_HAND)
@@ -442,7 +445,7 @@ def test_the_rate_falls_inside_the_round(make: Callable[..., Engine]) -> None:
     w1 = W0 - 0.3 * gradient(W0, ALL)
     w2 = w1 - 0.3 / 1.5**2 * gradient(w1, ALL)
     np.testing.assert_allclose(
-        by_hand(make, replace(FULL, lr_alpha=0.5, lr_power=2.0)), w2, rtol=0, atol=1e-6
+        by_hand(make, replace(FULL, lr_alpha=0.5, lr_power=2.0)), w2, rtol=0, atol=ROUNDING
     )
 
 

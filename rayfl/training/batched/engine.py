@@ -21,7 +21,7 @@ from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
-from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_finite
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_diverged
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
 """Models that train together should fit in a core's share of the cache; but eight at least share the cost of
@@ -158,9 +158,8 @@ class BatchedEngine:
         where = torch.from_numpy(rows).to(result.rows.device)
         self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask)
         means = self._together(block, ids, samples.values, plan, where)
-        finite = self.network.finite()
-        for bad in np.flatnonzero(~(np.isfinite(means) & finite)).tolist():
-            check_finite(float(means[bad]), bool(finite[bad]))
+        for mean, length in zip(means.tolist(), self.network.lengths().tolist(), strict=True):
+            check_diverged(mean, length)
         if (np.diff(rows) == 1).all():
             self.network.store(result.rows[rows[0] : rows[-1] + 1])
         else:

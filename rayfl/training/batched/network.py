@@ -141,11 +141,11 @@ class Network:
             else:
                 models[:, place].index_copy_(0, rows, values if which is None else values[which])
 
-    def finite(self) -> NDArray[np.bool_]:
-        """Where all numbers of a client's model are finite ``(C,)``: a NaN or infinity shows in the sum."""
-        sums = torch.stack([value.flatten(1).sum(1) for value in self._values.values()])
-        finite: NDArray[np.bool_] = np.isfinite(sums.cpu().numpy()).all(axis=0)
-        return finite
+    def lengths(self) -> NDArray[np.float64]:
+        """Euclidean norm of each client's model, buffers too, ``(C,)``; NaN if a number is."""
+        norms = torch.stack([torch.linalg.vector_norm(v.flatten(1), dim=1) for v in self._values.values()])
+        lengths: NDArray[np.float64] = torch.linalg.vector_norm(norms.double(), dim=0).cpu().numpy()
+        return lengths
 
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         """One SGD step of every client.
