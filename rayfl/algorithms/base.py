@@ -33,6 +33,7 @@ from rayfl.algorithms.contract import (
     ServerState,
     Setup,
     Split,
+    Sweep,
 )
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
@@ -114,8 +115,10 @@ class Algorithm(Section):
         """New clusters before the coming round, if it is time for them."""
         return None
 
-    def cohort(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
-        """The ids of the clients that take part, ascending; as ``sampling`` says."""
+    def cohort(
+        self, setup: Setup, state: ServerState, clients: Clients
+    ) -> tuple[ServerState, NDArray[np.int64]]:
+        """The ids of the clients that take part, ascending, as ``sampling`` says, and the state then."""
         return sample_cohort(setup, state, clients)
 
     def select(
@@ -204,6 +207,8 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
 
 def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
     """How many clients download their model to say how well it does, and then do not take part."""
+    if state.sweep.begun not in (-1, state.round):  # their cohort was chosen in an earlier round
+        return 0
     present = len(setup.present)
     asked = setup.sampling.asked(present, setup.training.cohort(present), state.round, setup.rounds)
     return max(0, asked - len(plan.cohort))
@@ -233,8 +238,14 @@ def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
     return GlobalStep(tuple(layers), due, weights)
 
 
-def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = None) -> NDArray[np.int64]:
-    """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present."""
+def sample_cohort(
+    setup: Setup, state: ServerState, clients: Clients | None = None
+) -> tuple[ServerState, NDArray[np.int64]]:
+    """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present.
+
+    Where the sampling chooses for several rounds, these are the next, and the state remembers who waits.
+    Clients that left wait no longer; those that came take part when it chooses again.
+    """
 
     def losses() -> NDArray[np.float64]:
         assert clients is not None
@@ -245,19 +256,23 @@ def sample_cohort(setup: Setup, state: ServerState, clients: Clients | None = No
         return clients.relatedness()
 
     present = setup.present
-    return setup.sampling.cohort(
-        Candidates(
-            ids=present,
-            count=setup.training.cohort(len(present)),
-            sizes=setup.sizes[present],
-            labels=state.assignment[present],
-            round=state.round,
-            rounds=setup.rounds,
-            seed=setup.seed,
-            losses=losses,
-            relatedness=relatedness,
-        )
+    candidates = Candidates(
+        ids=present,
+        count=setup.training.cohort(len(present)),
+        sizes=setup.sizes[present],
+        labels=state.assignment[present],
+        round=state.round,
+        rounds=setup.rounds,
+        seed=setup.seed,
+        losses=losses,
+        relatedness=relatedness,
     )
+    begun, waiting = state.sweep.begun, state.sweep.waiting
+    waiting = waiting[np.isin(waiting, present)]
+    if not len(waiting):
+        begun, waiting = state.round, setup.sampling.cohort(candidates)
+    sweep = Sweep(begun, waiting[candidates.count :])
+    return replace(state, sweep=sweep), np.sort(waiting[: candidates.count])
 
 
 def choose_by_loss(state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split) -> ServerState:

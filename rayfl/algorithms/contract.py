@@ -191,6 +191,19 @@ class Setup:
         return np.flatnonzero(self.sizes > 0)
 
 
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """Cohorts that the sampling chose ahead.
+
+    Attributes:
+        begun: the round in which they were chosen; -1 before the first.
+        waiting: ids of those that are still to take part, in their order ``(n,)``.
+    """
+
+    begun: int = -1
+    waiting: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
 @dataclass(frozen=True)
 class ServerState:
     """All that the servers remember between rounds, except the models' numbers.
@@ -202,6 +215,7 @@ class ServerState:
         clustered: whether the clients have been clustered.
         extra: a method's own arrays, by name. ``disjoint``, if it is there, holds the clusters ``(N,)`` of a
             method whose clients share models otherwise (FLT on the graph); -1 for clients in none.
+        sweep: who takes part in the coming rounds, where the sampling chooses for several.
     """
 
     round: int
@@ -209,6 +223,7 @@ class ServerState:
     assignment: NDArray[np.int64]
     clustered: bool = False
     extra: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
+    sweep: Sweep = field(default_factory=Sweep)
 
     @property
     def clusters(self) -> NDArray[np.int64]:

@@ -29,9 +29,11 @@ class Solo(Algorithm):
 
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd",)
 
-    def cohort(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
+    def cohort(
+        self, setup: Setup, state: ServerState, clients: Clients
+    ) -> tuple[ServerState, NDArray[np.int64]]:
         """Everybody, or the cohort that FedAvg would sample."""
-        return super().cohort(setup, state, clients) if self.sampled else setup.present
+        return super().cohort(setup, state, clients) if self.sampled else (state, setup.present)
 
     def work(self, setup: Setup, state: ServerState) -> LocalWork:
         """Plain SGD on a model that is personal as a whole."""

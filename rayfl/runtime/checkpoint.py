@@ -30,6 +30,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from rayfl.algorithms import ServerState
+from rayfl.algorithms.contract import Sweep
 from rayfl.errors import RayflError
 from rayfl.runtime import files
 from rayfl.runtime.rundir import clean
@@ -123,6 +124,7 @@ class Checkpoint:
         tensors: dict[str, NDArray[Any]] = {
             "models": self.models,
             "assignment": self.state.assignment,
+            "sweep": self.state.sweep.waiting,
             "states.clients": self.state_clients,
             "states.rows": self.state_rows,
             "vectors": self.vectors,
@@ -139,7 +141,12 @@ class Checkpoint:
             with files.writing(_updates(part, start)):
                 save_file({"rows": rows}, _updates(part, start))
         scalars = {name: value for name, value in self.tables.items() if not isinstance(value, list)}
-        head = {"round": self.state.round, "models": self.state.models, "clustered": self.state.clustered}
+        head = {
+            "round": self.state.round,
+            "models": self.state.models,
+            "clustered": self.state.clustered,
+            "sweep": self.state.sweep.begun,
+        }
         files.write(part / "state.json", json.dumps({**head, "tables": clean(scalars)}))
 
     @classmethod
@@ -172,8 +179,9 @@ class Checkpoint:
         def named(prefix: str) -> dict[str, NDArray[np.generic]]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
+        sweep = Sweep(head["sweep"], tensors["sweep"]) if "sweep" in head else Sweep()
         state = ServerState(
-            head["round"], head["models"], tensors["assignment"], head["clustered"], named("extra.")
+            head["round"], head["models"], tensors["assignment"], head["clustered"], named("extra."), sweep
         )
         return cls(
             state,

@@ -274,7 +274,7 @@ class Driver:
         state = self._events(state)
         clients = self._asking(state)
         state = self._regroup(state, algorithm.recluster(self.setup, state, clients))
-        cohort = algorithm.cohort(self.setup, state, clients)
+        state, cohort = algorithm.cohort(self.setup, state, clients)
         state = algorithm.select(self.setup, state, cohort, clients)
         plan = self.servers.ordered(algorithm.plan(self.setup, state, cohort))
         turn = self._turn(state, plan)

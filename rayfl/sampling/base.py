@@ -49,7 +49,7 @@ class Sampling(Section):
     name: str = ""
 
     def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
-        """How many clients download their model to say how well it does on their data, before any is chosen.
+        """How many clients download their model to say how well it does on their data, before a choice.
 
         Args:
             clients: how many are there.
@@ -59,5 +59,9 @@ class Sampling(Section):
         return 0
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
-        """The ids of the participants, ascending; at most ``candidates.count``, at least one."""
+        """The ids of the participants ``(n,)``, at least one.
+
+        If there are more than ``candidates.count``, so many take part in every round, in this order (the last
+        cohort may be smaller), and only then the next are chosen: a sweep.
+        """
         raise NotImplementedError

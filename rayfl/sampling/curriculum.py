@@ -22,14 +22,24 @@ class ClientCurriculum(Sampling):
     Where clients have layers, a mask (Sub-FedAvg) or a whole model (MTL) of their own, that is theirs and not
     the server's; one that never took part has none yet.
 
-    In every round all clients are ranked by it; pacing over the rounds says how many of the ranking are
-    eligible, and the participants are drawn from those, all equally likely. Until all are eligible that
-    costs a forward pass over everybody's training data a round.
+    All clients are ranked by it, and pacing over the rounds says how many of the ranking are eligible, K(t).
+
+    - ``cohorts: sweep`` (the thesis): the eligible clients are shuffled and cut into mini-batches of ``max(1,
+      round(rho N))`` clients, which take part one after another, a round each. Then all are ranked again.
+      Decisions: t counts rounds, K(t) being that of the round in which the sweep begins, so a run costs as
+      much as without a curriculum; the last mini-batch of a sweep may be smaller.
+    - ``cohorts: draw``: all are ranked in every round, and one cohort is drawn from the eligible.
+
+    As long as not all are eligible, a ranking costs a forward pass over everybody's training data.
     """
 
     name: Literal["curriculum"] = "curriculum"
     order: Literal["curriculum", "anti"] = Field(
         "curriculum", description="clients of low loss first, or of high loss (anti)"
+    )
+    cohorts: Literal["sweep", "draw"] = Field(
+        "sweep",
+        description="sweep: all who are eligible take part, a cohort a round; draw: one cohort of them",
     )
     pacing: Family = Field("linear", description="how the part of the clients that is eligible grows")
     a: float = Field(0.8, gt=0, le=1, description="fraction of the rounds until all are eligible (a)")
@@ -40,11 +50,13 @@ class ClientCurriculum(Sampling):
         return clients if self._allowed(clients, count, round, rounds) < clients else 0
 
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
-        """Drawn from those who are eligible in this round, at least as many as are wanted."""
+        """Those who are eligible in this round, shuffled, or so many of them as are wanted."""
         c, n = candidates, len(candidates.ids)
         allowed = self._allowed(n, c.count, c.round, c.rounds)
         pool = c.ids if allowed == n else c.ids[eligible(c.losses(), allowed, self.order)]
         rng = generator(c.seed, "cohort", c.round)
+        if self.cohorts == "sweep":
+            return rng.permutation(pool)
         return np.sort(rng.choice(pool, min(c.count, len(pool)), replace=False, shuffle=False))
 
     def _allowed(self, clients: int, count: int, round: int, rounds: int) -> int:

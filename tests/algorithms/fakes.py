@@ -107,7 +107,8 @@ NOBODY = FakeClients()
 
 def plan_of(method: Algorithm, s: Setup, state: ServerState, clients: FakeClients = NOBODY) -> Plan:
     """Who would train."""
-    return method.plan(s, state, method.cohort(s, state, clients))
+    state, cohort = method.cohort(s, state, clients)
+    return method.plan(s, state, cohort)
 
 
 def report(

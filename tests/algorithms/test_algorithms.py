@@ -37,7 +37,7 @@ from tests.algorithms.fakes import (
 
 
 def cohort_at(s: Setup, round: int, labels: list[int] | None = None) -> np.ndarray:
-    return sample_cohort(s, ServerState(round, 1, np.array(labels or [0] * s.clients)))
+    return sample_cohort(s, ServerState(round, 1, np.array(labels or [0] * s.clients)))[1]
 
 
 # --- discovery -----------------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_only_clients_that_are_there_are_sampled():
         assert set(cohort) <= {0, 2, 5}
     for name in ALGORITHMS:
         everybody = setup(name, sizes=[10, 0, 30, 0, 0, 60])
-        found = algorithm(name).cohort(everybody, clustered([0, 1, 0, 1, 0, 0]), NOBODY)
+        _, found = algorithm(name).cohort(everybody, clustered([0, 1, 0, 1, 0, 0]), NOBODY)
         assert found.tolist() == [0, 2, 5]
 
 

@@ -30,7 +30,7 @@ def test_a_round_by_hand():
     assert method.initial(s) == (0, 1, 2)  # independent initialisations
     state = method.begin(s)
     assert (state.models, state.clustered) == (3, True)
-    cohort = method.cohort(s, state, clients)
+    state, cohort = method.cohort(s, state, clients)
     state = method.select(s, state, cohort, clients)
     assert state.assignment.tolist() == [2, 2, 0, 0, 0, 0]  # the tie of client 5 goes to the smaller number
     plan = method.plan(s, state, cohort)
