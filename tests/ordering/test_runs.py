@@ -192,7 +192,7 @@ def test_stopped_and_resumed_is_uninterrupted(settings: dict[str, Any], stop: in
     resumed = resume(directory.path)
     uninterrupted = rayfl.run(settings)
     assert_same(resumed, uninterrupted)
-    assert uninterrupted.rounds["clients"].tolist() == [4] * 4
+    assert uninterrupted.rounds["clients"].tolist() == [4, 4, 1, 4]  # K = 4, then 5 = 4 + 1, then 8
 
 
 @pytest.mark.ray
