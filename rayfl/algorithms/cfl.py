@@ -84,8 +84,8 @@ class CFL(Algorithm):
 
         The state's own arrays: ``parent`` of each node ``(K,)``; ``moved``, how far each model moved in the
         last round ``(K,)``, and ``complete``, whether by all its members' updates; ``norms`` of the clients'
-        latest updates ``(N,)``, NaN if none was made in the present cluster; ``longest``, the largest norm
-        of an update so far in each cluster, with those that founded it ``(K,)``, and ``ripe``, for how many
+        latest updates ``(N,)``, NaN if none was made in the present cluster; ``reference``, the norm with
+        which each cluster's longest update is compared ``(K,)``, and ``ripe``, for how many
         rounds the criteria have been met that look at norms ``(K,)``; ``sent``, the sketches of
         all updates that the tree keeps ``(R, q)``, and ``edge``, the child node whose edge holds each
         ``(R,)``.
@@ -95,7 +95,7 @@ class CFL(Algorithm):
             "moved": np.full(1, np.nan),
             "complete": np.zeros(1, np.bool_),
             "norms": np.full(setup.clients, np.nan),
-            "longest": np.zeros(1),
+            "reference": np.zeros(1),
             "ripe": np.zeros(1, np.int64),
             "sent": np.empty((0, self.tree_sketch), np.float32),
             "edge": np.empty(0, np.int64),
@@ -123,14 +123,14 @@ class CFL(Algorithm):
         norms[plan.cohort[sent]] = report.norms[sent]
         took_part = np.bincount(plan.group[sent], minlength=state.models)
         members = np.bincount(state.assignment[setup.present], minlength=state.models)
-        longest = np.array(state.extra["longest"], np.float64)
-        np.maximum.at(longest, plan.group[sent], report.norms[sent])
+        reference = np.array(state.extra["reference"], np.float64)
+        np.maximum.at(reference, plan.group[sent], report.norms[sent])
         extra = {
             **state.extra,
             "norms": norms,
             "moved": report.moved,
             "complete": took_part == members,
-            "longest": longest,
+            "reference": reference,
         }
         state = super().end(setup, replace(state, extra=extra), plan, report)
         ripe = np.zeros(state.models, np.int64)
@@ -148,7 +148,7 @@ class CFL(Algorithm):
         """
         assignment, norms = state.assignment.copy(), _norms(state).copy()
         parent, edge = state.extra["parent"].tolist(), state.extra["edge"].tolist()
-        longest = state.extra["longest"].tolist()
+        reference = state.extra["reference"].tolist()
         sent, splits = [state.extra["sent"]], []
         for cluster in np.unique(assignment[setup.present]).tolist():
             found = self.examine(setup, state, cluster, clients)
@@ -159,7 +159,7 @@ class CFL(Algorithm):
             for half, node in zip(halves, children, strict=True):
                 parent.append(cluster)
                 assignment[half] = node
-                longest.append(norms[half].max())
+                reference.append(seen.reference_of_half(norms[half]))
                 norms[half] = np.nan
                 edge += [node] * len(half)
                 sent.append(clients.sketches(half, self.tree_sketch))
@@ -182,7 +182,7 @@ class CFL(Algorithm):
             "moved": np.concatenate([state.extra["moved"], np.full(new, np.nan)]),
             "complete": np.concatenate([state.extra["complete"], np.zeros(new, np.bool_)]),
             "norms": norms,
-            "longest": np.array(longest),
+            "reference": np.array(reference),
             "ripe": np.concatenate([state.extra["ripe"], np.zeros(new, np.int64)]),
             "sent": np.concatenate(sent),
             "edge": np.array(edge, np.int64),
@@ -214,8 +214,8 @@ class CFL(Algorithm):
         members: NDArray[np.int64] = present[state.assignment[present] == cluster]
         weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
         mean = float(extra["moved"][cluster]) if extra["complete"][cluster] else np.nan
-        longest = float(extra["longest"][cluster])
-        return members, UpdateNorms(mean, _norms(state)[members], weights, longest, state.round)
+        reference = float(extra["reference"][cluster])
+        return members, UpdateNorms(mean, _norms(state)[members], weights, reference, state.round)
 
     def _compare(
         self, setup: Setup, members: NDArray[np.int64], seen: UpdateNorms, clients: Clients

@@ -28,14 +28,14 @@ class UpdateNorms:
         mean: ``||d_c||``, of the weighted mean of the updates (Eq. 2; Alg. 5 prints the plain mean).
         each: ``||d_i||`` ``(m,)``.
         weights: of the clients in the mean ``(m,)``.
-        longest: the largest norm of an update in this cluster so far, with those that founded it.
+        reference: the largest norm of an update in this cluster so far, :meth:`reference_of_half` included.
         rounds: complete ones, this one included.
     """
 
     mean: float
     each: NDArray[np.float64]
     weights: NDArray[np.float64]
-    longest: float
+    reference: float
     rounds: int
 
     @property
@@ -49,15 +49,24 @@ class UpdateNorms:
 
         The unit of the first is ``sqrt(sum_i p_i^2 ||d_i||^2)``, the length that the mean would have if the
         updates were orthogonal to each other; ``p_i`` is the share of client i in the mean. That of the
-        second is ``longest``.
+        second is ``reference``.
         """
         orthogonal = np.linalg.norm(self.weights / self.weights.sum() * self.each)
         with np.errstate(invalid="ignore", divide="ignore"):  # before the first update
-            mean, largest = np.array([self.mean, self.max]) / np.array([orthogonal, self.longest])
+            mean, largest = np.array([self.mean, self.max]) / np.array([orthogonal, self.reference])
         return float(mean), float(largest)
 
+    def reference_of_half(self, norms: NDArray[np.float64]) -> float:
+        """With which norm a half of this cluster begins, after a split in which its updates had these norms.
 
-_RELATIVE = {"eps1": 0.75, "eps2": 0.53, "patience": 3}
+        Decision: the geometric mean of this cluster's reference and of the largest of those. Where some
+        groups are apart already, the others disagree less, so the first alone is too long; the updates at
+        the split have been getting shorter for some time, so the second alone is too short.
+        """
+        return float(np.sqrt(self.reference * norms.max()))
+
+
+_RELATIVE = {"eps1": 0.8, "eps2": 0.54, "patience": 3}
 """Defaults of ``norms: relative``; experiments/cfl/README.md has the measurements that they come from."""
 
 
@@ -80,13 +89,13 @@ class SplitCriteria(Section):
         0.4,
         ge=0,
         description="stationary if the mean update's norm is below this (Eq. 32); 0: never split. "
-        "Relative: 0.75 unless given",
+        "Relative: 0.8 unless given",
     )
     eps2: float = Field(
         1.6,
         ge=0,
         description="incongruent if some client's update has a norm above this (Eq. 33). "
-        "Relative: 0.53 unless given",
+        "Relative: 0.54 unless given",
     )
     patience: int = Field(
         1,

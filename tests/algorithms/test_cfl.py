@@ -86,7 +86,7 @@ def at(method: CFL, s: Setup, leaf: Sequence[int], parent: Sequence[int] = (-1,)
         "parent": np.array(parent),
         "moved": np.full(k, np.nan),
         "complete": np.zeros(k, np.bool_),
-        "longest": np.zeros(k),
+        "reference": np.zeros(k),
         "ripe": np.zeros(k, np.int64),
     }
     begun = method.begin(s)
@@ -236,12 +236,12 @@ def test_the_criteria_must_hold_for_some_rounds_one_after_another() -> None:
 
 
 def test_norms_are_relative_to_the_longest_of_the_cluster() -> None:
-    """The first updates of the halves are compared with those of their own members at the split."""
+    """Those of the halves to the geometric mean of that and of their members' at the split."""
     relative = {"norms": "relative", "eps1": 0.9, "eps2": 0.6, "patience": 1}
     s, method = setup("cfl", sizes=[10] * 4), CFL(criteria=relative, tree_sketch=8)
     begun = Sending([[8, 0], [8, 0], [8, 0], [0, 8]])
     state = after_round(method, s, method.begin(s), begun)
-    assert state.extra["longest"].tolist() == [8.0]
+    assert state.extra["reference"].tolist() == [8.0]
     assert method.split(s, state, begun) is None  # their mean is (6, 2), of orthogonal ones it were 4 long
     short = Sending([[4, 0], [4, 0], [-4, 0], [-4, 0]])
     assert method.split(s, after_round(method, s, state, short), short) is None  # 4 is not above 0.6 x 8
@@ -250,13 +250,13 @@ def test_norms_are_relative_to_the_longest_of_the_cluster() -> None:
     found = method.split(s, state, long)
     assert found is not None
     assert found.facts["splits"][0]["halves"] == [[0, 1], [2, 3]]
-    assert found.state.extra["longest"].tolist() == [8.0, 5.0, 5.0]
+    assert found.state.extra["reference"].tolist() == pytest.approx([8, np.sqrt(40), np.sqrt(40)])
     assert found.state.extra["ripe"].tolist() == [1, 0, 0]
     after = Sending([[4, 0], [-4, 0.1], [1, 1], [-1, -1.1]])
     state = after_round(method, s, found.state, after)
     again = method.split(s, state, after)
     assert again is not None
-    assert [one["halves"] for one in again.facts["splits"]] == [[[0], [1]]]  # 1.5 is not above 0.6 x 5
+    assert [one["halves"] for one in again.facts["splits"]] == [[[0], [1]]]  # 1.5 is not above 0.6 x 6.3
 
 
 # --- partial participation -------------------------------------------------------------------------------

@@ -14,9 +14,9 @@ CRITERIA = SplitCriteria(eps1=0.4, eps2=1.6, gamma_max=0.5)
 
 
 def norms(
-    each: tuple[float, ...] = (1.7, 1.0, 0.5), mean: float = 0.3, rounds: int = 1, longest: float = 2.0
+    each: tuple[float, ...] = (1.7, 1.0, 0.5), mean: float = 0.3, rounds: int = 1, reference: float = 2.0
 ) -> UpdateNorms:
-    return UpdateNorms(mean, np.array(each), np.ones(len(each)), longest, rounds)
+    return UpdateNorms(mean, np.array(each), np.ones(len(each)), reference, rounds)
 
 
 def halves(
@@ -84,9 +84,9 @@ def test_relative_norms_do_not_depend_on_the_scale_of_updates(scale: float):
 def test_defaults_are_those_of_the_units():
     absolute, relative = SplitCriteria(), SplitCriteria(norms="relative")
     assert (absolute.eps1, absolute.eps2, absolute.patience) == (0.4, 1.6, 1)
-    assert (relative.eps1, relative.eps2, relative.patience) == (0.75, 0.53, 3)
+    assert (relative.eps1, relative.eps2, relative.patience) == (0.8, 0.54, 3)
     given = SplitCriteria(norms="relative", eps1=0.5)
-    assert (given.eps1, given.eps2) == (0.5, 0.53)
+    assert (given.eps1, given.eps2) == (0.5, 0.54)
     assert SplitCriteria.model_validate(given.model_dump()) == given
 
 
