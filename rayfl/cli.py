@@ -334,21 +334,37 @@ def newcomers(
         Path, typer.Argument(help=".npz with x_train, y_train, x_test, y_test, client_train, client_test")
     ],
     epochs: Annotated[int, typer.Option(min=0, help="epochs of fine-tuning")] = 5,
+    local_epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="epochs of training alone; by default as many as a client of the run has had"
+        ),
+    ] = None,
 ) -> None:
     """Let clients that come after a run find their cluster, fine-tune, and be tested."""
+    import pandas as pd
+
     from rayfl.runtime.newcomers import welcome
 
-    frame = welcome(path, data, epochs)
+    frame = welcome(path, data, epochs, local_epochs)
     table = Table(title="newcomers")
     for name in frame.columns:
         table.add_column(name.replace("_", " "), justify="right")
     for row in frame.head(20).itertuples(index=False):
-        table.add_row(*(f"{value:.1f}" if isinstance(value, float) else str(value) for value in row))
+        table.add_row(*(f"{value:.3g}" if isinstance(value, float) else str(value) for value in row))
     out.print(table)
+    for row in frame[frame["far"]].itertuples() if "far" in frame else ():
+        _say(
+            f"warning: newcomer {row.client} lies {row.distance:.3g} from cluster {row.cluster}, whose "
+            f"members lie within {row.usual:.3g} ({row.measure}): nothing that the run has seen is like it"
+        )
     means = ", ".join(
         f"{name.replace('_', ' ')} {frame[name].mean():.1f} %" for name in frame.columns if "accuracy" in name
     )
     _say(f"{len(frame)} newcomers: mean {means}")
+    _say("global: the average of all clusters' models, weighted by samples; local: trained alone from w_0")
+    sent = pd.read_csv(path / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
+    _say(f"sent for this: {sent.get('up', 0):,} bytes up, {sent.get('down', 0):,} down")
     _say(f"written: {short(path / 'newcomers.csv')}")
 
 

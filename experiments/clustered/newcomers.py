@@ -91,7 +91,7 @@ def measure(
     rows = []
     longest = config.rounds * config.training.epochs
     for epochs in (EPOCHS, longest) if method == "solo" else (EPOCHS,):
-        frame = welcome(result.path, new, epochs)
+        frame = welcome(result.path, new, epochs, local_epochs=0)
         rows.append(
             {
                 "method": method if epochs == EPOCHS else f"{method}, {epochs} epochs",
@@ -101,7 +101,7 @@ def measure(
                 "finetuned": frame["accuracy_finetuned"].mean(),
                 "worst": frame["accuracy_finetuned"].min(),
                 "clusters": result.summary["clusters"],
-                "own_cluster": int((frame["cluster"] >= result.summary["clusters"]).sum()),
+                "own_cluster": int(frame["new_cluster"].sum()),
             }
         )
     return rows

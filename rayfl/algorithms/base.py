@@ -35,6 +35,7 @@ from rayfl.algorithms.contract import (
     Split,
     Sweep,
 )
+from rayfl.clustering.newcomers import Fit
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
 from rayfl.settings import Section
@@ -43,6 +44,10 @@ from rayfl.training.observations import Observation
 
 if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
+
+
+_WITNESSES = 20
+"""Most users of a model whose loss says what is usual."""
 
 
 class Algorithm(Section):
@@ -104,6 +109,23 @@ class Algorithm(Section):
     ) -> ServerState | Regrouping:
         """Clients have come: give them a model. By default those who select do so, others use model 0."""
         return self.select(setup, state, newcomers, clients) if self.selects else state
+
+    def fit(
+        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> Fit | None:
+        """How well newcomers fit the models that :meth:`join` gave them; None if nothing tells.
+
+        By default by the loss: on the newcomers' training data, and on test data of the models' users (at
+        most ``_WITNESSES`` a model), which neither of them have trained on.
+        """
+        users = np.setdiff1d(setup.present, newcomers)
+        own, labels = state.assignment[newcomers], state.assignment[users]
+        models = np.union1d(own, labels)
+        asked = [users[labels == model][:_WITNESSES] for model in models.tolist()]
+        theirs = clients.losses(np.concatenate(asked), "test")
+        ends = np.cumsum([len(who) for who in asked])[:-1]
+        members = [rows[:, m] for m, rows in zip(models.tolist(), np.split(theirs, ends), strict=True)]
+        return Fit.of("loss", clients.losses(newcomers, "train")[:, models], members, models, own)
 
     def drift(
         self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients

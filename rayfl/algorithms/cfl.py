@@ -19,6 +19,7 @@ from rayfl.algorithms.base import Algorithm, losses_on
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
+from rayfl.clustering.newcomers import Fit
 from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide
 
 
@@ -287,6 +288,27 @@ class CFL(Algorithm):
         assignment, norms = state.assignment.copy(), _norms(state).copy()
         assignment[newcomers], norms[newcomers] = at, np.nan
         return replace(state, assignment=assignment, extra={**state.extra, "norms": norms})
+
+    def fit(
+        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> Fit | None:
+        """At the last step down the tree: one minus the cosine to the most similar update of a child, of its
+        members to the most similar of the others. Without a split by the loss."""
+        parent, edge = np.asarray(state.extra["parent"], np.int64), state.extra["edge"]
+        sent, leaves = np.asarray(state.extra["sent"], np.float32), state.assignment[newcomers]
+        above = parent[leaves]
+        if (above < 0).any():
+            return super().fit(setup, state, newcomers, clients)
+        updates = clients.updates_from(newcomers, above, self.tree_sketch)
+        nodes = np.flatnonzero(np.isin(parent, above))
+        distances, members = np.full((len(newcomers), len(nodes)), np.inf), []
+        for column, node in enumerate(nodes.tolist()):
+            theirs = sent[edge == node]
+            beside = above == parent[node]
+            distances[beside, column] = 1 - cosines.tile(updates[beside], theirs).max(axis=1)
+            others = cosines.tile(theirs, theirs) - 2 * np.eye(len(theirs))
+            members.append(1 - others.max(axis=1) if len(theirs) > 1 else np.empty(0))
+        return Fit.of("1 - cosine of updates", distances, members, nodes, leaves)
 
     def drift(
         self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients

@@ -336,14 +336,24 @@ class Clients(Protocol):
         ...
 
     def cluster(
-        self, clustering: Clustering, senders: NDArray[np.int64] | None = None, again: bool = False
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64] | None = None,
+        known: NDArray[np.int64] | None = None,
+        again: bool = False,
     ) -> Clusters:
-        """Cluster all clients that are there by their signatures; labels ``(N,)``, -1 for the absent.
+        """Cluster clients by their signatures.
 
         Args:
             clustering: the settings.
-            senders: those whose signatures the servers do not have yet, for the ledger; default: all.
-            again: whether everybody has the feature map from the time before.
+            clients: ids ``(n,)``, ascending; default: all that are present.
+            known: of each, the round in which it sent the signature that the servers have ``(n,)``; -1 for a
+                client that sends one now; default: all do. Absent clients cannot send.
+            again: whether the clients have received the feature map before.
+
+        Returns:
+            The clusters, with labels ``(N,)``: -1 for other clients, and for those that have no signature as
+            far as such failures are tolerated.
         """
         ...
 
@@ -351,10 +361,18 @@ class Clients(Protocol):
         """The graph of the clients that are there: neighbours have like data."""
         ...
 
+    def distances(
+        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The clients that have a signature, and the distances of these, condensed; of at most ``BLOCK``
+        clients. ``known`` as for :meth:`cluster`."""
+        ...
+
     def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], senders: NDArray[np.int64] | None = None
-    ) -> list[NDArray[np.float32]]:
-        """The signatures of some clients; ``senders`` as for :meth:`cluster`."""
+        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+    ) -> dict[int, NDArray[np.float32]]:
+        """The signatures of some clients by id, in this order, without those that have none; ``known`` as for
+        :meth:`cluster`."""
         ...
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:

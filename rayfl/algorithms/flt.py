@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
-from rayfl.algorithms.one_shot import OneShotClustered, latest, most_used
+from rayfl.algorithms.one_shot import OneShotClustered, latest, most_used, with_labels
 from rayfl.clustering.cluster import Clusters
-from rayfl.clustering.newcomers import nearest_cluster
+from rayfl.clustering.newcomers import Fit, fit_by_means, nearest_cluster
 from rayfl.clustering.proximity import POINTS
 from rayfl.clustering.quality import match_ids
 
@@ -75,7 +75,7 @@ class FLT(OneShotClustered):
         graph = sp.csr_array(clusters.graph)
         there = clusters.labels >= 0
         kinds, first = relatives(graph, there)
-        assignment = np.where(there, kinds, 0)
+        assignment = with_labels(setup, kinds, np.zeros_like(kinds))
         # A kind of client goes on with the model that most of them used.
         parents = most_used(kinds[there], state.assignment[there], len(first))
         disjoint, names = _named(state, clusters.labels)
@@ -110,22 +110,18 @@ class FLT(OneShotClustered):
         found = super().join(setup, state, newcomers, clients)
         if isinstance(found, ServerState) or found.clusters is not None or "relatives" not in state.extra:
             return found
-        new, old = found.state, np.setdiff1d(setup.present, newcomers)
-        kinds = new.assignment[newcomers]
-        founders = newcomers[kinds >= state.models]
-        columns, kept = np.arange(setup.clients), np.ones(setup.clients)
-        for newcomer, kind in zip(newcomers.tolist(), kinds.tolist(), strict=True):
-            if kind < state.models:
-                columns[newcomer] = old[state.assignment[old] == kind][0]
-        kept[founders] = 0  # what was known of them, if they come back, is void
-        graph = _relatives(setup, state).tocsc()[:, columns] @ sp.diags_array(kept)
-        graph.eliminate_zeros()
-        own = sp.csr_array(
-            (np.ones(len(founders)), (new.assignment[founders] - state.models, founders)),
-            shape=(new.models - state.models, setup.clients),
-        )
-        extra = {**new.extra, **_kept(sp.csr_array(sp.vstack([graph, own])))}
-        return replace(found, state=replace(new, extra=extra))
+        new, (old, strangers) = found.state, self.candidates(setup, state, newcomers)
+        kinds, columns = new.assignment[strangers], np.arange(setup.clients)
+        founds = ~np.isin(kinds, state.assignment[old])
+        founders, own = strangers[founds], kinds[founds]
+        for newcomer, kind in zip(strangers[~founds].tolist(), kinds[~founds].tolist(), strict=True):
+            columns[newcomer] = old[state.assignment[old] == kind][0]
+        rows, members = _relatives(setup, state).tocsc()[:, columns].tocoo().coords
+        # What was known of founders is void, and of kinds without members whose numbers they take.
+        stays = ~np.isin(members, founders) & ~np.isin(rows, own)
+        entries = np.concatenate([rows[stays], own]), np.concatenate([members[stays], founders])
+        graph = sp.csr_array((np.ones(len(entries[0])), entries), shape=(new.models, setup.clients))
+        return replace(found, state=replace(new, extra={**new.extra, **_kept(graph)}))
 
     def find(
         self,
@@ -142,10 +138,24 @@ class FLT(OneShotClustered):
         clustering = latest(setup, state)
         if clustering.measure not in POINTS or not clustering.needs_signatures:
             return super().find(setup, state, old, newcomers, clients)
-        codes = clients.signatures(
-            clustering, np.concatenate([old, newcomers]), self.senders(setup, state, newcomers)
-        )
-        return nearest_cluster(codes[: len(old)], state.assignment[old], codes[len(old) :])
+        old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
+        found = np.full(len(newcomers), -1)
+        found[np.isin(newcomers, new)] = nearest_cluster(codes, state.assignment[old], theirs)
+        return found
+
+    def fit(
+        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> Fit | None:
+        """By the distance of the mean codes, which decides; other signatures as in PACFL."""
+        clustering = latest(setup, state)
+        if clustering.measure not in POINTS or not clustering.needs_signatures:
+            return super().fit(setup, state, newcomers, clients)
+        old = np.setdiff1d(np.flatnonzero(np.asarray(state.extra["known"]) >= 0), newcomers)
+        old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
+        if not len(old):
+            return None
+        fit = fit_by_means(codes, state.assignment[old], theirs, state.assignment[new])
+        return fit.of_some(np.isin(newcomers, new))
 
 
 def _named(

@@ -8,15 +8,139 @@ the cluster with the nearest mean code.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist, squareform
+from scipy.spatial.distance import cdist, num_obs_y, squareform
 
 from rayfl.clustering.linkage import Labels, Method, build_linkage, cut_at_threshold
 from rayfl.clustering.proximity import condensed_distances, condensed_index, cross_distances
 
 Array = NDArray[np.float64]
+
+FAR = 2.0
+"""A newcomer is far from its cluster if its distance is more than so many times the largest of a member."""
+
+FEW = 5
+"""Clusters with fewer members do not say how large that may be: then those of all clusters count."""
+
+
+@dataclass(frozen=True)
+class Fit:
+    """How near B newcomers are to the clusters that they were given.
+
+    Attributes:
+        measure: what the distances are.
+        distance: to its own cluster ``(B,)``; NaN for one in a new cluster.
+        next_distance: to the nearest other cluster ``(B,)``; NaN if there is none.
+        usual: the largest distance of a member of its cluster to the cluster, or of any cluster where its own
+            has fewer than ``FEW`` members ``(B,)``; NaN in a new cluster.
+    """
+
+    measure: str
+    distance: Array
+    next_distance: Array
+    usual: Array
+
+    @classmethod
+    def of(
+        cls,
+        measure: str,
+        distances: Array,
+        members: Sequence[NDArray[np.floating]],
+        clusters: NDArray[np.integer],
+        own: Labels,
+    ) -> Fit:
+        """From the distances to all clusters.
+
+        Args:
+            measure: what they are.
+            distances: from each newcomer to each cluster ``(B, C)``.
+            members: for each cluster the distances of its members to it ``(m_c,)``, as far as they are known.
+            clusters: their ids ``(C,)``.
+            own: the cluster of each newcomer ``(B,)``.
+        """
+        largest = np.array([theirs.max() if len(theirs) else np.nan for theirs in members])
+        few = np.array([len(theirs) < FEW for theirs in members], np.bool_)
+        usual = np.where(few, np.fmax.reduce(largest), largest)
+        mine = own[:, None] == clusters
+        other = np.where(mine, np.inf, distances).min(axis=1, initial=np.inf)
+        found = mine.any(axis=1)
+        column = mine.argmax(axis=1)
+        return cls(
+            measure,
+            np.where(found, distances[np.arange(len(own)), column], np.nan),
+            np.where(np.isfinite(other), other, np.nan),
+            np.where(found, usual[column], np.nan),
+        )
+
+    def of_some(self, newcomers: NDArray[np.bool_]) -> Fit:
+        """The fit of more newcomers: NaN for those that are not meant ``(B',)``."""
+
+        def filled(values: Array) -> Array:
+            whole = np.full(len(newcomers), np.nan)
+            whole[newcomers] = values
+            return whole
+
+        return Fit(self.measure, filled(self.distance), filled(self.next_distance), filled(self.usual))
+
+    @property
+    def far(self) -> NDArray[np.bool_]:
+        """Whether the distance is far outside what is usual among the members ``(B,)``."""
+        far: NDArray[np.bool_] = self.distance > FAR * np.maximum(self.usual, 1e-6)
+        return far
+
+
+def fit_by_distances(measure: str, distances: Array, labels: Labels, newcomers: NDArray[np.bool_]) -> Fit:
+    """The fit of newcomers whose distance to a cluster is their mean distance to its members.
+
+    Args:
+        measure: what the distances are.
+        distances: of all n clients, condensed.
+        labels: their clusters ``(n,)``.
+        newcomers: which of them are newcomers ``(n,)``; the others are the members.
+    """
+    square, old = squareform(distances), labels[~newcomers]
+    clusters, size = np.unique(old, return_counts=True)
+    inside = (old[:, None] == clusters).astype(np.float64)
+    sums = square[:, ~newcomers] @ inside  # to all members of each cluster
+    members = [
+        sums[~newcomers][old == cluster, c] / (size[c] - 1) if size[c] > 1 else np.empty(0)
+        for c, cluster in enumerate(clusters)
+    ]
+    return Fit.of(measure, sums[newcomers] / size, members, clusters, labels[newcomers])
+
+
+def fit_by_means(
+    old: Sequence[NDArray[np.floating]],
+    old_labels: NDArray[np.integer],
+    new: Sequence[NDArray[np.floating]],
+    labels: Labels,
+) -> Fit:
+    """The fit of newcomers by the distance of their mean code to that of a cluster.
+
+    Args:
+        old, old_labels, new: as for :func:`nearest_cluster`.
+        labels: the clusters of the newcomers ``(B,)``.
+    """
+    clusters, size = np.unique(old_labels, return_counts=True)
+    means, centres = _means(old), _centres(_means(old), old_labels, clusters)
+    away = np.linalg.norm(means - centres[np.searchsorted(clusters, old_labels)], axis=1)
+    members = [
+        away[old_labels == c] if many > 1 else np.empty(0) for c, many in zip(clusters, size, strict=True)
+    ]
+    return Fit.of("distance of mean codes", cdist(_means(new), centres), members, clusters, labels)
+
+
+def _means(signatures: Sequence[NDArray[np.floating]]) -> Array:
+    """The mean point of each signature ``(n, e)``."""
+    return np.array([points.mean(axis=0, dtype=np.float64) for points in signatures])
+
+
+def _centres(means: Array, labels: NDArray[np.integer], clusters: NDArray[np.integer]) -> Array:
+    """The mean of the means in each cluster ``(C, e)``."""
+    return np.array([means[labels == cluster].mean(axis=0) for cluster in clusters])
 
 
 def newcomer_rows(
@@ -64,10 +188,11 @@ def place_newcomers(
 ) -> Labels:
     """Algorithm 9: the cluster of every client after B newcomers have joined M old clients.
 
-    The extended matrix is clustered and cut at the same beta. Old clients keep their ids whatever the new
-    tree says of them. A newcomer whose part of the tree holds old clients joins the cluster of theirs
-    that is nearest to it on average (the part may hold several clusters, since a newcomer can bridge
-    them); newcomers in a part without old clients found a cluster.
+    For each newcomer the matrix of the old clients and itself is clustered and cut at the same beta, so that
+    its place does not depend on who else comes (the thesis builds one tree of all). Old clients keep their
+    ids whatever the new tree says of them. A newcomer whose part of the tree holds old clients joins the
+    cluster of theirs that is nearest to it on average (the part may hold several clusters, since a newcomer
+    can bridge them). The others found clusters: those of a tree of them alone.
 
     Args:
         extended: condensed distances of the M + B clients, the newcomers last (:func:`extend`).
@@ -79,21 +204,23 @@ def place_newcomers(
     Returns:
         ``(M + B,)``: ``old_labels``, then the newcomers' clusters.
     """
-    parts = cut_at_threshold(build_linkage(extended, linkage), threshold)
-    old, clients = len(old_labels), len(parts)
+    old, clients = len(old_labels), num_obs_y(extended)
     labels = np.concatenate([old_labels.astype(np.int64), np.full(clients - old, -1, np.int64)])
-    fresh = next_id if next_id is not None else int(old_labels.max(initial=-1)) + 1
-    founded: dict[int, int] = {}
+    among = extended[condensed_index(clients, *np.triu_indices(old, k=1))]
     for client in range(old, clients):
-        part = int(parts[client])
-        companions = np.flatnonzero(parts[:old] == part)
+        away = extended[condensed_index(clients, np.arange(old), np.full(old, client))]
+        parts = cut_at_threshold(build_linkage(extend(among, np.append(away, 0.0)[None]), linkage), threshold)
+        companions = np.flatnonzero(parts[:old] == parts[old])
         if len(companions):
-            away = extended[condensed_index(clients, companions, np.full(len(companions), client))]
             candidates = np.unique(old_labels[companions])
-            means = [away[old_labels[companions] == candidate].mean() for candidate in candidates]
+            means = [away[companions[old_labels[companions] == c]].mean() for c in candidates]
             labels[client] = candidates[int(np.argmin(means))]
-        else:
-            labels[client] = founded.setdefault(part, fresh + len(founded))
+    founders = np.flatnonzero(labels < 0)
+    if len(founders):
+        fresh = next_id if next_id is not None else int(old_labels.max(initial=-1)) + 1
+        first, second = np.triu_indices(len(founders), k=1)
+        apart = extended[condensed_index(clients, founders[first], founders[second])]
+        labels[founders] = fresh + cut_at_threshold(build_linkage(apart, linkage), threshold)
     return labels
 
 
@@ -122,8 +249,5 @@ def nearest_cluster(
     clusters = np.unique(old_labels[old_labels >= 0])
     if not len(clusters):
         raise ValueError("there is no cluster that newcomers could join")
-    means = np.array([points.mean(axis=0, dtype=np.float64) for points in old])
-    centres = np.array([means[old_labels == cluster].mean(axis=0) for cluster in clusters])
-    own = np.array([points.mean(axis=0, dtype=np.float64) for points in new])
-    nearest = cdist(own, centres).argmin(axis=1)
+    nearest = cdist(_means(new), _centres(_means(old), old_labels, clusters)).argmin(axis=1)
     return np.asarray(clusters[nearest], np.int64)

@@ -51,7 +51,7 @@ def adopt(
     """Clusters of newcomers by a clustering of everybody, in terms of the clusters that old clients have.
 
     A newcomer takes the cluster of most old clients that the new clustering puts beside it (ties: the
-    smaller id); where there are none it founds one.
+    smaller id); where there are none it founds one. One without a label has none.
 
     Args:
         old_new_labels: new labels of the M old clients.
@@ -66,7 +66,9 @@ def adopt(
     founded: dict[int, int] = {}
     for i, label in enumerate(newcomer_labels.tolist()):
         beside = old_labels[old_new_labels == label]
-        if len(beside):
+        if label < 0:
+            found[i] = -1
+        elif len(beside):
             found[i] = np.bincount(beside).argmax()
         else:
             found[i] = founded.setdefault(label, next_id + len(founded))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import scipy.sparse as sp
@@ -14,15 +15,25 @@ from rayfl.algorithms.contract import Split
 from rayfl.clustering import cosines
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.clustering.proximity import BLOCK
 from rayfl.coresets.clients import client_graph
 from rayfl.coresets.graphs import Graph
 from rayfl.data import Federation, Samples
+from rayfl.data.events import Stage
+from rayfl.errors import RayflError
 from rayfl.evaluation import Transfer
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.runtime.backend import Ref, Task
 from rayfl.runtime.servers import Round, Servers
-from rayfl.runtime.signing import Trainee, cluster_clients, sign_clients
+from rayfl.runtime.signing import (
+    NoSignature,
+    Trainee,
+    Wanted,
+    check_clients,
+    cluster_clients,
+    sign_clients,
+)
 from rayfl.runtime.states import pack_rows
 from rayfl.training import Segments
 
@@ -32,13 +43,16 @@ HISTOGRAM = "histogram"
 _TILE = 128
 """Updates in a block of the cosine matrix."""
 
+Answer = TypeVar("Answer")
+
 
 class Asking:
     """The :class:`~rayfl.algorithms.contract.Clients` of a run.
 
     Args:
         servers: the models and the latest updates.
-        federation, stage: the data now.
+        stages: the data from one event to the next.
+        stage: which of them is now.
         seed: the run's seed.
         round: the coming round.
         turn: the work of a round (by its number) without average, for clients that train on.
@@ -46,12 +60,13 @@ class Asking:
         personal: the ranges of the model that are the client's own, if any.
         public: the samples from which the servers draw their own; default: the federation's.
         local: the local objective, which may make a client's model its own.
+        tell: told in a line of clients that have no signature, where that is tolerated.
     """
 
     def __init__(
         self,
         servers: Servers,
-        federation: Federation,
+        stages: Sequence[Stage],
         stage: int,
         seed: int,
         round: int,
@@ -60,11 +75,13 @@ class Asking:
         personal: Segments = (),
         public: Samples | None = None,
         local: LocalObjective = SGD(),  # noqa: B008 (frozen)
+        tell: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.servers, self.federation, self.stage = servers, federation, stage
+        self.servers, self.stages, self.stage = servers, stages, stage
+        self.federation = federation = stages[stage].federation
         self.seed, self.round, self.turn, self.account = seed, round, turn, account
         self.backend, self.groups, self.personal = servers.backend, federation.groups, personal
-        self.public, self.local = public, local
+        self.public, self.local, self.tell = public, local, tell
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -84,37 +101,86 @@ class Asking:
     def cluster(
         self,
         clustering: Clustering,
-        senders: NDArray[np.int64] | None = None,
+        clients: NDArray[np.int64] | None = None,
+        known: NDArray[np.int64] | None = None,
         again: bool = False,
         whole: bool = False,
     ) -> Clusters:
-        """Cluster all clients that are there; labels ``(N,)``, -1 for the others.
+        """Cluster clients; labels ``(N,)``, -1 for the others.
 
         Args:
             clustering: the settings.
-            senders: those whose signatures the servers do not have yet; default: all.
-            again: whether everybody has the feature map from the time before.
+            clients: ids, ascending; default: all that are present.
+            known: the round in which each sent the signature that the servers have, -1: it sends one now.
+            again: whether the clients have the feature map from the time before.
             whole: with the distances and the tree, if the clients are few enough.
         """
         present = np.flatnonzero(self.federation.sizes > 0)
-        clusters, transfers = cluster_clients(
-            self.backend,
-            self.federation,
-            clustering,
-            self.seed,
-            self.round,
-            self.servers.block_size(len(present)),
-            ids=present,
-            trained=self._trainee(clustering),
-            stage=self.stage,
-            whole=whole,
-            senders=senders,
-            again=again,
-            public=self.public,
-        )
+
+        def ask(who: Wanted) -> tuple[Clusters, list[Transfer]]:
+            clusters, transfers = cluster_clients(
+                self.backend,
+                self.federation,
+                clustering,
+                self.seed,
+                self.round,
+                self.servers.block_size(len(who.ids)),
+                who=who,
+                trained=self._trainee(clustering),
+                whole=whole,
+                again=again,
+                public=self.public,
+            )
+            return spread(clusters, who.ids, self.federation.clients), transfers
+
+        return self._answered(ask, self._wanted(present if clients is None else clients, known))
+
+    def distances(
+        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The clients that have a signature, and the distances of these, condensed."""
+        clusters = self.cluster(clustering, clients, known, whole=True)
+        assert clusters.distances is not None, f"of at most {BLOCK} clients"
+        return np.flatnonzero(clusters.labels >= 0), clusters.distances
+
+    def _wanted(self, ids: NDArray[np.int64], known: NDArray[np.int64] | None) -> Wanted:
+        """Signatures of clients: those of now, or of the stages in which they were sent."""
+        if known is None:
+            known = np.full(len(ids), -1)
+        begun = np.array([stage.round for stage in self.stages])
+        sends = known < 0
+        stages = np.where(sends, self.stage, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
+        present = self.federation.sizes[ids] > 0
+        if present.all():
+            return Wanted(ids, stages, sends)
+        # Whoever sent its signature later received those of before; of two absent clients at least one did.
+        active = np.array([stage.active[ids] for stage in self.stages])
+        when = np.where(sends, self.round, known)
+        heard = (when[:, None] > when) | active[stages].T
+        return Wanted(ids, stages, sends, present, heard)
+
+    def _answered(self, ask: Callable[[Wanted], tuple[Answer, list[Transfer]]], who: Wanted) -> Answer:
+        """An answer of all that have a signature; as many others are left out as may fail.
+
+        Raises:
+            RayflError: the first failure, if more do.
+        """
+        failures: dict[int, RayflError] = {}
+        while True:
+            try:
+                found, transfers = ask(who)
+                break
+            except NoSignature as error:
+                failures |= error.failures
+                who = who.without(list(failures))
+                if len(failures) > self.servers.tolerate or not len(who.ids):
+                    raise failures[min(failures)] from None
+        for client in sorted(failures):
+            self.tell(f"round {self.round}: {failures[client]}; it is left out of the clustering")
         for transfer in transfers:
-            self.account(transfer)
-        return spread(clusters, present, self.federation.clients)
+            if transfer.bytes:
+                self.account(transfer)
+        return found
 
     def relatedness(self) -> Graph:
         """The graph of the clients that are there, each joined with those of like label histograms.
@@ -129,25 +195,37 @@ class Asking:
         return self.servers.graph[1]
 
     def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], senders: NDArray[np.int64] | None = None
-    ) -> list[NDArray[np.float32]]:
-        """The signatures of some clients, of which ``senders`` (default: all) send theirs now."""
-        signatures, transfers = sign_clients(
-            self.backend,
-            self.federation,
-            clustering,
-            self.seed,
-            self.round,
-            self.servers.block_size(len(clients)),
-            clients,
-            self._trainee(clustering),
-            self.stage,
-            senders,
-            self.public,
-        )
-        for transfer in transfers:
-            self.account(transfer)
-        return signatures
+        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+    ) -> dict[int, NDArray[np.float32]]:
+        """The signatures of those clients that have one; ``known`` as for :meth:`cluster`."""
+
+        def ask(who: Wanted) -> tuple[dict[int, NDArray[np.float32]], list[Transfer]]:
+            signatures, transfers = sign_clients(
+                self.backend,
+                self.federation,
+                clustering,
+                self.seed,
+                self.round,
+                self.servers.block_size(len(who.ids)),
+                who,
+                self._trainee(clustering),
+                self.public,
+            )
+            return dict(zip(who.ids.tolist(), signatures, strict=True)), transfers
+
+        return self._answered(ask, self._wanted(clients, known))
+
+    def without_signature(
+        self, clustering: Clustering, clients: NDArray[np.int64], stage: int
+    ) -> Mapping[int, RayflError]:
+        """Which of some clients will have no signature of their data in a later stage, and why."""
+        size, who = self.servers.block_size(max(1, len(clients))), Wanted.of(clients, stage)
+        federation = self.stages[stage].federation
+        try:
+            check_clients(self.backend, federation, clustering, self.seed, self.round, size, who, self.public)
+        except NoSignature as error:
+            return error.failures
+        return {}
 
     def _trainee(self, clustering: Clustering) -> Trainee | None:
         """What clients train for signatures of trained models: w_0, as in round 0.
@@ -222,7 +300,7 @@ def histograms(federation: Federation) -> NDArray[np.float64]:
 
 
 def spread(clusters: Clusters, present: NDArray[np.int64], clients: int) -> Clusters:
-    """Clusters of those present as clusters of all N: label -1, and no relatives, for the others."""
+    """Clusters of some clients as clusters of all N: label -1, and no relatives, for the others."""
     if len(present) == clients:
         return clusters
     labels, graph = np.full(clients, -1, np.int64), clusters.graph

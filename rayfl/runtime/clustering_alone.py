@@ -23,6 +23,7 @@ from rayfl.algorithms import OneShotClustered
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.config import Config
+from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.runtime import files, session
@@ -130,12 +131,12 @@ def _cluster(config: Config) -> Alone:
             block_size=block_rule(config, federation, host),
             batch_size=config.evaluation.batch_size,
         )
-        return _ask(config, backend, servers)
+        return _ask(config, backend, servers, stages)
     finally:
         backend.close()
 
 
-def _ask(config: Config, backend: Backend, servers: Servers) -> Alone:
+def _ask(config: Config, backend: Backend, servers: Servers, stages: Sequence[Stage]) -> Alone:
     spec, federation = servers.spec, servers.federation
     servers.models = [backend.put(spec.initial())]
     transfers: list[Transfer] = []
@@ -144,7 +145,7 @@ def _ask(config: Config, backend: Backend, servers: Servers) -> Alone:
     def turn(round: int) -> Round:
         return Round.nobody(config.training.work(round, config.rounds), round)
 
-    clients = Asking(servers, federation, 0, config.seed, 0, turn, transfers.append)
+    clients = Asking(servers, stages, 0, config.seed, 0, turn, transfers.append)
     clusters = clients.cluster(config.clustering, whole=True)
     seconds = time.perf_counter() - begun
     return Alone(

@@ -114,6 +114,7 @@ class Driver:
         self.stage = stage
         federation = self.stages[stage].federation
         self.federation = self.servers.federation = self.records.federation = federation
+        self.records.arrived = np.any([stage.active for stage in self.stages[: stage + 1]], axis=0)
         self.setup = setup_of(self.config, federation, self.host.spec, self.servers.edges)
 
     def run(self) -> dict[str, Any]:
@@ -216,8 +217,27 @@ class Driver:
             self.emit(Event("note", {"text": f"on the device: {text}"}))
         self.backend.tick = self._check_stop
         state = self._resume() or self._begin()
+        self._check_signatures(state)
         self.records.start()
         return state
+
+    def _check_signatures(self, state: ServerState) -> None:
+        """Refuse now the data of later stages that have no signature.
+
+        Raises:
+            DataError: naming the first client, if more of a stage have none than may fail.
+        """
+        clustering = self.config.clustering
+        if "clustering" not in self.algorithm.takes or not clustering.needs_signatures:
+            return
+        if clustering.signature.trained:  # fails with the training, not with the data
+            return
+        for number in range(self.stage + 1, len(self.stages)):
+            stage = self.stages[number]
+            changed = np.union1d(stage.joined, stage.drifted)
+            failures = self._asking(state).without_signature(clustering, changed, number)
+            if len(failures) > self.config.execution.tolerate_failures:
+                raise DataError(f"after {stage.round} rounds {failures[min(failures)]}")
 
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)
@@ -344,7 +364,7 @@ class Driver:
 
         return Asking(
             self.servers,
-            self.federation,
+            self.stages,
             self.stage,
             self.config.seed,
             state.round,
@@ -352,6 +372,7 @@ class Driver:
             self._sent,
             self.algorithm.work(self.setup, state).personal,
             local=self.config.local,
+            tell=lambda text: self.emit(Event("note", {"text": text})),
         )
 
     def _sent(self, transfer: Transfer) -> None:
@@ -373,12 +394,13 @@ class Driver:
                 if len(ids)
             )
             self.emit(Event("note", {"text": f"after round {state.round}: {text or 'nothing changes'}"}))
-            if len(stage.joined):
-                joined = self.algorithm.join(self.setup, state, stage.joined, clients)
-                state = self._taken(state, joined)
+            # First who has other data: newcomers are compared with the data of now.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
                 state = self._taken(state, drifted)
+            if len(stage.joined):
+                joined = self.algorithm.join(self.setup, state, stage.joined, clients)
+                state = self._taken(state, joined)
         return state
 
     def _taken(self, state: ServerState, outcome: ServerState | Regrouping) -> ServerState:

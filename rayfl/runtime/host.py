@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
-from rayfl.errors import ClientError
+from rayfl.errors import ClientError, DataError, RayflError
 from rayfl.local import Start
 from rayfl.models import ModelSpec
 from rayfl.ordering import Arrival
@@ -29,6 +29,7 @@ from rayfl.runtime.jobs import (
     EvalReport,
     HostSpec,
     SignJob,
+    SignReport,
     TrainJob,
     TrainReport,
 )
@@ -333,8 +334,8 @@ class ClientHost:
         mine = state[own : own + job.local.state_size(self.spec)]
         return job.local.client_model(vector, mine, self.spec)
 
-    def sign(self, job: SignJob, *objects: Any) -> tuple[NDArray[np.int64], list[NDArray[np.float32]]]:
-        """The signatures of a block of clients, after how many numbers each sends ``(B,)``.
+    def sign(self, job: SignJob, *objects: Any) -> tuple[SignReport, list[NDArray[np.float32]]]:
+        """The signatures of a block of clients, after a report.
 
         For signatures of trained models the observation and the start model come as objects, and every
         client sends its model.
@@ -342,25 +343,40 @@ class ClientHost:
         if job.work is not None:
             observation: Observation = objects[0]
             rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64), own=False)
-            indices = self.stages[job.stage].train.take(job.clients)
-            block = self.engine.train(job.work, 0, job.clients.tolist(), indices, rows)
-            _raise_first(block, job.clients, 0)
+            clients = job.clients.tolist()
+            lists = [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
+            block = self.engine.train(job.work, 0, clients, Ragged.of(lists), rows)
+            if block.failures:
+                errors = {clients[row]: text for row, text in block.failures.items()}
+                return SignReport(
+                    np.empty(0, np.int64), {c: ClientError(c, 0, text) for c, text in errors.items()}
+                ), []
             seen = observation.compute(Trained(self.spec, self.engine.module, self.batches, block.rows, []))
             sent = np.full(len(rows), self.spec.P)
-            return sent, list(seen.reshape(len(rows), -1).astype(np.float32))
-        signatures = [
-            job.signature.compute(*self._features(client, job), key(job.seed, "signature", client))
-            for client in job.clients.tolist()
-        ]
-        return np.array([job.signature.floats(s) for s in signatures], np.int64), signatures
+            return SignReport(sent, {}), list(seen.reshape(len(rows), -1).astype(np.float32))
+        signatures: list[NDArray[np.float32]] = []
+        failures: dict[int, RayflError] = {}
+        for client, stage in zip(job.clients.tolist(), job.stages.tolist(), strict=True):
+            try:
+                found = job.signature.compute(
+                    *self._features(client, stage, job), key(job.seed, "signature", client)
+                )
+            except DataError as error:
+                failures[client] = DataError(f"client {client}: {error}")
+            else:
+                signatures.append(found)
+        floats = np.array([job.signature.floats(s) for s in signatures], np.int64)
+        return SignReport(floats, failures), signatures
 
     def relate(self, job: SignJob, *blocks: list[NDArray[np.float32]]) -> tuple[int, NDArray[np.float64]]:
         """The second step of an exchange: one row ``r(i, .)`` for every client i of the block, ``(B, N)``."""
         everyone = [signature for block in blocks for signature in block]
         rows = np.stack(
             [
-                job.signature.relate(self._features(client, job)[0], everyone[at], everyone)
-                for at, client in enumerate(job.clients.tolist(), job.first)
+                job.signature.relate(self._features(client, stage, job)[0], everyone[at], everyone)
+                for at, (client, stage) in enumerate(
+                    zip(job.clients.tolist(), job.stages.tolist(), strict=True), job.first
+                )
             ]
         )
         return rows.size, rows
@@ -369,8 +385,10 @@ class ClientHost:
         """Call a plain function here; its result comes second, so that it may stay in the object store."""
         return None, function(*args)
 
-    def _features(self, client: int, job: SignJob) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        samples, indices = self.samples, self.stages[job.stage].train[client]
+    def _features(
+        self, client: int, stage: int, job: SignJob
+    ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+        samples, indices = self.samples, self.stages[stage].train[client]
         inputs = raw_features(samples.inputs("train", indices), len(samples.vocabulary), samples.scaling)
         features = job.features.apply(inputs, key(job.seed, "features", client))
         return features, samples.labels("train", indices)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from rayfl.clustering.permutation import permute, restore
 from rayfl.data.base import Part
+from rayfl.errors import RayflError
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
@@ -164,7 +165,7 @@ class SignJob:
         signature: what they compute.
         features: the fitted feature map Phi that the server sent to everybody.
         seed: the run's seed, for signatures that draw random numbers.
-        stage: which stage of the federation.
+        stages: the stage of the federation whose data each client's signature is of ``(B,)``.
         first: position of the first client among all that sign.
         work: what they train first, as in round 0, for signatures of trained models.
     """
@@ -173,9 +174,22 @@ class SignJob:
     signature: Signature
     features: Fitted
     seed: int
-    stage: int = 0
+    stages: NDArray[np.int64]
     first: int = 0
     work: LocalWork | None = None
+
+
+@dataclass(frozen=True)
+class SignReport:
+    """What the driver learns about a block's signatures.
+
+    Attributes:
+        floats: how many numbers each client sends ``(B,)``.
+        failures: client id -> why it has no signature.
+    """
+
+    floats: NDArray[np.int64]
+    failures: dict[int, RayflError]
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ class Snapshot:
     """What a round that is not completed must leave as it was."""
 
     federation: Federation
+    arrived: NDArray[np.bool_]
     best_last: BestLast
     perplexity: NDArray[np.float64]
     ledger: Ledger
@@ -64,6 +65,8 @@ class Records:
 
     def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
         self.run, self.federation = run, federation
+        self.arrived: NDArray[np.bool_] = federation.sizes > 0
+        """Which clients have been present so far ``(N,)``."""
         self._forget()
         self._finetuned: NDArray[np.float64] | None = None
         self._facts: dict[str, NDArray[np.float64]] = {}
@@ -100,11 +103,11 @@ class Records:
 
     def snapshot(self) -> Snapshot:
         """For :meth:`rollback`, in case the coming round is not completed."""
-        return Snapshot(self.federation, self.best_last, self.perplexity, self.ledger)
+        return Snapshot(self.federation, self.arrived, self.best_last, self.perplexity, self.ledger)
 
     def rollback(self, before: Snapshot) -> None:
         """Take back what a round entered that was not completed."""
-        self.federation, self.best_last = before.federation, before.best_last
+        self.federation, self.arrived, self.best_last = before.federation, before.arrived, before.best_last
         self.perplexity, self.ledger = before.perplexity, before.ledger
 
     def ari(self, state: ServerState) -> float | None:
@@ -130,7 +133,7 @@ class Records:
         entry = {
             "round": state.round - after,
             "when": "after" if after else "before",
-            "labels": state.assignment.tolist(),
+            "labels": self._labels(state).tolist(),
             "n_clusters": self.clusters_in_use(state),
             **facts,
             "ari": self.ari(state),
@@ -138,6 +141,10 @@ class Records:
         self.timeline.append(entry)
         self._write_clusters()
         return entry
+
+    def _labels(self, state: ServerState) -> NDArray[np.int64]:
+        """The cluster of each client ``(N,)``, -1 for those that have not arrived yet."""
+        return np.where(self.arrived, state.assignment, -1)
 
     def diagnosis(self, round: int, rows: list[dict[str, Any]]) -> None:
         """What a method says of a round besides the common numbers."""
@@ -149,7 +156,7 @@ class Records:
 
     def selection(self, state: ServerState) -> None:
         """Record who uses which model, where clients choose, if it has changed."""
-        labels = state.assignment.tolist()
+        labels = self._labels(state).tolist()
         if not self.timeline or self.timeline[-1]["labels"] != labels:
             self.clusters(state, {}, after=True)
 
@@ -330,7 +337,7 @@ class Records:
                 "client": np.arange(self.federation.clients),
                 "n": self.federation.sizes,
                 "group": pd.NA if groups is None else groups,
-                "cluster": state.assignment,
+                "cluster": self._labels(state),
                 "accuracy_last": self.best_last.last,
                 "accuracy_best": self.best_last.best,
                 "best_round": self.best_last.best_round,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from rayfl.clustering.memory import check_memory, free_memory
 from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, place, take, tile
 from rayfl.clustering.two_stage import nearest, sample
 from rayfl.data import Federation, Samples
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
 from rayfl.runtime.backend import Backend, Ref, Task
@@ -38,6 +38,53 @@ class Trainee:
     work: LocalWork
 
 
+@dataclass(frozen=True)
+class Wanted:
+    """Whose signatures are wanted.
+
+    Attributes:
+        ids: clients ``(n,)``.
+        stages: the stage of the federation whose data each signature is of ``(n,)``.
+        sends: whether the client sends it now; the servers have the others ``(n,)``.
+        present: whether the client is present ``(n,)``; None: all are.
+        heard: of an exchange, whether client i has received the signature of client j ``(n, n)``; None: all
+            have.
+    """
+
+    ids: NDArray[np.int64]
+    stages: NDArray[np.int64]
+    sends: NDArray[np.bool_]
+    present: NDArray[np.bool_] | None = None
+    heard: NDArray[np.bool_] | None = None
+
+    @classmethod
+    def of(cls, ids: NDArray[np.int64], stages: NDArray[np.int64] | int = 0) -> Wanted:
+        """Of clients that all send theirs now."""
+        return cls(ids, np.broadcast_to(stages, ids.shape), np.ones(len(ids), np.bool_))
+
+    def without(self, clients: Sequence[int]) -> Wanted:
+        """The same without some clients."""
+        left = ~np.isin(self.ids, clients)
+        present = None if self.present is None else self.present[left]
+        heard = None if self.heard is None else self.heard[np.ix_(left, left)]
+        return Wanted(self.ids[left], self.stages[left], self.sends[left], present, heard)
+
+
+class NoSignature(RayflError):
+    """Clients that have no signature.
+
+    Args:
+        failures: why, by client id.
+    """
+
+    def __init__(self, failures: Mapping[int, RayflError]) -> None:
+        self.failures = failures
+        super().__init__(failures)
+
+    def __str__(self) -> str:
+        return str(self.failures[min(self.failures)])
+
+
 def cluster_clients(
     backend: Backend,
     federation: Federation,
@@ -46,11 +93,9 @@ def cluster_clients(
     round: int,
     block_size: int,
     tile_size: int = BLOCK,
-    ids: NDArray[np.int64] | None = None,
+    who: Wanted | None = None,
     trained: Trainee | None = None,
-    stage: int = 0,
     whole: bool = False,
-    senders: NDArray[np.int64] | None = None,
     again: bool = False,
     public: Samples | None = None,
 ) -> tuple[Clusters, list[Transfer]]:
@@ -68,30 +113,27 @@ def cluster_clients(
         round: the coming round, for the ledger.
         block_size: clients in a message.
         tile_size: see above.
-        ids: which clients, ascending; default: all.
+        who: which clients, ascending; default: all, as they are at first.
         trained: for signatures of trained models: what the clients train.
-        stage: which stage of the federation.
         whole: return the distances and the tree too, for up to ``tile_size`` clients.
-        senders: those whose signatures the servers do not have from before, for the bytes; default: all.
         again: whether everybody has the feature map from before.
         public: the samples from which the servers draw theirs; default: the federation's.
 
     Returns:
-        The clusters (labels in the order of ``ids``), and the bytes that the signatures cost (4 a number).
+        The clusters (labels in the order of ``who.ids``), and the bytes that the signatures cost.
 
     Raises:
+        NoSignature: if clients have none.
         RayflError: before any signature is computed, if the clients are too many (see
             :func:`rayfl.clustering.cluster.refuse`).
     """
-    ids = np.arange(federation.clients) if ids is None else ids
-    clients = len(ids)
-    groups = None if federation.groups is None else federation.groups[ids]
+    who = Wanted.of(np.arange(federation.clients)) if who is None else who
+    clients = len(who.ids)
+    groups = None if federation.groups is None else federation.groups[who.ids]
     if not clustering.needs_signatures:
-        return backend.get(backend.call(_cluster, clustering, groups, seed, clients, whole, 0)), []
+        return backend.get(backend.call(_cluster, clustering, groups, seed, clients, whole, None, 0)), []
     refuse(clustering, clients)
-    signed = _sign(
-        backend, federation, clustering, seed, round, block_size, ids, trained, stage, senders, again, public
-    )
+    signed = _sign(backend, federation, clustering, seed, round, block_size, who, trained, again, public)
     signatures, transfers = signed.refs, signed.transfers
     relations: list[Ref] = []
     if clustering.signature.needs_exchange:
@@ -99,7 +141,16 @@ def cluster_clients(
         transfers = _exchanged(signed, round)
     if relations or clients <= tile_size:
         task = backend.call(
-            _cluster, clustering, groups, seed, clients, whole, len(signatures), *signatures, *relations
+            _cluster,
+            clustering,
+            groups,
+            seed,
+            clients,
+            whole,
+            who.heard,
+            len(signatures),
+            *signatures,
+            *relations,
         )
     else:
         if clustering.embedding.name != "none":  # one task sees all of them; what it returns is small
@@ -120,17 +171,32 @@ def sign_clients(
     seed: int,
     round: int,
     block_size: int,
-    ids: NDArray[np.int64],
+    who: Wanted,
     trained: Trainee | None = None,
-    stage: int = 0,
-    senders: NDArray[np.int64] | None = None,
     public: Samples | None = None,
 ) -> tuple[list[NDArray[np.float32]], list[Transfer]]:
     """The signatures of some clients, here, and the bytes that they cost; as :func:`cluster_clients`."""
-    signed = _sign(
-        backend, federation, clustering, seed, round, block_size, ids, trained, stage, senders, False, public
-    )
+    signed = _sign(backend, federation, clustering, seed, round, block_size, who, trained, False, public)
     return [signature for block in backend.get(signed.refs) for signature in block], signed.transfers
+
+
+def check_clients(
+    backend: Backend,
+    federation: Federation,
+    clustering: Clustering,
+    seed: int,
+    round: int,
+    block_size: int,
+    who: Wanted,
+    public: Samples | None = None,
+) -> None:
+    """Compute signatures of data, and drop them.
+
+    Raises:
+        NoSignature: if clients have none.
+    """
+    if len(who.ids):
+        _sign(backend, federation, clustering, seed, round, block_size, who, None, False, public)
 
 
 @dataclass(frozen=True)
@@ -141,14 +207,14 @@ class _Signed:
         jobs: of blocks of clients.
         refs: the signatures of each block, by reference.
         floats: how many numbers each client sends ``(n,)``.
-        sends: whether it does, or the servers have them ``(n,)``.
+        who: whether it does, or the servers have them.
         transfers: the bytes of that.
     """
 
     jobs: list[SignJob]
     refs: list[Ref]
     floats: NDArray[np.int64]
-    sends: NDArray[np.bool_]
+    who: Wanted
     transfers: list[Transfer]
 
 
@@ -159,14 +225,16 @@ def _sign(
     seed: int,
     round: int,
     block_size: int,
-    ids: NDArray[np.int64],
+    who: Wanted,
     trained: Trainee | None,
-    stage: int,
-    senders: NDArray[np.int64] | None,
     again: bool,
     public: Samples | None,
 ) -> _Signed:
-    """The signatures of blocks of clients, and the bytes that they cost."""
+    """The signatures of blocks of clients, and the bytes that they cost.
+
+    Raises:
+        NoSignature: if clients have none.
+    """
     signature, known = clustering.signature, federation.samples if public is None else public
     sample = _public_sample(known, clustering.features.public_samples, seed)
     fitted = clustering.features.fit(sample, key(seed, "features"))
@@ -179,13 +247,16 @@ def _sign(
             )
         observation = signature.observation().prepare(known, seed)
         extra, work = (backend.put(observation), trained.model), trained.work
+    blocks = [slice(first, first + block_size) for first in range(0, len(who.ids), block_size)]
     jobs = [
-        SignJob(ids[first : first + block_size], signature, fitted, seed, stage, first, work)
-        for first in range(0, len(ids), block_size)
+        SignJob(who.ids[block], signature, fitted, seed, who.stages[block], block.start, work)
+        for block in blocks
     ]
-    refs, counts = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
-    floats = np.concatenate(counts)
-    sends = np.ones(len(ids), np.bool_) if senders is None else np.isin(ids, senders)
+    refs, reports = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
+    failures = {client: error for report in reports for client, error in report.failures.items()}
+    if failures:
+        raise NoSignature(failures)
+    floats, sends = np.concatenate([report.floats for report in reports]), who.sends
     sent = 4 * int(floats[sends].sum())
     transfers = [Transfer(round, "client_lps", "up", "signature", sent)]
     if fitted.floats and not again:
@@ -193,7 +264,7 @@ def _sign(
         transfers.append(Transfer(round, "client_lps", "down", "signature", map_bytes))
     if signature.trained:  # they send the model that they have received first
         transfers.append(Transfer(round, "client_lps", "down", "signature", sent))
-    return _Signed(jobs, refs, floats, sends, transfers)
+    return _Signed(jobs, refs, floats, who, transfers)
 
 
 def _exchanged(signed: _Signed, round: int) -> list[Transfer]:
@@ -201,10 +272,13 @@ def _exchanged(signed: _Signed, round: int) -> list[Transfer]:
 
     Of two clients that have exchanged theirs before, nothing more is sent.
     """
-    new, clients = int(signed.sends.sum()), len(signed.sends)
-    fresh, everything = int(signed.floats[signed.sends].sum()), int(signed.floats.sum())
-    down = fresh * (clients - new) + everything * new - fresh  # nobody receives its own
-    relations = clients**2 - (clients - new) ** 2
+    sends, clients = signed.who.sends, len(signed.who.ids)
+    new, present = int(sends.sum()), clients
+    if signed.who.present is not None:
+        present = int(signed.who.present.sum())
+    fresh, everything = int(signed.floats[sends].sum()), int(signed.floats.sum())
+    down = fresh * (present - new) + everything * new - fresh  # nobody receives its own
+    relations = new * (present - new) + clients * new
     first, *rest = signed.transfers
     return [
         replace(first, bytes=first.bytes + 4 * relations),
@@ -351,12 +425,20 @@ def _cluster(
     seed: int,
     clients: int,
     whole: bool,
+    heard: NDArray[np.bool_] | None,
     blocks: int,
     *objects: Any,
 ) -> Clusters:
-    """The remote task ``cluster_signatures``: references in, clusters out."""
+    """The remote task ``cluster_signatures``: references in, clusters out.
+
+    Of two clients of which one has not received the other's signature, the relation that is known counts for
+    both directions.
+    """
     signatures = [signature for block in objects[:blocks] for signature in block]
     relations = [row for block in objects[blocks:] for row in block]
+    if relations and heard is not None:
+        both = np.stack(relations)
+        relations = list(np.where(heard, both, both.T))
     found = cluster_signatures(clustering, signatures, relations or None, groups, seed, clients=clients)
     return found if whole else _lean(found)
 
@@ -384,7 +466,8 @@ def facts(clusters: Clusters) -> dict[str, Any]:
         kept = np.r_[: many : max(1, -(-many // CURVE)), many : len(counts)]
         found["curve"] = {"threshold": thresholds[kept].tolist(), "n_clusters": counts[kept].tolist()}
     if clusters.graph is not None:
-        relatives = (clusters.graph.nnz - clusters.graph.shape[0]) / clusters.graph.shape[0]
+        clients = int((clusters.labels >= 0).sum())
+        relatives = (clusters.graph.nnz - clients) / clients
         found["graph"] = {"gamma": clusters.gamma, "relatives": relatives}
     if clusters.representatives is not None:
         found["two_stage"] = {

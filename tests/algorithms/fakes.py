@@ -78,16 +78,20 @@ class FakeClients:
         return self._losses[split][clients]
 
     def cluster(
-        self, clustering: Clustering, senders: NDArray[np.int64] | None = None, again: bool = False
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64] | None = None,
+        known: NDArray[np.int64] | None = None,
+        again: bool = False,
     ) -> Clusters:
         self.asked.append("cluster")
         return clusters(self._labels, threshold=clustering.threshold)
 
     def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], senders: NDArray[np.int64] | None = None
-    ) -> list[NDArray[np.float32]]:
+        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+    ) -> dict[int, NDArray[np.float32]]:
         self.asked.append("signatures")
-        return [np.array(self._signatures[c], np.float32) for c in clients.tolist()]
+        return {c: np.array(self._signatures[c], np.float32) for c in clients.tolist()}
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         self.asked.append("cosines")

@@ -239,6 +239,24 @@ def test_clustering_again_when_more_than_lambda_clients_raised_a_flag():
     assert method.recluster(s, found.state, clients) is None  # the flags are down again
 
 
+def test_the_number_of_a_cluster_without_members_is_given_to_the_next_new_one():
+    """Client 5 has left: its cluster is not without members."""
+    s, method = setup("pacfl", clustering={"every": 1}), algorithm("pacfl")
+    state, found = method.begin(s), []
+    for t, labels in enumerate(([0, 0, 1, 1, 2, 3], [0, 0, 1, 1, 1, 2], [0, 0, 1, 2, 3, 4])):
+        if t:
+            s = dataclasses.replace(s, sizes=np.array([10, 20, 30, 40, 50, 0]))
+        state = dataclasses.replace(state, round=t)
+        regrouping = method.recluster(s, state, FakeClients(labels=labels))
+        state = regrouping.state
+        found.append((state.assignment.tolist(), state.models, regrouping.parents.tolist()))
+    assert found == [
+        ([0, 0, 1, 1, 2, 3], 4, [0, 0, 0, 0]),
+        ([0, 0, 1, 1, 1, 3], 4, [0, 1, 2, 3]),
+        ([0, 0, 1, 2, 4, 3], 5, [0, 1, 1, 3, 1]),
+    ]
+
+
 @pytest.mark.parametrize(("setting", "told_as"), [("flag_loss", "losses"), ("flag_update", "norms")])
 def test_a_client_whose_loss_or_update_has_risen_raises_a_flag(setting, told_as):
     s = setup("pacfl", clustering={"max_flags": 0, setting: 0.5})

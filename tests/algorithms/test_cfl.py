@@ -478,8 +478,8 @@ def keeper(rows: NDArray[np.float32]) -> Asking:
         )
     )
     servers = SimpleNamespace(backend=backend, updates=updates)
-    federation = SimpleNamespace(groups=None)
-    return Asking(servers, federation, 0, 5, 0, lambda round: None, lambda transfer: None)  # type: ignore[arg-type]
+    stages = [SimpleNamespace(federation=SimpleNamespace(groups=None))]
+    return Asking(servers, stages, 0, 5, 0, lambda round: None, lambda transfer: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("block", [1, 3, 128])

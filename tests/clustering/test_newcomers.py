@@ -62,6 +62,19 @@ def test_a_bridge_does_not_merge_old_clusters():
     assert place(old, [0, 0, 1, 1], points(3.2), 2.3, linkage="single") == [0, 0, 1, 1, 1]
 
 
+@settings(deadline=None)
+@given(seed=st.integers(0, 999), linkage=st.sampled_from(["single", "average", "complete"]))
+def test_a_place_does_not_depend_on_who_else_comes(seed, linkage):
+    """In one tree of all, newcomers may bridge clusters, or draw one another away from theirs."""
+    rng = np.random.default_rng(seed)
+    old, new = rng.normal(size=(8, 2)), rng.normal(size=(5, 2))
+    labels = cut_at_threshold(build_linkage(pdist(old), linkage), 1.2).tolist()
+    found = place(old, labels, new, 1.2, linkage=linkage)
+    for newcomer in range(5):
+        alone = place(old, labels, new[[newcomer]], 1.2, linkage=linkage)[8]
+        assert found[8 + newcomer] == alone or min(found[8 + newcomer], alone) > max(labels)
+
+
 def test_nobody_new_changes_nothing():
     old = points(0, 1, 10)
     assert place(old, [0, 0, 1], points(), 3.0) == [0, 0, 1]

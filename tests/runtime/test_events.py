@@ -143,7 +143,7 @@ def test_old_clients_keep_their_clusters_when_others_come_and_go(
     assert joined["newcomers"] == [8]
     assert joined["labels"] == [0, 0, 0, 1, 1, 1, 2, 2, 0]
     returned = result.clusters["timeline"][-1]
-    assert (returned["round"], returned["newcomers"]) == (5, [4])
+    assert (returned["round"], returned["newcomers"], returned["returned"]) == (5, [], [4])
     assert returned["labels"][4] == 1
     assert result.clients["cluster"].tolist()[:8] == [0, 0, 0, 1, 1, 1, 2, 2]
 
@@ -151,10 +151,10 @@ def test_old_clients_keep_their_clusters_when_others_come_and_go(
 def test_flags_cluster_again_and_the_drifted_client_moves(
     settings: dict[str, Any], whole: dict[str, Result]
 ) -> None:
-    """With lambda = 0 every join and every drift is followed by a clustering; a leave is not."""
+    """With lambda = 0 every newcomer and every drift is followed by a clustering, a return is not."""
     result = _whole(whole, settings, "pacfl, flags")
     found = [entry["round"] for entry in result.clusters["timeline"] if "newcomers" not in entry]
-    assert found == [0, 2, 4, 5]
+    assert found == [0, 2, 4]
     labels = result.clients["cluster"].tolist()
     assert labels[:5] == [0, 0, 0, 1, 1]
     assert labels[5] == labels[8] == 0  # it has the first group's data now
@@ -250,11 +250,12 @@ def test_of_old_clients_those_send_theirs_again_whose_data_have_changed(settings
 
 
 def test_the_feature_map_is_sent_once(settings: dict[str, Any]) -> None:
-    """Clustered again, clients send their signatures anew, with the map that they have (FLT, section 3.2)."""
+    """Clustered again, a client with new data sends its signature, by the map that it has."""
     clustering = {"n_clusters": 3, "every": 1, "features": {"name": "pca", "dim": 10}}
-    result = run({**settings, "algorithm": "pca_km_hc", "clustering": clustering})
-    sent = {"up": 9 * 5 * 10 * 4}
-    assert [signed(result, t) for t in range(3)] == [{**sent, "down": 9 * (64 + 64 * 10) * 4}, sent, sent]
+    drift = {"name": "drift", "round": 2, "kind": "permuted_labels", "clients": [5]}
+    result = run({**settings, "algorithm": "pca_km_hc", "clustering": clustering, "events": [drift]})
+    sent, down = 5 * 10 * 4, (64 + 64 * 10) * 4
+    assert [signed(result, t) for t in range(3)] == [{"up": 9 * sent, "down": 9 * down}, {}, {"up": sent}]
 
 
 @pytest.mark.parametrize(

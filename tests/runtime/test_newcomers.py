@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from scipy.spatial.distance import pdist
+from typer.testing import CliRunner
 
 import rayfl
+from rayfl.cli import app
+from rayfl.clustering.newcomers import fit_by_distances, fit_by_means
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
@@ -18,12 +23,13 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.runtime.backend import InlineBackend
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.newcomers import welcome, with_newcomers
+from rayfl.runtime.newcomers import read_newcomers, welcome, with_newcomers
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.runtime.session import build
 from rayfl.signatures.features.pca import PCA
 from rayfl.training import Batches, LocalWork, LoopEngine
 
+PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10
 GROUPS = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
 CFL = {"name": "cfl", "criteria": {"eps1": 10.0, "eps2": 0.01, "min_size": 3}}
 METHODS: dict[str, dict[str, Any]] = {
@@ -88,6 +94,7 @@ def test_newcomers_find_their_like(method: str, finished: Any, tmp_path: Path) -
     for newcomer, group in zip(frame.itertuples(), (0, 1, 2), strict=True):
         like = clients[clients["group"] == group]["cluster"]
         assert newcomer.cluster in set(like), "a cluster that clients of the same kind use"
+    assert not frame["new_cluster"].any()
     assert frame["accuracy"].mean() > (60 if method == "fedavg" else 85)
     assert frame["accuracy_finetuned"].mean() > 80
     pd.testing.assert_frame_equal(pd.read_csv(result.path / "newcomers.csv"), frame, check_dtype=False)
@@ -100,6 +107,8 @@ def test_a_newcomer_unlike_everybody_founds_a_cluster(finished: Any, tmp_path: P
     assert result.summary["clusters"] == 2
     frame = welcome(result.path, write(tmp_path / "new.npz", [(0, 1), (6, 7)]), epochs=0)
     assert frame["cluster"].tolist() == [0, 2]
+    assert frame["new_cluster"].tolist() == [False, True]
+    assert frame["distance"].isna().tolist() == frame["usual"].isna().tolist() == [False, True]
     assert "accuracy_finetuned" not in frame
 
 
@@ -119,7 +128,8 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
 
     config = RunDirectory(result.path).config
     stages, host = build(config)
-    federation = with_newcomers(stages[0].federation, path)
+    new = read_newcomers(config, stages[0].federation.samples, path)
+    federation = with_newcomers(stages, 4, new)[-1].federation
     batches = Batches(federation.samples, torch.device("cpu"))
     start = torch.from_numpy(Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models)
     engine = LoopEngine(host.spec, batches, config.seed)
@@ -131,7 +141,7 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
     assert one["accuracy"][0] == pytest.approx(100 * right.float().mean().item())
 
 
-@pytest.mark.parametrize("method", ["fedavg", "cfl"])
+@pytest.mark.parametrize("method", ["fedavg", "cfl", "pacfl", "mt_hfl", "flis_hc", "ifca", "pca_km_hc"])
 def test_others_in_the_file_change_nothing_for_a_newcomer(method: str, finished: Any, tmp_path: Path) -> None:
     """Alone, with noise, with 2,000 white images: models see what they saw in training."""
     result = finished(**METHODS[method])
@@ -158,7 +168,7 @@ def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
     result = finished(**METHODS["pacfl"])
     before = {p.name: p.read_bytes() for p in result.path.glob("*.csv")}
     welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
-    after = {p.name: p.read_bytes() for p in result.path.glob("*.csv") if p.name != "newcomers.csv"}
+    after = {p.name: p.read_bytes() for p in result.path.glob("*.csv") if "newcomers" not in p.name}
     assert after == before
 
 
@@ -233,5 +243,187 @@ def test_the_servers_own_samples_are_those_of_the_run(
     monkeypatch.setattr(ServerData, "draw", drawn)
     result = finished(**METHODS[method])
     welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
-    first, second = seen
-    np.testing.assert_array_equal(first, second)
+    first, *others = seen
+    assert others
+    for other in others:
+        np.testing.assert_array_equal(first, other)
+
+
+# --- how well they fit, what it costs, and what else they could have -----------------------------------
+
+
+def noise(path: Path, **changes: Any) -> Path:
+    """The three of :func:`write`, then one whose pixels are pure noise."""
+    write(path, GROUPS)
+    rng, found = np.random.default_rng(5), {}
+    with np.load(path) as content:
+        for part in ("train", "test"):
+            x = rng.integers(0, 256, (40, 1, 8, 8)).astype(np.uint8)
+            found[f"x_{part}"] = np.concatenate([content[f"x_{part}"], x])
+            found[f"y_{part}"] = np.concatenate([content[f"y_{part}"], rng.integers(0, 10, 40)])
+            found[f"client_{part}"] = np.concatenate([content[f"client_{part}"], np.full(40, 3)])
+    np.savez(path, **{**found, **changes})
+    return path
+
+
+@pytest.mark.parametrize("method", ["pacfl", "mt_hfl", "pca_km_hc", "flt", "cfl", "ifca"])
+def test_who_is_far_from_its_cluster_is_marked(method: str, finished: Any, tmp_path: Path) -> None:
+    sections = METHODS.get(method, {"algorithm": method})
+    if method == "flt":
+        sections = {
+            "algorithm": "flt",
+            "clustering": {"features": "pca", "embedding": "none", "gamma": "auto"},
+        }
+    frame = welcome(finished(**sections).path, noise(tmp_path / "new.npz"), epochs=0, local_epochs=0)
+    placed = ~frame["new_cluster"]
+    assert frame["far"][placed].tolist() == [False, False, False, True][: placed.sum()]
+    assert placed[:3].all()
+    assert (frame["distance"] < frame["next_distance"])[:3].all()
+    assert "accuracy_local" not in frame
+
+
+def test_the_command_warns_of_it(finished: Any, tmp_path: Path) -> None:
+    path = finished(**METHODS["fedsem"]).path
+    arguments = [
+        "newcomers",
+        str(path),
+        str(noise(tmp_path / "new.npz")),
+        "--epochs",
+        "0",
+        "--local-epochs",
+        "2",
+    ]
+    shown = " ".join(CliRunner().invoke(app, arguments).output.split())
+    assert re.search(
+        r"warning: newcomer 12 lies [0-9.]+ from cluster \d, whose members lie within 0.\d+ \(loss\)", shown
+    )
+    assert "newcomer 9 lies" not in shown
+    sent = 4 * 3 * PARAMETERS  # each downloads the three models to choose among
+    assert f"sent for this: 0 bytes up, {4 * sent:,} down" in shown
+    assert re.search(r"accuracy global [0-9.]+ %, accuracy local [0-9.]+ %", shown)
+
+
+def test_the_fit_by_hand() -> None:
+    """Clients 0, 1, 2 at 0, 1, 3 are cluster 4; client 3 at 10 alone is cluster 7. At 2 and 30 come two."""
+    at = np.array([0.0, 1, 3, 10, 2, 30])
+    condensed = pdist(at[:, None])
+    labels, new = np.array([4, 4, 4, 7, 4, 4]), np.arange(6) > 3
+    fit = fit_by_distances("x", condensed, labels, new)
+    assert fit.distance.tolist() == pytest.approx([4 / 3, 86 / 3])
+    assert fit.next_distance.tolist() == [8, 20]
+    assert fit.usual.tolist() == [2.5, 2.5]  # of client 2: 3 and 2 from the others
+    assert fit.far.tolist() == [False, True]
+    by_means = fit_by_means([np.array([[x]]) for x in at[:4]], labels[:4], [np.array([[2.0]])], np.array([7]))
+    assert by_means.distance.tolist() == [8]
+    assert by_means.next_distance.tolist() == pytest.approx([2 / 3])
+    assert by_means.usual.tolist() == pytest.approx([5 / 3])  # of client 2; cluster 7 has one member
+    assert by_means.far.tolist() == [True]
+
+
+def test_the_global_model_and_training_alone(finished: Any, tmp_path: Path) -> None:
+    """By hand: the mean of three clusters' models by their samples, and plain SGD from w_0."""
+    result = finished(**METHODS["pacfl"])
+    path = write(tmp_path / "new.npz", GROUPS)
+    frame = welcome(result.path, path, epochs=0, local_epochs=3)
+
+    config = RunDirectory(result.path).config
+    stages, host = build(config)
+    federation = with_newcomers(stages, 4, read_newcomers(config, stages[0].federation.samples, path))[
+        -1
+    ].federation
+    batches = Batches(federation.samples, torch.device("cpu"))
+    saved = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
+    sizes = stages[0].federation.sizes
+    weights = [sizes[saved.state.assignment == k].sum() for k in range(3)]
+    average = np.average(saved.models.astype(np.float64), axis=0, weights=weights).astype(np.float32)
+    engine = LoopEngine(host.spec, batches, config.seed)
+    work = LocalWork(epochs=3, batch_size=10, lr=0.05)
+    for at, client in enumerate((9, 10, 11)):
+        start = torch.from_numpy(host.spec.initial()[None])
+        alone = engine.train(work, 4, [client], [federation.train[client]], start).rows[0]
+        for column, model in (("accuracy_global", torch.from_numpy(average)), ("accuracy_local", alone)):
+            host.spec.load(engine.module, model)
+            x, y = batches.test(federation.test[client])
+            right = engine.module.eval()(x).argmax(1) == y
+            assert frame[column][at] == pytest.approx(100 * right.float().mean().item())
+    assert (frame["accuracy"] > frame["accuracy_global"]).all()
+
+
+@pytest.mark.parametrize(
+    ("method", "up", "down"),
+    [
+        ("pacfl", 3 * 64, PARAMETERS),
+        ("fedavg", 0, PARAMETERS),
+        ("ifca", 0, 6 * PARAMETERS),
+        ("flis_hc", PARAMETERS, 2 * PARAMETERS),
+    ],
+)
+def test_bytes_of_three_newcomers(method: str, up: int, down: int, finished: Any, tmp_path: Path) -> None:
+    result = finished(**METHODS[method])
+    welcome(result.path, write(tmp_path / "new.npz", GROUPS), 0, 0)
+    sent = pd.read_csv(result.path / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
+    assert sent.to_dict() == {name: 3 * 4 * count for name, count in (("down", down), ("up", up)) if count}
+
+
+# --- data of other kinds -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["cfl", "ifca"])
+def test_clients_that_see_labels_differently(method: str, finished: Any, tmp_path: Path) -> None:
+    """Two groups that permute all labels, each in its own way, and a newcomer of each."""
+    result = finished(
+        **METHODS[method] | {"rounds": 8},
+        partition={"name": "relabelled", "clients": 8, "clusters": 2, "relabel": "permute"},
+        training={"epochs": 3, "batch_size": 10, "lr": 0.1},
+    )
+    federation = build(RunDirectory(result.path).config)[0][0].federation
+    maps, count = federation.samples.label_maps, len(federation.samples.x_train)
+    assert maps is not None
+    path = write(tmp_path / "new.npz", [tuple(range(10))] * 2)
+    with np.load(path) as content:
+        arrays = dict(content)
+    for part in ("train", "test"):
+        for newcomer, like in enumerate((0, 7)):
+            theirs = arrays[f"client_{part}"] == newcomer
+            own = maps[federation.train[like][0] // count]
+            arrays[f"y_{part}"][theirs] = own[arrays[f"y_{part}"][theirs]]
+    np.savez(path, **arrays)
+    frame = welcome(result.path, path, epochs=0, local_epochs=0)
+    clients = result.clients
+    for newcomer, group in zip(frame.itertuples(), (0, 1), strict=True):
+        assert newcomer.cluster in set(clients[clients["group"] == group]["cluster"])
+    assert frame["accuracy"].min() > 60
+    assert frame["accuracy_global"].max() < 60
+
+
+def test_the_ids_of_old_clients_name_the_samples_that_they_had(finished: Any, tmp_path: Path) -> None:
+    """With label maps an id holds the number of samples, which newcomers change."""
+    partition = {"name": "relabelled", "clients": 4, "clusters": 2}
+    result = finished(partition=partition)
+    config = RunDirectory(result.path).config
+    stages, _ = build(config)
+    old = stages[0].federation
+    new = read_newcomers(config, old.samples, write(tmp_path / "new.npz", GROUPS[:1]))
+    now = with_newcomers(stages, 4, new)[-1].federation
+    for client in range(4):
+        for part, lists in (("train", "train"), ("train", "validation"), ("test", "test")):
+            before, after = getattr(old, lists)[client], getattr(now, lists)[client]
+            for read in ("inputs", "labels"):
+                np.testing.assert_array_equal(
+                    getattr(old.samples, read)(part, before), getattr(now.samples, read)(part, after)
+                )
+
+
+def test_layout_and_size_of_the_runs_own_data(finished: Any, tmp_path: Path) -> None:
+    """Images of two channels, the last axis of the file: nothing but data.layout says so."""
+    path = write(tmp_path / "new.npz", GROUPS)
+    with np.load(path) as content:
+        arrays = dict(content)
+    for part in ("train", "test"):
+        x = arrays[f"x_{part}"].transpose(0, 2, 3, 1)
+        arrays[f"x_{part}"] = np.concatenate([x, 255 - x], axis=3)
+    np.savez(path, **arrays)
+    data = {"name": "npz", "path": str(path), "layout": "hwc", "size": 12}
+    result = finished(data=data, partition={"name": "iid", "clients": 3})
+    frame = welcome(result.path, path, epochs=0, local_epochs=0)
+    assert frame["n"].tolist() == [40, 40, 40]

@@ -89,7 +89,13 @@ def test_blocks_of_any_size_come_in_order(clustering: Clustering, settings: dict
     backend = InlineBackend()
     try:
         backend.start((federation,), host)
-        everyone = SignJob(np.arange(federation.clients), Subspace(), Identity().fit(np.zeros(0), 0), 3)
+        everyone = SignJob(
+            np.arange(federation.clients),
+            Subspace(),
+            Identity().fit(np.zeros(0), 0),
+            3,
+            np.zeros(federation.clients, np.int64),
+        )
         signatures = backend._host.sign(everyone)[1]
         expected = cluster_signatures(clustering, signatures, groups=federation.groups, seed=3)
         for block_size in (1, 3, 4, 9, 31, 40):
