@@ -45,6 +45,9 @@ Listener = Callable[[Event], None]
 _DRIVER_DEADLINE = 300.0
 """Seconds for which the driver may be silent; it answers while it trains, so a busy machine is no reason."""
 
+_DRIVER_STOPS = 60.0
+"""The same when it has been asked to stop: it may be writing a large checkpoint."""
+
 _MAX_DRIVER_DEATHS = 3
 """How often the driver may die without a further round."""
 
@@ -429,8 +432,7 @@ def _watch_driver(
             events, silence = driver.actor.poll.remote(0.0 if finished else 0.25), Silence()
             while not ray.wait([events], timeout=TICK)[0]:
                 driver.greet()
-                deadlines.hurried = stop.is_set()
-                allowed = deadlines.seconds("poll")
+                allowed = min(deadline, _DRIVER_STOPS) if stop.is_set() else deadline
                 if driver.where is None:  # it is still being started
                     allowed = max(allowed, _DRIVER_DEADLINE)
                 if deadlines.over(silence, allowed, driver):

@@ -1,0 +1,264 @@
+"""A nemesis: disturbs runs by faults drawn from a seed until they are finished, and compares what they give.
+
+The one oracle is the same run, inline and undisturbed: tables and hash must be equal. An hour of it:
+
+    python -m tests.chaos.nemesis --seconds 3600
+
+prints, as JSON, the schedules run, the faults by kind, the methods covered, and the runs that differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rayfl.errors import RayflError
+from rayfl.runtime import files, processes
+from rayfl.runtime.checkpoint import checkpoints
+from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.runtime.session import Result, resume, run
+from tests.runtime.conftest import METHODS, TASKS, actors
+from tests.runtime.test_same_everywhere import assert_same
+
+ROUNDS = 5
+
+INLINE = ("interrupt", "crash", "full disk", "flipped bit", "two at once")
+"""Faults of a run in this process."""
+
+RAY = (
+    "kill a client actor",
+    "pause a client actor",
+    "kill an LPS",
+    "pause an LPS",
+    "kill the driver",
+    "interrupt",
+)
+"""Faults of a run on Ray. For whoever waits, being killed for lack of memory is being killed."""
+
+
+class Crash(BaseException):
+    """The machine goes down."""
+
+
+@dataclass
+class Report:
+    """What was done.
+
+    Attributes:
+        schedules: runs that were disturbed until they were finished.
+        faults: how often each kind was injected.
+        methods: schedules of each method.
+        different: method, backend and seed of the runs that were not equal, with the reason.
+    """
+
+    schedules: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
+    methods: Counter[str] = field(default_factory=Counter)
+    different: list[str] = field(default_factory=list)
+
+
+def settings(method: str, root: Path, backend: str) -> dict[str, Any]:
+    """A small run of a method that writes checkpoints now and then."""
+    execution: dict[str, Any] = {"backend": backend, "block_size": 2}
+    if backend == "ray":
+        execution |= {"actors": 2, "cpus_per_actor": 0.5}
+    return {
+        "name": "t",
+        "rounds": ROUNDS,
+        "seed": 3,
+        "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05},
+        "model": {"name": "mlp", "hidden": [16]},
+        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+        **METHODS[method],
+        "algorithm": METHODS[method].get("algorithm", method),
+        "execution": execution,
+        "output": {"root": str(root), "report": False, "tensorboard": False, "checkpoint_every": 2},
+    }
+
+
+@contextlib.contextmanager
+def _disk(at: int, error: BaseException) -> Iterator[None]:
+    """The disk fails at its change number ``at``; one that is full stays so."""
+    before, count = files.watch, [0]
+
+    def watch(action: str, path: Path) -> None:
+        count[0] += 1
+        if count[0] == at or (count[0] > at and isinstance(error, OSError) and action in ("write", "append")):
+            raise error
+
+    files.watch = watch
+    try:
+        yield
+    finally:
+        files.watch = before
+
+
+@contextlib.contextmanager
+def _stopping(at: int) -> Iterator[None]:
+    """The run is asked to stop when it asks for the ``at``-th time: in any phase."""
+    before, count = Driver._check_stop, [0]
+
+    def check(self: Driver) -> None:
+        count[0] += 1
+        if count[0] == at:
+            raise Interrupted
+
+    Driver._check_stop = check  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Driver._check_stop = before  # type: ignore[method-assign]
+
+
+def _flip(path: Path, draw: random.Random) -> None:
+    """Another bit in one of the files of the newest checkpoint, if there is an older one."""
+    found = checkpoints(path / "checkpoints")
+    if len(found) < 2:
+        return
+    victim = draw.choice(sorted(p for p in found[-1].iterdir() if p.stat().st_size))
+    data = bytearray(victim.read_bytes())
+    data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+    victim.write_bytes(bytes(data))
+
+
+def _go_on(config: dict[str, Any], path: Path | None, listen: Callable[[Event], None]) -> Result:
+    return run(config, on_event=listen) if path is None else resume(path, on_event=listen)
+
+
+def inline(method: str, seed: int, root: Path, report: Report) -> Result:
+    """A run in this process, disturbed three times and then let be."""
+    draw, config = random.Random(f"{method} {seed}"), settings(method, root, "inline")
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    paths: list[Path] = []
+
+    def listen(event: Event) -> None:
+        if event.kind == "begun":
+            paths.append(Path(event.data["path"]))
+
+    def last() -> Path | None:
+        return paths[-1] if paths and (paths[-1] / "config.yaml").is_file() else None
+
+    for _ in range(3):
+        fault = draw.choice(INLINE)
+        report.faults[fault] += 1
+        with contextlib.suppress(Crash, Interrupted, RayflError):
+            if fault == "crash":
+                with _disk(draw.randrange(2, 60), Crash()):
+                    _go_on(config, last(), listen)
+            elif fault == "full disk":
+                with _disk(draw.randrange(2, 60), full):
+                    _go_on(config, last(), listen)
+            elif fault == "interrupt" or last() is None:
+                with _stopping(draw.randrange(1, 40)):
+                    _go_on(config, last(), listen)
+            elif fault == "flipped bit":
+                _flip(paths[-1], draw)
+            else:
+                two = [threading.Thread(target=_quietly, args=(paths[-1],)) for _ in range(2)]
+                for thread in two:
+                    thread.start()
+                for thread in two:
+                    thread.join()
+    return _go_on(config, last(), listen)
+
+
+def _quietly(path: Path) -> None:
+    """One of two that resume the same run: the other one may hold it."""
+    with contextlib.suppress(RayflError):
+        resume(path)
+
+
+def on_ray(method: str, seed: int, root: Path, report: Report) -> Result:
+    """A run on Ray that is already started, disturbed once in nearly every round."""
+    draw, config = random.Random(f"{method} {seed}"), settings(method, root, "ray")
+    faults = {r: draw.choice(RAY) for r in range(ROUNDS - 1)}
+    others = actors("ServerActor") | actors("_HostActor") | actors("DriverActor")
+    stop: list[bool] = []
+
+    def strike(kind: str, number: signal.Signals) -> None:
+        found = sorted(actors(kind) - others, key=lambda process: process.pid)
+        if found:
+            with contextlib.suppress(psutil.Error):
+                draw.choice(found).send_signal(number)
+
+    def listen(event: Event) -> None:
+        if event.kind != "round":
+            return
+        fault = faults.pop(event.data["round"], None)
+        if fault is None:
+            return
+        report.faults[fault] += 1
+        verb, _, whom = fault.partition(" ")
+        number = signal.SIGSTOP if verb == "pause" else signal.SIGKILL
+        if fault == "interrupt":
+            stop.append(True)
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            kind = "DriverActor" if "driver" in whom else "ServerActor" if "LPS" in whom else "_HostActor"
+            strike(kind, number)
+
+    # A process that is paused is replaced after some seconds instead of minutes.
+    config["execution"]["deadline"] = 12.0
+    path: Path | None = None
+    while True:
+        try:
+            return _go_on(config, path, listen)
+        except Interrupted:
+            path = max(root.glob("t-*"), key=lambda p: p.stat().st_mtime)
+
+
+def schedule(method: str, backend: str, seed: int, report: Report) -> None:
+    """Disturb one run by one seed's faults, and compare."""
+    root = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    try:
+        expected = run(settings(method, root / "expected", "inline"))
+        found = (inline if backend == "inline" else on_ray)(method, seed, root / "found", report)
+        report.schedules += 1
+        report.methods[method] += 1
+        try:
+            assert_same(expected, found)
+        except AssertionError as error:
+            report.different.append(f"{method}, {backend}, seed {seed}: {str(error)[:300]}")
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Disturb runs for a while, and print what came of it.")
+    parser.add_argument("--seconds", type=float, default=3600)
+    parser.add_argument("--backends", default="inline,ray")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    report, until, seed = Report(), time.monotonic() + given.seconds, given.seed
+    if "ray" in given.backends:
+        import ray
+
+        ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
+    while time.monotonic() < until:
+        for method in METHODS:
+            for backend in given.backends.split(","):
+                if time.monotonic() < until:
+                    schedule(method, backend, seed, report)
+        seed += 1
+    print(json.dumps(vars(report), indent=1))
+
+
+if __name__ == "__main__":
+    processes.MAX_DEATHS = 50
+    main()
