@@ -28,6 +28,6 @@ def test_whatever_happens_to_a_run_its_results_are_the_same(method: str) -> None
 )
 def test_whatever_happens_to_processes_results_are_the_same(method: str, ray_cluster: None) -> None:
     report = Report()
-    schedule(method, "ray", 7, report)
+    schedule(method, "ray", 45, report)
     assert report.different == []
     assert report.faults.total() >= 2
