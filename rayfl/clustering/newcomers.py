@@ -19,7 +19,7 @@ from rayfl.clustering.proximity import condensed_distances, condensed_index, cro
 
 Array = NDArray[np.float64]
 
-FAR = 2.0
+FAR = 3.0
 """A newcomer is far from its cluster if its distance is more than so many times the largest of a member."""
 
 FEW = 5

@@ -18,7 +18,7 @@ from rayfl.clustering.config import Clustering
 from rayfl.clustering.proximity import BLOCK
 from rayfl.coresets.clients import client_graph
 from rayfl.coresets.graphs import Graph
-from rayfl.data import Federation, Samples
+from rayfl.data import Federation
 from rayfl.data.events import Stage
 from rayfl.errors import RayflError
 from rayfl.evaluation import Transfer
@@ -58,7 +58,6 @@ class Asking:
         turn: the work of a round (by its number) without average, for clients that train on.
         account: told what is sent.
         personal: the ranges of the model that are the client's own, if any.
-        public: the samples from which the servers draw their own; default: the federation's.
         local: the local objective, which may make a client's model its own.
         tell: told in a line of clients that have no signature, where that is tolerated.
     """
@@ -73,7 +72,6 @@ class Asking:
         turn: Callable[[int], Round],
         account: Callable[[Transfer], None],
         personal: Segments = (),
-        public: Samples | None = None,
         local: LocalObjective = SGD(),  # noqa: B008 (frozen)
         tell: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -81,7 +79,7 @@ class Asking:
         self.federation = federation = stages[stage].federation
         self.seed, self.round, self.turn, self.account = seed, round, turn, account
         self.backend, self.groups, self.personal = servers.backend, federation.groups, personal
-        self.public, self.local, self.tell = public, local, tell
+        self.local, self.tell = local, tell
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -129,7 +127,6 @@ class Asking:
                 trained=self._trainee(clustering),
                 whole=whole,
                 again=again,
-                public=self.public,
             )
             return spread(clusters, who.ids, self.federation.clients), transfers
 
@@ -209,7 +206,6 @@ class Asking:
                 self.servers.block_size(len(who.ids)),
                 who,
                 self._trainee(clustering),
-                self.public,
             )
             return dict(zip(who.ids.tolist(), signatures, strict=True)), transfers
 
@@ -222,7 +218,7 @@ class Asking:
         size, who = self.servers.block_size(max(1, len(clients))), Wanted.of(clients, stage)
         federation = self.stages[stage].federation
         try:
-            check_clients(self.backend, federation, clustering, self.seed, self.round, size, who, self.public)
+            check_clients(self.backend, federation, clustering, self.seed, self.round, size, who)
         except NoSignature as error:
             return error.failures
         return {}

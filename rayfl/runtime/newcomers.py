@@ -51,7 +51,7 @@ def welcome(path: Path | str, data: Path, epochs: int = 5, local_epochs: int | N
         - ``model``, if the method lets it use another than its cluster's;
         - ``distance`` to its cluster, ``next_distance`` to the nearest other cluster, ``usual``, the largest
           distance of a member of the cluster to the cluster, ``measure``, what a distance is (see
-          ``fit`` of the method), and ``far``: whether the distance is more than twice the usual;
+          ``fit`` of the method), and ``far``: whether the distance is more than three times the usual;
         - ``accuracy`` in percent with the model that it is given, adapted as the run's clients do before a
           test (Per-FedAvg), and ``accuracy_finetuned``;
         - ``accuracy_global``: with the average of all clusters' models, each weighted by the training samples
@@ -73,13 +73,13 @@ def welcome(path: Path | str, data: Path, epochs: int = 5, local_epochs: int | N
     stages, host = session.build(config, directory.scaling)
     # A run that was stopped has not seen all of its own events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
-    public = stages[0].federation.samples
-    stages = with_newcomers(stages, saved.state.round, read_newcomers(config, public, data))
+    new = read_newcomers(config, stages[0].federation.samples, data)
+    stages = with_newcomers(stages, saved.state.round, new)
     backend = InlineBackend()
     transfers: list[Transfer] = []
     try:
         backend.start(tuple(stage.federation for stage in stages), host)
-        frame = _welcome(config, host, backend, saved, stages, public, epochs, local_epochs, transfers.append)
+        frame = _welcome(config, host, backend, saved, stages, epochs, local_epochs, transfers.append)
     finally:
         backend.close()
     directory.write_frame("newcomers.csv", frame)
@@ -209,7 +209,6 @@ def _welcome(
     backend: Backend,
     saved: Checkpoint,
     stages: Sequence[Stage],
-    public: Samples,
     epochs: int,
     local_epochs: int | None,
     account: Callable[[Transfer], None],
@@ -239,7 +238,7 @@ def _welcome(
         return Round.nobody(work, round, stage)
 
     def ask(account: Callable[[Transfer], None]) -> Asking:
-        return Asking(servers, stages, stage, config.seed, old.round, turn, account, public=public)
+        return Asking(servers, stages, stage, config.seed, old.round, turn, account)
 
     state = algorithm.join(setup, old, newcomers, ask(account))
     founded = np.zeros(len(newcomers), np.bool_)

@@ -97,7 +97,6 @@ def cluster_clients(
     trained: Trainee | None = None,
     whole: bool = False,
     again: bool = False,
-    public: Samples | None = None,
 ) -> tuple[Clusters, list[Transfer]]:
     """Cluster clients by their signatures, which stay in the object store.
 
@@ -117,7 +116,6 @@ def cluster_clients(
         trained: for signatures of trained models: what the clients train.
         whole: return the distances and the tree too, for up to ``tile_size`` clients.
         again: whether everybody has the feature map from before.
-        public: the samples from which the servers draw theirs; default: the federation's.
 
     Returns:
         The clusters (labels in the order of ``who.ids``), and the bytes that the signatures cost.
@@ -133,7 +131,7 @@ def cluster_clients(
     if not clustering.needs_signatures:
         return backend.get(backend.call(_cluster, clustering, groups, seed, clients, whole, None, 0)), []
     refuse(clustering, clients)
-    signed = _sign(backend, federation, clustering, seed, round, block_size, who, trained, again, public)
+    signed = _sign(backend, federation, clustering, seed, round, block_size, who, trained, again)
     signatures, transfers = signed.refs, signed.transfers
     relations: list[Ref] = []
     if clustering.signature.needs_exchange:
@@ -173,10 +171,9 @@ def sign_clients(
     block_size: int,
     who: Wanted,
     trained: Trainee | None = None,
-    public: Samples | None = None,
 ) -> tuple[list[NDArray[np.float32]], list[Transfer]]:
     """The signatures of some clients, here, and the bytes that they cost; as :func:`cluster_clients`."""
-    signed = _sign(backend, federation, clustering, seed, round, block_size, who, trained, False, public)
+    signed = _sign(backend, federation, clustering, seed, round, block_size, who, trained, False)
     return [signature for block in backend.get(signed.refs) for signature in block], signed.transfers
 
 
@@ -188,7 +185,6 @@ def check_clients(
     round: int,
     block_size: int,
     who: Wanted,
-    public: Samples | None = None,
 ) -> None:
     """Compute signatures of data, and drop them.
 
@@ -196,7 +192,7 @@ def check_clients(
         NoSignature: if clients have none.
     """
     if len(who.ids):
-        _sign(backend, federation, clustering, seed, round, block_size, who, None, False, public)
+        _sign(backend, federation, clustering, seed, round, block_size, who, None, False)
 
 
 @dataclass(frozen=True)
@@ -228,14 +224,13 @@ def _sign(
     who: Wanted,
     trained: Trainee | None,
     again: bool,
-    public: Samples | None,
 ) -> _Signed:
     """The signatures of blocks of clients, and the bytes that they cost.
 
     Raises:
         NoSignature: if clients have none.
     """
-    signature, known = clustering.signature, federation.samples if public is None else public
+    signature, known = clustering.signature, federation.samples
     sample = _public_sample(known, clustering.features.public_samples, seed)
     fitted = clustering.features.fit(sample, key(seed, "features"))
     extra: tuple[Ref, ...] = ()

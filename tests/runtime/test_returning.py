@@ -19,7 +19,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "pacfl": {"clustering": {"n_clusters": 3}},
     "mt_hfl": {"clustering": {"n_clusters": 3}},
     "flis_hc": {"clustering": {"n_clusters": 3}},
-    "pca_km_hc": {"clustering": {"n_clusters": 3}},
+    "pca_km_hc": {"clustering": {"features": "pca", "n_clusters": 3}},
     "flt": {"clustering": CODES},
     "flt, clusters": {"algorithm": {"name": "flt", "train_on": "clusters"}, "clustering": CODES},
     "planted": {"algorithm": "pacfl", "clustering": {"grouping": "planted"}},
