@@ -23,6 +23,9 @@ from rayfl.settings import Section
 IGNORED = -100
 """The target that counts in no loss and no accuracy (PyTorch's default ``ignore_index``)."""
 
+UNKNOWN = "<unknown>"
+"""The word of a vocabulary that stands for all others."""
+
 Part = Literal["train", "test"]
 """Which half of a dataset."""
 

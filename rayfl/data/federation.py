@@ -172,10 +172,13 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -
     Strata ``c`` are the pairs of domain and label. With ``p_ic`` the share of stratum c among client i's
     samples and ``t_c`` its number of test samples, client i gets the largest ``m_i <= cap`` for which
     ``m_i p_ic <= t_c`` for all c, rounded by largest remainder; in each stratum the first of one fixed
-    shuffle, so that clients share test samples.
+    shuffle, so that clients share test samples. Scarce strata (:func:`scarce_strata`) do not make ``m_i``
+    smaller: a client that has others too gets all the samples that they have, if fewer than its share.
     """
     strata_train, strata_test, strata = strata_of(samples)
     available = np.bincount(strata_test, minlength=strata)
+    scarce = np.zeros(strata, np.bool_)
+    scarce[scarce_strata(samples)] = True
 
     # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.
     owner = np.repeat(np.arange(len(assigned)), assigned.sizes)
@@ -193,7 +196,8 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -
 
     most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
     starts = np.searchsorted(client, np.arange(len(assigned)))
-    total = np.minimum.reduceat(most, starts)
+    others = np.logical_or.reduceat(~scarce[stratum], starts)[client]
+    total = np.minimum.reduceat(np.where(scarce[stratum] & others, _ANY, most), starts)
     if cap is not None:
         total = np.minimum(total, cap)
     quota = total[client] * counts
@@ -203,12 +207,28 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -
     rank = np.empty(len(client), np.int64)
     rank[by_remainder] = np.arange(len(client)) - starts[client]
     take += rank < missing[client]
+    take = np.minimum(take, available[stratum])
 
     shuffled = generator(seed, "test").permutation(len(strata_test)).astype(np.int32)
     pool = shuffled[np.argsort(strata_test[shuffled], kind="stable")]
     pool_start = np.cumsum(available) - available
     place = np.arange(int(take.sum())) + np.repeat(pool_start[stratum] - (np.cumsum(take) - take), take)
-    return _sorted(pool[place], total)
+    return _sorted(pool[place], np.add.reduceat(take, starts))
+
+
+_ANY = np.iinfo(np.int32).max
+_SCARCE = 4
+"""A stratum is scarce if its part of the test set is so many times smaller than that of the training data."""
+
+
+def scarce_strata(samples: Samples) -> NDArray[np.int64]:
+    """The strata of which the test set has some samples, but far fewer than the training data let expect."""
+    train, test, strata = strata_of(samples)
+    trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
+    found: NDArray[np.int64] = np.flatnonzero(
+        (tested > 0) & (tested * len(train) * _SCARCE < trained * len(test))
+    )
+    return found
 
 
 def strata_of(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], int]:

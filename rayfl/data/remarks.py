@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from rayfl.data.base import Federation, Samples
+import numpy as np
+
+from rayfl.data.base import UNKNOWN, Federation, Samples
+from rayfl.data.federation import scarce_strata, strata_of
 
 
 def remarks(federation: Federation) -> list[str]:
-    """Lines about inputs, for the start of a run."""
-    return [*_server(federation.samples), *_table(federation.samples)]
+    """Lines about inputs, labels and the server's data, for the start of a run."""
+    samples = federation.samples
+    return [*_server(samples), *_table(samples), *_scarce(samples), *_unknown(samples)]
 
 
 def _server(samples: Samples) -> list[str]:
@@ -31,3 +35,47 @@ def _table(samples: Samples) -> list[str]:
     widest, narrowest = (high - low).max(), (high - low).min()
     between = f", their ranges between {narrowest:g} and {widest:g}" if narrowest < widest else ""
     return [f"{sizes}{between}; the models take them with one mean and deviation for all (data.normalise)"]
+
+
+def _scarce(samples: Samples) -> list[str]:
+    """Labels of which the test set has too few samples for their share of the training data, or none."""
+    train, test, strata = strata_of(samples)
+    trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
+    lines = []
+    scarce, absent = scarce_strata(samples), np.flatnonzero((tested == 0) & (trained > 0))
+    if len(scarce):
+        first = scarce[0]
+        share = round(trained[first] / len(train) * len(test))
+        lines.append(
+            f"data: {tested[first]} test samples of {_name(samples, int(first))}, where its share of the "
+            f"training data would be {share} ({_more(len(scarce))}): clients are tested on too few of them, "
+            "and on all others in proportion"
+        )
+    if len(absent):
+        lines.append(
+            f"data: no test sample of {_name(samples, int(absent[0]))} ({_more(len(absent))}): no client is "
+            "tested on it"
+        )
+    return lines
+
+
+def _name(samples: Samples, stratum: int) -> str:
+    source, label = divmod(stratum, samples.classes)
+    return f"label {label}" + (f" in source {source}" if samples.domain_train is not None else "")
+
+
+def _more(count: int) -> str:
+    return "the only one" if count == 1 else f"the first of {count} such"
+
+
+def _unknown(samples: Samples) -> list[str]:
+    """How many of the words to be predicted are the unknown word."""
+    targets = samples.targets_test
+    if targets is None or UNKNOWN not in samples.vocabulary:
+        return []
+    share = np.mean(targets[targets >= 0] == samples.vocabulary.index(UNKNOWN))
+    return [
+        f"data: {100 * share:.1f} % of the words that are to be predicted are unknown to the "
+        f"{len(samples.vocabulary):,} words of the vocabulary and count as one word: perplexities are lower "
+        "for that, and compare at this vocabulary only (data.vocabulary)"
+    ]

@@ -21,6 +21,7 @@ from rayfl.data.datasets.ag_news import (
     read_articles,
     tokenise,
 )
+from rayfl.data.remarks import remarks
 from rayfl.errors import DataError
 
 SUBJECTS = ("minister", "team", "market", "probe")
@@ -215,4 +216,7 @@ def test_the_real_articles(real_news: Path) -> None:
     assert samples.vocabulary[2:8] == ("the", ".", ",", "-", "a", "to")
     assert samples.targets_test is not None
     known = samples.targets_test[samples.targets_test != IGNORED]
-    assert 0.15 < np.mean(known == 1) < 0.25  # unknown words
+    unknown = np.mean(known == 1)
+    assert 0.15 < unknown < 0.25
+    (line,) = remarks(Federation(samples, *[Ragged.of([np.arange(3)])] * 3))
+    assert line.startswith(f"data: {100 * unknown:.1f} % of the words that are to be predicted are unknown")

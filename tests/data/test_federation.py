@@ -23,6 +23,7 @@ from rayfl.data import (
     build_federation,
     describe,
 )
+from rayfl.data.remarks import remarks
 from rayfl.errors import ConfigError, DataError
 
 
@@ -206,6 +207,38 @@ def test_validation_is_drawn_at_random() -> None:
 
 
 # --- the whole ------------------------------------------------------------------------------------------
+
+
+def test_a_scarce_class_does_not_make_tests_small() -> None:
+    """One test image of class 0: all others are tested in proportion, and the one that there is with them."""
+    y_train, y_test = np.arange(5000) % 10, np.arange(1000) % 10
+    few = [*np.flatnonzero(y_test != 0).tolist(), 0]
+    partition = PARTITIONS["iid"](clients=20)
+
+    def build(y: np.ndarray) -> Federation:
+        return build_federation(samples_of(y_train, y), partition, validation=0, test_samples=None, seed=0)
+
+    whole, scarce = build(y_test), build(y_test[few])
+    assert remarks(whole) == []
+    (line,) = remarks(scarce)
+    assert line.startswith(
+        "data: 1 test samples of label 0, where its share of the training data would be 90 ("
+    )
+    for part, full in zip(scarce.test, whole.test, strict=True):
+        labels = np.bincount(scarce.samples.y_test[part], minlength=10)
+        assert labels[0] == 1
+        assert len(part) >= 0.75 * len(full)
+    (line,) = remarks(build(y_test[few[:-1]]))
+    assert line == "data: no test sample of label 0 (the only one): no client is tested on it"
+
+
+def test_clients_of_scarce_classes_only_have_all_there_are() -> None:
+    samples = samples_of(np.repeat([0, 1, 2], 1000), np.repeat([0, 1, 2], [2, 3, 600]))
+    partition = Given(clients=2, parts=((0, 1, 1000, 1001, 1002), (2000, 2001, 2, 3)))
+    federation = build_federation(samples, partition, validation=0, test_samples=40, seed=0)
+    first, second = (np.bincount(samples.y_test[part], minlength=3).tolist() for part in federation.test)
+    assert first == [2, 3, 0]
+    assert second == [2, 0, 20]
 
 
 def test_federation_is_a_function_of_the_seed(tmp_path: Path) -> None:

@@ -94,7 +94,7 @@ def requests(draw: st.DrawFn) -> tuple[Partition, int, int, bool]:
         }
     if name == "label_skew":
         fields["rho"] = draw(st.floats(0.01, 1))
-        all_used = clients * max(1, round(fields["rho"] * classes)) >= classes
+        all_used = clients >= classes
     if name == "shards":
         fields["shards_per_client"] = draw(st.integers(1, 4))
     if name == "dirichlet":
@@ -355,6 +355,35 @@ def test_dirichlet_shares_have_the_right_moments() -> None:
     variance = alpha * (total - alpha) / (total**2 * (total + 1))  # of Dir(alpha, ..., alpha)
     assert np.mean(shares) == pytest.approx(1 / clients)
     assert np.var(shares) == pytest.approx(variance, rel=0.12)
+
+
+def test_dirichlet_is_dirichlet_for_every_class_unless_capped() -> None:
+    """The class that is dealt last has shares of Dir(alpha) too; NIID-Bench's cap makes them vary more."""
+    alpha, clients, labels = 5.0, 10, even_labels(200, 10)
+    variance = alpha * (clients - 1) * alpha / ((alpha * clients) ** 2 * (alpha * clients + 1))
+
+    def last_class(**fields: Any) -> float:
+        partition = make("dirichlet", clients=clients, alpha=alpha, **fields)
+        made = data(labels, None, 10)
+        found = [counts(partition.assign(made, seed), labels, 10)[:, 9] / 200 for seed in range(150)]
+        return float(np.var(found))
+
+    assert last_class() == pytest.approx(variance, rel=0.15)
+    assert last_class(capped=True) > 2 * variance
+
+
+def test_gaps_in_labels_change_nothing() -> None:
+    """Labels 0, 10, ..., 90: 20 % of the ten that occur, not of the 91 up to the largest."""
+    labels = even_labels(60, 10)
+    for name in ("label_skew", "relabelled"):
+        partition = make(name, clients=20)
+        plain, wide = (partition.assign(data(y, None, c), 3) for y, c in ((labels, 10), (10 * labels, 91)))
+        for a, b in zip(plain.clients, wide.clients, strict=True):
+            np.testing.assert_array_equal(a, b)
+        if plain.label_maps is not None and wide.label_maps is not None:
+            np.testing.assert_array_equal(wide.label_maps[:, ::10], 10 * plain.label_maps)
+        else:
+            assert {len(np.unique(labels[part])) for part in wide.clients} == {2}
 
 
 def test_dirichlet_cap_limits_the_sizes() -> None:

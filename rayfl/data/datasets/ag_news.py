@@ -18,12 +18,12 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data.arrays import one_line
-from rayfl.data.base import IGNORED, Dataset, Samples
+from rayfl.data.base import IGNORED, UNKNOWN, Dataset, Samples
 from rayfl.errors import DataError
 from rayfl.random import generator
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
-PADDING, UNKNOWN = "<padding>", "<unknown>"
+PADDING = "<padding>"
 
 _LABELS = ("label", "class", "class index", "topic")
 _TEXTS = ("title", "description", "content", "text")
@@ -46,6 +46,10 @@ class AgNews(Dataset):
     articles, ties in alphabetical order, are the vocabulary, together with one word for padding and one
     for all unknown words; the latter is also a target. As usual in simulations all clients know the
     vocabulary from the start.
+
+    The unknown word is easy to predict, so a small vocabulary makes perplexities low: with 8,000 training
+    articles and 20 words of each, 29.6 % of the test targets are unknown to 1,000 words, 11.6 % to 5,000,
+    6.7 % to 10,000 and 3.8 % to 20,000. Only perplexities at one vocabulary compare.
 
     The label of an article is its topic, and so is its domain: with the partition ``domains`` every client
     has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2), with the

@@ -76,7 +76,7 @@ class Difficulty(Partition):
         """Owners whose class counts are kept."""
         if self.labels == "dirichlet":
             return dirichlet_owners(
-                labels, self.clients, self.alpha, self.min_samples, self.attempts, True, seed
+                labels, self.clients, self.alpha, self.min_samples, self.attempts, False, seed
             )
         if self.clients * self.min_samples > len(labels):
             raise DataError(

@@ -14,7 +14,10 @@ from rayfl.data.partitions._dealing import by_owner, check_labels, dirichlet_own
 class Dirichlet(Partition):
     """Dirichlet: each class is dealt in proportions drawn from Dir(alpha) over the clients.
 
-    Hsu, Qi, Brown 2019; NIID-Bench (Li et al. 2022). All samples are used.
+    Hsu, Qi, Brown 2019. All samples are used. ``capped`` is the code of NIID-Bench (Li et al. 2022), which
+    is another distribution: the classes that are dealt last go to the clients that still have few samples, so
+    sizes are more equal and these classes more skewed than alpha says (alpha 5, 10 clients, 10 classes: the
+    shares of the last class have a variance of .0052 instead of .0018).
     """
 
     name: Literal["dirichlet"] = "dirichlet"
@@ -22,8 +25,8 @@ class Dirichlet(Partition):
     min_samples: int = Field(1, ge=1, description="draws that leave a client with fewer samples are rejected")
     attempts: int = Field(50, ge=1, le=10_000, description="draws before giving up")
     capped: bool = Field(
-        True,
-        description="a client with its fair share n/N gets none of the remaining classes (NIID-Bench's code)",
+        False,
+        description="NIID-Bench's code: a client with its fair share n/N gets none of the remaining classes",
     )
 
     @override

@@ -82,7 +82,7 @@ class Domains(SizedPartition):
                 owners[members] = first + np.repeat(np.arange(clients), sizes)
             else:
                 owners[members] = first + dirichlet_owners(
-                    labels[members], clients, self.alpha, self.min_samples, self.attempts, True, seed, source
+                    labels[members], clients, self.alpha, self.min_samples, self.attempts, False, seed, source
                 )
             first += clients
         return Assignment(by_owner(owners, self.clients), np.repeat(sources, counts).astype(np.int64))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
@@ -21,12 +22,12 @@ class LabelSkew(Partition):
     """
 
     name: Literal["label_skew"] = "label_skew"
-    rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that every client has")
+    rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that occur, for every client")
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:
-        labels, classes = samples.y_train, samples.classes
-        check_labels(labels, classes, self.clients)
-        each = max(1, round(self.rho * classes))
+        labels = samples.y_train
+        check_labels(labels, samples.classes, self.clients)
+        each = max(1, round(self.rho * len(np.unique(labels))))
         owners = label_skew_owners(labels, self.clients, each, generator(seed, "partition"))
         return Assignment(by_owner(owners, self.clients))

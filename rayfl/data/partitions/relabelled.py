@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import combinations, permutations
 from math import comb, factorial
 from typing import Annotated, Literal
@@ -67,26 +68,34 @@ class Relabelled(SizedPartition):
         owners = np.full(len(labels), -1)
         owners[rng.permutation(len(labels))[: sizes.sum()]] = np.repeat(rng.permutation(self.clients), sizes)
         groups = np.repeat(np.arange(self.clusters), evenly(self.clients, self.clusters))
-        maps = np.concatenate([np.arange(samples.classes)[None], self._maps(samples.classes, seed)])
+        maps = np.tile(np.arange(samples.classes), (self.clusters + 1, 1))
+        if self.swaps is None:  # drawn among the labels that occur
+            present = np.unique(labels)
+            maps[1:, present] = present[self._drawn(len(present), seed)]
+        else:
+            self._swap(maps[1:], self.swaps)
         return Assignment(
             by_owner(owners, self.clients), groups.astype(np.int64), groups.astype(np.int64) + 1, maps
         )
 
-    def _maps(self, classes: int, seed: int) -> NDArray[np.int64]:
+    def _drawn(self, classes: int, seed: int) -> NDArray[np.int64]:
         """What each label becomes in each cluster, ``(k, classes)``, no two alike, none the identity."""
         rng = generator(seed, "partition labels")
         if self.relabel == "permute":
             return _permutations(self.clusters, classes, rng)
-        pairs = self.swaps or _pairs(self.clusters, classes, rng)
-        largest = max(max(pair) for pair in pairs)
+        maps = np.tile(np.arange(classes), (self.clusters, 1))
+        self._swap(maps, _pairs(self.clusters, classes, rng))
+        return maps
+
+    def _swap(self, maps: NDArray[np.int64], pairs: Sequence[tuple[int, int]]) -> None:
+        """Exchange two labels in each row of ``maps`` ``(k, classes)``."""
+        largest, classes = max(max(pair) for pair in pairs), maps.shape[1]
         if largest >= classes:
             raise DataError(
                 f"partition.swaps: {largest} is not a label of this data; labels lie in range({classes})"
             )
-        maps = np.tile(np.arange(classes), (self.clusters, 1))
         for row, (a, b) in zip(maps, pairs, strict=True):
             row[[a, b]] = b, a
-        return maps
 
 
 def _pairs(count: int, classes: int, rng: np.random.Generator) -> list[tuple[int, int]]:

@@ -24,8 +24,8 @@ class ScDirichlet(SuperClusterPartition):
     min_samples: int = Field(1, ge=1, description="draws that leave a client with fewer samples are rejected")
     attempts: int = Field(50, ge=1, le=10_000, description="draws before giving up")
     capped: bool = Field(
-        True,
-        description="a client with its fair share n/N gets none of the remaining classes (NIID-Bench's code)",
+        False,
+        description="NIID-Bench's code: a client with its fair share n/N gets none of the remaining classes",
     )
 
     @override
