@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -157,7 +158,7 @@ class Config(Section):
     name: str = Field(
         "run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="begins the run directory"
     )
-    seed: int = Field(0, ge=0, description="of all randomness")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="of all randomness")
     rounds: int = Field(20, ge=1, description="local rounds: every cluster trains and averages once in each")
     data: DatasetChoice = Field(default_factory=lambda: DATASETS["digits"](), description="the dataset")
     partition: PartitionChoice = Field(
@@ -248,6 +249,16 @@ class Config(Section):
 class _Loader(yaml.SafeLoader):
     """YAML in which ``1e-3`` is a number, as people mean it (YAML 1.1 reads text), and no key comes twice."""
 
+    def get_single_node(self) -> yaml.Node | None:
+        """As YAML defines it, but aliases may not make a small file huge, nor endless."""
+        root: yaml.Node | None = super().get_single_node()
+        sizes: dict[int, int] = {}
+        written = _expanded(root, sizes) if root is not None else 0
+        if written - len(sizes) > _REPEATED:
+            problem = f"aliases repeat {written - len(sizes):.3g} values; at most {_REPEATED:,} are allowed"
+            raise yaml.constructor.ConstructorError(None, None, problem, getattr(root, "start_mark", None))
+        return root
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         """As YAML defines it, but a repeated key is a mistake instead of the last one silently winning."""
         seen: set[str] = set()
@@ -257,6 +268,31 @@ class _Loader(yaml.SafeLoader):
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
             seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
         return super().construct_mapping(node, deep)
+
+
+_REPEATED = 100_000
+"""Values that aliases may repeat: a few hundred bytes of nested anchors mean billions of values."""
+
+
+def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """The number of values in a node, those of aliases counted wherever they stand.
+
+    Args:
+        node: the root.
+        sizes: filled with the size of each node by its id; 0 while it is being counted.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise yaml.constructor.ConstructorError(None, None, "it contains itself", node.start_mark)
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+    size = 1
+    for child in inner:
+        for each in child if isinstance(child, tuple) else (child,):
+            size += _expanded(each, sizes)
+    sizes[id(node)] = size
+    return size
 
 
 class _Dumper(yaml.SafeDumper):
@@ -336,7 +372,7 @@ def _read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
 
 
 def _read_yaml(source: str | Path) -> dict[str, Any]:
-    path = Path(source)
+    path = Path(os.path.expanduser(source))
     if str(source) in presets():
         path = presets()[str(source)]
     elif not _is_file(path):
@@ -636,7 +672,10 @@ def _describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section with " + ", ".join(annotation.model_fields)
     bounds = [
-        f"{sign} {getattr(m, key):g}" for m in metadata for key, sign in _BOUNDS.items() if hasattr(m, key)
+        f"{sign} {getattr(m, key):g}"
+        for m in metadata
+        for key, sign in _BOUNDS.items()
+        if hasattr(m, key) and getattr(m, key) < 2**53  # what fits into 64 bits need not be said
     ]
     bounds += [f"a multiple of {m.multiple_of}" for m in metadata if getattr(m, "multiple_of", None)]
     patterns = [f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)]

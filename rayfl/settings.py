@@ -11,12 +11,23 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import pkgutil
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, TypeVar, Union
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
+from annotated_types import Le, Lt
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    ValidationInfo,
+    field_validator,
+)
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
@@ -25,6 +36,31 @@ class Section(BaseModel):
     """A frozen part of the config; unknown keys and wrong types are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    @field_validator("*")
+    @classmethod
+    def _usable(cls, value: Any, info: ValidationInfo) -> Any:
+        """Bound integers that have no upper bound of their own, and expand ``~`` in paths."""
+        metadata = cls.model_fields[info.field_name].metadata if info.field_name else ()
+        if isinstance(value, Path):
+            if not str(value).isprintable():
+                raise ValueError(f"{str(value)[:60]!r} cannot be a path; expected printable characters")
+            return Path(os.path.expanduser(value))
+        if not any(isinstance(m, (Le, Lt)) for m in metadata):
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and abs(number) > _LARGEST:
+                    raise ValueError(f"{_digits(number)} is too large; expected at most {_LARGEST}")
+        return value
+
+
+_LARGEST = 2**31 - 1
+"""Of integers without an upper bound of their own: NumPy and PyTorch count and multiply in 64 bits."""
+
+
+def _digits(number: int) -> str:
+    """An integer, or how long it is."""
+    bits = number.bit_length()
+    return str(number) if bits < 128 else f"an integer of {bits} bits"
 
 
 PartT = TypeVar("PartT", bound=Section)

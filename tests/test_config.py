@@ -256,6 +256,40 @@ def test_a_key_given_twice_is_refused(tmp_path):
     assert refusal(path) == f"{path}:4:3: not YAML: 'lr' is given twice"
 
 
+def test_aliases_make_no_small_file_huge(tmp_path):
+    """A billion values from twelve lines, in a setting, in merged maps, and a value that holds itself."""
+    lists = ["a0: &a0 x"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    merges = ["a0: &a0 {x: 1}"]
+    merges += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 12)]
+    path = tmp_path / "own.yaml"
+    for lines in (lists, merges):
+        path.write_text("\n".join(lines))
+        with pytest.raises(ConfigError, match=r"own.yaml:1:1: not YAML: aliases repeat .* at most 100,000"):
+            load(path)
+    path.write_text("training: &a {lr: *a}")
+    with pytest.raises(ConfigError, match="own.yaml:1:11: not YAML: it contains itself"):
+        load(path)
+
+
+def test_integers_are_bounded_even_where_a_setting_is_not():
+    line = "rounds: an integer of 87 bits is too large; expected at most 2147483647"
+    with pytest.raises(ConfigError, match=line):
+        load({}, [f"rounds={10**26}"])
+    with pytest.raises(ConfigError, match=r"model.hidden: 3000000000 is too large"):
+        load({}, ["model.hidden=[10, 3000000000]"])
+    assert load({}, [f"seed={2**63 - 1}"]).seed == 2**63 - 1
+
+
+def test_paths_are_expanded_and_can_be_paths(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load({}, ["output.root=~/runs"]).output.root == tmp_path / "runs"
+    assert load({}, ["data.root='~'"]).data.root == tmp_path
+    (tmp_path / "own.yaml").write_text("rounds: 3")
+    assert load("~/own.yaml").rounds == 3
+    with pytest.raises(ConfigError, match=r"output.root: '\\x00' cannot be a path"):
+        load({}, ['output.root="\\0"'])
+
+
 def test_merge_keys_still_work(tmp_path):
     path = tmp_path / "a.yaml"
     path.write_text("training: &t {lr: 0.5}\nevaluation: {every: 2}\n")

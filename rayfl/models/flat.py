@@ -60,10 +60,16 @@ class ModelSpec:
         """Lay out ``model`` for samples of ``shape``.
 
         Raises:
-            ConfigError: if the model does not suit the shape.
+            ConfigError: if the model does not suit the shape, or no computer could hold it.
             ValueError: if the model's layers do not divide its tensors, or a parameter is not float32.
         """
-        module = _build(model, shape, classes, random.key(seed, "init", 0))
+        try:
+            with torch.device("meta"):  # nothing is allocated: the model may be too large for any machine
+                module = model.build(tuple(shape), classes)
+        except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
+            raise ConfigError(
+                "model", f"{model.name_of()!r} cannot be built: {str(error).splitlines()[0]}"
+            ) from error
         parameters, tensors = dict(module.named_parameters()), dict(_tensors(module))
         for name, tensor in tensors.items():
             if tensor.dtype != torch.float32:

@@ -30,6 +30,7 @@ import pandas as pd
 from filelock import FileLock, Timeout
 
 from rayfl.config import Config, reload
+from rayfl.data.arrays import one_line
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DiskError, RayflError
 from rayfl.runtime import files
@@ -136,7 +137,7 @@ class RunDirectory:
     def rounds_complete(self) -> int:
         """How many rounds ``rounds.csv`` holds."""
         path = self.path / "rounds.csv"
-        return max(0, len(path.read_text().splitlines()) - 1) if path.exists() else 0
+        return max(0, len(path.read_bytes().splitlines()) - 1) if path.is_file() else 0
 
     def write_config(self, config: Config) -> None:
         """``config.yaml``: what :func:`~rayfl.runtime.session.resume` reads."""
@@ -151,7 +152,15 @@ class RunDirectory:
     def scaling(self) -> Scaling | None:
         """How the run's models take inputs, whatever data come later; None before a run has begun."""
         values = self.read_json("normalisation.json")
-        return None if values is None else Scaling.from_dict(values)
+        if values is None:
+            return None
+        try:
+            return Scaling.from_dict(values)
+        except (KeyError, TypeError, ValueError) as error:
+            raise RayflError(
+                f"{self.path / 'normalisation.json'}: is damaged ({one_line(error)}); "
+                "delete it if the data are as they were"
+            ) from None
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -178,9 +187,21 @@ class RunDirectory:
         files.write(self.path / name, json.dumps(clean(value), indent=1) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """A JSON file of the run, or None if it is not there."""
+        """A JSON file of the run, or None if it is not there.
+
+        Raises:
+            RayflError: if it is damaged.
+        """
         path = self.path / name
-        return json.loads(path.read_text()) if path.is_file() else None
+        if not path.is_file():
+            return None
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise RayflError(f"{path}: is damaged ({one_line(error)})") from None
+        if not isinstance(found, dict):
+            raise RayflError(f"{path}: is damaged (it holds a {type(found).__name__})")
+        return found
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """``rounds.csv`` or ``groups.csv`` anew."""

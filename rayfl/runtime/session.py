@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import ray
 import torch
 from ray.exceptions import RayError
@@ -36,7 +37,7 @@ from rayfl.runtime.jobs import HostSpec
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend, settle
 from rayfl.runtime.remote import Whereabouts, whereabouts
-from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
+from rayfl.runtime.resources import Available, ResourcePlan, check_model, plan_resources
 from rayfl.runtime.rundir import RunDirectory
 from rayfl.training import choose_engine
 
@@ -144,7 +145,7 @@ def resume(
 
     Args:
         path: the run directory.
-        overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` only.
+        overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` (but its root) only.
         on_event: called with everything that happens.
 
     Raises:
@@ -156,9 +157,16 @@ def resume(
             raise ConfigError(
                 text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
             )
-    config = load(directory.config, overrides)
+    begun = directory.config
+    config = load(begun, overrides)
+    if config.output.root != begun.output.root:
+        raise ConfigError(
+            "output.root",
+            "cannot be changed in a resumed run",
+            "move the run directory first",
+        )
     finished = directory.read_json("summary.json")
-    if finished is not None and finished["rounds"] >= config.rounds:
+    if finished is not None and finished.get("rounds", 0) >= config.rounds:
         on_event(Event("note", {"text": f"all {config.rounds} rounds are complete; nothing to resume"}))
         return Result(directory.path)
     check(config)
@@ -252,6 +260,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     )
     check_inputs(config.model, samples)
     spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
+    check_model(spec.P, float(psutil.virtual_memory().total))
     check_hierarchy(config, spec, stages[0].federation.clients)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)

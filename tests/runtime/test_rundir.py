@@ -192,3 +192,16 @@ def test_longer_updates_make_clusters_anew(settings: dict[str, Any], rise: str, 
     changes = ["algorithm=pacfl", "clustering.max_flags=0", f"clustering.flag_update={rise}", "rounds=6"]
     timeline = json.loads((run(load(settings, changes)).path / "clusters.json").read_text())["timeline"]
     assert (len(timeline) > 1) == again
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 9999], ids=repr)
+def test_a_damaged_json_file_is_named(tmp_path, content):
+    (tmp_path / "summary.json").write_bytes(content[:9] if content == b"" else content)
+    with pytest.raises(RayflError, match=r"summary.json: is damaged \("):
+        RunDirectory(tmp_path).read_json("summary.json")
+
+
+def test_a_resumed_run_stays_where_it_is(tmp_path):
+    run = RunDirectory.create(load({}, [f"output.root={tmp_path}"]))
+    with pytest.raises(ConfigError, match="output.root: cannot be changed in a resumed run"):
+        session.resume(run.path, ["output.root=/elsewhere"])
