@@ -60,7 +60,7 @@ _LARGEST = 2**31 - 1
 def _digits(number: int) -> str:
     """An integer, or how long it is."""
     bits = number.bit_length()
-    return str(number) if bits < 128 else f"an integer of {bits} bits"
+    return str(number) if bits < 64 else f"an integer of {bits} bits"
 
 
 PartT = TypeVar("PartT", bound=Section)

@@ -267,7 +267,7 @@ def test_aliases_make_no_small_file_huge(tmp_path):
         with pytest.raises(ConfigError, match=r"own.yaml:1:1: not YAML: aliases repeat .* at most 100,000"):
             load(path)
     path.write_text("training: &a {lr: *a}")
-    with pytest.raises(ConfigError, match="own.yaml:1:11: not YAML: it contains itself"):
+    with pytest.raises(ConfigError, match=r"own.yaml:1:11: not YAML: it contains itself"):
         load(path)
 
 

@@ -13,6 +13,7 @@ import yaml
 from numpy.typing import NDArray
 
 from rayfl.errors import RayflError
+from rayfl.runtime.files import regular
 
 Value = str | int | float | None
 
@@ -55,7 +56,7 @@ class RunFiles:
 
         def text(name: str) -> str:
             try:
-                return (path / name).read_text(encoding="utf-8")
+                return regular(path / name).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 missing.append(f"{name} ({_reason(error)})")
                 return ""
@@ -63,14 +64,14 @@ class RunFiles:
         def mapping(name: str, content: str) -> dict[str, Any]:
             try:
                 parsed = yaml.safe_load(content) if name.endswith(".yaml") else json.loads(content or "{}")
-            except (yaml.YAMLError, ValueError) as error:
+            except (yaml.YAMLError, ValueError, RecursionError) as error:
                 missing.append(f"{name} ({_reason(error)})")
                 return {}
             return parsed if isinstance(parsed, dict) else {}
 
         def table(name: str) -> pd.DataFrame:
             try:
-                frame: pd.DataFrame = pd.read_csv(path / name)
+                frame: pd.DataFrame = pd.read_csv(regular(path / name))
                 return frame
             except (OSError, ValueError) as error:
                 missing.append(f"{name} ({_reason(error)})")

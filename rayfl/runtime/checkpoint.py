@@ -166,13 +166,15 @@ class Checkpoint:
                 raise Damaged(f"{path}: not a readable checkpoint ({name}: {error.strerror})") from None
             if found != expected:
                 raise Damaged(f"{path}: damaged ({name} is not what was written)")
-        history = {
-            name: _Written(**written).read(_table(path.parent, name))
-            for name, written in manifest["history"].items()
-        }
         try:
+            history = {
+                name: _Written(**written).read(_table(path.parent, name))
+                for name, written in manifest["history"].items()
+            }
             head = json.loads((path / "state.json").read_text())
             tensors = load_file(path / "arrays.safetensors")
+        except Damaged:
+            raise
         except Exception as error:
             raise Damaged(f"{path}: not a readable checkpoint ({error})") from None
 
@@ -256,7 +258,7 @@ class _Written:
         if not self.lines:
             return []
         try:
-            with path.open("rb") as file:
+            with files.regular(path).open("rb") as file:
                 text = file.read(self.bytes)
         except OSError as error:
             raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
@@ -278,7 +280,7 @@ def _table(folder: Path, name: str) -> Path:
 
 def _digest(path: Path) -> dict[str, Any]:
     """Length and SHA-256 of a file."""
-    with path.open("rb") as file:
+    with files.regular(path).open("rb") as file:
         digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
     return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
@@ -293,8 +295,9 @@ def _read(file: Any) -> Any:
 def _manifest(path: Path) -> dict[str, Any] | None:
     """What a checkpoint says of itself; None if it says nothing that this version understands."""
     try:
-        found = json.loads((path / "manifest.json").read_text())
+        found = json.loads(files.regular(path / "manifest.json").read_text())
         valid = found["format"] == FORMAT and {"files", "history", "settings", "round"} <= set(found)
+        valid = valid and all(isinstance(found[key], dict) for key in ("files", "history"))
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return dict(found) if valid else None

@@ -7,6 +7,7 @@ error of the disk becomes a :class:`~rayfl.errors.DiskError`, one line that name
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -39,6 +40,17 @@ def boundary(path: Path) -> Iterator[None]:
         raise DiskError(path, error.strerror or str(error)) from error
     except SafetensorError as error:
         raise DiskError(path, str(error)) from error
+
+
+def regular(path: Path) -> Path:
+    """A path to read from, unless it is that of a pipe or a device, which might be read for ever.
+
+    Raises:
+        OSError
+    """
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    return path
 
 
 def make(folder: Path, parents: bool = False) -> None:

@@ -13,10 +13,12 @@ from rayfl.runtime.resources import check_model
 
 def test_a_model_beyond_the_memory_is_refused_before_it_is_built():
     config = load("digits-demo", ["model=mlp", "model.hidden=[1000000000]"])
-    with pytest.raises(ConfigError, match="model: 75,000,000,010 parameters need 1,200.0 GB to train one"):
+    with pytest.raises(ConfigError, match=r"model: 75,000,000,010 parameters need 1,200.0 GB to train one"):
         session.build(config)
-    with pytest.raises(ConfigError, match="model: 'mlp' cannot be built"):
-        ModelSpec.of(load({}, ["model=mlp", "model.hidden=[2000000000, 2000000000, 7]"]).model, (2**31,), 10, 0)
+    with pytest.raises(ConfigError, match=r"model: 'mlp' cannot be built"):
+        ModelSpec.of(
+            load({}, ["model=mlp", "model.hidden=[2000000000, 2000000000, 7]"]).model, (2**31,), 10, 0
+        )
 
 
 def test_the_bound_of_a_model_is_the_memory():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rayfl.algorithms import ServerState
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
 from rayfl.models import ModelSpec
+from rayfl.report.files import RunFiles
 from rayfl.runtime import connection
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
@@ -196,12 +198,24 @@ def test_longer_updates_make_clusters_anew(settings: dict[str, Any], rise: str, 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff\xfe", b"[" * 9999], ids=repr)
 def test_a_damaged_json_file_is_named(tmp_path, content):
-    (tmp_path / "summary.json").write_bytes(content[:9] if content == b"" else content)
+    (tmp_path / "summary.json").write_bytes(content)
     with pytest.raises(RayflError, match=r"summary.json: is damaged \("):
         RunDirectory(tmp_path).read_json("summary.json")
 
 
 def test_a_resumed_run_stays_where_it_is(tmp_path):
     run = RunDirectory.create(load({}, [f"output.root={tmp_path}"]))
-    with pytest.raises(ConfigError, match="output.root: cannot be changed in a resumed run"):
-        session.resume(run.path, ["output.root=/elsewhere"])
+    with pytest.raises(ConfigError, match=r"output.root: cannot be changed in a resumed run"):
+        resume(run.path, ["output.root=/elsewhere"])
+
+
+def test_a_pipe_in_a_run_directory_is_not_read_for_ever(tmp_path):
+    os.mkfifo(tmp_path / "rounds.csv")
+    os.mkfifo(tmp_path / "clusters.json")
+    missing = RunFiles.read(tmp_path).missing
+    assert "clusters.json (unreadable: [Errno 22] it is not a regular file)" in missing
+    assert "rounds.csv (unreadable: [Errno 22] it is not a regular file)" in missing
+    (tmp_path / "round-00001").mkdir()
+    os.mkfifo(tmp_path / "round-00001" / "manifest.json")
+    with pytest.raises(RayflError, match="not a readable checkpoint"):
+        Checkpoint.newest(tmp_path)
