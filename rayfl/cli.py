@@ -1,4 +1,4 @@
-"""The command line, ``rayfl run | resume | models | partition | prepare | list | report | compare | ...``."""
+"""The command line, ``rayfl run | resume | models | expert | partition | prepare | list | report | ...``."""
 
 from __future__ import annotations
 
@@ -198,6 +198,25 @@ def cluster(
         _say(f"left out: {line}")
     for path in clustering_alone.write(found, out_folder or Path(f"cluster-{first.name}")):
         _say(f"written: {short(path)}")
+
+
+@app.command()
+def expert(
+    config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
+    overrides: Overrides = None,
+    epochs: Annotated[int, typer.Option(min=1, help="over all training samples")] = 10,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="folder to write to; default: ./expert-<name>")
+    ] = None,
+) -> None:
+    """Train a config's model on all data: an expert for order.expert, and its losses for partition.losses."""
+    from rayfl.config import load
+    from rayfl.runtime.expert import train_expert
+
+    loaded = load(config, overrides or [])
+    model, losses = train_expert(loaded, epochs, out_folder or Path(f"expert-{loaded.name}"))
+    _say(f"written: {short(model)}; use it with order.score=expert order.expert={model}")
+    _say(f"written: {short(losses)}; use it with partition.name=difficulty partition.losses={losses}")
 
 
 @app.command()

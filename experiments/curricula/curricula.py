@@ -1,17 +1,19 @@
-"""Curricula in FL: the thesis' Tables 2.2, 2.3 and 2.5 (orders of samples) and Figure 2.11 (both curricula).
+"""Curricula in FL: the thesis' Tables 2.2, 2.3 and 2.5 (samples), Figures 2.9 (clients) and 2.11 (both).
 
 ::
 
     python experiments/curricula/curricula.py orders --seeds 0-2 --out runs/orders
     python experiments/curricula/curricula.py orders --rows curriculum,vanilla --out runs/prox local=fedprox
     python experiments/curricula/curricula.py both --seeds 0-2 --out runs/both --samples 20000 rounds=50
+    python experiments/curricula/curricula.py clients --out runs/clients --samples 10000 rounds=60
 
 All settings are those of ``cifar10.yaml`` unless others are given. A row is a variant of them; the same seed
 gives all rows the same partition, initial model and (but for client curricula) cohorts. The accuracy is that
 of the last global model on the whole test set, as in the thesis; beside it stands the mean over the last
 ten tests of the clients, as the last model alone swings from round to round where clients have one or two
 classes. ``--samples`` takes the first so many training images. ``--out`` gets ``runs.csv`` (a row a run) and
-``table.md``; runs that are in ``runs.csv`` are not run again.
+``table.md``; runs that are in ``runs.csv`` are not run again. In ``clients`` (and the row ``expert``) it is
+an expert that says what is easy: the same network, trained on all images (in ``--out``/expert).
 """
 
 from __future__ import annotations
@@ -31,28 +33,51 @@ from rayfl.config import Config, load
 from rayfl.data import write_npz
 from rayfl.errors import RayflError
 from rayfl.runtime import session
+from rayfl.runtime.expert import train_expert
 from rayfl.training import Batches
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from compare_seeds import seeds_of
 
 HERE = Path(__file__).parent
-DIFFICULTY = "partition={name: difficulty, clients: 100, alpha: 0.05, attempts: 10000, ordered: 1.0}"
+EASY_OR_HARD = "partition={{name: difficulty, clients: 100, {division}, ordered: 1.0}}"
+DIVISIONS = {
+    "IID": "labels: iid",
+    "Dir(0.2)": "alpha: 0.2, attempts: 10000",
+    "Dir(0.05)": "alpha: 0.05, attempts: 10000",
+}
+DIFFICULTY = EASY_OR_HARD.format(division=DIVISIONS["Dir(0.05)"])
+PLAIN = "order={name: shuffled}"
+EXPERT = "EXPERT"
 FIGURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "orders": {
         "curriculum": ("order.order=curriculum",),
         "random": ("order.order=random",),
-        "vanilla": ("order={name: shuffled}",),
+        "vanilla": (PLAIN,),
+        "expert": ("order.score=expert", f"order.expert={EXPERT}/expert.safetensors"),
         "anti": ("order.order=anti",),
     },
     "both": {
-        "neither": (DIFFICULTY, "order={name: shuffled}"),
+        "neither": (DIFFICULTY, PLAIN),
         "data": (DIFFICULTY,),
-        "clients": (DIFFICULTY, "order={name: shuffled}", "sampling={name: curriculum}"),
+        "clients": (DIFFICULTY, PLAIN, "sampling={name: curriculum}"),
         "both": (DIFFICULTY, "sampling={name: curriculum}"),
     },
+    "clients": {
+        f"{name}, {row}": (
+            EASY_OR_HARD.format(division=f"{division}, losses: {EXPERT}/losses.npy"),
+            PLAIN,
+            f"sampling={sampling}",
+        )
+        for name, division in DIVISIONS.items()
+        for row, sampling in {
+            "uniform": "{name: uniform}",
+            "sweep": "{name: curriculum}",
+            "draw": "{name: curriculum, cohorts: draw}",
+        }.items()
+    },
 }
-"""The rows of each table, by what they change."""
+"""The rows of each table, by what they change; :data:`EXPERT` stands for the expert's folder."""
 LAST = 10
 
 
@@ -90,6 +115,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("overrides", nargs="*", help="settings such as rounds=20")
     parser.add_argument("--rows", default="", help="only these rows, separated by commas")
     parser.add_argument("--seeds", default="0-2", help="such as 0-5 or 0,3,7 (default: 0-2)")
+    parser.add_argument("--expert-epochs", type=int, default=10, help="for rows that need one (default: 10)")
     parser.add_argument("--samples", type=int, help="training images; by default all")
     parser.add_argument("--out", type=Path, default=Path("runs/curricula"))
     options = parser.parse_intermixed_args(arguments)
@@ -98,9 +124,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.samples:
             common.append(subset(load(HERE / "cifar10.yaml"), options.samples, options.out))
+        expert = options.out.resolve() / "expert"
+        if not (expert / "losses.npy").exists() and any(
+            EXPERT in str(FIGURES[options.figure][r]) for r in rows
+        ):
+            train_expert(load(HERE / "cifar10.yaml", common), options.expert_epochs, expert)
         for seed in seeds_of(options.seeds):
             for row in rows:
-                settings = [*common, *FIGURES[options.figure][row], f"seed={seed}", *options.overrides]
+                changes = [change.replace(EXPERT, str(expert)) for change in FIGURES[options.figure][row]]
+                settings = [*common, *changes, f"seed={seed}", *options.overrides]
                 run_one(row, load(HERE / "cifar10.yaml", settings), options.out / "runs.csv")
     except RayflError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -20,7 +20,7 @@ from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundRe
 from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
 from rayfl.clustering.newcomers import Fit
-from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide
+from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide, reference_of_half
 
 
 class CFL(Algorithm):
@@ -160,7 +160,7 @@ class CFL(Algorithm):
             for half, node in zip(halves, children, strict=True):
                 parent.append(cluster)
                 assignment[half] = node
-                reference.append(seen.reference_of_half(norms[half]))
+                reference.append(reference_of_half(reference[0], norms[half]))
                 norms[half] = np.nan
                 edge += [node] * len(half)
                 sent.append(clients.sketches(half, self.tree_sketch))

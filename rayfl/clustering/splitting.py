@@ -28,7 +28,7 @@ class UpdateNorms:
         mean: ``||d_c||``, of the weighted mean of the updates (Eq. 2; Alg. 5 prints the plain mean).
         each: ``||d_i||`` ``(m,)``.
         weights: of the clients in the mean ``(m,)``.
-        reference: the largest norm of an update in this cluster so far, :meth:`reference_of_half` included.
+        reference: the largest norm of an update in this cluster so far, :func:`reference_of_half` included.
         rounds: complete ones, this one included.
     """
 
@@ -56,17 +56,18 @@ class UpdateNorms:
             mean, largest = np.array([self.mean, self.max]) / np.array([orthogonal, self.reference])
         return float(mean), float(largest)
 
-    def reference_of_half(self, norms: NDArray[np.float64]) -> float:
-        """With which norm a half of this cluster begins, after a split in which its updates had these norms.
 
-        Decision: the geometric mean of this cluster's reference and of the largest of those. Where some
-        groups are apart already, the others disagree less, so the first alone is too long; the updates at
-        the split have been getting shorter for some time, so the second alone is too short.
-        """
-        return float(np.sqrt(self.reference * norms.max()))
+def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
+    """The :attr:`UpdateNorms.reference` with which a half of a split begins.
+
+    Decision: the geometric mean of the longest update of all (``root``, of the first cluster) and of the
+    longest of the half at the split (``norms``). The first alone is too long: those who are left disagree
+    less than all did. The second alone is too short: those updates have been getting shorter for some time.
+    """
+    return float(np.sqrt(root * norms.max()))
 
 
-_RELATIVE = {"eps1": 0.8, "eps2": 0.54, "patience": 3}
+_RELATIVE = {"eps1": 0.75, "eps2": 0.5, "patience": 3}
 """Defaults of ``norms: relative``; experiments/cfl/README.md has the measurements that they come from."""
 
 
@@ -89,13 +90,13 @@ class SplitCriteria(Section):
         0.4,
         ge=0,
         description="stationary if the mean update's norm is below this (Eq. 32); 0: never split. "
-        "Relative: 0.8 unless given",
+        "Relative: 0.75 unless given",
     )
     eps2: float = Field(
         1.6,
         ge=0,
         description="incongruent if some client's update has a norm above this (Eq. 33). "
-        "Relative: 0.54 unless given",
+        "Relative: 0.5 unless given",
     )
     patience: int = Field(
         1,

@@ -38,8 +38,8 @@ class Curriculum(Ordering):
     - Scores: ``global`` s_G, the normalised inverse loss under the model received (the default); ``local``
       s_L, under the client's model of its last round; ``both`` s_LG, from the mean of both losses;
       ``*_prediction``: 1 where the model is right, for ``both_prediction`` where both models agree;
-      ``expert`` s_E: under a model given as a file. A client that has no model of its own yet is scored by
-      the model received alone (s_G, or s_G^pred).
+      ``expert`` s_E: under a model given as a file (``rayfl expert``). A client that has no model of its own
+      yet is scored by the model received alone (s_G, or s_G^pred).
     - Orders: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score, anew in every
       round. Vanilla training is the ordering ``shuffled``.
     - Pacing ``g(t)`` over the T local steps that the shuffled epochs would have: ``pacing``, ``a`` (the
@@ -209,7 +209,7 @@ def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     Raises:
         ConfigError: if there is no such file, or it holds no model of this layout.
     """
-    where, remedy = "order.expert", "a model_0.safetensors that a run of the same model and data wrote"
+    where, remedy = "order.expert", "rayfl expert trains one on all data, with the model of a config"
     try:
         tensors = load_file(path)  # each time: that costs little beside scoring with it
     except OSError:

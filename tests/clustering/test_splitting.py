@@ -84,9 +84,9 @@ def test_relative_norms_do_not_depend_on_the_scale_of_updates(scale: float):
 def test_defaults_are_those_of_the_units():
     absolute, relative = SplitCriteria(), SplitCriteria(norms="relative")
     assert (absolute.eps1, absolute.eps2, absolute.patience) == (0.4, 1.6, 1)
-    assert (relative.eps1, relative.eps2, relative.patience) == (0.8, 0.54, 3)
-    given = SplitCriteria(norms="relative", eps1=0.5)
-    assert (given.eps1, given.eps2) == (0.5, 0.54)
+    assert (relative.eps1, relative.eps2, relative.patience) == (0.75, 0.5, 3)
+    given = SplitCriteria(norms="relative", eps1=0.6)
+    assert (given.eps1, given.eps2) == (0.6, 0.5)
     assert SplitCriteria.model_validate(given.model_dump()) == given
 
 

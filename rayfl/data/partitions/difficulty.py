@@ -25,9 +25,9 @@ class Difficulty(Partition):
     every client gets the fraction ``ordered`` (f_ord) of its samples of a class from its place in that
     order, the first client the easiest, and the rest at random.
 
-    The thesis' expert has the topology of the global model and is trained on the whole dataset. Ours is
-    scikit-learn's, trained on half of the data (at most 10,000 samples) to score the other half; the
-    losses of any other model can be given as a file.
+    The thesis' expert has the topology of the global model and is trained on the whole dataset: ``rayfl
+    expert`` trains it and writes the ``losses``. Without that file the expert is scikit-learn's, trained on
+    half of the data (at most 10,000 samples) to score the other half.
     """
 
     name: Literal["difficulty"] = "difficulty"

@@ -1,0 +1,89 @@
+"""``rayfl expert``: a model that knows the whole dataset, for curricula and for partitions by difficulty.
+
+Vahidian's thesis, section 2.6.3: the expert has the topology of the global model and is trained on all data.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from safetensors.torch import load_file
+from torch.nn import functional
+
+from rayfl.config import Config, load
+from rayfl.data import IGNORED, Samples
+from rayfl.errors import ConfigError
+from rayfl.models import ModelSpec
+from rayfl.runtime import session
+from rayfl.training import Batches
+
+_AT_ONCE = 500
+"""Samples in a forward pass."""
+
+
+def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]:
+    """Train the config's model on all training samples of its dataset, as one client that has them all.
+
+    Rate, momentum and batch size are those of ``training``; method, partition and curricula play no part.
+
+    Args:
+        config: data, model and training.
+        epochs: over all samples.
+        folder: to write to, created if need be.
+
+    Returns:
+        The model for ``order.expert`` (.safetensors), and its loss on every training sample ``(n,)`` for
+        ``partition.losses`` (.npy).
+
+    Raises:
+        ConfigError, DataError: as a run.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out", f"cannot create {folder}: {error.strerror}") from None
+    with tempfile.TemporaryDirectory() as root:
+        alone = load(
+            config,
+            [
+                "algorithm={name: fedavg}",
+                "local={name: sgd}",
+                "order={name: shuffled}",
+                "sampling={name: uniform}",
+                "partition={name: iid, clients: 1, validation: 0}",
+                "events=[]",
+                f"rounds={epochs}",
+                "training.epochs=1",
+                "training.participation=1.0",
+                f"evaluation={{every: {epochs}}}",
+                "execution.backend=inline",
+                f"output={{root: {root}, report: false, tensorboard: false}}",
+            ],
+        )
+        trained = session.run(alone).path / "models" / "model_0.safetensors"
+        model = folder / "expert.safetensors"
+        shutil.copyfile(trained, model)
+    (stage, *_), host = session.build(alone)
+    losses = folder / "losses.npy"
+    np.save(losses, losses_of(model, host.spec, stage.federation.samples))
+    return model, losses
+
+
+def losses_of(model: Path, spec: ModelSpec, samples: Samples) -> NDArray[np.float64]:
+    """The loss of a saved model on every training sample ``(n,)``; of a text the mean over its words."""
+    module, batches = spec.build().eval(), Batches(samples, torch.device("cpu"))
+    module.load_state_dict(load_file(model), strict=False)
+    found = []
+    with torch.inference_mode():
+        for start in range(0, len(samples.y_train), _AT_ONCE):
+            ids = np.arange(start, min(start + _AT_ONCE, len(samples.y_train)))
+            x, y = batches.train(ids)
+            each = functional.cross_entropy(module(x), y, reduction="none", ignore_index=IGNORED)
+            counted = (y != IGNORED).reshape(len(ids), -1).sum(1).clamp(min=1)
+            found.append((each.double().reshape(len(ids), -1).sum(1) / counted).numpy())
+    return np.concatenate(found)

@@ -1,0 +1,78 @@
+"""The expert: the config's model, trained on all data; its file and its losses are what curricula take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch.nn import functional
+
+import rayfl
+from rayfl import cli
+from rayfl.config import load
+from rayfl.runtime.expert import train_expert
+from rayfl.runtime.session import build
+from rayfl.training import Batches
+
+SETTINGS: dict[str, Any] = {
+    "rounds": 2,
+    "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3, "min_samples": 3},
+    "model": {"name": "mlp", "hidden": [12]},
+    "algorithm": "pacfl",
+    "local": "fedprox",
+    "order": "curriculum",
+    "sampling": "curriculum",
+    "training": {"participation": 0.5, "batch_size": 20, "lr": 0.1, "epochs": 3},
+    "execution": {"backend": "inline"},
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("expert") / "new"
+    assert train_expert(load(SETTINGS), 5, folder) == (folder / "expert.safetensors", folder / "losses.npy")
+    return folder / "expert.safetensors", folder / "losses.npy"
+
+
+def test_it_knows_the_whole_dataset(trained: tuple[Path, Path]) -> None:
+    """Right on nine of ten samples of every class, whoever has them; each loss is that of its sample."""
+    (stage, *_), host = build(load(SETTINGS))
+    samples = stage.federation.samples
+    module = host.spec.build().eval()
+    module.load_state_dict(load_file(trained[0]), strict=False)
+    x, y = Batches(samples, torch.device("cpu")).train(np.arange(len(samples.y_train)))
+    with torch.inference_mode():
+        logits = module(x)
+    right = (logits.argmax(1) == y).numpy()
+    assert min(right[samples.y_train == label].mean() for label in range(10)) > 0.8
+    losses = functional.cross_entropy(logits, y, reduction="none").double().numpy()
+    np.testing.assert_allclose(np.load(trained[1]), losses, rtol=1e-4, atol=1e-6)
+
+
+def test_curricula_take_it(trained: tuple[Path, Path], tmp_path: Path) -> None:
+    model, losses = trained
+    output = {"root": str(tmp_path), "report": False, "tensorboard": False}
+    order = {"name": "curriculum", "score": "expert", "expert": str(model)}
+    partition = {"name": "difficulty", "clients": 8, "labels": "iid", "losses": str(losses)}
+    ran = rayfl.run({**SETTINGS, "order": order, "partition": partition, "output": output})
+    assert len(ran.rounds) == 2
+    (stage, *_), _ = build(ran.config)
+    means = [np.load(losses)[ids].mean() for ids in stage.federation.train]
+    assert (np.diff(means) > 0).all()  # the first client has the easiest samples
+
+
+def test_the_command_says_what_it_wrote(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cli.app(
+        ["expert", "digits-demo", "model.hidden=[4]", "--epochs", "1", "--out", "e"], standalone_mode=False
+    )
+    said = capsys.readouterr().out
+    assert "order.expert=e/expert.safetensors" in said
+    assert "partition.losses=e/losses.npy" in said
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["e", "expert.safetensors", "losses.npy"]
