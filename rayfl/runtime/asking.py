@@ -136,6 +136,8 @@ class Asking:
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The clients that have a signature, and the distances of these, condensed."""
+        exact = max(clustering.exact_up_to, len(clients))
+        clustering = clustering.model_copy(update={"exact_up_to": exact})
         clusters = self.cluster(clustering, clients, known, whole=True)
         assert clusters.distances is not None, f"of at most {BLOCK} clients"
         return np.flatnonzero(clusters.labels >= 0), clusters.distances

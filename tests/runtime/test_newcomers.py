@@ -49,6 +49,20 @@ METHODS: dict[str, dict[str, Any]] = {
         "clustering": {"n_clusters": 3},
         "hierarchy": {"edges": 2},
     },
+    "pacfl, by way of representatives": {
+        "algorithm": "pacfl",
+        "clustering": {"n_clusters": 3, "exact_up_to": 6},
+    },
+    "flt, on subspaces": {
+        "algorithm": "flt",
+        "clustering": {
+            "signature": "subspace",
+            "features": "identity",
+            "embedding": "none",
+            "proximity": "principal_angle",
+            "gamma": "auto",
+        },
+    },
     "cfl": {"algorithm": CFL},
     "fedavg": {"algorithm": "fedavg"},
 }
