@@ -7,7 +7,7 @@ model, ``n_i`` training samples of client ``i``.
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
@@ -300,6 +300,7 @@ class RoundReport:
         mixing: how the models were averaged.
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
+        remarks: what the user should know -> ids of the clients that it is true of.
     """
 
     losses: NDArray[np.float64]
@@ -313,6 +314,7 @@ class RoundReport:
     bytes_down: int = 0
     gps_bytes_up: int = 0
     gps_bytes_down: int = 0
+    remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class Clients(Protocol):

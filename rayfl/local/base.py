@@ -9,8 +9,8 @@ Shapes: B clients of a block, P numbers in a model, S in a client's state, Q in 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -63,6 +63,7 @@ class Outcome:
         kept: 1 where a client's number takes part in the average, 0 where not, ``(B, P)``; None for all ones.
         bytes_up, bytes_down: bytes sent and received by each client ``(B,)``; None for the whole model both
             ways (and ``Q`` numbers likewise).
+        remarks: what the user should know -> rows of the block that it is true of.
     """
 
     rows: torch.Tensor
@@ -71,6 +72,7 @@ class Outcome:
     kept: torch.Tensor | None = None
     bytes_up: NDArray[np.int64] | None = None
     bytes_down: NDArray[np.int64] | None = None
+    remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 class LocalObjective(Section):

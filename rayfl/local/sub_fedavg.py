@@ -22,6 +22,7 @@ from rayfl.training.pruning import (
     Mask,
     Rule,
     distance,
+    emptied,
     expand,
     gammas,
     next_share,
@@ -30,6 +31,9 @@ from rayfl.training.pruning import (
     structured,
     unstructured,
 )
+
+_DEAD = "lost its last weight to pruning and answers the same to everything; a lower local.target, or \
+local.per_layer=true, leaves it some"
 
 
 class SubFedAvg(LocalObjective):
@@ -47,6 +51,8 @@ class SubFedAvg(LocalObjective):
     Clients download the whole model and apply their mask; they send what they kept, 32 bits a number, and
     the mask, 1 bit for every weight or channel that could have been pruned. (That is how the costs of Table
     4.1 come about, except that the table has a bit only for each weight that was pruned.)
+
+    One threshold for all layers may leave a layer without any weight; the run says so when it happens.
 
     Decisions. Validation accuracy is that of the trained model, as in the text (the authors' code takes test
     accuracy after pruning). Clients count the same in the average unless ``average`` says otherwise. The
@@ -137,17 +143,21 @@ class SubFedAvg(LocalObjective):
         mask = self.held(start.state, start.fresh, spec)
         assert mask is not None
         assert first is not None
+        remarks: dict[str, list[int]] = {}
         for row in range(len(mask)):
             if row not in block.failures:
                 known = start.test(block.rows[row], row) if self.accuracy else 0.0
                 models = first[row].cpu().numpy(), block.rows[row].cpu().numpy()
-                new = self.next_mask(spec, *models, mask[row].cpu().numpy() > 0, known)
+                old = mask[row].cpu().numpy() > 0
+                new = self.next_mask(spec, *models, old, known)
                 mask[row] = torch.from_numpy(new).to(mask)
+                for layer in emptied(spec, old, new):
+                    remarks.setdefault(f"{layer} {_DEAD}", []).append(row)
         rows = block.rows * mask
         state = torch.cat([mask, rows], dim=1) if self.tested == "own" else mask
         up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._entries(spec) / 8)
         down = np.full(len(mask), spec.nbytes, np.int64)
-        return Outcome(rows, state, start.server, kept=mask, bytes_up=up, bytes_down=down)
+        return Outcome(rows, state, start.server, kept=mask, bytes_up=up, bytes_down=down, remarks=remarks)
 
     def next_mask(
         self,

@@ -326,6 +326,9 @@ class Driver:
             self.emit(
                 Event("note", {"text": f"round {state.round}: client {client} failed, left out: {line}"})
             )
+        for text, ids in report.remarks.items():
+            shown = ", ".join(map(str, sorted(ids)[:5])) + (f" and {len(ids) - 5} more" if ids[5:] else "")
+            self.emit(Event("note", {"text": f"round {state.round}: client {shown}: {text}"}))
         return new
 
     def _turn(self, state: ServerState, plan: Plan) -> Round:

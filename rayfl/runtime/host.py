@@ -165,7 +165,10 @@ class ClientHost:
         )
         failures = {int(job.clients[row]): text for row, text in block.failures.items()}
         seconds = time.perf_counter() - begun
-        answer[0] = TrainReport(block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down)
+        remarks = {text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()}
+        answer[0] = TrainReport(
+            block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down, remarks
+        )
         return answer if len(answer) > 1 else answer[0]
 
     def _gather(self, objects: Sequence[Any], at: NDArray[np.int64], own: bool = True) -> torch.Tensor:

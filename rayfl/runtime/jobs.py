@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -126,6 +126,7 @@ class TrainReport:
         seconds: time spent in the job.
         pid: the process that did it.
         bytes_up, bytes_down: what the clients sent and received.
+        remarks: what the user should know -> ids of the clients that it is true of.
     """
 
     losses: NDArray[np.float64]
@@ -136,6 +137,7 @@ class TrainReport:
     pid: int
     bytes_up: int
     bytes_down: int
+    remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

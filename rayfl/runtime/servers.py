@@ -824,7 +824,11 @@ def _report(
         busy[report.pid] = busy.get(report.pid, 0.0) + report.seconds
     losses[np.isin(plan.cohort, list(failures))] = np.nan
     up, down = sum(r.bytes_up for r in reports), sum(r.bytes_down for r in reports)
-    return RoundReport(losses, steps, norms, moved, busy, failures, mixing, up, down)
+    remarks: dict[str, list[int]] = {}
+    for report in reports:
+        for text, clients in report.remarks.items():
+            remarks.setdefault(text, []).extend(clients)
+    return RoundReport(losses, steps, norms, moved, busy, failures, mixing, up, down, remarks=remarks)
 
 
 def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:

@@ -59,8 +59,10 @@ class Pacing:
     def available(self, steps: int, samples: int, batch_size: int) -> NDArray[np.int64]:
         """``g(t)`` for the steps t = 0, 1, ..., T - 1, ``(T,)``.
 
-        Decision: rounded to the nearest number of samples, and never fewer than a batch (or all N, if that
-        is less), which could not be drawn otherwise.
+        Decision: rounded to the nearest number of samples, halves up, and never fewer than a batch (or all N,
+        if that is less), which could not be drawn otherwise. A half is what is one up to 1e-12 of its size:
+        for N = 20, a = 0.8, b = 0.1 linear pacing has 15.5 in step 6 of 10, which is 15.499999999999998 in
+        floating point, or not, by the order of the operations.
 
         Args:
             steps: the budget T.
@@ -68,7 +70,7 @@ class Pacing:
             batch_size: B.
         """
         exact = samples * self.fraction(np.arange(steps) / max(1, steps))
-        return np.maximum(np.floor(exact + 0.5).astype(np.int64), min(batch_size, samples))
+        return np.maximum(np.floor(exact * (1 + 1e-12) + 0.5).astype(np.int64), min(batch_size, samples))
 
 
 def loss_scores(losses: ArrayLike) -> NDArray[np.float64]:

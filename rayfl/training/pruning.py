@@ -77,6 +77,16 @@ def pruned(mask: Mask, where: Mask) -> float:
     return 1 - float(mask[where].mean()) if where.any() else 0.0
 
 
+def emptied(spec: ModelSpec, before: Mask, after: Mask) -> list[str]:
+    """Weight tensors of which ``after`` keeps nothing and ``before`` kept something, by their names."""
+    names = [spec.names[k] for k, _ in enumerate(_parameters(spec))]
+    return [
+        name
+        for name, (place, shape) in zip(names, _parameters(spec), strict=True)
+        if len(shape) >= 2 and before[place].any() and not after[place].any()
+    ]
+
+
 def distance(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
     """Hamming distance of two masks (of prunable weights, or of channels): the share of differing entries."""
     if one.shape != other.shape:

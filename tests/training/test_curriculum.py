@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import combinations
+from fractions import Fraction
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -42,6 +43,22 @@ def test_pacing_by_hand(family):
     found = pacing.available(10, 100, batch_size=5)
     assert found.tolist() == [math.floor(value + 0.5) for value in BY_HAND[family]]
     assert (np.diff(found) >= 0).all()
+
+
+@pytest.mark.parametrize("family", ["linear", "quadratic", "step"])
+def test_halves_are_rounded_up(family):
+    """Against fractions, which are exact: in floating point a half may be a little less than one."""
+    halves = 0
+    for n, steps, (a, b) in product((20, 50, 75, 250), (10, 24, 60), ((4, 1), (4, 2), (10, 5), (5, 1))):
+        a_, b_ = Fraction(a, 10 if a == 10 else 5), Fraction(b, 10)
+        found = Pacing(family, float(a_), float(b_)).available(steps, n, batch_size=1)
+        for t in range(steps):
+            u = min(Fraction(1), Fraction(t, steps) / a_)
+            g = {"linear": b_ + (1 - b_) * u, "quadratic": b_ + (1 - b_) * u**2, "step": b_ + math.floor(u)}
+            exact = n * min(Fraction(1), g[family])
+            halves += exact.denominator == 2
+            assert found[t] == math.floor(exact + Fraction(1, 2)), (n, steps, a_, b_, t)
+    assert halves > 20
 
 
 def test_pacing_in_plain_numbers():
