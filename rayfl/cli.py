@@ -499,7 +499,8 @@ def main() -> None:
     try:
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name="rayfl", standalone_mode=False))
     except ClientError as error:
-        print(f"{error.cause.rstrip()}\nerror: {error}", file=sys.stderr)
+        traceback = "" if error.diverged else f"{error.cause.rstrip()}\n"
+        print(f"{traceback}error: {error}", file=sys.stderr)
         sys.exit(1)
     except RayflError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -64,9 +64,17 @@ class ClientError(RayflError):
         self.client, self.round, self.cause = client, round, cause
         super().__init__(client, round, cause)
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the training diverged: then the traceback says no more than the last line."""
+        return self._last.startswith("FloatingPointError: ")
+
+    @property
+    def _last(self) -> str:
+        return self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
+
     def __str__(self) -> str:
-        last = self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
-        return f"client {self.client} failed in round {self.round}: {last}"
+        return f"client {self.client} failed in round {self.round}: {self._last}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

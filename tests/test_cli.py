@@ -154,6 +154,13 @@ def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch)
     )
 
 
+def test_a_diverged_client_is_one_line(rayfl):
+    answer = rayfl("run", "digits-demo", *QUICK, "training.lr=1e38")
+    assert answer.code == 1
+    assert answer.err.startswith("error: client 0 failed in round 0: FloatingPointError: ")
+    assert answer.err.count("\n") == 1
+
+
 @pytest.mark.parametrize("error", [session.Interrupted(), KeyboardInterrupt()])
 def test_an_interrupt_exits_with_130(rayfl, monkeypatch, error):
     def stop(*args: object, **kwargs: object) -> None:

@@ -289,3 +289,15 @@ def test_engines_agree_on_who_has_diverged(name: str, lr: float) -> None:
         assert all("smaller training.lr" in text for text in block.failures.values())
         assert (block.losses <= DIVERGED).all()
         assert (block.rows.norm(dim=1) <= DIVERGED).all()
+
+
+@pytest.mark.parametrize("inner_lr", [0.0, 0.01])
+def test_steps_are_as_wide_as_the_data_not_as_the_batch_size(inner_lr):
+    """Also where a batch of 2^31 - 1 places would not fit into any memory."""
+    sizes = np.array([7, 7, 3])
+    plans = []
+    for batch_size in (7, 2**31 - 1):
+        work = LocalWork(epochs=2, batch_size=batch_size, lr=0.1, inner_lr=inner_lr)
+        plans.append(StepPlan(0, 0, [4, 5, 6], sizes, work))
+    for name in ("places", "counts", "weights", "totals", "seen"):
+        np.testing.assert_array_equal(*(getattr(plan, name) for plan in plans))

@@ -71,9 +71,10 @@ class StepPlan:
         work: LocalWork,
     ) -> None:
         """Epochs over shuffled samples."""
-        epochs, batch = work.epochs, work.batch_size
+        epochs = work.epochs
+        batch = int(min(work.batch_size, sizes.max(initial=1)))  # arrays are as wide as the data, not as B
         self.totals = work.steps_an_epoch(sizes) * epochs
-        self._make(int(min(batch, sizes.max(initial=1))), len(clients))
+        self._make(batch, len(clients))
         firsts = np.cumsum(sizes) - sizes
         ids = np.asarray(clients)
         for n in np.unique(sizes[sizes > 0]).tolist():  # clients of one size at a time
