@@ -49,8 +49,8 @@ class FLT(OneShotClustered):
 
     **Code differs** (github hjraad/FLT, ``src/utils/cluster.py``): the distance of two clients is not that of
     their nearest centroids but the least sum over all ways to pair their centroids, divided by k
-    (``clustering.proximity: matching``), and clients are related below 1. At the paper's gamma this finds the
-    groups better than the nearest centroids do; with ``gamma: auto`` it does not (experiments/clustered).
+    (``clustering.proximity: matching``), and clients are related below 1. On letters ``gamma: auto`` with the
+    nearest centroids finds the groups best (experiments/clustered).
     """
 
     name: Literal["flt"] = "flt"
@@ -106,7 +106,8 @@ class FLT(OneShotClustered):
     def join(
         self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
     ) -> ServerState | Regrouping:
-        """Case I: newcomers have the relatives of their kind of client; those of a new kind, one another."""
+        """Case I: newcomers have the relatives and the disjoint cluster of their kind of client; those
+        of a new kind have one another."""
         found = super().join(setup, state, newcomers, clients)
         if isinstance(found, ServerState) or found.clusters is not None or "relatives" not in state.extra:
             return found
@@ -121,7 +122,13 @@ class FLT(OneShotClustered):
         stays = ~np.isin(members, founders) & ~np.isin(rows, own)
         entries = np.concatenate([rows[stays], own]), np.concatenate([members[stays], founders])
         graph = sp.csr_array((np.ones(len(entries[0])), entries), shape=(new.models, setup.clients))
-        return replace(found, state=replace(new, extra={**new.extra, **_kept(graph)}))
+        disjoint = np.asarray(new.extra["disjoint"], np.int64)[columns]
+        free = np.asarray(new.extra["disjoint.free"], np.int64)
+        founded, numbers = np.unique(own, return_inverse=True)
+        disjoint[founders] = free + numbers
+        names = {"disjoint": disjoint, "disjoint.free": free + len(founded)}
+        new = replace(new, extra={**new.extra, **_kept(graph), **names})
+        return replace(found, state=new, facts={**found.facts, "disjoint": disjoint.tolist()})
 
     def find(
         self,

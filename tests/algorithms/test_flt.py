@@ -546,6 +546,9 @@ def test_newcomers_are_in_the_history_of_the_clusters(run):
     first, joined = result.clusters["timeline"]
     assert (first["round"], joined["round"], joined["newcomers"]) == (0, 2, [4, 11])
     assert joined["labels"] == saved(result).state.assignment.tolist()
+    clusters = joined["disjoint"]
+    assert len(set(zip(clusters, GROUPS, strict=True))) == len(set(clusters)) == 3, "newcomers are in one too"
+    assert joined["ari"] == 1.0
     old = [c for c in range(12) if c not in (4, 11)]
     assert [joined["labels"][c] for c in old] == [first["labels"][c] for c in old]
 
