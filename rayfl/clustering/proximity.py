@@ -95,6 +95,11 @@ class Block:
     parts: tuple[tuple[NDArray[np.intp], Distances], ...]
     vectors: int | None = None
 
+    def __post_init__(self) -> None:
+        # A block that travels arrives in C order, and products round differently in another.
+        ordered = tuple((places, np.ascontiguousarray(vectors)) for places, vectors in self.parts)
+        object.__setattr__(self, "parts", ordered)
+
 
 def pack(
     proximity: str, signatures: Sequence[NDArray[np.floating]], first: int = 0, vectors: int | None = None

@@ -1,3 +1,5 @@
+import pickle
+
 import numpy as np
 import pytest
 import scipy.linalg
@@ -351,3 +353,14 @@ def test_a_part_of_the_blocks_is_that_part_of_the_distances(seed, clients, block
     found = tile(proximity, part, part, precise=True)
     off = ~np.eye(len(ids), dtype=bool)
     assert np.allclose(found[off], whole[np.ix_(ids, ids)][off], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["principal_angle", "vector_angle_min", "min_distance", "euclidean"])
+def test_a_block_that_travels_is_the_same_to_the_last_bit(name: str) -> None:
+    """Arrays in another order than C's lose it on the way, and their products round differently."""
+    rng = np.random.default_rng(3)
+    count = 1 if name == "euclidean" else 3
+    signatures = [np.linalg.qr(rng.normal(size=(64, count)))[0].astype(np.float32) for _ in range(6)]
+    block = pack(name, signatures)
+    assert all(vectors.flags.c_contiguous for _, vectors in block.parts)
+    np.testing.assert_array_equal(tile(name, block), tile(name, pickle.loads(pickle.dumps(block))))
