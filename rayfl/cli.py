@@ -505,6 +505,10 @@ def main() -> None:
     except RayflError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except MemoryError as error:
+        line = " ".join(str(error).split())
+        print(f"error: out of memory{f': {line}' if line else ''}; choose smaller sizes", file=sys.stderr)
+        sys.exit(2)
     except Exception as error:
         if type(error).__name__ in ("Interrupted", "Abort"):
             if type(error).__name__ == "Abort":

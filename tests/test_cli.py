@@ -154,6 +154,16 @@ def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch)
     )
 
 
+def test_what_does_not_fit_into_memory_is_one_line(rayfl, monkeypatch):
+    def fill(*args: object, **kwargs: object) -> None:
+        raise MemoryError("Unable to allocate 16.0 GiB for an array")
+
+    monkeypatch.setattr(session, "run", fill)
+    answer = rayfl("run", "digits-demo", *QUICK)
+    line = "error: out of memory: Unable to allocate 16.0 GiB for an array; choose smaller sizes\n"
+    assert (answer.code, answer.err) == (2, line)
+
+
 def test_a_diverged_client_is_one_line(rayfl):
     answer = rayfl("run", "digits-demo", *QUICK, "training.lr=1e38")
     assert answer.code == 1
