@@ -100,6 +100,7 @@ def _title(config: Config) -> str:
 
 
 def _show_plan(config: Config) -> None:
+    from rayfl.data.remarks import remarks
     from rayfl.runtime import session
     from rayfl.runtime.connection import this_machine
 
@@ -107,7 +108,7 @@ def _show_plan(config: Config) -> None:
     stages, host = session.build(config)
     plan = session.arithmetic(config, stages[0].federation, host, this_machine())
     _say(config.to_yaml().rstrip())
-    for line in plan.lines():
+    for line in (*plan.lines(), *remarks(stages[0].federation)):
         _say(f"# {line}")
 
 
