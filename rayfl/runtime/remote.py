@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import psutil
-import ray
 
 from rayfl.runtime.lps import LocalServer
 
@@ -30,6 +29,8 @@ class Whereabouts(NamedTuple):
 
 def whereabouts() -> Whereabouts:
     """Of the process that calls it."""
+    import ray  # deferred: there it is imported already
+
     return Whereabouts(ray.get_runtime_context().get_node_id(), os.uname().nodename, os.getpid())
 
 

@@ -128,7 +128,9 @@ def with_cohorts(
     monkeypatch: pytest.MonkeyPatch, cohorts: Sequence[Sequence[int]], method: type[Algorithm] = MTHFL
 ) -> None:
     """Let these clients take part, round by round."""
-    monkeypatch.setattr(method, "cohort", lambda self, setup, state, clients: np.array(cohorts[state.round]))
+    monkeypatch.setattr(
+        method, "cohort", lambda self, setup, state, clients: (state, np.array(cohorts[state.round]))
+    )
 
 
 COHORTS = [[0, 1, 2, 4, 5, 7], [0, 3, 4, 5, 6, 8], [1, 2, 3, 4, 5, 6]]
