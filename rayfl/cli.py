@@ -470,8 +470,8 @@ def bench(
 def doctor() -> None:
     """Show what rayfl would run on: versions, memory, disks, GPUs, Ray, datasets; and what is wrong."""
     from rayfl.data import DATASETS, data_root
+    from rayfl.doctor import checks
     from rayfl.runtime.connection import ray_status
-    from rayfl.runtime.doctor import checks
     from rayfl.runtime.environment import machine, versions
 
     table = Table(box=None, show_header=False, padding=(0, 2))

@@ -13,7 +13,7 @@ import yaml
 from numpy.typing import NDArray
 
 from rayfl.errors import RayflError
-from rayfl.runtime.files import regular
+from rayfl.files import regular
 
 Value = str | int | float | None
 

@@ -29,10 +29,10 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from rayfl import files
 from rayfl.algorithms import ServerState
 from rayfl.algorithms.contract import Sweep
 from rayfl.errors import RayflError
-from rayfl.runtime import files
 from rayfl.runtime.rundir import clean
 from rayfl.runtime.states import Rows
 

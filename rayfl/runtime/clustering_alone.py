@@ -19,6 +19,7 @@ from rich.table import Table
 from scipy.cluster.hierarchy import dendrogram
 from scipy.spatial.distance import squareform
 
+from rayfl import files
 from rayfl.algorithms import OneShotClustered
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
@@ -26,7 +27,7 @@ from rayfl.config import Config
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
-from rayfl.runtime import files, session
+from rayfl.runtime import session
 from rayfl.runtime.asking import Asking
 from rayfl.runtime.backend import Backend
 from rayfl.runtime.connection import available, connect

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import save_file
 
+from rayfl import files
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState, Setup
 from rayfl.config import Config
 from rayfl.coresets.base import Coreset
@@ -21,7 +22,6 @@ from rayfl.data.events import Outage, Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
-from rayfl.runtime import files
 from rayfl.runtime.asking import HISTOGRAM, Asking
 from rayfl.runtime.backend import Backend, Ref, Task
 from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash, round_of

@@ -29,11 +29,11 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
+from rayfl import files
 from rayfl.config import Config, reload
 from rayfl.data.arrays import one_line
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DiskError, RayflError
-from rayfl.runtime import files
 
 ROUND_COLUMNS = (
     "round",

@@ -28,8 +28,9 @@ from typing import Any
 
 import psutil
 
+from rayfl import files
 from rayfl.errors import RayflError
-from rayfl.runtime import files, processes
+from rayfl.runtime import processes
 from rayfl.runtime.checkpoint import checkpoints
 from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.session import Result, resume, run

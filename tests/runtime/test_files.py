@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import yaml
 
+from rayfl import files
 from rayfl.algorithms import ServerState
 from rayfl.errors import ConfigError, DiskError, RayflError
-from rayfl.runtime import files
 from rayfl.runtime.checkpoint import Checkpoint, Damaged, checkpoints
 from rayfl.runtime.driver import Event
 from rayfl.runtime.session import Result, resume, run

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rayfl.runtime import doctor
+from rayfl import doctor
 
 Usage = namedtuple("Usage", "total used free")
 
