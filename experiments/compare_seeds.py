@@ -24,10 +24,11 @@ from typing import Any
 
 import pandas as pd
 
+from rayfl import api
 from rayfl.config import Config, load, on_the_same_data, variant
 from rayfl.errors import ConfigError, RayflError
-from rayfl.runtime import session
-from rayfl.runtime.driver import Interrupted
+from rayfl.servers import building
+from rayfl.servers.driver import Interrupted
 
 METRICS = {
     "accuracy_mean": "mean accuracy (%)",
@@ -66,9 +67,9 @@ def seeds_of(text: str) -> list[int]:
 def run_all(configs: Sequence[Config]) -> Iterator[dict[str, Any]]:
     """Run what is not yet there; a row of ``runs.csv`` each."""
     for config in configs:
-        session.check(config)
+        building.check(config)
     for i, config in enumerate(configs, 1):
-        result = _finished(config) or session.run(config)
+        result = _finished(config) or api.run(config)
         summary = {name: value for name, value in result.summary.items() if not isinstance(value, list)}
         groups = result.summary.get("by_group") or []
         for group in groups if len(groups) <= MOST_GROUPS else []:
@@ -79,10 +80,10 @@ def run_all(configs: Sequence[Config]) -> Iterator[dict[str, Any]]:
         yield {**row, "path": str(result.path)}
 
 
-def _finished(config: Config) -> session.Result | None:
+def _finished(config: Config) -> api.Result | None:
     """A finished run of this config below its ``output.root``."""
     for path in sorted(config.output.root.glob(f"{config.name}-{config.algorithm.name}-*/summary.json")):
-        result = session.Result(path.parent.resolve())
+        result = api.Result(path.parent.resolve())
         settings, wanted = result.config.to_dict(), config.to_dict()
         if wanted["training"]["engine"] == "auto":  # the run wrote down which one it was
             wanted["training"]["engine"] = settings["training"]["engine"]

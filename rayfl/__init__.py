@@ -15,18 +15,18 @@ __version__ = "0.1.0"
 _HOME = {
     "Config": "rayfl.config",
     "load": "rayfl.config",
-    "Result": "rayfl.runtime.session",
-    "run": "rayfl.runtime.session",
-    "resume": "rayfl.runtime.session",
+    "Result": "rayfl.api",
+    "run": "rayfl.api",
+    "resume": "rayfl.api",
     "ConfigError": "rayfl.errors",
     "DataError": "rayfl.errors",
     "RayflError": "rayfl.errors",
 }
 
 if TYPE_CHECKING:
+    from rayfl.api import Result, resume, run
     from rayfl.config import Config, load
     from rayfl.errors import ConfigError, DataError, RayflError
-    from rayfl.runtime.session import Result, resume, run
 
 __all__ = ["Config", "ConfigError", "DataError", "RayflError", "Result", "load", "resume", "run"]
 

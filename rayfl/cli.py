@@ -70,16 +70,17 @@ def run(
 
 
 def _run_all(configs: list[Config]) -> None:
+    from rayfl import api
     from rayfl.display import Display, closing
     from rayfl.report import write_comparison
-    from rayfl.runtime import session
+    from rayfl.servers import building
 
     for config in configs:
-        session.check(config)
+        building.check(config)
     results = []
     for config in configs:
         with Display(out, _title(config)) as display:
-            results.append(session.run(config, on_event=display))
+            results.append(api.run(config, on_event=display))
     out.print(closing([result.summary for result in results], out.width))
     for result in results:
         _say(f"run directory: {short(result.path)}")
@@ -101,12 +102,13 @@ def _title(config: Config) -> str:
 
 def _show_plan(config: Config) -> None:
     from rayfl.data.remarks import remarks
-    from rayfl.runtime import session
+    from rayfl.runtime import driving
     from rayfl.runtime.connection import this_machine
+    from rayfl.servers import building
 
-    session.check(config)
-    stages, host = session.build(config)
-    plan = session.arithmetic(config, stages[0].federation, host, this_machine())
+    building.check(config)
+    stages, host = building.build(config)
+    plan = driving.arithmetic(config, stages[0].federation, host, this_machine())
     _say(config.to_yaml().rstrip())
     for line in (*plan.lines(), *remarks(stages[0].federation)):
         _say(f"# {line}")
@@ -118,11 +120,11 @@ def resume(
     overrides: Overrides = None,
 ) -> None:
     """Go on with a stopped run, bit for bit as if it had not stopped."""
+    from rayfl import api
     from rayfl.display import Display, closing
-    from rayfl.runtime import session
 
     with Display(out, f"resuming {short(path)}") as display:
-        result = session.resume(path, overrides or [], on_event=display)
+        result = api.resume(path, overrides or [], on_event=display)
     out.print(closing([result.summary], out.width))
     _say(f"run directory: {short(result.path)}")
 
@@ -170,8 +172,8 @@ def cluster(
 ) -> None:
     """Cluster the clients of a config by their signatures, before any training."""
     from rayfl.algorithms import ALGORITHMS, OneShotClustered
+    from rayfl.commands import cluster as clustering
     from rayfl.config import load, on_the_same_data, variant
-    from rayfl.runtime import clustering_alone
 
     changes = overrides or []
     one_shot = [name for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)]
@@ -193,11 +195,11 @@ def cluster(
             if named != ["all"]:
                 raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
             unfit.append(f"{name}: {error}")
-    found, refused = clustering_alone.cluster_alone(on_the_same_data([*own, *others]))
-    clustering_alone.show(found, out)
+    found, refused = clustering.cluster_alone(on_the_same_data([*own, *others]))
+    clustering.show(found, out)
     for line in [*unfit, *refused]:
         _say(f"left out: {line}")
-    for path in clustering_alone.write(found, out_folder or Path(f"cluster-{first.name}")):
+    for path in clustering.write(found, out_folder or Path(f"cluster-{first.name}")):
         _say(f"written: {short(path)}")
 
 
@@ -211,8 +213,8 @@ def expert(
     ] = None,
 ) -> None:
     """Train a config's model on all data: an expert for order.expert, and its losses for partition.losses."""
+    from rayfl.commands.expert import train_expert
     from rayfl.config import load
-    from rayfl.runtime.expert import train_expert
 
     loaded = load(config, overrides or [])
     model, losses = train_expert(loaded, epochs, out_folder or Path(f"expert-{loaded.name}"))
@@ -229,7 +231,7 @@ def prepare(
 ) -> None:
     """Download a dataset, once."""
     from rayfl.config import load
-    from rayfl.runtime.session import data_root
+    from rayfl.servers.building import data_root
 
     changes = [change if change.startswith("data.") else f"data.{change}" for change in overrides or []]
     config = load({"data": {"name": dataset}}, changes)
@@ -364,7 +366,7 @@ def newcomers(
     """Let clients that come after a run find their cluster, fine-tune, and be tested."""
     import pandas as pd
 
-    from rayfl.runtime.newcomers import welcome
+    from rayfl.commands.newcomers import welcome
 
     frame = welcome(path, data, epochs, local_epochs)
     table = Table(title="newcomers")
@@ -402,7 +404,7 @@ def models(
     """Write the models with which clients were tested last, a .safetensors file each, from the checkpoint."""
     from safetensors.torch import save_file
 
-    from rayfl.runtime.session import client_models
+    from rayfl.api import client_models
 
     folder, number = out_folder or path / "models" / "clients", 0
     for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
@@ -418,7 +420,7 @@ def models(
 def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> None:
     """Write report.html of a run anew."""
     from rayfl.report import write_report
-    from rayfl.runtime.rundir import RunDirectory
+    from rayfl.rundir import RunDirectory
 
     _say(f"report: {short(write_report(RunDirectory.open(path).path))}")
 
@@ -429,10 +431,10 @@ def compare(
     page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),
 ) -> None:
     """Put finished runs side by side: a table, and a page with their curves."""
+    from rayfl.api import Result
     from rayfl.display import closing, closing_table
     from rayfl.report import differences, write_comparison
-    from rayfl.runtime.rundir import RunDirectory
-    from rayfl.runtime.session import Result
+    from rayfl.rundir import RunDirectory
 
     results = [Result(RunDirectory.open(path).path) for path in runs]
     for result in results:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from rayfl import cli
+from rayfl import api, cli
 from rayfl.config import load, presets
 from rayfl.errors import ClientError
-from rayfl.runtime import session
+from rayfl.servers import driver
 
 QUICK = ["execution.backend=inline", "rounds=2", "training.epochs=1", "output.report=false"]
 
@@ -145,7 +145,7 @@ def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch)
     def fail(*args: object, **kwargs: object) -> None:
         raise ClientError(3, 7, "Traceback ...\nValueError: broken")
 
-    monkeypatch.setattr(session, "run", fail)
+    monkeypatch.setattr(api, "run", fail)
     answer = rayfl("run", "digits-demo", *QUICK)
     assert answer.code == 1
     assert (
@@ -158,7 +158,7 @@ def test_what_does_not_fit_into_memory_is_one_line(rayfl, monkeypatch):
     def fill(*args: object, **kwargs: object) -> None:
         raise MemoryError("Unable to allocate 16.0 GiB for an array")
 
-    monkeypatch.setattr(session, "run", fill)
+    monkeypatch.setattr(api, "run", fill)
     answer = rayfl("run", "digits-demo", *QUICK)
     line = "error: out of memory: Unable to allocate 16.0 GiB for an array; choose smaller sizes\n"
     assert (answer.code, answer.err) == (2, line)
@@ -171,12 +171,12 @@ def test_a_diverged_client_is_one_line(rayfl):
     assert answer.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [session.Interrupted(), KeyboardInterrupt()])
+@pytest.mark.parametrize("error", [driver.Interrupted(), KeyboardInterrupt()])
 def test_an_interrupt_exits_with_130(rayfl, monkeypatch, error):
     def stop(*args: object, **kwargs: object) -> None:
         raise error
 
-    monkeypatch.setattr(session, "run", stop)
+    monkeypatch.setattr(api, "run", stop)
     answer = rayfl("run", "digits-demo", *QUICK)
     assert answer.code == 130
     assert "Traceback" not in answer.err
@@ -186,7 +186,7 @@ def test_a_bug_is_not_hidden(rayfl, monkeypatch):
     def bug(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("a bug")
 
-    monkeypatch.setattr(session, "run", bug)
+    monkeypatch.setattr(api, "run", bug)
     with pytest.raises(ZeroDivisionError):
         rayfl("run", "digits-demo", *QUICK)
 

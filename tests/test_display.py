@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from rayfl.display import Display, bytes_text, closing, closing_table, group_table, percent
-from rayfl.runtime.driver import Event
+from rayfl.servers.driver import Event
 
 SUMMARY = {
     "algorithm": "pacfl",

@@ -14,9 +14,9 @@ import pytest
 
 from rayfl import load
 from rayfl.algorithms import ALGORITHMS
+from rayfl.api import run
 from rayfl.config import presets, variant
 from rayfl.data import DATASETS
-from rayfl.runtime.session import run
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()

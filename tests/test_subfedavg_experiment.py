@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 import rayfl
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training.pruning import gammas
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "subfedavg"

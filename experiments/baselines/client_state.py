@@ -73,10 +73,11 @@ def measure(
 
 def resume(path: Path) -> dict[str, Any]:
     """Start the run again from its checkpoint and do one round."""
+    from rayfl.rundir import RunDirectory
     from rayfl.runtime.connection import connect, this_cluster, this_machine
-    from rayfl.runtime.driver import Driver
-    from rayfl.runtime.rundir import RunDirectory
-    from rayfl.runtime.session import arithmetic, build, make_backend
+    from rayfl.runtime.driving import arithmetic, make_backend
+    from rayfl.servers.building import build
+    from rayfl.servers.driver import Driver
 
     directory = RunDirectory.open(path)
     config = directory.config

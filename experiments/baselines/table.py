@@ -25,10 +25,10 @@ import pandas as pd
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from rayfl import api
 from rayfl.config import Config, load, on_the_same_data, variant
 from rayfl.errors import ConfigError, RayflError, nearest
-from rayfl.runtime import session
-from rayfl.runtime.driver import Interrupted
+from rayfl.servers.driver import Interrupted
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from compare_seeds import markdown, run_all, seeds_of, table
@@ -141,7 +141,7 @@ def run(plan: Sequence[Row], out: Path, target: float | None = None) -> str:
     done: list[dict[str, Any]] = []
     text = ""
     for row, result in zip(plan, run_all([row.config for row in plan]), strict=True):
-        reached = rounds_to(target, session.Result(Path(result["path"])).rounds)
+        reached = rounds_to(target, api.Result(Path(result["path"])).rounds)
         done.append({**result, "algorithm": row.label, "paper": row.paper, "rounds_to_target": reached})
         runs = pd.DataFrame(done)
         runs = runs.reindex(columns=[*dict.fromkeys([*runs.columns, *METRICS])])

@@ -23,7 +23,7 @@ import torch
 
 import rayfl
 from rayfl.config import Config, load
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
 from rayfl.training import Batches
 
 COLUMNS = ["gap", "mean_norm", "max_norm", "correct"]

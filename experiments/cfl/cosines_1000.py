@@ -30,15 +30,16 @@ import pandas as pd
 import psutil
 from numpy.typing import NDArray
 
+from rayfl.backend import Backend
 from rayfl.config import load
-from rayfl.runtime.asking import Asking
-from rayfl.runtime.backend import Backend, InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
-from rayfl.runtime.driver import Driver, Event
+from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.driver import Driver, Event
+from rayfl.servers.queries import Asking
 
 
 def own_bytes(pid: int) -> int:

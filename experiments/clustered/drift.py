@@ -20,9 +20,10 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from rayfl import api
 from rayfl.config import Config, load, variant
 from rayfl.errors import ConfigError, RayflError, nearest
-from rayfl.runtime import session
+from rayfl.servers import building
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from compare_seeds import seeds_of
@@ -60,8 +61,8 @@ METHODS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 
 def measure(name: str, config: Config) -> dict[str, object]:
     """A run, and how those that changed fare."""
-    (_, after), _ = session.build(config)
-    result = session.run(config)
+    (_, after), _ = building.build(config)
+    result = api.run(config)
     last = result.clients.set_index("client")["accuracy_last"]
     tested = result.rounds.dropna(subset="accuracy_mean").set_index("round")["accuracy_mean"]
     changed = np.isin(last.index, after.drifted)

@@ -24,11 +24,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from rayfl import api
+from rayfl.commands.newcomers import welcome
 from rayfl.config import Config, load, variant
 from rayfl.data import Federation, write_npz
 from rayfl.errors import ConfigError, RayflError, nearest
-from rayfl.runtime import session
-from rayfl.runtime.newcomers import welcome
+from rayfl.servers import building
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from compare_seeds import seeds_of
@@ -54,7 +55,7 @@ COMMON = ("rounds=30", "training.epochs=2", "evaluation.every=30", "execution.ba
 
 def split(config: Config, folder: Path) -> tuple[Path, Path]:
     """Write the known clients' samples as one dataset, and the newcomers' as :func:`welcome` reads them."""
-    (stage, *_), _ = session.build(config)
+    (stage, *_), _ = building.build(config)
     federation, folder = stage.federation, folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
     known, new = folder / f"known-{config.seed}.npz", folder / f"new-{config.seed}.npz"
@@ -87,7 +88,7 @@ def measure(
         f"partition={{name: natural, clients: {KNOWN}}}",
     ]
     config = load(variant(name, [*settings, *data], method), METHODS[method])
-    result = session.run(config)
+    result = api.run(config)
     rows = []
     longest = config.rounds * config.training.epochs
     for epochs in (EPOCHS, longest) if method == "solo" else (EPOCHS,):

@@ -24,11 +24,11 @@ from typing import Any
 import pandas as pd
 import yaml
 
+from rayfl import api
 from rayfl.algorithms import OneShotClustered
+from rayfl.commands.cluster import cluster_alone
 from rayfl.config import Config, load, variant
 from rayfl.errors import ConfigError, RayflError
-from rayfl.runtime import session
-from rayfl.runtime.clustering_alone import cluster_alone
 
 FIELDS = ("scenario", "method", "seed", "asked", "clusters", "ari", "accuracy", "seconds", "refused")
 GIVEN, PROPOSED, TRAINED = "given", "proposed", "trained"
@@ -56,7 +56,7 @@ def measure(asked: str, config: Config) -> dict[str, Any]:
     begun = time.perf_counter()
     try:
         if asked == TRAINED:
-            found = session.run(config).summary
+            found = api.run(config).summary
             row = {name: found[name] for name in ("clusters", "ari")}
             row["accuracy"] = found["accuracy_mean"]
         else:

@@ -29,11 +29,12 @@ import pandas as pd
 import torch
 from safetensors.torch import load_file
 
+from rayfl import api
+from rayfl.commands.expert import train_expert
 from rayfl.config import Config, load
 from rayfl.data import write_npz
 from rayfl.errors import RayflError
-from rayfl.runtime import session
-from rayfl.runtime.expert import train_expert
+from rayfl.servers import building
 from rayfl.training import Batches
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -81,9 +82,9 @@ FIGURES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 LAST = 10
 
 
-def accuracy(config: Config, result: session.Result) -> float:
+def accuracy(config: Config, result: api.Result) -> float:
     """Of a finished run's model on all test samples, in per cent."""
-    (stage, *_), host = session.build(config)
+    (stage, *_), host = building.build(config)
     samples = stage.federation.samples
     batches, module = Batches(samples, torch.device("cpu")), host.spec.build().eval()
     module.load_state_dict(load_file(result.path / "models" / "model_0.safetensors"), strict=False)
@@ -97,7 +98,7 @@ def accuracy(config: Config, result: session.Result) -> float:
 
 def subset(config: Config, samples: int, folder: Path) -> str:
     """The setting of a dataset with the first so many training samples of the config's."""
-    whole = config.data.load(session.data_root(config))
+    whole = config.data.load(building.data_root(config))
     file = folder / f"{whole.name}-{samples}.npz"
     if not file.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -148,7 +149,7 @@ def run_one(row: str, config: Config, file: Path) -> None:
     known = pd.read_csv(file) if file.exists() else pd.DataFrame({"row": [], "seed": []})
     if ((known["row"] == row) & (known["seed"] == config.seed)).any():
         return
-    result = session.run(config)
+    result = api.run(config)
     tested = result.rounds["accuracy_mean"].dropna()
     found = {
         "row": row,

@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 
 from rayfl.clustering.predictions import clustering_error, disjoint_clusters, joint_clusters
+from rayfl.commands.cluster import cluster_alone
 from rayfl.config import Config, load
 from rayfl.data import Federation
-from rayfl.runtime import session
-from rayfl.runtime.clustering_alone import cluster_alone
+from rayfl.servers import building
 
 BETAS = np.round(np.arange(0, 1.0001, 0.05), 2)
 
@@ -55,7 +55,7 @@ def errors(
 
 def measure(config: Config, betas: Sequence[float]) -> pd.DataFrame:
     """The errors of one kind of server data."""
-    groups = true_groups(session.build(config)[0][0].federation)
+    groups = true_groups(building.build(config)[0][0].federation)
     (found,), _ = cluster_alone([config])
     distances = found.clusters.distances
     assert distances is not None  # few clients

@@ -33,7 +33,7 @@ from sklearn.cluster import KMeans
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.config import load
 from rayfl.random import generator, key
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
 from rayfl.training import Batches, LocalWork, open_engine
 
 C = 5

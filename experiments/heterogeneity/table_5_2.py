@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from rayfl import api
 from rayfl.config import load
 from rayfl.errors import RayflError
-from rayfl.runtime import session
 
 HERE = Path(__file__).parent
 PARTITIONS = {
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name, partition in PARTITIONS.items():
                 settings = [f"seed={seed}", "execution.backend=inline", "output.report=false"]
                 settings += [f"output.root={options.out}", *partition, *options.overrides]
-                result = session.run(load(HERE / "fedavg-cifar10.yaml", settings))
+                result = api.run(load(HERE / "fedavg-cifar10.yaml", settings))
                 tested = result.rounds["accuracy_mean"].dropna()
                 rows.append((name, seed, tested.iloc[-1], tested.iloc[-LAST:].mean()))
                 print(f"{name}, seed {seed}: last {rows[-1][2]:.1f} %, last {LAST} tests {rows[-1][3]:.1f} %")

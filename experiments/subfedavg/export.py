@@ -27,9 +27,9 @@ from rayfl.data import Federation
 from rayfl.errors import ConfigError, RayflError
 from rayfl.local.sub_fedavg import SubFedAvg
 from rayfl.models import ModelSpec
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build
+from rayfl.rundir import RunDirectory
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Batches
 from rayfl.training.pruning import conv_flops, gammas, shrink
 

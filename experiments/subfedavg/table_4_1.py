@@ -24,10 +24,11 @@ import numpy as np
 import pandas as pd
 from export import Network, networks
 
+from rayfl import api
 from rayfl.config import Config, load, resolve, with_overrides
 from rayfl.errors import RayflError
-from rayfl.runtime import session
-from rayfl.runtime.rundir import RunDirectory
+from rayfl.rundir import RunDirectory
+from rayfl.servers import building
 
 PRESET = "subfedavg-cifar10"
 UN, HY = "Sub-FedAvg (Un) {}", "Sub-FedAvg (Hy) {}"
@@ -51,7 +52,7 @@ def subset(config: Config, clients: int, folder: Path) -> Path:
     path = folder / f"{config.data.name}-{clients}.npz"
     if not path.is_file():
         folder.mkdir(parents=True, exist_ok=True)
-        samples = config.data.load(session.data_root(config))
+        samples = config.data.load(building.data_root(config))
         each = 500 * clients // samples.classes
         first = [np.flatnonzero(samples.y_train == label)[:each] for label in range(samples.classes)]
         at = np.sort(np.concatenate(first))
@@ -88,7 +89,7 @@ def finished(config: Config, folder: Path) -> Path | None:
 
 def row_of(label: str, path: Path) -> dict[str, Any]:
     """The numbers of a finished run; means over clients that took part."""
-    run = session.Result(path)
+    run = api.Result(path)
     summary = run.summary
     found: list[Network] = list(networks(path)) if "pruned_weights_mean" in summary else []
 
@@ -124,7 +125,7 @@ def main(arguments: list[str] | None = None) -> int:
         for label in given.rows.split(","):
             overrides = [*given.overrides, f"output.root={out / 'runs'}"]
             config = config_of(ROWS[label], overrides, given.clients, out)
-            path = finished(config, out / "runs") or session.run(config).path
+            path = finished(config, out / "runs") or api.run(config).path
             rows.append(row_of(label, path))
             print(rows[-1], flush=True)
     except RayflError as error:

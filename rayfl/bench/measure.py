@@ -18,10 +18,11 @@ import psutil
 
 from rayfl.bench.naive import NaiveFedAvg
 from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available, connect
-from rayfl.runtime.driver import Driver, Event
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import arithmetic, build, make_backend
+from rayfl.runtime.driving import arithmetic, make_backend
+from rayfl.servers.building import build
+from rayfl.servers.driver import Driver, Event
 
 Say = Callable[[str], None]
 

@@ -16,10 +16,10 @@ import psutil
 
 from rayfl.bench.measure import running
 from rayfl.bench.workloads import WORKLOADS, Workload
-from rayfl.runtime.driver import Driver
-from rayfl.runtime.host import ClientHost
-from rayfl.runtime.lps import LocalServer
-from rayfl.runtime.servers import Servers
+from rayfl.clients.host import ClientHost
+from rayfl.servers.driver import Driver
+from rayfl.servers.lps import LocalServer
+from rayfl.servers.rounds import Servers
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Chain, Layer, Linear
 from rayfl.training.batched.network import BatchedNetwork, Network

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayError
 
+from rayfl.backend import Ref, Task, bundles
 from rayfl.errors import RayflError
-from rayfl.runtime.backend import Ref, Task, bundles
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, one_line, plain_errors
 
 IN_FLIGHT = 2

@@ -28,8 +28,8 @@ from ray.exceptions import (
 )
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayfl.backend import Ref
 from rayfl.errors import RayflError, ResultsLost
-from rayfl.runtime.backend import Ref
 from rayfl.runtime.remote import Whereabouts, kill
 
 TICK = 0.5

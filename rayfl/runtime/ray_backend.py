@@ -22,10 +22,10 @@ from ray.exceptions import RayError
 from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
-from rayfl.runtime.backend import Backend, Ref, Task
+from rayfl.backend import Backend, Ref, Task
+from rayfl.clients.host import ClientHost
+from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.runtime.dispatch import Call, Crew, Dispatch
-from rayfl.runtime.host import ClientHost
-from rayfl.runtime.jobs import HostSpec, TrainJob
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
 from rayfl.runtime.remote import ServerActor, Whereabouts, acknowledge, whereabouts
 

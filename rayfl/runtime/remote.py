@@ -1,6 +1,6 @@
 """What Ray runs in processes of their own besides the clients: local parameter servers and remote tasks.
 
-Like that of :mod:`rayfl.runtime.lps`, its import must stay cheap: neither torch nor anything built on it.
+Like that of :mod:`rayfl.servers.lps`, its import must stay cheap: neither torch nor anything built on it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from rayfl.runtime.lps import LocalServer
+from rayfl.servers.lps import LocalServer
 
 
 class Whereabouts(NamedTuple):

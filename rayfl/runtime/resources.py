@@ -11,10 +11,6 @@ WORKER_BYTES = 270e6
 """A Python process with torch imported."""
 
 
-_COPIES = 4
-"""Models in memory while one client trains: the server's, the client's, its gradient and its result."""
-
-
 @dataclass(frozen=True)
 class Node:
     """What one machine has free."""
@@ -107,26 +103,6 @@ class ResourcePlan:
     def to_dict(self) -> dict[str, float | None]:
         """For ``environment.json``."""
         return asdict(self)
-
-
-def check_model(parameters: int, memory: float) -> None:
-    """Refuse a model of which a client and a server do not fit into the memory of this machine.
-
-    Args:
-        parameters: P.
-        memory: of this machine, in bytes.
-
-    Raises:
-        ConfigError
-    """
-    needed = _COPIES * 4.0 * parameters
-    if needed > memory:
-        raise ConfigError(
-            "model",
-            f"{parameters:,} parameters need {needed / 1e9:,.1f} GB to train one client; "
-            f"this machine has {memory / 1e9:,.1f}",
-            f"at most {int(memory / needed * parameters):,} parameters fit",
-        )
 
 
 def plan_resources(

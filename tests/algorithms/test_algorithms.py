@@ -19,7 +19,7 @@ from rayfl.algorithms.base import sample_cohort
 from rayfl.clustering.config import Clustering
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.runtime.checkpoint import Checkpoint
+from rayfl.servers.checkpoint import Checkpoint
 from rayfl.settings import part_name, summary
 from rayfl.training import LocalWork, Training
 from tests.algorithms.fakes import (

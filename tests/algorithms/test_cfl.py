@@ -18,19 +18,20 @@ import rayfl
 from experiments.cfl import gap
 from rayfl.algorithms import RoundReport, ServerState, Setup
 from rayfl.algorithms.cfl import CFL, path
+from rayfl.api import resume
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
+from rayfl.commands.newcomers import welcome
 from rayfl.config import load
 from rayfl.errors import ConfigError, RayflError
-from rayfl.runtime import asking, checkpoint
-from rayfl.runtime.asking import Asking
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.newcomers import welcome
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build, resume
-from rayfl.runtime.states import ClientStates
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers import checkpoint, queries
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.queries import Asking
+from rayfl.servers.states import ClientStates
 from rayfl.training import Batches
 from tests.algorithms.fakes import NOBODY, FakeClients, plan_of, report, setup
 
@@ -484,7 +485,7 @@ def keeper(rows: NDArray[np.float32]) -> Asking:
 
 @pytest.mark.parametrize("block", [1, 3, 128])
 def test_cosines_in_tiles_and_sketches_in_blocks(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(asking, "_TILE", block)
+    monkeypatch.setattr(queries, "_TILE", block)
     rows = np.random.default_rng(0).standard_normal((7, 500)).astype(np.float32)
     rows[3] += 2 * rows[1]
     clients, who = keeper(rows), np.array([2, 6, 0, 12, 8])

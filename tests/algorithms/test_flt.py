@@ -19,20 +19,21 @@ import rayfl
 from rayfl.algorithms import Regrouping, ServerState, Setup
 from rayfl.algorithms.flt import FLT
 from rayfl.algorithms.one_shot import most_used
+from rayfl.api import resume
+from rayfl.clients.host import ClientHost
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.commands.cluster import cluster_alone
+from rayfl.commands.newcomers import welcome
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError
 from rayfl.models.conv_ae import ConvAE, weights_of
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.clustering_alone import cluster_alone
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.host import ClientHost
-from rayfl.runtime.newcomers import welcome
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build, resume
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.algorithms.fakes import SIZES, FakeClients, algorithm, clusters, plan_of, report, setup
 
 Matrix = NDArray[np.float64]

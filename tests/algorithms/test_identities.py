@@ -15,7 +15,7 @@ import torch
 import rayfl
 from rayfl.data import build_federation
 from rayfl.models import ModelSpec
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Batches, LocalWork, LoopEngine
 
 TASKS = {

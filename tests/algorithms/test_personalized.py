@@ -16,8 +16,8 @@ from rayfl.data import build_federation
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Batches
 from tests.algorithms.fakes import algorithm, clustered, setup
 

@@ -29,11 +29,11 @@ from typing import Any
 import psutil
 
 from rayfl import files
+from rayfl.api import Result, resume, run
 from rayfl.errors import RayflError
 from rayfl.runtime import processes
-from rayfl.runtime.checkpoint import checkpoints
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.session import Result, resume, run
+from rayfl.servers.checkpoint import checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.runtime.conftest import METHODS, TASKS, actors
 from tests.runtime.test_same_everywhere import assert_same
 

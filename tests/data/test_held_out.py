@@ -16,7 +16,7 @@ from rayfl.data.scaling import Scaling
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
 
 PUBLIC = {
     "features pca": {"algorithm": "pacfl", "clustering": {"features": "pca"}},

@@ -14,7 +14,7 @@ from rayfl.config import load
 from rayfl.data import DATASETS, Dataset, Samples
 from rayfl.data.scaling import GivenScaling, Scaling
 from rayfl.errors import ConfigError
-from rayfl.runtime.rundir import RunDirectory
+from rayfl.rundir import RunDirectory
 
 RNG = np.random.default_rng(4)
 

@@ -153,7 +153,7 @@ def _images(count: int, classes: int, shape: tuple[int, ...]) -> tuple[NDArray[n
 
 def hashes(names: Iterable[str]) -> dict[str, str]:
     """``models_sha256`` of the named runs, made in this process."""
-    from rayfl.runtime.session import run
+    from rayfl.api import run
 
     known = cases()
     found = {}

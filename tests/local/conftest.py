@@ -13,7 +13,7 @@ import rayfl
 from rayfl.data import build_federation
 from rayfl.models import ModelSpec
 from rayfl.random import orders
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from tests.training.bounds import rounding
 
 Array = np.ndarray

@@ -18,9 +18,9 @@ from rayfl.algorithms import Mixing, Plan
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.local.mtl import MTL
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.servers import Round, Servers
-from rayfl.runtime.session import build
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.rounds import Round, Servers
 from rayfl.training import LocalWork, LoopEngine
 from tests.algorithms.test_identities import GROUPS, N, P, Ran, Run, run, same, same_curves
 from tests.local.conftest import CLASSES, ETA, FEATURES, ROUND, Problem

@@ -11,6 +11,9 @@ import pytest
 import torch
 
 import rayfl
+from rayfl.api import resume
+from rayfl.clients.host import partial_product
+from rayfl.clients.partial import Partial
 from rayfl.config import load
 from rayfl.data import build_federation
 from rayfl.errors import ConfigError
@@ -18,13 +21,12 @@ from rayfl.local import Start
 from rayfl.local.sub_fedavg import SubFedAvg
 from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.host import partial_product
-from rayfl.runtime.lps import LocalServer, Partial
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build, resume
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.lps import LocalServer
 from rayfl.training import Batches, LocalWork, LoopEngine, TrainedBlock, Training
 from rayfl.training.pruning import expand, gammas, prunable
 from tests.training.bounds import rounding

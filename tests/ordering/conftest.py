@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import rayfl
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from tests.runtime.conftest import ray_cluster  # noqa: F401 (a fixture)
 
 SETTINGS: dict[str, Any] = {

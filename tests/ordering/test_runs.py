@@ -10,12 +10,13 @@ import pandas as pd
 import pytest
 
 import rayfl
+from rayfl.api import Result, resume
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, build, resume
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.ordering.conftest import SETTINGS, Run
 from tests.training.bounds import rounding
 

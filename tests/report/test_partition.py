@@ -19,7 +19,7 @@ from rayfl.config import load
 from rayfl.data.heterogeneity.distances import MEASURES, average_distance
 from rayfl.errors import ConfigError, DataError
 from rayfl.report import partition
-from rayfl.runtime import session
+from rayfl.servers import building
 
 TASKS = "partition.name=tasks"
 TWO_TASKS = [TASKS, "partition.tasks=[{labels: [0, 1], clients: 3}, {labels: [7, 8, 9], clients: 2}]"]
@@ -135,7 +135,7 @@ def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
         {"name": "drift", "round": 3, "clients": [3], "kind": "permuted_labels"},
     ]
     config = load({**DIGITS, "rounds": 5, "events": events}, TWO_TASKS)
-    stages, _ = session.build(config)
+    stages, _ = building.build(config)
     found = partition.views(config, ["emd"])
     assert [each.of for each in found] == [3, 3, 3]
     assert [each.present.tolist() for each in found] == [[0, 1, 2, 3], [0, 1, 2, 3, 4], [1, 2, 3, 4]]

@@ -17,12 +17,13 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
+from rayfl.api import Result
 from rayfl.config import load
-from rayfl.runtime.checkpoint import Checkpoint
-from rayfl.runtime.driver import Driver, Event
+from rayfl.rundir import RunDirectory
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, build
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint
+from rayfl.servers.driver import Driver, Event
 
 _ROUND = 2
 """In which round (0-based) the node is lost."""

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 import rayfl
+from rayfl.api import client_models
 from rayfl.cli import app
 from rayfl.errors import ConfigError, RayflError
-from rayfl.runtime.session import build, client_models
+from rayfl.servers.building import build
 from rayfl.training import Batches
 
 MLP = {"name": "mlp", "hidden": [12]}

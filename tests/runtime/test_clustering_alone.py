@@ -13,9 +13,9 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 import rayfl
 from rayfl.clustering.linkage import number_by_first
+from rayfl.commands.cluster import cluster_alone, show, write
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.runtime.clustering_alone import cluster_alone, show, write
 
 CLUSTERS = {"clustering": {"n_clusters": 3}}
 

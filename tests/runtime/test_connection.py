@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import yaml
 
+from rayfl.api import run
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.runtime import connection
 from rayfl.runtime.connection import await_room, short_folder
 from rayfl.runtime.resources import Available, Node
-from rayfl.runtime.session import run
 
 
 def _mode(path: Path) -> int:

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 import rayfl
+from rayfl.api import resume
 from rayfl.config import load
 from rayfl.coresets.clients import client_graph, evaluation_coreset
 from rayfl.errors import ConfigError
-from rayfl.runtime.asking import histograms
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build, resume
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.queries import histograms
 from tests.runtime.test_same_everywhere import assert_same
 
 

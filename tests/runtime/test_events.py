@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, build, resume, run
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.runtime.test_same_everywhere import assert_same
 
 EVENTS = [

@@ -13,9 +13,9 @@ from torch.nn import functional
 
 import rayfl
 from rayfl import cli
+from rayfl.commands.expert import train_expert
 from rayfl.config import load
-from rayfl.runtime.expert import train_expert
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
 from rayfl.training import Batches
 
 SETTINGS: dict[str, Any] = {

@@ -17,15 +17,16 @@ import pytest
 import ray.exceptions as rx
 import yaml
 
+from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.errors import RayflError, ResultsLost
+from rayfl.rundir import RunDirectory
 from rayfl.runtime import processes
-from rayfl.runtime.checkpoint import checkpoints
-from rayfl.runtime.driver import Driver, Event, Interrupted
 from rayfl.runtime.processes import Deadlines, Deaths, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, build, resume, run
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.runtime.conftest import METHODS, actors
 from tests.runtime.test_same_everywhere import assert_same
 

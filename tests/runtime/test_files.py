@@ -16,10 +16,10 @@ import yaml
 
 from rayfl import files
 from rayfl.algorithms import ServerState
+from rayfl.api import Result, resume, run
 from rayfl.errors import ConfigError, DiskError, RayflError
-from rayfl.runtime.checkpoint import Checkpoint, Damaged, checkpoints
-from rayfl.runtime.driver import Event
-from rayfl.runtime.session import Result, resume, run
+from rayfl.servers.checkpoint import Checkpoint, Damaged, checkpoints
+from rayfl.servers.driver import Event
 from tests.runtime.conftest import METHODS
 from tests.runtime.test_same_everywhere import assert_same
 

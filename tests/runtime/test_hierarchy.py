@@ -17,15 +17,17 @@ from numpy.typing import NDArray
 from rayfl.algorithms import Algorithm, GlobalStep, Hierarchy
 from rayfl.algorithms.hierfavg import HierFAVG
 from rayfl.algorithms.mt_hfl import MTHFL
+from rayfl.api import Result, run
+from rayfl.clients.partial import Partial, Weight
 from rayfl.config import load
 from rayfl.data.events import build_stages
 from rayfl.errors import ConfigError
 from rayfl.local.sgd import SGD
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.lps import Partial, Reduced, Weight
-from rayfl.runtime.servers import Servers
-from rayfl.runtime.session import Result, build, run
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.lps import Reduced
+from rayfl.servers.rounds import Servers
 from rayfl.training import Batches
 
 D, CLASSES, LR, EPOCHS = 64, 10, 0.5, 2

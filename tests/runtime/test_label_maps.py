@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from rayfl import load
+from rayfl.api import run
 from rayfl.data import DATASETS, write_npz
-from rayfl.runtime.session import run
 
 
 @pytest.fixture

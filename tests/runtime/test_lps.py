@@ -11,8 +11,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rayfl.runtime.host import partial_product
-from rayfl.runtime.lps import LocalServer, Partial, merge
+from rayfl.clients.host import partial_product
+from rayfl.clients.partial import Partial
+from rayfl.servers.lps import LocalServer, merge
 
 ALL = ((0, 6),)
 rng = np.random.default_rng(0)

@@ -16,16 +16,16 @@ from typer.testing import CliRunner
 import rayfl
 from rayfl.cli import app
 from rayfl.clustering.newcomers import fit_by_distances, fit_by_means
+from rayfl.commands.newcomers import read_newcomers, welcome, with_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import Driver, Event, Interrupted
-from rayfl.runtime.newcomers import read_newcomers, welcome, with_newcomers
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.signatures.features.pca import PCA
 from rayfl.training import Batches, LocalWork, LoopEngine
 

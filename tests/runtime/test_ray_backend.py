@@ -16,14 +16,16 @@ import ray
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rayfl.api import Result, run
+from rayfl.backend import MESSAGE_WORK, Task, bundles
 from rayfl.config import load
 from rayfl.errors import RayflError
-from rayfl.runtime import processes, states
-from rayfl.runtime.backend import MESSAGE_WORK, Task, bundles
-from rayfl.runtime.driver import Driver, Event
+from rayfl.rundir import RunDirectory
+from rayfl.runtime import processes
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, build, run
+from rayfl.servers import states
+from rayfl.servers.building import build
+from rayfl.servers.driver import Driver, Event
 from tests.runtime.conftest import METHODS, actors
 
 

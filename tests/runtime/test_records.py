@@ -10,8 +10,8 @@ import pytest
 
 import rayfl
 from rayfl.config import load
-from rayfl.runtime import records
-from rayfl.runtime.session import build
+from rayfl.servers import records
+from rayfl.servers.building import build
 
 PARTS = ["group_var_within", "group_var_between"]
 

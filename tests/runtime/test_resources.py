@@ -7,14 +7,14 @@ import pytest
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.models.flat import ModelSpec
-from rayfl.runtime import session
-from rayfl.runtime.resources import check_model
+from rayfl.servers import building
+from rayfl.servers.building import check_model
 
 
 def test_a_model_beyond_the_memory_is_refused_before_it_is_built():
     config = load("digits-demo", ["model=mlp", "model.hidden=[1000000000]"])
     with pytest.raises(ConfigError, match=r"model: 75,000,000,010 parameters need 1,200.0 GB to train one"):
-        session.build(config)
+        building.build(config)
     with pytest.raises(ConfigError, match=r"model: 'mlp' cannot be built"):
         ModelSpec.of(
             load({}, ["model=mlp", "model.hidden=[2000000000, 2000000000, 7]"]).model, (2**31,), 10, 0

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.api import Result, resume, run
 from rayfl.errors import DataError
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, resume, run
+from rayfl.rundir import RunDirectory
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from tests.runtime.conftest import TASKS
 
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 2, 2]
@@ -164,8 +164,9 @@ def test_on_ray_as_inline(settings: dict[str, Any], ray_cluster: None) -> None:
 @pytest.fixture
 def blank(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> dict[str, Any]:
     """Client 8 waits, and all its pixels are zero."""
+    from rayfl import config
     from rayfl.data.datasets.digits import Digits
-    from rayfl.runtime import session
+    from rayfl.servers import building
 
     load = Digits.load
     events = [{"name": "join", "round": 2, "clients": [8]}]
@@ -175,7 +176,7 @@ def blank(monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]) -> dict[str
     }
     whole = {**settings, "rounds": 4, "partition": tasks, "events": events}
     whole |= {"algorithm": "pacfl", "clustering": {"n_clusters": 3}}
-    stages, _ = session.build(session.load(whole))
+    stages, _ = building.build(config.load(whole))
     theirs = stages[1].federation.train[8]
 
     def blanked(self: Digits, root: Any) -> Any:
@@ -216,7 +217,7 @@ def test_at_the_start_too(blank: dict[str, Any]) -> None:
 
 
 def test_a_run_that_is_resumed_names_it(blank: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from rayfl.runtime.driver import Driver
+    from rayfl.servers.driver import Driver
 
     with monkeypatch.context() as patched:
         patched.setattr(Driver, "_check_signatures", lambda self, state: None)

@@ -14,17 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rayfl.algorithms import Mixing, Plan
+from rayfl.api import run
+from rayfl.clients.host import partial_product
+from rayfl.clients.jobs import HostSpec
+from rayfl.clients.partial import Partial
 from rayfl.config import load
 from rayfl.data import Federation
 from rayfl.errors import ClientError
 from rayfl.local import OBJECTIVES
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.host import partial_product
-from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.lps import LocalServer, Partial, merge
-from rayfl.runtime.servers import Round, Servers, cut_blocks
-from rayfl.runtime.session import build, run
-from rayfl.runtime.states import ClientStates
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.lps import LocalServer, merge
+from rayfl.servers.rounds import Round, Servers, cut_blocks
+from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Training
 
 

@@ -13,15 +13,16 @@ import pytest
 from safetensors.torch import load_file
 
 from rayfl.algorithms import ServerState
+from rayfl.api import resume, run
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
 from rayfl.models import ModelSpec
 from rayfl.report.files import RunFiles
+from rayfl.rundir import RunDirectory
 from rayfl.runtime import connection
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import build, resume, run
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 
 
 def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> None:

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 import rayfl
+from rayfl.clients.host import partial_product
+from rayfl.clients.jobs import HostSpec
+from rayfl.clients.partial import Partial
 from rayfl.config import load
 from rayfl.models import MODELS, ModelSpec
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.host import partial_product
-from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.lps import LocalServer, Partial
-from rayfl.runtime.session import build
+from rayfl.servers.building import build
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.lps import LocalServer
 
 SIZES = (12, 40)
 SPEC = ModelSpec.of(MODELS["lenet5"](batch_norm=True), (1, 28, 28), 4, 0)

@@ -14,12 +14,13 @@ import pandas as pd
 import pytest
 import yaml
 
+from rayfl.api import Result, resume, run
 from rayfl.config import load
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.driver import Driver, Event, Interrupted
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.session import Result, build, resume, run
+from rayfl.servers.building import build
+from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.runtime.conftest import METHODS, TASKS
 
 
@@ -134,7 +135,7 @@ def test_a_killed_actor_costs_only_its_block(
 ) -> None:
     """Whether blocks travel one by one or several in a message."""
     if not together:
-        monkeypatch.setattr("rayfl.runtime.backend.MESSAGE_WORK", 1.0)
+        monkeypatch.setattr("rayfl.backend.MESSAGE_WORK", 1.0)
     config = load(_settings(settings, method, backend="ray", actors=2))
     directory = RunDirectory.create(config)
     stages, host = build(config)

@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.api import run
+from rayfl.backend import Backend
+from rayfl.clients.jobs import HostSpec, SignJob
 from rayfl.clustering.cluster import Clusters, cluster_signatures
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import Curve
@@ -16,11 +19,10 @@ from rayfl.clustering.proximity import BLOCK
 from rayfl.config import load
 from rayfl.data import Federation
 from rayfl.errors import ConfigError, RayflError
-from rayfl.runtime.backend import Backend, InlineBackend
-from rayfl.runtime.jobs import HostSpec, SignJob
+from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.runtime.session import build, run
-from rayfl.runtime.signing import CURVE, cluster_clients, facts
+from rayfl.servers.building import build
+from rayfl.servers.signatures import CURVE, cluster_clients, facts
 from rayfl.signatures.features.identity import Identity
 from rayfl.signatures.spectrum import Spectrum
 from rayfl.signatures.subspace import Subspace
@@ -170,7 +172,7 @@ def test_what_cannot_be_is_refused_before_any_client_is_asked(
 def test_the_linking_task_checks_the_memory_where_it_runs(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rayfl.runtime.signing.free_memory", lambda: 1800)
+    monkeypatch.setattr("rayfl.servers.signatures.free_memory", lambda: 1800)
     with pytest.raises(RayflError, match="31 clients"):
         clustered(InlineBackend(), settings, EXACT, tile_size=6)
 

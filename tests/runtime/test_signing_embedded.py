@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.embeddings.base import Embedding
 from rayfl.config import load
-from rayfl.runtime.backend import InlineBackend
-from rayfl.runtime.session import build
-from rayfl.runtime.signing import cluster_clients, facts
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build
+from rayfl.servers.signatures import cluster_clients, facts
 from rayfl.signatures.centroids import Centroids
 
 TASKS = [

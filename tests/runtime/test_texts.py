@@ -14,12 +14,13 @@ import torch
 from safetensors.torch import load_file
 from torch.nn import functional
 
+from rayfl.api import resume, run
 from rayfl.config import load
 from rayfl.coresets.clients import client_graph, evaluation_coreset
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
-from rayfl.runtime.asking import histograms
-from rayfl.runtime.session import build, resume, run
+from rayfl.servers.building import build
+from rayfl.servers.queries import histograms
 from rayfl.training import raw_features
 
 HABITS = ("red green blue", "one two three four", "so it goes on", "up and down")

@@ -13,9 +13,9 @@ from torch.nn import functional
 from rayfl.algorithms import Plan, ServerState
 from rayfl.algorithms.base import only_asked, sample_cohort
 from rayfl.config import load
-from rayfl.runtime.servers import Servers
-from rayfl.runtime.session import build
 from rayfl.sampling import SAMPLINGS, Candidates
+from rayfl.servers.building import build
+from rayfl.servers.rounds import Servers
 from rayfl.training import Batches
 from tests.algorithms.fakes import setup
 from tests.ordering.conftest import SETTINGS, Run

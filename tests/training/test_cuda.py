@@ -175,7 +175,7 @@ def test_a_share_of_the_memory_is_a_limit(gpu: torch.device) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_every_method_runs_on_a_gpu(method: str, tmp_path: Path, gpu: torch.device) -> None:
     """To the same accuracy as on a CPU, up to a few samples."""
-    from rayfl.runtime.session import run
+    from rayfl.api import run
 
     summaries = []
     for device in ("cpu", "cuda"):

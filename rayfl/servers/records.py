@@ -24,8 +24,8 @@ from rayfl.evaluation import (
     perplexity,
     summary,
 )
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.tensorboard import Board
+from rayfl.rundir import RunDirectory
+from rayfl.servers.tensorboard import Board
 
 _SCALARS = (
     "train_loss",

@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 
 from rayfl import files
-from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState, Setup
+from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
+from rayfl.backend import Backend, Ref, Task
+from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
-from rayfl.data import Federation
-from rayfl.data.events import Outage, Stage
+from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
-from rayfl.runtime.asking import HISTOGRAM, Asking
-from rayfl.runtime.backend import Backend, Ref, Task
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints, models_hash, round_of
-from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.records import Records
-from rayfl.runtime.rundir import RunDirectory, clean
-from rayfl.runtime.servers import Round, Servers
-from rayfl.runtime.signing import facts
-from rayfl.runtime.states import ClientStates
+from rayfl.rundir import RunDirectory, clean
+from rayfl.servers.building import block_rule, setup_of, stage_of
+from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
+from rayfl.servers.queries import HISTOGRAM, Asking
+from rayfl.servers.records import Records
+from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.signatures import facts
+from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
 from rayfl.training.observations import Observation
 
@@ -622,41 +622,9 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
             yield f"{above}{name}", value
 
 
-def stage_of(stages: Sequence[Stage], round: int) -> int:
-    """Which of the stages a round belongs to."""
-    return max(0, sum(stage.round <= round for stage in stages) - 1)
-
-
 def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:
     """A model ``(P,)`` as the tensors of its module, each with memory of its own."""
     return {name: t.clone().contiguous() for name, t in spec.to_state_dict(vector.copy()).items()}
-
-
-def setup_of(
-    config: Config, federation: Federation, spec: ModelSpec, edges: NDArray[np.int64] | None = None
-) -> Setup:
-    """What the algorithm may know of a run with this federation, and these edges of its clients."""
-    return Setup(
-        clients=federation.clients,
-        sizes=federation.sizes,
-        spec=spec,
-        rounds=config.rounds,
-        seed=config.seed,
-        training=config.training,
-        hierarchy=config.hierarchy,
-        clustering=config.clustering,
-        local=config.local,
-        order=config.order,
-        sampling=config.sampling,
-        edges=edges,
-        outages=tuple(event for event in config.events if isinstance(event, Outage)),
-    )
-
-
-def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:
-    """Clients in a block, given how many train in a round."""
-    work = host.spec.P * float(federation.sizes.mean()) * config.training.epochs
-    return lambda cohort: config.execution.clients_per_block(cohort, work)
 
 
 def _weighted_loss(report: RoundReport, sizes: NDArray[np.int64]) -> float:

@@ -140,7 +140,7 @@ class RunDirectory:
         return max(0, len(path.read_bytes().splitlines()) - 1) if path.is_file() else 0
 
     def write_config(self, config: Config) -> None:
-        """``config.yaml``: what :func:`~rayfl.runtime.session.resume` reads."""
+        """``config.yaml``: what :func:`~rayfl.api.resume` reads."""
         files.write(self.path / "config.yaml", config.to_yaml())
 
     @property

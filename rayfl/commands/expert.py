@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file
 from torch.nn import functional
 
+from rayfl import api
 from rayfl.config import Config, load
 from rayfl.data import IGNORED, Samples
 from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
-from rayfl.runtime import session
+from rayfl.servers import building
 from rayfl.training import Batches
 
 _AT_ONCE = 500
@@ -65,10 +66,10 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
                 f"output={{root: {root}, report: false, tensorboard: false}}",
             ],
         )
-        trained = session.run(alone).path / "models" / "model_0.safetensors"
+        trained = api.run(alone).path / "models" / "model_0.safetensors"
         model = folder / "expert.safetensors"
         shutil.copyfile(trained, model)
-    (stage, *_), host = session.build(alone)
+    (stage, *_), host = building.build(alone)
     losses = folder / "losses.npy"
     np.save(losses, losses_of(model, host.spec, stage.federation.samples))
     return model, losses

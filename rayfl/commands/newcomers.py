@@ -12,21 +12,22 @@ from numpy.typing import NDArray
 
 from rayfl.algorithms import Algorithm, Plan, Regrouping, ServerState, Setup
 from rayfl.algorithms.base import only_asked
+from rayfl.backend import Backend
+from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.data import Federation, Ragged, Samples, read_npz
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
 from rayfl.errors import DataError, RayflError
 from rayfl.evaluation import Ledger, Transfer, accuracy
-from rayfl.runtime import session
-from rayfl.runtime.asking import Asking
-from rayfl.runtime.backend import Backend, InlineBackend
-from rayfl.runtime.checkpoint import Checkpoint, checkpoints
-from rayfl.runtime.driver import block_rule, setup_of, stage_of
-from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.rundir import RunDirectory
-from rayfl.runtime.servers import Round, Servers
-from rayfl.runtime.states import ClientStates
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers import building
+from rayfl.servers.building import block_rule, setup_of, stage_of
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.queries import Asking
+from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, complement, length
 
 
@@ -70,7 +71,7 @@ def welcome(path: Path | str, data: Path, epochs: int = 5, local_epochs: int | N
     if not found:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
     saved = Checkpoint.load(found[-1])
-    stages, host = session.build(config, directory.scaling)
+    stages, host = building.build(config, directory.scaling)
     # A run that was stopped has not seen all of its own events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
     new = read_newcomers(config, stages[0].federation.samples, data)

@@ -33,8 +33,8 @@ from rayfl import files
 from rayfl.algorithms import ServerState
 from rayfl.algorithms.contract import Sweep
 from rayfl.errors import RayflError
-from rayfl.runtime.rundir import clean
-from rayfl.runtime.states import Rows
+from rayfl.rundir import clean
+from rayfl.servers.states import Rows
 
 FORMAT = 2
 """Changes when checkpoints are written in a way that older versions cannot read, or the other way round."""

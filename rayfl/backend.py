@@ -11,15 +11,10 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from threadpoolctl import threadpool_limits
-from typing_extensions import override
-
-from rayfl.runtime.host import ClientHost
-from rayfl.runtime.jobs import HostSpec
-from rayfl.runtime.lps import LocalServer
+if TYPE_CHECKING:
+    from rayfl.clients.jobs import HostSpec
 
 Ref = Any
 
@@ -32,7 +27,7 @@ _SPARE = 4
 
 @dataclass(frozen=True)
 class Task:
-    """A call of a :class:`~rayfl.runtime.host.ClientHost` method.
+    """A call of a :class:`~rayfl.clients.host.ClientHost` method.
 
     Attributes:
         method: its name.
@@ -107,67 +102,6 @@ class Backend(ABC):
     @abstractmethod
     def close(self) -> None:
         """Release everything."""
-
-
-class InlineBackend(Backend):
-    """Everything in this process, one task after another, in the order of the longest first."""
-
-    def __init__(self) -> None:
-        self.actors = 1
-        self._server = LocalServer()
-        self._threads = torch.get_num_threads()
-        self._limits = threadpool_limits(1)
-        torch.set_num_threads(1)  # as in the actors: sums depend on the number of threads
-
-    @override
-    def put(self, value: Any) -> Ref:
-        return value
-
-    @override
-    def get(self, ref: Ref) -> Any:
-        return ref
-
-    @override
-    def start(self, stages: Ref, host: HostSpec) -> None:
-        self._host = ClientHost(stages, host)
-
-    @override
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
-        for index in longest_first(tasks):
-            task = tasks[index]
-            answer = getattr(self._host, task.method)(*task.args)
-            self.tick()
-            yield index, (answer if task.returns > 1 else [answer])
-
-    @override
-    def call(self, function: Callable[..., Any], *args: Any) -> Ref:
-        return function(*args)
-
-    @override
-    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
-        answer = getattr(self._server, method)(*args)
-        return list(answer) if returns > 1 else [answer]
-
-    @override
-    def mark(self) -> int:
-        return 0
-
-    @override
-    def forget(self, mark: int = 0) -> None:
-        pass
-
-    @override
-    def hurry(self) -> None:
-        pass
-
-    @override
-    def pids(self) -> list[int]:
-        return [self._host.pid()]
-
-    @override
-    def close(self) -> None:
-        torch.set_num_threads(self._threads)
-        self._limits.restore_original_limits()
 
 
 def longest_first(tasks: Sequence[Task]) -> list[int]:

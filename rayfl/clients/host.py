@@ -15,14 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from rayfl.data import Federation, Ragged
-from rayfl.data.base import Part
-from rayfl.errors import ClientError, DataError, RayflError
-from rayfl.local import Start
-from rayfl.models import ModelSpec
-from rayfl.ordering import Arrival
-from rayfl.random import key
-from rayfl.runtime.jobs import (
+from rayfl.clients.jobs import (
     AdaptJob,
     EvalItem,
     EvalJob,
@@ -33,7 +26,14 @@ from rayfl.runtime.jobs import (
     TrainJob,
     TrainReport,
 )
-from rayfl.runtime.lps import Partial, Weight
+from rayfl.clients.partial import Partial, Weight
+from rayfl.data import Federation, Ragged
+from rayfl.data.base import Part
+from rayfl.errors import ClientError, DataError, RayflError
+from rayfl.local import Start
+from rayfl.models import ModelSpec
+from rayfl.ordering import Arrival
+from rayfl.random import key
 from rayfl.training import (
     Batches,
     Engine,

@@ -7,63 +7,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.clients.partial import Partial, Vector, Weight, summed
+
 if TYPE_CHECKING:
     from rayfl.training import Segments
 
-Weight = float | NDArray[np.float64]
-
-Vector = NDArray[np.float64] | tuple[NDArray[np.float64], ...]
-"""A vector ``(S,)``, or its pieces one after another."""
 
 _PIECE = 4096
 """Columns of a product that are made at once, so that what is added up stays in the cache."""
-
-_SENT = 1 << 16
-"""Numbers in a piece of a vector that is sent. Ray copies what is longer than a megabyte with six threads
-of its own; where clients train on every core they only get in the way."""
-
-
-@dataclass(frozen=True)
-class Partial:
-    """A part of one row of ``A W``: ``total = sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
-
-    ``total`` covers the shared (not personal) numbers of the model, in float64: with whole-number weights
-    the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
-
-    Attributes:
-        total: ``(S,)``; a single number stands for S of them.
-        weight: of all numbers, or of each ``(S,)`` where clients leave some out.
-        keep: the weight of the old model, ``sum_j b_j``.
-        statistics: how many of the last numbers are running statistics. They are averages, of which nothing
-            can be subtracted (``b_j`` may be negative, and a variance may not): ``total`` has ``sum_j (a_j +
-            b_j) w_j`` of them.
-        extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
-        scale: what the sums of the whole row are multiplied by (running statistics' are not); the old model
-            takes the rest of their weight.
-    """
-
-    total: Vector
-    weight: Weight
-    keep: float = 0.0
-    extra: Vector | None = None
-    statistics: int = 0
-    scale: float = 1.0
-
-    def take(self, places: NDArray[np.int64]) -> Partial:
-        """Some of its numbers ``(S',)``."""
-        weight = self.weight[places] if isinstance(self.weight, np.ndarray) else self.weight
-        return Partial(_sum([self.total])[places], weight)
-
-    def cut(self) -> Partial:
-        """The same with long vectors in pieces, which is how they travel best."""
-        extra = None if self.extra is None else _pieces(self.extra)
-        return replace(self, total=_pieces(self.total), extra=extra)
 
 
 @dataclass(frozen=True)
@@ -99,7 +56,7 @@ class LocalServer:
             The new model ``(P,)`` float32; and for the GPS the *sum* over the common ranges with its weight,
             so that averaging averages rounds only once.
         """
-        total, weight = _sum([p.total for p in partials]), _weight(partials)
+        total, weight = summed([p.total for p in partials]), _weight(partials)
         last = partials[0].statistics
         keep = sum(p.keep for p in partials)
         clients = sum(p.keep for p in partials if p.statistics)
@@ -161,7 +118,7 @@ class LocalServer:
         """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
         extras = [partial.extra for partial in partials if partial.extra is not None]
         assert len(extras) == len(partials)
-        total = _sum(extras)
+        total = summed(extras)
         new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
         return new
 
@@ -267,25 +224,9 @@ def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.
     for partial, weight in zip(partials, weights, strict=True):
         wanted, own = np.broadcast_arrays(np.asarray(weight, np.float64), partial.weight)
         scale = np.divide(wanted, own, out=wanted.copy(), where=own != 0)
-        totals.append(_sum([partial.total]) * scale)
+        totals.append(summed([partial.total]) * scale)
     with np.errstate(invalid="ignore"):
-        return (_sum(totals) / whole).astype(np.float32)
-
-
-def _pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:
-    if isinstance(vector, tuple):
-        return vector
-    return tuple(vector[start : start + _SENT] for start in range(0, len(vector), _SENT))
-
-
-def _sum(vectors: Sequence[Vector]) -> NDArray[np.float64]:
-    """The sum in the order of the vectors; those of one number add it everywhere."""
-    columns = [_pieces(vector) for vector in vectors]
-    sums = [np.array(piece) for piece in columns[0]]
-    for at, total in enumerate(sums):  # piece by piece, so that what is added up stays in the cache
-        for pieces in columns[1:]:
-            total += pieces[at] if len(pieces) == len(sums) else pieces[0]
-    return np.concatenate(sums) if sums else np.empty(0)
+        return (summed(totals) / whole).astype(np.float32)
 
 
 def _weight(partials: Sequence[Partial]) -> Weight:

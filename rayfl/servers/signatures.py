@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.backend import Backend, Ref, Task
+from rayfl.clients.jobs import SignJob
 from rayfl.clustering.cluster import (
     Clusters,
     cluster_signatures,
@@ -25,8 +27,6 @@ from rayfl.data import Federation, Samples
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
 from rayfl.random import generator, key
-from rayfl.runtime.backend import Backend, Ref, Task
-from rayfl.runtime.jobs import SignJob
 from rayfl.training import LocalWork, raw_features
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.runtime.backend import Backend, Ref
+from rayfl.backend import Backend, Ref
 
 _PACK = 256
 """Clients in one object after packing."""

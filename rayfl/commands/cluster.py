@@ -21,20 +21,21 @@ from scipy.spatial.distance import squareform
 
 from rayfl import files
 from rayfl.algorithms import OneShotClustered
+from rayfl.backend import Backend
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.config import Config
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
-from rayfl.runtime import session
-from rayfl.runtime.asking import Asking
-from rayfl.runtime.backend import Backend
+from rayfl.rundir import clean
+from rayfl.runtime import driving
 from rayfl.runtime.connection import available, connect
-from rayfl.runtime.driver import block_rule
-from rayfl.runtime.rundir import clean
-from rayfl.runtime.servers import Round, Servers
-from rayfl.runtime.signing import facts
+from rayfl.servers import building
+from rayfl.servers.building import block_rule
+from rayfl.servers.queries import Asking
+from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.signatures import facts
 
 _DRAWN = 2000
 """Clients up to which the matrix of distances is drawn."""
@@ -104,7 +105,7 @@ def cluster_alone(configs: Sequence[Config]) -> tuple[list[Alone], list[str]]:
                 f"{config.algorithm.name} does not cluster before training",
                 "name one that does with --beside, for instance pacfl",
             )
-        session.check(config)
+        building.check(config)
     if len(configs) == 1:
         return [_cluster(configs[0])], []
     found, refused = [], []
@@ -117,12 +118,12 @@ def cluster_alone(configs: Sequence[Config]) -> tuple[list[Alone], list[str]]:
 
 
 def _cluster(config: Config) -> Alone:
-    stages, host = session.build(config)
+    stages, host = building.build(config)
     federation = stages[0].federation
     if config.execution.backend == "ray":
         connect(config)
-    plan = session.arithmetic(config, federation, host, available(config))
-    backend = session.make_backend(config, plan)
+    plan = driving.arithmetic(config, federation, host, available(config))
+    backend = driving.make_backend(config, plan)
     try:
         backend.start(backend.put(tuple(stage.federation for stage in stages)), host)
         servers = Servers(

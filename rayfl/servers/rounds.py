@@ -12,6 +12,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms import GlobalStep, Mixing, Plan, RoundReport
+from rayfl.backend import Backend, Ref, Task
+from rayfl.clients.jobs import AdaptJob, EvalItem, EvalJob, EvalReport, State, TrainJob, TrainReport
+from rayfl.clients.partial import Partial
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
@@ -21,10 +24,8 @@ from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
 from rayfl.ordering.shuffled import Shuffled
-from rayfl.runtime.backend import Backend, Ref, Task
-from rayfl.runtime.jobs import AdaptJob, EvalItem, EvalJob, EvalReport, State, TrainJob, TrainReport
-from rayfl.runtime.lps import Partial, Reduced, merge
-from rayfl.runtime.states import ClientStates
+from rayfl.servers.lps import Reduced, merge
+from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Segments, complement, length
 from rayfl.training.observations import Observation
 from rayfl.training.work import behind

@@ -12,6 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms.contract import Split
+from rayfl.backend import Ref, Task
 from rayfl.clustering import cosines
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
@@ -24,9 +25,8 @@ from rayfl.errors import RayflError
 from rayfl.evaluation import Transfer
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
-from rayfl.runtime.backend import Ref, Task
-from rayfl.runtime.servers import Round, Servers
-from rayfl.runtime.signing import (
+from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.signatures import (
     NoSignature,
     Trainee,
     Wanted,
@@ -34,7 +34,7 @@ from rayfl.runtime.signing import (
     cluster_clients,
     sign_clients,
 )
-from rayfl.runtime.states import pack_rows
+from rayfl.servers.states import pack_rows
 from rayfl.training import Segments
 
 HISTOGRAM = "histogram"

@@ -1,0 +1,219 @@
+"""rayfl from Python: ``rayfl.run(config)``, ``rayfl.resume(path)``, and what a run has left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from rayfl.config import Config, load
+from rayfl.data.scaling import Scaling
+from rayfl.errors import ConfigError, DataError, DiskError
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.connection import connect
+from rayfl.runtime.driving import Listener, drive, drive_on_ray
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.building import build, check
+from rayfl.servers.driver import CHANGEABLE, Driver, Event, tensors_of
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run, read from its directory.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return RunDirectory(self.path).config
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round."""
+        return RunDirectory(self.path).read_frame("rounds.csv")
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """Accuracy by planted group and by cluster: one row each in every round with tests."""
+        return RunDirectory(self.path).read_frame("groups.csv")
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row a client: size, group, cluster, accuracy last and best."""
+        return RunDirectory(self.path).read_frame("clients.csv")
+
+    @cached_property
+    def communication(self) -> pd.DataFrame:
+        """Bytes by round, tier, direction and kind."""
+        return RunDirectory(self.path).read_frame("communication.csv")
+
+    @cached_property
+    def clusters(self) -> dict[str, Any]:
+        """Planted groups, and the clusters over time."""
+        return dict(RunDirectory(self.path).read_json("clusters.json"))
+
+    def client_model(self, client: int, finetuned: bool = False) -> dict[str, torch.Tensor]:
+        """The model that a client was tested with last, see :func:`client_models`."""
+        return next(client_models(self.path, [client], finetuned))[1]
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """How the models take inputs: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
+        return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The closing numbers; empty if the run is not finished."""
+        return dict(RunDirectory(self.path).read_json("summary.json") or {})
+
+
+def run(
+    config: Config | str | Path | Mapping[str, Any],
+    overrides: Sequence[str] = (),
+    on_event: Listener = lambda event: None,
+) -> Result:
+    """Run a config to the end.
+
+    Args:
+        config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
+        overrides: dotted settings such as ``"rounds=5"``.
+        on_event: called with everything that happens.
+
+    Raises:
+        ConfigError, DataError: before anything starts, in one line.
+        Interrupted: after SIGINT or SIGTERM; the run can be resumed.
+    """
+    resolved = load(config, overrides)
+    check(resolved)
+    if resolved.execution.backend == "ray":
+        connect(resolved)  # first: where Ray does not start no run directory is left behind
+    directory = RunDirectory.create(resolved)
+    on_event(Event("begun", {"path": str(directory.path)}))
+    try:
+        return _execute(resolved, directory, on_event)
+    except (ConfigError, DataError, DiskError):
+        if directory.is_empty():  # nothing was trained
+            shutil.rmtree(directory.path, ignore_errors=True)
+        raise
+
+
+def resume(
+    path: Path | str, overrides: Sequence[str] = (), on_event: Listener = lambda event: None
+) -> Result:
+    """Go on with a stopped run, bit for bit as if it had not stopped.
+
+    Args:
+        path: the run directory.
+        overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` (but its root) only.
+        on_event: called with everything that happens.
+
+    Raises:
+        ConfigError: if it is not a run, or another setting is changed.
+    """
+    directory = RunDirectory.open(path)
+    for text in overrides:
+        if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
+            raise ConfigError(
+                text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
+            )
+    begun = directory.config
+    config = load(begun, overrides)
+    if config.output.root != begun.output.root:
+        raise ConfigError(
+            "output.root",
+            "cannot be changed in a resumed run",
+            "move the run directory first",
+        )
+    finished = directory.read_json("summary.json")
+    if finished is not None and finished.get("rounds", 0) >= config.rounds:
+        on_event(Event("note", {"text": f"all {config.rounds} rounds are complete; nothing to resume"}))
+        return Result(directory.path)
+    check(config)
+    on_event(Event("begun", {"path": str(directory.path)}))
+    return _execute(config, directory, on_event)
+
+
+def client_models(
+    path: Path | str, clients: Sequence[int] | None = None, finetuned: bool = False
+) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    """Rebuild the models with which clients of a run were tested last: those of ``accuracy_last``.
+
+    That is the server's model with what the client has of its own (layers, a mask, a whole model), after the
+    training that comes before a test (Per-FedAvg). All of it is in the newest checkpoint, and the data. A run
+    that was stopped was last tested some rounds before it; a run on a GPU trained there what is trained here
+    again on what this machine has.
+
+    Args:
+        path: the run directory.
+        clients: ids; None for all that are there in the end.
+        finetuned: the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
+
+    Yields:
+        The client's id and its model, tensors by their names in the module, as in ``models/*.safetensors``;
+        in the order of the ids.
+
+    Raises:
+        ConfigError: if it is no run, or one without fine-tuning.
+        RayflError: if there is no checkpoint yet, or a client was not there.
+    """
+    directory = RunDirectory.open(path)
+    config = load(directory.config, ["output.tensorboard=false"])
+    if finetuned and not config.evaluation.finetune_epochs:
+        raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
+    stages, host = build(config, directory.scaling)
+    if not torch.cuda.is_available():
+        host = replace(host, device="cpu")
+    backend = InlineBackend()
+    try:
+        driver = Driver(config, stages, backend, directory, host)
+        for client, row in driver.tested_models(clients, finetuned):
+            yield client, tensors_of(host.spec, row)
+    finally:
+        backend.close()
+
+
+def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
+    with directory.locked():
+        if config.execution.backend == "ray":
+            connect(config)  # before the signals: ray.init puts a handler of its own for SIGTERM
+        stop = threading.Event()
+        with _signals(stop):
+            if config.execution.backend == "inline":
+                drive(config, directory, listen, stop.is_set)
+            else:
+                drive_on_ray(config, directory, listen, stop)
+    return Result(directory.path)
+
+
+@contextlib.contextmanager
+def _signals(stop: threading.Event) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP ask for a checkpoint and an orderly end; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: object) -> None:
+        if stop.is_set():
+            raise KeyboardInterrupt
+        stop.set()
+
+    before = {s: signal.signal(s, handle) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,1 @@
+"""What runs at a client: the host of its block, the messages to it, its state."""

@@ -1,0 +1,75 @@
+"""What a block of clients sends to its server: a part of a row of ``A W``.
+
+Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+Weight = float | NDArray[np.float64]
+
+Vector = NDArray[np.float64] | tuple[NDArray[np.float64], ...]
+"""A vector ``(S,)``, or its pieces one after another."""
+
+_SENT = 1 << 16
+"""Numbers in a piece of a vector that is sent. Ray copies what is longer than a megabyte with six threads
+of its own; where clients train on every core they only get in the way."""
+
+
+@dataclass(frozen=True)
+class Partial:
+    """A part of one row of ``A W``: ``total = sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
+
+    ``total`` covers the shared (not personal) numbers of the model, in float64: with whole-number weights
+    the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
+
+    Attributes:
+        total: ``(S,)``; a single number stands for S of them.
+        weight: of all numbers, or of each ``(S,)`` where clients leave some out.
+        keep: the weight of the old model, ``sum_j b_j``.
+        statistics: how many of the last numbers are running statistics. They are averages, of which nothing
+            can be subtracted (``b_j`` may be negative, and a variance may not): ``total`` has ``sum_j (a_j +
+            b_j) w_j`` of them.
+        extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
+        scale: what the sums of the whole row are multiplied by (running statistics' are not); the old model
+            takes the rest of their weight.
+    """
+
+    total: Vector
+    weight: Weight
+    keep: float = 0.0
+    extra: Vector | None = None
+    statistics: int = 0
+    scale: float = 1.0
+
+    def take(self, places: NDArray[np.int64]) -> Partial:
+        """Some of its numbers ``(S',)``."""
+        weight = self.weight[places] if isinstance(self.weight, np.ndarray) else self.weight
+        return Partial(summed([self.total])[places], weight)
+
+    def cut(self) -> Partial:
+        """The same with long vectors in pieces, which is how they travel best."""
+        extra = None if self.extra is None else pieces(self.extra)
+        return replace(self, total=pieces(self.total), extra=extra)
+
+
+def pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:
+    """The pieces of a vector."""
+    if isinstance(vector, tuple):
+        return vector
+    return tuple(vector[start : start + _SENT] for start in range(0, len(vector), _SENT))
+
+
+def summed(vectors: Sequence[Vector]) -> NDArray[np.float64]:
+    """The sum in the order of the vectors; those of one number add it everywhere."""
+    columns = [pieces(vector) for vector in vectors]
+    sums = [np.array(piece) for piece in columns[0]]
+    for at, total in enumerate(sums):  # piece by piece, so that what is added up stays in the cache
+        for parts in columns[1:]:
+            total += parts[at] if len(parts) == len(sums) else parts[0]
+    return np.concatenate(sums) if sums else np.empty(0)

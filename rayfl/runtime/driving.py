@@ -1,0 +1,198 @@
+"""Runs a config here or in a driver actor on Ray, which is watched, and replaced if it dies."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.backend import Backend
+from rayfl.clients.jobs import HostSpec
+from rayfl.config import Config
+from rayfl.data import Federation, fingerprint
+from rayfl.data.remarks import remarks
+from rayfl.errors import RayflError
+from rayfl.rundir import RunDirectory
+from rayfl.runtime.connection import available, await_room
+from rayfl.runtime.environment import machine, versions
+from rayfl.runtime.inline import InlineBackend
+from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
+from rayfl.runtime.ray_backend import RayBackend, settle
+from rayfl.runtime.remote import Whereabouts, whereabouts
+from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
+from rayfl.servers.building import block_rule, build
+from rayfl.servers.driver import Driver, Event, Interrupted
+
+Listener = Callable[[Event], None]
+
+
+_DRIVER_DEADLINE = 300.0
+"""Seconds for which the driver may be silent; it answers while it trains, so a busy machine is no reason."""
+
+
+_DRIVER_STOPS = 60.0
+"""The same when it has been asked to stop: it may be writing a large checkpoint."""
+
+
+_MAX_DRIVER_DEATHS = 3
+"""How often the driver may die without a further round."""
+
+
+def arithmetic(config: Config, federation: Federation, host: HostSpec, available: Available) -> ResourcePlan:
+    """The resource plan of a config.
+
+    Raises:
+        ConfigError: if it does not fit; the message names what would.
+    """
+    samples = federation.samples
+    size = samples.x_train.nbytes + samples.x_test.nbytes + federation.train.values.nbytes * 2
+    block = block_rule(config, federation, host)(config.training.cohort(federation.clients))
+    return plan_resources(config, federation.clients, block, host.spec.P, size, available)
+
+
+def make_backend(config: Config, plan: ResourcePlan) -> Backend:
+    """The backend that the config names; with Ray it must be connected."""
+    e = config.execution
+    if e.backend == "inline":
+        return InlineBackend()
+    deadline = None if e.deadline == "auto" else e.deadline
+    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors, deadline)
+
+
+def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
+    """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
+    stages, host = build(config, directory.scaling)
+    federation = stages[0].federation
+    plan = arithmetic(config, federation, host, available(config))
+    backend = make_backend(config, plan)
+    directory.write_json(
+        "environment.json",
+        {
+            **machine(),
+            "versions": versions(),
+            "dataset": federation.samples.name,
+            "data": fingerprint(federation.samples),
+            "engine": host.engine,
+            "resources": plan.to_dict(),
+        },
+    )
+    scaling = federation.samples.scaling
+    assert scaling is not None
+    directory.write_json("normalisation.json", scaling.to_dict())
+    engine = f"training engine: {host.engine} ({host.why})"
+    for line in (*plan.lines(), engine, *remarks(federation)):
+        emit(Event("note", {"text": line}))
+    # A resumed run must not choose again: another version might choose otherwise.
+    training = config.training.model_copy(update={"engine": host.engine})
+    directory.write_config(config.model_copy(update={"training": training}))
+    try:
+        Driver(config, stages, backend, directory, host, emit, should_stop).run()
+    finally:
+        backend.close()
+
+
+class DriverActor:
+    """The driver in a Ray actor of its own: events are kept until somebody asks for them."""
+
+    def __init__(self) -> None:
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._stop = threading.Event()
+
+    def run(self, config: Config, path: Path) -> bool:
+        """Run to the end; false if it was stopped."""
+        settle()
+        try:
+            drive(config, RunDirectory(path), self._events.put, self._stop.is_set)
+        except Interrupted:
+            return False
+        return True
+
+    def poll(self, timeout: float) -> list[Event]:
+        """The events since the last call; waits up to ``timeout`` seconds for the first."""
+        events = []
+        with contextlib.suppress(queue.Empty):
+            events.append(self._events.get(timeout=timeout))
+            while True:
+                events.append(self._events.get_nowait())
+        return events
+
+    def stop(self) -> None:
+        """Write a checkpoint and stop."""
+        self._stop.set()
+
+    def whereabouts(self) -> Whereabouts:
+        """Says that the actor is ready, and where."""
+        return whereabouts()
+
+
+def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
+    """Run a config in a driver actor; another one goes on from the last checkpoint if it dies.
+
+    Raises:
+        Interrupted: after ``stop`` was set.
+        RayflError: if drivers do nothing but die.
+    """
+    await_room(config, lambda text: listen(Event("note", {"text": text})), stop)
+    deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
+    deaths, reached = 0, -1
+    while True:
+        try:
+            _watch_driver(config, directory, listen, stop, deadline)
+            return
+        except _DriverDied as error:
+            rounds = directory.rounds_complete()
+            deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
+            if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
+                raise RayflError(f"the driver {error}; go on with: rayfl resume {directory.path}") from None
+            listen(Event("note", {"text": f"the driver {error}: a new one goes on from the last checkpoint"}))
+
+
+class _DriverDied(Exception):
+    """The driver died, or was killed for its silence."""
+
+
+def _watch_driver(
+    config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event, deadline: float
+) -> None:
+    """Run the driver in an actor, and relay its events."""
+    # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
+    driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
+    done = driver.actor.run.remote(config, directory.path)
+    deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))
+    told = False
+    try:
+        while True:
+            finished, _ = ray.wait([done], timeout=0)
+            events, silence = driver.actor.poll.remote(0.0 if finished else 0.25), Silence()
+            while not ray.wait([events], timeout=TICK)[0]:
+                driver.greet()
+                allowed = min(deadline, _DRIVER_STOPS) if stop.is_set() else deadline
+                if driver.where is None:  # it is still being started
+                    allowed = max(allowed, _DRIVER_DEADLINE)
+                if deadlines.over(silence, allowed, driver):
+                    driver.kill()
+                    raise _DriverDied("did not answer")
+            for event in ray.get(events):
+                listen(event)
+            if finished:
+                break
+            if stop.is_set() and not told:
+                driver.actor.stop.remote()
+                told = True
+        with plain_errors():
+            if not ray.get(done):
+                raise Interrupted
+    except RayError as error:
+        if not died(error):
+            raise
+        raise _DriverDied("died") from None
+    finally:
+        driver.drop()

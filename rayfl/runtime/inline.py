@@ -1,0 +1,76 @@
+"""The backend without Ray: everything in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from threadpoolctl import threadpool_limits
+from typing_extensions import override
+
+from rayfl.backend import Backend, Ref, Task, longest_first
+from rayfl.clients.host import ClientHost
+from rayfl.clients.jobs import HostSpec
+from rayfl.servers.lps import LocalServer
+
+
+class InlineBackend(Backend):
+    """Everything in this process, one task after another, in the order of the longest first."""
+
+    def __init__(self) -> None:
+        self.actors = 1
+        self._server = LocalServer()
+        self._threads = torch.get_num_threads()
+        self._limits = threadpool_limits(1)
+        torch.set_num_threads(1)  # as in the actors: sums depend on the number of threads
+
+    @override
+    def put(self, value: Any) -> Ref:
+        return value
+
+    @override
+    def get(self, ref: Ref) -> Any:
+        return ref
+
+    @override
+    def start(self, stages: Ref, host: HostSpec) -> None:
+        self._host = ClientHost(stages, host)
+
+    @override
+    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
+        for index in longest_first(tasks):
+            task = tasks[index]
+            answer = getattr(self._host, task.method)(*task.args)
+            self.tick()
+            yield index, (answer if task.returns > 1 else [answer])
+
+    @override
+    def call(self, function: Callable[..., Any], *args: Any) -> Ref:
+        return function(*args)
+
+    @override
+    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
+        answer = getattr(self._server, method)(*args)
+        return list(answer) if returns > 1 else [answer]
+
+    @override
+    def mark(self) -> int:
+        return 0
+
+    @override
+    def forget(self, mark: int = 0) -> None:
+        pass
+
+    @override
+    def hurry(self) -> None:
+        pass
+
+    @override
+    def pids(self) -> list[int]:
+        return [self._host.pid()]
+
+    @override
+    def close(self) -> None:
+        torch.set_num_threads(self._threads)
+        self._limits.restore_original_limits()

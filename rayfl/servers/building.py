@@ -1,0 +1,169 @@
+"""From a config to what a run is made of: the data divided among clients, and what client actors run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import psutil
+import torch
+from numpy.typing import NDArray
+
+from rayfl.algorithms import Setup
+from rayfl.clients.jobs import HostSpec
+from rayfl.config import Config
+from rayfl.data import Federation, Samples
+from rayfl.data import data_root as default_root
+from rayfl.data.events import Outage, Stage, build_stages
+from rayfl.data.held_out import read
+from rayfl.data.scaling import Scaling
+from rayfl.errors import ConfigError, DataError
+from rayfl.models import MODELS, Model, ModelSpec
+from rayfl.training import choose_engine
+
+_COPIES = 4
+"""Models in memory while one client trains: the server's, the client's, its gradient and its result."""
+
+
+def check(config: Config) -> None:
+    """Refuse what can be refused without reading data: missing datasets, LPS layers, devices.
+
+    Raises:
+        ConfigError, DataError
+    """
+    root = data_root(config)
+    if not config.data.available(root):
+        config.data.load(root)  # raises the dataset's own message
+        raise DataError(f"{config.data} is not available in {root}")
+    if (
+        config.execution.device == "cuda"
+        and config.execution.backend == "inline"
+        and not torch.cuda.is_available()
+    ):
+        raise ConfigError(
+            "execution.device", "no CUDA device here", "execution.device=auto takes what there is"
+        )
+
+
+def data_root(config: Config) -> Path:
+    """Where the config's dataset lies."""
+    return config.data.root or default_root()
+
+
+def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], HostSpec]:
+    """The stages of the federation and what its hosts run: a function of the config alone.
+
+    Args:
+        config: of the run.
+        scaling: that of a run that has begun (:attr:`RunDirectory.scaling`), whatever its dataset holds now.
+
+    Raises:
+        ConfigError, DataError: if data, partition and model do not fit together.
+    """
+    samples = read(config.data, data_root(config), config.public_samples, config.seed, scaling)
+    stages = build_stages(
+        samples,
+        config.partition,
+        config.events,
+        validation=config.partition.validation,
+        test_samples=config.partition.test_samples,
+        seed=config.seed,
+        rounds=config.rounds,
+    )
+    check_inputs(config.model, samples)
+    spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
+    check_model(spec.P, float(psutil.virtual_memory().total))
+    check_hierarchy(config, spec, stages[0].federation.clients)
+    config.algorithm.check(spec)
+    config.local.check(spec, config.training, config.partition.validation)
+    config.order.check(spec)
+    e = config.execution
+    device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
+    engine, why = choose_engine(spec, config.training.engine)
+    private, graphs = config.algorithm.private, config.training.cuda_graphs == "auto"
+    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, private, graphs)
+
+
+def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:
+    """Refuse common layers that the model lacks, and edges that do not fit the clients or the events.
+
+    Raises:
+        ConfigError
+    """
+    config.hierarchy.common(spec)
+    edges = int(config.hierarchy.place(clients, config.seed).max()) + 1
+    for place, event in enumerate(config.events):
+        if isinstance(event, Outage) and edges > 1 and max(event.servers) >= edges:
+            raise ConfigError(
+                f"events.{place}.servers",
+                f"there is no edge {max(event.servers)}",
+                f"use 0 to {edges - 1}",
+            )
+
+
+def check_inputs(model: Model, samples: Samples) -> None:
+    """Refuse a network for words on other data, and the other way round.
+
+    Raises:
+        ConfigError
+    """
+    if model.tokens == samples.tokens:
+        return
+    kind, other = ("words", "other data") if model.tokens else ("images and features", "texts")
+    suited = ", ".join(name for name, part in MODELS.items() if part.tokens == samples.tokens)
+    raise ConfigError(
+        "model.name", f"{model.name_of()!r} takes {kind}; {samples.name} has {other}", f"use one of {suited}"
+    )
+
+
+def check_model(parameters: int, memory: float) -> None:
+    """Refuse a model of which a client and a server do not fit into the memory of this machine.
+
+    Args:
+        parameters: P.
+        memory: of this machine, in bytes.
+
+    Raises:
+        ConfigError
+    """
+    needed = _COPIES * 4.0 * parameters
+    if needed > memory:
+        raise ConfigError(
+            "model",
+            f"{parameters:,} parameters need {needed / 1e9:,.1f} GB to train one client; "
+            f"this machine has {memory / 1e9:,.1f}",
+            f"at most {int(memory / needed * parameters):,} parameters fit",
+        )
+
+
+def setup_of(
+    config: Config, federation: Federation, spec: ModelSpec, edges: NDArray[np.int64] | None = None
+) -> Setup:
+    """What the algorithm may know of a run with this federation, and these edges of its clients."""
+    return Setup(
+        clients=federation.clients,
+        sizes=federation.sizes,
+        spec=spec,
+        rounds=config.rounds,
+        seed=config.seed,
+        training=config.training,
+        hierarchy=config.hierarchy,
+        clustering=config.clustering,
+        local=config.local,
+        order=config.order,
+        sampling=config.sampling,
+        edges=edges,
+        outages=tuple(event for event in config.events if isinstance(event, Outage)),
+    )
+
+
+def stage_of(stages: Sequence[Stage], round: int) -> int:
+    """Which of the stages a round belongs to."""
+    return max(0, sum(stage.round <= round for stage in stages) - 1)
+
+
+def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:
+    """Clients in a block, given how many train in a round."""
+    work = host.spec.P * float(federation.sizes.mean()) * config.training.epochs
+    return lambda cohort: config.execution.clients_per_block(cohort, work)
