@@ -586,7 +586,10 @@ def _shown(value: Any) -> str:
     """What was given, in a few words."""
     if isinstance(value, (Mapping, BaseModel)):
         return "got a section"
-    text = "nothing" if value is None else repr(value) if isinstance(value, _SIMPLE) else f"{str(value)!r}"
+    try:
+        text = "nothing" if value is None else repr(value if isinstance(value, _SIMPLE) else str(value))
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        text = "an integer of thousands of digits"
     return f"got {text if len(text) <= 60 else text[:57] + '...'}"
 
 

@@ -45,7 +45,10 @@ class Section(BaseModel):
         if isinstance(value, Path):
             if not str(value).isprintable():
                 raise ValueError(f"{str(value)[:60]!r} cannot be a path; expected printable characters")
-            return Path(os.path.expanduser(value))
+            expanded = os.path.expanduser(value)
+            if len(os.fsencode(expanded)) > _PATH or any(len(os.fsencode(p)) > _NAME for p in value.parts):
+                raise ValueError(f"{str(value)[:60]!r}... is too long for a path")
+            return Path(expanded)
         if not any(isinstance(m, (Le, Lt)) for m in metadata):
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and abs(number) > _LARGEST:
@@ -55,6 +58,10 @@ class Section(BaseModel):
 
 _LARGEST = 2**31 - 1
 """Of integers without an upper bound of their own: NumPy and PyTorch count and multiply in 64 bits."""
+
+
+_PATH, _NAME = 4095, 255
+"""Bytes that a path, and each name in it, may have on common systems."""
 
 
 def _digits(number: int) -> str:

@@ -278,6 +278,9 @@ def test_integers_are_bounded_even_where_a_setting_is_not():
     with pytest.raises(ConfigError, match=r"model.hidden: 3000000000 is too large"):
         load({}, ["model.hidden=[10, 3000000000]"])
     assert load({}, [f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    for value in ("0x" + "f" * 9999, f"[0x{'f' * 9999}]"):
+        with pytest.raises(ConfigError, match="seed: got an integer of thousands of digits"):
+            load({}, [f"seed={value}"])
 
 
 def test_paths_are_expanded_and_can_be_paths(monkeypatch, tmp_path):
@@ -288,6 +291,9 @@ def test_paths_are_expanded_and_can_be_paths(monkeypatch, tmp_path):
     assert load("~/own.yaml").rounds == 3
     with pytest.raises(ConfigError, match=r"output.root: '\\x00' cannot be a path"):
         load({}, ['output.root="\\0"'])
+    for long in ("x" * 256, "x/" * 3000):
+        with pytest.raises(ConfigError, match=r"output.root: 'x.*'... is too long for a path"):
+            load({}, [f"output.root={long}"])
 
 
 def test_merge_keys_still_work(tmp_path):

@@ -29,7 +29,7 @@ from rayfl.clustering.linkage import (
     suggest,
     threshold_for,
 )
-from rayfl.clustering.memory import RELATION_BYTES_PER_PAIR, bytes_per_pair, check_memory, free_memory
+from rayfl.clustering.memory import RELATION_BYTES_PER_PAIR, bytes_per_pair, check_memory
 from rayfl.clustering.proximity import (
     BLOCK,
     RELEVANCE,
@@ -42,6 +42,7 @@ from rayfl.clustering.proximity import (
 )
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.errors import ConfigError, DataError
+from rayfl.memory import free_memory
 from rayfl.random import generator, key
 
 Array = NDArray[np.float64]

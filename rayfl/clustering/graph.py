@@ -20,9 +20,10 @@ from rayfl.clustering.linkage import (
     merge_members,
     suggest,
 )
-from rayfl.clustering.memory import check_memory, free_memory
+from rayfl.clustering.memory import check_memory
 from rayfl.clustering.proximity import Distances
 from rayfl.linalg import one_thread
+from rayfl.memory import free_memory
 
 Graph = scipy.sparse.csr_array
 """``(N, N)``: 1 for related clients and on the diagonal, nothing elsewhere; float32, symmetric."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import psutil
-
 from rayfl.clustering.proximity import BLOCK
 from rayfl.errors import RayflError
 
@@ -21,22 +17,6 @@ RELATION_BYTES_PER_PAIR = 16
 def bytes_per_pair(clients: int) -> int:
     """Peak memory per pair of clients."""
     return BYTES_PER_PAIR if clients <= BLOCK else LEAN_BYTES_PER_PAIR
-
-
-def free_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process could still get: of the machine, or of its control group if that has less."""
-    free = int(psutil.virtual_memory().available)
-    for limit, used, reclaimable in (
-        ("memory.max", "memory.current", "inactive_file"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
-    ):
-        try:
-            most, now = (int((cgroup / name).read_text()) for name in (limit, used))
-            stat = (cgroup / limit).with_name("memory.stat").read_text().split()
-            free = min(free, most - now + int(stat[stat.index(reclaimable) + 1]))
-        except (OSError, ValueError):  # no such group, or no limit ("max")
-            continue
-    return max(free, 0)
 
 
 def check_memory(clients: int, available: int, per_pair: int) -> None:

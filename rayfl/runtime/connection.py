@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
 import ray
 import torch
 from ray.autoscaler.sdk import request_resources
@@ -22,6 +21,7 @@ from ray.experimental.internal_kv import _internal_kv_get
 
 from rayfl.config import Config
 from rayfl.errors import ConfigError, RayflError
+from rayfl.memory import free_memory
 from rayfl.runtime.processes import one_line
 from rayfl.runtime.resources import Available, Node
 
@@ -118,7 +118,7 @@ def short_folder(preferred: Path | None = None) -> str | None:
 def this_machine() -> Available:
     """What this machine has."""
     node = Node(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
-    return Available((node,), float(psutil.virtual_memory().available))
+    return Available((node,), float(free_memory()))
 
 
 def this_cluster() -> Available:

@@ -8,8 +8,9 @@ import platform
 import sys
 from typing import Any
 
-import psutil
 import torch
+
+from rayfl.memory import free_memory, total_memory
 
 PACKAGES = ("rayfl", "ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
 
@@ -32,7 +33,7 @@ def machine() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "cores": os.cpu_count(),
-        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
-        "memory_free_gb": round(psutil.virtual_memory().available / 1e9, 1),
+        "memory_gb": round(total_memory() / 1e9, 1),
+        "memory_free_gb": round(free_memory() / 1e9, 1),
         "gpus": gpus,
     }

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import psutil
 import torch
 from numpy.typing import NDArray
 
@@ -19,6 +18,7 @@ from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.held_out import read
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError
+from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import choose_engine
 
@@ -73,7 +73,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     )
     check_inputs(config.model, samples)
     spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
-    check_model(spec.P, float(psutil.virtual_memory().total))
+    check_model(spec.P, total_memory())
     check_hierarchy(config, spec, stages[0].federation.clients)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)

@@ -20,12 +20,13 @@ from rayfl.clustering.cluster import (
     refuse,
 )
 from rayfl.clustering.config import Clustering
-from rayfl.clustering.memory import check_memory, free_memory
+from rayfl.clustering.memory import check_memory
 from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, place, take, tile
 from rayfl.clustering.two_stage import nearest, sample
 from rayfl.data import Federation, Samples
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
+from rayfl.memory import free_memory
 from rayfl.random import generator, key
 from rayfl.training import LocalWork, raw_features
 

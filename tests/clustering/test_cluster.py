@@ -211,7 +211,7 @@ def test_too_many_clients_for_the_memory_are_refused_with_the_figures():
 def test_memory_is_checked_before_the_distances(monkeypatch):
     data, _ = planted_clients()
     free = types.SimpleNamespace(available=100)
-    monkeypatch.setattr("rayfl.clustering.memory.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     with pytest.raises(RayflError, match="24 clients"):
         cluster_signatures(Clustering(), signatures_of(data, Subspace()))
 

@@ -295,7 +295,7 @@ def test_a_graph_needs_all_pairs(monkeypatch):
     with pytest.raises(ConfigError, match="24 clients, and a graph relates each to each"):
         cluster_signatures(clustering, signatures)
     free = types.SimpleNamespace(available=10)
-    monkeypatch.setattr("rayfl.clustering.memory.psutil.virtual_memory", lambda: free)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
     with pytest.raises(RayflError, match="24 clients"):
         cluster_signatures(Clustering.model_validate(FLT), signatures)
 

@@ -4,16 +4,17 @@ import pytest
 
 from rayfl.clustering.cluster import refuse
 from rayfl.clustering.config import Clustering
-from rayfl.clustering.memory import bytes_per_pair, check_memory, free_memory
+from rayfl.clustering.memory import bytes_per_pair, check_memory
 from rayfl.errors import RayflError
+from rayfl.memory import free_memory, total_memory
 from rayfl.signatures.spectrum import Spectrum
 
 
 @pytest.fixture(autouse=True)
 def machine(monkeypatch):
     """A machine with 10 GB free."""
-    free = types.SimpleNamespace(available=10 * 10**9)
-    monkeypatch.setattr("rayfl.clustering.memory.psutil.virtual_memory", lambda: free)
+    free = types.SimpleNamespace(available=10 * 10**9, total=12 * 10**9)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: free)
 
 
 def write(folder, **files):
@@ -50,6 +51,14 @@ def test_the_first_version_of_control_groups(tmp_path):
         memory__stat="inactive_file 7\ntotal_inactive_file 500000000",
     )
     assert free_memory(tmp_path) == 15 * 10**8
+
+
+def test_a_machine_has_in_all_no_more_than_its_control_group(tmp_path):
+    assert total_memory(tmp_path) == 12 * 10**9
+    write(tmp_path, memory__max=6 * 10**9)
+    assert total_memory(tmp_path) == 6 * 10**9
+    write(tmp_path, memory__max="max")
+    assert total_memory(tmp_path) == 12 * 10**9
 
 
 def test_a_full_control_group_has_nothing_left(tmp_path):

@@ -381,6 +381,12 @@ def test_synthetic_depends_on_its_seed_alone(tmp_path: Path) -> None:
     assert mark() != mark(seed=1)
 
 
+def test_synthetic_samples_that_do_not_fit_are_not_drawn(tmp_path: Path) -> None:
+    for size in ({"test_size": 2**31 - 1}, {"samples": 2**31 - 1}, {"features": 2**31 - 1}):
+        with pytest.raises(DataError, match=r"need [0-9,.]+ GB, .* are free; choose smaller sizes"):
+            DATASETS["synthetic"](**{"features": 10_000, **size}).load(tmp_path)
+
+
 def test_synthetic_labellings_must_be_possible() -> None:
     with pytest.raises(ValidationError, match="renamed in 2 ways, not 3"):
         DATASETS["synthetic"](classes=2, clusters=3, shift="labels")

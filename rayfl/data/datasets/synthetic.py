@@ -12,6 +12,8 @@ from typing_extensions import override
 
 from rayfl.data.base import Dataset, Samples
 from rayfl.data.scaling import Normalise
+from rayfl.errors import DataError
+from rayfl.memory import free_memory
 from rayfl.random import generator
 
 
@@ -52,9 +54,26 @@ class Synthetic(Dataset):
 
     @override
     def load(self, root: Path) -> Samples:
+        self._check_size()
         x_train, y_train, domain_train = self._draw("train", self.samples)
         x_test, y_test, domain_test = self._draw("test", self.test_size)
         return Samples(self.name, x_train, y_train, x_test, y_test, self.classes, domain_train, domain_test)
+
+    def _check_size(self) -> None:
+        """Refuse what would not fit into memory.
+
+        Raises:
+            DataError
+        """
+        # While a part is drawn: values and means in single precision; place, source, kind, two labels.
+        each, free = 8 * self.features + 40, free_memory()
+        needed = each * (self.samples + self.test_size) + 12 * self.clusters * self.classes * self.features
+        if needed > free:
+            raise DataError(
+                f"data: {self.samples:,} training and {self.test_size:,} test samples of {self.features:,} "
+                f"features from {self.clusters:,} sources of {self.classes:,} classes need "
+                f"{needed / 1e9:,.1f} GB, {free / 1e9:,.1f} GB are free; choose smaller sizes"
+            )
 
     def _draw(
         self, part: str, count: int

@@ -1,0 +1,116 @@
+"""A long run: what its processes and checkpoints hold as the rounds go by. Nothing of it may grow.
+
+    python experiments/scaling/long.py --rounds 5000 --out runs/long
+
+Two client actors, tiny rounds, Ray started here. Every 500 rounds ``long.csv`` gets a row for each process:
+its memory (proportional set size) and its open files; and a row each for the newest checkpoint, the history
+that checkpoints share, and the logs of Ray. Started again, it goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import ray
+
+import rayfl
+from rayfl.runtime.driving import Event
+
+KINDS = {
+    "ray::_HostActor": "client actor",
+    "ray::ServerActor": "LPS",
+    "ray::DriverActor": "driver",
+    "gcs_server": "GCS",
+    "raylet/raylet": "raylet",
+    "log_monitor": "log monitor",
+    "runtime_env/agent": "environment agent",
+    "dashboard": "dashboard",
+    "ray::": "idle worker",
+}
+"""What the command lines of processes hold, the first that fits."""
+
+CONFIG: dict[str, Any] = {
+    "name": "long",
+    "data": {"name": "synthetic", "features": 8, "samples": 2000, "test_size": 400},
+    "partition": {"name": "domains", "clients": 40},
+    "model": {"name": "mlp", "hidden": [8]},
+    "algorithm": "mt_hfl",
+    "clustering": {"n_clusters": 3},
+    "hierarchy": {"common_layers": 1, "global_every": 5},
+    "training": {"epochs": 1, "batch_size": 10, "lr": 0.05, "participation": 0.5},
+    "execution": {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5},
+}
+"""Clusters, a hierarchy, partial participation: all that a round of a method may leave behind."""
+
+
+def processes() -> Iterator[tuple[str, float, int]]:
+    """Of this process and all below it: what it is, its memory in MB, its open files."""
+    here = psutil.Process()
+    for process in (here, *here.children(recursive=True)):
+        try:
+            line = " ".join(process.cmdline())
+            kind = "rayfl" if process == here else next((k for w, k in KINDS.items() if w in line), "other")
+            yield kind, process.memory_full_info().pss / 1e6, process.num_fds()
+        except psutil.Error:  # it has just ended
+            continue
+
+
+def size(*folders: Path) -> float:
+    """MB of the files below."""
+    return sum(p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file()) / 1e6
+
+
+def logs() -> Path:
+    """Where Ray writes what its processes say."""
+    return Path(ray._private.worker._global_node.get_logs_dir_path())
+
+
+def main() -> None:
+    """Run, or go on."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5000)
+    parser.add_argument("--every", type=int, default=500, help="rounds between two rows, and checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("runs/long"))
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    table, runs = given.out / "long.csv", sorted(given.out.glob("long-*/config.yaml"))
+    path = [run.parent for run in runs]
+
+    def write(rows: list[tuple[Any, ...]]) -> None:
+        with table.open("a", newline="") as file:
+            csv.writer(file).writerows(rows)
+
+    def listen(event: Event) -> None:
+        if event.kind == "begun":
+            path.append(Path(event.data["path"]))
+        if event.kind != "round" or (event.data["round"] + 1) % given.every != 10 % given.every:
+            return
+        done, folder = event.data["round"] + 1, path[-1] / "checkpoints"
+        found = [(done, *row) for row in processes()]
+        found += [
+            (done, "newest checkpoint", size(*sorted(folder.glob("round-*"))[-1:]), ""),
+            (done, "history of checkpoints", size(folder / "history"), ""),
+            (done, "logs of Ray", size(logs()), ""),
+            (done, "seconds a round", event.data["seconds"], ""),
+        ]
+        write(found)
+        print(f"{done} rounds, {sum(row[2] for row in found[:-4]):.0f} MB", flush=True)
+
+    if not table.exists():
+        write([("round", "what", "MB", "open files")])
+    output = {"root": str(given.out), "checkpoint_every": given.every, "report": False}
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    changes = [f"rounds={given.rounds}"]
+    if path:
+        rayfl.resume(path[-1], changes, listen)
+    else:
+        rayfl.run({**CONFIG, "output": output}, changes, listen)
+
+
+if __name__ == "__main__":
+    main()
