@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import psutil
 import ray
 
 import rayfl
-from rayfl.runtime.driving import Event
+from rayfl.servers.driver import Event
 
 KINDS = {
     "ray::_HostActor": "client actor",
@@ -81,7 +81,7 @@ def main() -> None:
     table, runs = given.out / "long.csv", sorted(given.out.glob("long-*/config.yaml"))
     path = [run.parent for run in runs]
 
-    def write(rows: list[tuple[Any, ...]]) -> None:
+    def write(rows: Sequence[tuple[Any, ...]]) -> None:
         with table.open("a", newline="") as file:
             csv.writer(file).writerows(rows)
 
@@ -91,7 +91,7 @@ def main() -> None:
         if event.kind != "round" or (event.data["round"] + 1) % given.every != 10 % given.every:
             return
         done, folder = event.data["round"] + 1, path[-1] / "checkpoints"
-        found = [(done, *row) for row in processes()]
+        found: list[tuple[int, str, float, Any]] = [(done, *row) for row in processes()]
         found += [
             (done, "newest checkpoint", size(*sorted(folder.glob("round-*"))[-1:]), ""),
             (done, "history of checkpoints", size(folder / "history"), ""),
