@@ -24,7 +24,7 @@ from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend, settle
-from rayfl.runtime.remote import Whereabouts, whereabouts
+from rayfl.runtime.remote import UNRECORDED, Whereabouts, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.servers.building import block_rule, build
 from rayfl.servers.driver import Driver, Event, Interrupted
@@ -163,7 +163,7 @@ def _watch_driver(
     """Run the driver in an actor, and relay its events."""
     # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {"num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
+    options = {**UNRECORDED, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
     done = driver.actor.run.remote(config, directory.path)
     deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))

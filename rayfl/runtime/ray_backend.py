@@ -27,9 +27,9 @@ from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.runtime.dispatch import Call, Crew, Dispatch
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
-from rayfl.runtime.remote import ServerActor, Whereabouts, acknowledge, whereabouts
+from rayfl.runtime.remote import UNRECORDED, ServerActor, Whereabouts, acknowledge, whereabouts
 
-_TASK = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2)
+_TASK = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)
 """A remote task. Ray keeps each function that is made one for good: one for all."""
 
 
@@ -115,7 +115,8 @@ class RayBackend(Backend):
     ) -> None:
         self.actors = actors
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
-        server = ray.remote(ServerActor).options(num_cpus=0, max_restarts=-1, max_task_retries=0)
+        options = {**UNRECORDED, "num_cpus": 0, "max_restarts": -1, "max_task_retries": 0}
+        server = ray.remote(ServerActor).options(**options)
         self._servers = [Process.of(f"LPS actor {i}", server.remote()) for i in range(servers)]
         self._crew: Crew | None = None
         self._deaths = Deaths()
@@ -211,7 +212,7 @@ class RayBackend(Backend):
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
-        actor = ray.remote(_HostActor).options(**self._resources)
+        actor = ray.remote(_HostActor).options(**UNRECORDED, **self._resources)
         self._crew = Crew(
             self.actors, lambda: actor.remote(stages, host), self._deaths, lambda text: self.say(text)
         )

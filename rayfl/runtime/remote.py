@@ -16,6 +16,10 @@ import psutil
 from rayfl.servers.lps import LocalServer
 
 
+UNRECORDED: dict[str, Any] = {"enable_task_events": False}
+"""Of all actors and tasks: Ray keeps records of the last 100,000 calls, 30 kB of memory for each round."""
+
+
 class Whereabouts(NamedTuple):
     """Where a process runs: the id of its node, the node's name, and the process id."""
 
