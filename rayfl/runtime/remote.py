@@ -15,7 +15,6 @@ import psutil
 
 from rayfl.servers.lps import LocalServer
 
-
 UNRECORDED: dict[str, Any] = {"enable_task_events": False}
 """Of all actors and tasks: Ray keeps records of the last 100,000 calls, 30 kB of memory for each round."""
 

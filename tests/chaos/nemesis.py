@@ -20,6 +20,7 @@ import signal
 import tempfile
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -65,12 +66,14 @@ class Report:
         schedules: runs that were disturbed until they were finished.
         faults: how often each kind was injected.
         methods: schedules of each method.
+        lines: runs that ended in a line that says how to go on, which was then done.
         different: method, backend and seed of the runs that were not equal, with the reason.
     """
 
     schedules: int = 0
     faults: Counter[str] = field(default_factory=Counter)
     methods: Counter[str] = field(default_factory=Counter)
+    lines: int = 0
     different: list[str] = field(default_factory=list)
 
 
@@ -190,7 +193,6 @@ def on_ray(method: str, seed: int, root: Path, report: Report) -> Result:
     draw, config = random.Random(f"{method} {seed}"), settings(method, root, "ray")
     faults = {r: draw.choice(RAY) for r in range(ROUNDS - 1)}
     others = actors("ServerActor") | actors("_HostActor") | actors("DriverActor")
-    stop: list[bool] = []
 
     def strike(kind: str, number: signal.Signals) -> None:
         found = sorted(actors(kind) - others, key=lambda process: process.pid)
@@ -208,7 +210,6 @@ def on_ray(method: str, seed: int, root: Path, report: Report) -> Result:
         verb, _, whom = fault.partition(" ")
         number = signal.SIGSTOP if verb == "pause" else signal.SIGKILL
         if fault == "interrupt":
-            stop.append(True)
             signal.raise_signal(signal.SIGTERM)
         else:
             kind = "DriverActor" if "driver" in whom else "ServerActor" if "LPS" in whom else "_HostActor"
@@ -217,25 +218,31 @@ def on_ray(method: str, seed: int, root: Path, report: Report) -> Result:
     # A process that is paused is replaced after some seconds instead of minutes.
     config["execution"]["deadline"] = 12.0
     path: Path | None = None
-    while True:
+    for _ in range(2 * ROUNDS):
         try:
             return _go_on(config, path, listen)
         except Interrupted:
-            path = max(root.glob("t-*"), key=lambda p: p.stat().st_mtime)
+            pass
+        except RayflError as error:  # as a driver that is killed while it stops: the line says how to go on
+            if "rayfl resume" not in str(error):
+                raise
+            report.lines += 1
+        path = max(root.glob("t-*"), key=lambda p: p.stat().st_mtime)
+    raise AssertionError("it does not come to an end")
 
 
 def schedule(method: str, backend: str, seed: int, report: Report) -> None:
     """Disturb one run by one seed's faults, and compare."""
     root = Path(tempfile.mkdtemp(prefix="nemesis-"))
+    report.schedules += 1
+    report.methods[method] += 1
     try:
         expected = run(settings(method, root / "expected", "inline"))
         found = (inline if backend == "inline" else on_ray)(method, seed, root / "found", report)
-        report.schedules += 1
-        report.methods[method] += 1
-        try:
-            assert_same(expected, found)
-        except AssertionError as error:
-            report.different.append(f"{method}, {backend}, seed {seed}: {str(error)[:300]}")
+        assert_same(expected, found)
+    except Exception as error:
+        why = str(error) if isinstance(error, AssertionError) else traceback.format_exc()[-2000:]
+        report.different.append(f"{method}, {backend}, seed {seed}: {why[:2000]}")
     finally:
         shutil.rmtree(root, ignore_errors=True)
 
@@ -251,13 +258,15 @@ def main() -> None:
         import ray
 
         ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    while time.monotonic() < until:
-        for method in METHODS:
-            for backend in given.backends.split(","):
-                if time.monotonic() < until:
-                    schedule(method, backend, seed, report)
-        seed += 1
-    print(json.dumps(vars(report), indent=1))
+    try:
+        while time.monotonic() < until:
+            for method in METHODS:
+                for backend in given.backends.split(","):
+                    if time.monotonic() < until:
+                        schedule(method, backend, seed, report)
+            seed += 1
+    finally:
+        print(json.dumps(vars(report), indent=1))
 
 
 if __name__ == "__main__":
