@@ -16,6 +16,7 @@ from rich.table import Table
 
 from rayfl.display import Output, short
 from rayfl.errors import ClientError, ConfigError, DataError, RayflError, nearest
+from rayfl.units import size
 
 if TYPE_CHECKING:
     from rayfl.config import Config
@@ -386,7 +387,7 @@ def newcomers(
     _say(f"{len(frame)} newcomers: mean {means}")
     _say("global: the average of all clusters' models, weighted by samples; local: trained alone from w_0")
     sent = pd.read_csv(path / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
-    _say(f"sent for this: {sent.get('up', 0):,} bytes up, {sent.get('down', 0):,} down")
+    _say(f"sent for this: {size(int(sent.get('up', 0)))} up, {size(int(sent.get('down', 0)))} down")
     _say(f"written: {short(path / 'newcomers.csv')}")
 
 
@@ -409,8 +410,7 @@ def models(
     folder, number = out_folder or path / "models" / "clients", 0
     for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
         if number == 1:
-            size = sum(t.numel() * t.element_size() for t in tensors.values()) / 1e6
-            _say(f"{size:.3g} MB a client")
+            _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
             folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f"client_{client}.safetensors")
     _say(f"written: {number} models to {short(folder)}")

@@ -14,19 +14,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-
-def bytes_text(count: float) -> str:
-    """``1.2 MB``: decimal units, three digits."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(float(f"{count:.3g}")) < 1000:  # as it will be shown
-            return f"{count:.3g} {unit}"
-        count /= 1000
-    return f"{count:.3g} TB"
-
-
-def percent(value: float | None) -> str:
-    """An accuracy, or a dash."""
-    return "–" if value is None else f"{value:.1f}"
+from rayfl.units import UNKNOWN, duration, number, percent, size
 
 
 def short(path: Path) -> Path:
@@ -124,7 +112,9 @@ class Display:
         cut = "" if data.get("threshold") is None else f", cut at {data['threshold']:.3g}"
         how = " (the tree's own proposal)" if data.get("suggested") else ""
         truth = "" if data["ari"] is None else f"; agreement with the planted groups (ARI) {data['ari']:.2f}"
-        self._line(f"clustered into {data['n_clusters']} groups{how}{cut}{truth} ({data['seconds']:.1f} s)")
+        self._line(
+            f"clustered into {data['n_clusters']} groups{how}{cut}{truth} ({duration(data['seconds'])})"
+        )
 
     def _on_round(self, data: Mapping[str, Any]) -> None:
         accuracy, few = data.get("accuracy_mean"), data.get("estimated_from")
@@ -141,7 +131,7 @@ class Display:
         text = f"loss {data['train_loss']:.3f}{tested}"
         if self._progress is None:
             done = data["round"] + 1
-            self._line(f"round {done:3d}/{data['rounds']}  {text}  {data['seconds']:.2f} s")
+            self._line(f"round {done:3d}/{data['rounds']}  {text}  {duration(data['seconds'])}")
         else:
             self._progress.update(
                 self._task, description=text, completed=data["round"] + 1, total=data["rounds"], note=""
@@ -159,8 +149,9 @@ class Display:
     def _on_done(self, data: Mapping[str, Any]) -> None:
         self.close()
         self._line(
-            f"accuracy {percent(data['accuracy_mean'])} %, worst tenth of the clients "
-            f"{percent(data['accuracy_worst10'])} % after {data['rounds']} rounds in {data['seconds']:.1f} s"
+            f"accuracy {percent(data['accuracy_mean'])}, worst tenth of the clients "
+            f"{percent(data['accuracy_worst10'])} after {data['rounds']} rounds in "
+            f"{duration(data['seconds'])}"
         )
 
 
@@ -183,7 +174,7 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
     """
     tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
     over = [s.get("accuracy_se_samples") for s in summaries]
-    errors = ", ".join("–" if value is None else f"{value:.1f}" for value in over)
+    errors = ", ".join(number(value, 1) for value in over)
     table = Table(
         caption="mean, worst 10 %, variance: of the clients' accuracies in %, each on its own test data "
         "with the model that it would use; ±: standard error over clients"
@@ -202,15 +193,15 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
     rows = [
         (
             s["algorithm"],
-            str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else "–",
-            "–" if s["ari"] is None else f"{s['ari']:.2f}",
-            percent(s["accuracy_mean"])
+            str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else UNKNOWN,
+            UNKNOWN if s["ari"] is None else f"{s['ari']:.2f}",
+            number(s["accuracy_mean"], 1)
             + ("" if s.get("accuracy_se") is None else f" ± {s['accuracy_se']:.1f}"),
-            percent(s["accuracy_worst10"]),
-            percent(s["accuracy_var"]),
-            *(percent(s.get(key)) for key in extra),
-            bytes_text(s["bytes_up"]),
-            bytes_text(s["bytes_down"]),
+            number(s["accuracy_worst10"], 1),
+            number(s["accuracy_var"], 1),
+            *(number(s.get(key), 1) for key in extra),
+            size(s["bytes_up"]),
+            size(s["bytes_down"]),
             f"{s['seconds']:.1f}",
         )
         for s in summaries
@@ -267,10 +258,10 @@ def group_table(summaries: Sequence[Mapping[str, Any]], kind: str) -> Table | No
         table.add_row(
             title,
             *(
-                f"{rows[i]['accuracy_mean']:.1f} ({rows[i]['accuracy_var']:.1f})" if i in rows else "–"
+                f"{rows[i]['accuracy_mean']:.1f} ({rows[i]['accuracy_var']:.1f})" if i in rows else UNKNOWN
                 for rows in found
             ),
         )
     for part in ("within", "between"):
-        table.add_row(f"variance {part}", *(percent(s.get(f"{kind}_var_{part}")) for s in summaries))
+        table.add_row(f"variance {part}", *(number(s.get(f"{kind}_var_{part}"), 1) for s in summaries))
     return table

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from rayfl.display import bytes_text
 from rayfl.errors import ConfigError
 from rayfl.runtime.connection import short_folder
+from rayfl.units import size
 
 _DISK = 1e9
 """Free bytes below which a disk may fill up during a run."""
@@ -48,7 +48,7 @@ def checks() -> Iterator[Check]:
 def _disk(name: str, folder: Path) -> Check:
     free = shutil.disk_usage(folder).free
     remedy = "" if free > _DISK else "free some space, or set output.root to a folder on another disk"
-    return Check(name, f"{bytes_text(free)} free in {folder}", remedy)
+    return Check(name, f"{size(free)} free in {folder}", remedy)
 
 
 def _temporary() -> Check:
@@ -60,28 +60,28 @@ def _temporary() -> Check:
     where = own if folder == own else f"{own}; Ray gets {folder}, as its sockets need a short ASCII path"
     free = shutil.disk_usage(own).free
     remedy = "" if free > _DISK else "free some space, or set RAY_TMPDIR"
-    return Check("temporary folder", f"{where}, {bytes_text(free)} free", remedy)
+    return Check("temporary folder", f"{where}, {size(free)} free", remedy)
 
 
 def _shared_memory(folder: Path) -> Check:
     if not folder.is_dir():
         return Check("shared memory", "none", "Ray keeps its objects on a disk, which is slow")
-    size = shutil.disk_usage(folder)
-    remedy = "" if size.free > _SHARED else "Ray needs more (docker run --shm-size), or is slow"
-    return Check("shared memory", f"{bytes_text(size.free)} of {bytes_text(size.total)} free", remedy)
+    there = shutil.disk_usage(folder)
+    remedy = "" if there.free > _SHARED else "Ray needs more (docker run --shm-size), or is slow"
+    return Check("shared memory", f"{size(there.free)} of {size(there.total)} free", remedy)
 
 
 def _cache(folder: Path) -> Check:
     name = "compiled code"
     if not folder.is_dir():
         return Check(name, f"nothing in {folder} yet: the first round of a run compiles for some seconds")
-    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     remedy = (
         ""
         if os.access(folder, os.W_OK)
         else "it cannot be written, so every run compiles anew: set NUMBA_CACHE_DIR to a folder that can"
     )
-    return Check(name, f"{bytes_text(size)} in {folder}", remedy)
+    return Check(name, f"{size(written)} in {folder}", remedy)
 
 
 def _token(path: Path) -> Check:

@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from rayfl.display import Display, bytes_text, closing, closing_table, group_table, percent
+from rayfl.display import Display, closing, closing_table, group_table
 from rayfl.servers.driver import Event
 
 SUMMARY = {
@@ -21,36 +21,6 @@ SUMMARY = {
     "bytes_down": 0,
     "seconds": 12.34,
 }
-
-
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (1234, "1.23 kB"),
-        (1_234_567, "1.23 MB"),
-        (5e9, "5 GB"),
-        (2e12, "2 TB"),
-        (3.5e15, "3.5e+03 TB"),
-    ],
-)
-def test_bytes(count, text):
-    assert bytes_text(count) == text
-
-
-@pytest.mark.parametrize("exponent", range(14))
-def test_bytes_never_show_four_digits(exponent):
-    for count in (10**exponent - 1, 10**exponent, 9.996 * 10**exponent):
-        assert "e+" not in bytes_text(count)
-        assert float(bytes_text(count).split()[0]) < 1000
-
-
-def test_percent():
-    assert percent(None) == "–"
-    assert percent(97.46) == "97.5"
-    assert percent(0.0) == "0.0"
 
 
 def lines(*events: Event, terminal: bool = False) -> list[str]:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.units import duration, size
+
 if TYPE_CHECKING:
     from rayfl.clustering.cluster import Clusters
 
@@ -87,16 +89,17 @@ def run(
         (against the planted clusters), and for the two-stage way ``representatives`` and ``agreement`` (ARI
         against the exact way: estimated, or at ``beside`` clients that of all).
     """
-    plans: list[tuple[Callable[..., dict[str, Any]], int]] = [(measure, size) for size in sizes]
+    plans: list[tuple[Callable[..., dict[str, Any]], int]] = [(measure, clients) for clients in sizes]
     if beside is not None:
         plans.append((measure_beside, beside))
     rows = []
-    for function, size in plans:
+    for function, clients in plans:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as fresh:
-            row = fresh.submit(function, size).result()
+            row = fresh.submit(function, clients).result()
         say(
-            f"{row['clients']:,} clients, {row['way']}: {row['seconds']:.1f} s, {row['peak_gb']:.2f} GB, "
-            f"ARI {row['ari']:.3f}; the double loop {row['double_loop_seconds']:,.0f} s"
+            f"{row['clients']:,} clients, {row['way']}: {duration(row['seconds'])}, "
+            f"{size(1e9 * row['peak_gb'])}, ARI {row['ari']:.3f}; "
+            f"the double loop {duration(row['double_loop_seconds'])}"
         )
         rows.append(row)
     return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rayfl.clustering.proximity import BLOCK
 from rayfl.errors import RayflError
+from rayfl.units import size
 
 BYTES_PER_PAIR = 20
 """Peak memory per pair of up to ``BLOCK`` clients: the distance, SciPy's copy of it, and temporaries."""
@@ -29,8 +30,8 @@ def check_memory(clients: int, available: int, per_pair: int) -> None:
     if needed > available:
         fits = int((2 * available / per_pair) ** 0.5)
         raise RayflError(
-            f"clustering: the distances of {clients:,} clients need {needed / 1e9:.1f} GB, "
-            f"{available / 1e9:.1f} GB are free; up to {fits:,} clients would fit (signatures that need no "
+            f"clustering: the distances of {clients:,} clients need {size(needed)}, "
+            f"{size(available)} are free; up to {fits:,} clients would fit (signatures that need no "
             f"exchange are clustered by representatives above clustering.exact_up_to={fits}), "
             "and the groupings planted, random, single and singletons need no distances"
         )

@@ -36,6 +36,7 @@ from rayfl.servers.building import block_rule
 from rayfl.servers.queries import Asking
 from rayfl.servers.rounds import Round, Servers
 from rayfl.servers.signatures import facts
+from rayfl.units import size
 
 _DRAWN = 2000
 """Clients up to which the matrix of distances is drawn."""
@@ -169,8 +170,8 @@ def show(found: Sequence[Alone], out: Console) -> None:
             number,
             "-" if c.ari is None else f"{c.ari:.2f}",
             "-" if beta is None else f"{beta:.4g}",
-            _bytes(alone.bytes("up")),
-            _bytes(alone.bytes("down")),
+            size(alone.bytes("up")),
+            size(alone.bytes("down")),
             f"{alone.seconds:.1f}",
         )
     out.print(table)
@@ -196,13 +197,6 @@ def _contingency(alone: Alone, out: Console) -> None:
     if len(labels) > len(largest):
         table.caption = f"and {len(labels) - len(largest)} smaller clusters"
     out.print(table)
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
 
 
 def write(found: Sequence[Alone], folder: Path) -> list[Path]:

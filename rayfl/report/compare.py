@@ -11,7 +11,8 @@ import pandas as pd
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, numbers
 from rayfl.report.html import MOST_GROUPS, render, write
-from rayfl.report.tables import UNKNOWN, Table, duration, number, percent, size, uncertain
+from rayfl.report.tables import Table
+from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
 _PLACES = ("root", "path")
 """Settings of a dataset that say where it lies, not what it is."""

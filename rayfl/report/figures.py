@@ -20,6 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from rayfl.units import byte_unit
+
 
 @dataclass(frozen=True)
 class Theme:
@@ -283,14 +285,6 @@ def _hollow(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label:
     some = some.iloc[:: max(1, len(some) // 25)]
     look = {"markerfacecolor": axes.figure.get_facecolor(), "markersize": 5, "linestyle": "none"}
     axes.plot(some["round"], some[column], "o", color=colour, label=label or "_", **look)
-
-
-def byte_unit(largest: float) -> tuple[str, float]:
-    """The decimal unit for numbers of bytes up to ``largest``, and its size."""
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if largest >= scale:
-            return unit, scale
-    return "bytes", 1.0
 
 
 def _dots(points: Any) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, Value, numbers
-from rayfl.report.tables import UNKNOWN, Cell, Table, duration, number, percent, size, uncertain
+from rayfl.report.tables import Cell, Table
+from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
 MOST_ROWS = 40
 """Rows of the cluster table; larger clusterings show their largest clusters."""

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 
 from rayfl.config import Config
 from rayfl.errors import ConfigError
+from rayfl.units import size
 
 WORKER_BYTES = 270e6
 """A Python process with torch imported."""
@@ -89,14 +90,14 @@ class ResourcePlan:
         short = []
         if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
             short = [
-                f"the object store of a node has {self.store_there_gb:.2f} GB only: the rest is written to "
-                "disk, which is slow; 'ray start --object-store-memory' makes it larger"
+                f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
+                "to disk, which is slow; 'ray start --object-store-memory' makes it larger"
             ]
         return [
             f"{self.clients:,} clients, {self.cohort:,} a round, in {self.blocks:,} or more blocks of "
             f"{self.block_size} on {self.actors} client actors ({self.cpus:g} CPUs{gpus})",
-            f"{self.parameters:,} numbers a model; about {self.worker_gb:.2f} GB a client actor, "
-            f"{self.store_gb:.2f} GB in the object store",
+            f"{self.parameters:,} numbers a model; about {size(1e9 * self.worker_gb)} a client actor, "
+            f"{size(1e9 * self.store_gb)} in the object store",
             *short,
         ]
 
@@ -159,8 +160,7 @@ def plan_resources(
     if worker * actors > available.memory:
         raise ConfigError(
             "execution.actors",
-            f"{actors} actors of about {worker / 1e9:.2f} GB need more than the "
-            f"{available.memory / 1e9:.1f} GB there are",
+            f"{actors} actors of about {size(worker)} need more than the {size(available.memory)} there are",
             f"execution.actors={max(1, int(available.memory / worker))} would fit",
         )
     return ResourcePlan(

@@ -21,6 +21,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import choose_engine
+from rayfl.units import size
 
 _COPIES = 4
 """Models in memory while one client trains: the server's, the client's, its gradient and its result."""
@@ -131,8 +132,8 @@ def check_model(parameters: int, memory: float) -> None:
     if needed > memory:
         raise ConfigError(
             "model",
-            f"{parameters:,} parameters need {needed / 1e9:,.1f} GB to train one client; "
-            f"this machine has {memory / 1e9:,.1f}",
+            f"{parameters:,} parameters need {size(needed)} to train one client; "
+            f"this machine has {size(memory)}",
             f"at most {int(memory / needed * parameters):,} parameters fit",
         )
 

@@ -200,7 +200,7 @@ def test_what_cannot_be_met_is_refused_in_one_line():
 
 
 def test_too_many_clients_for_the_memory_are_refused_with_the_figures():
-    with pytest.raises(RayflError, match=r"100,000 clients need 100\.0 GB, 8\.0 GB are free") as caught:
+    with pytest.raises(RayflError, match=r"100,000 clients need 100 GB, 8\.00 GB are free") as caught:
         check_memory(100_000, 8 * 10**9, BYTES_PER_PAIR)
     fits = int(str(caught.value).split("up to ")[1].split(" ")[0].replace(",", ""))
     check_memory(fits, 8 * 10**9, BYTES_PER_PAIR)

@@ -69,7 +69,7 @@ def test_a_full_control_group_has_nothing_left(tmp_path):
 def test_thirty_thousand_clients_fit_into_5_gb_and_not_into_4():
     per_pair = bytes_per_pair(30_000)
     check_memory(30_000, 5 * 10**9, per_pair)
-    with pytest.raises(RayflError, match=r"30,000 clients need 4\.5 GB, 4\.0 GB are free; up to 28,284"):
+    with pytest.raises(RayflError, match=r"30,000 clients need 4\.50 GB, 4\.00 GB are free; up to 28,284"):
         check_memory(30_000, 4 * 10**9, per_pair)
     check_memory(28_284, 4 * 10**9, per_pair)
 
@@ -78,7 +78,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(monkeypatch):
     monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
     many = Clustering(exact_up_to=10**6)
     refuse(many, 14_000)
-    with pytest.raises(RayflError, match=r"20,000 clients need 2\.0 GB.*clustering\.exact_up_to=14142"):
+    with pytest.raises(RayflError, match=r"20,000 clients need 2\.00 GB.*clustering\.exact_up_to=14142"):
         refuse(many, 20_000)
     refuse(Clustering(exact_up_to=14_142), 20_000)  # as the message says
 
@@ -86,6 +86,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(monkeypatch):
 def test_an_exchange_needs_room_for_its_relations_too(monkeypatch):
     monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
     spectrum = Clustering(signature=Spectrum())
-    with pytest.raises(RayflError, match=r"14,000 clients need 2\.5 GB"):
+    with pytest.raises(RayflError, match=r"14,000 clients need 2\.50 GB"):
         refuse(spectrum, 14_000)
     refuse(spectrum, 14_000, exchanged=True)  # they are in memory already

@@ -28,6 +28,7 @@ from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.signatures.features.pca import PCA
 from rayfl.training import Batches, LocalWork, LoopEngine
+from rayfl.units import size
 
 PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10
 GROUPS = [(0, 1, 2, 3), (4, 5, 6), (7, 8, 9)]
@@ -313,7 +314,7 @@ def test_the_command_warns_of_it(finished: Any, tmp_path: Path) -> None:
     )
     assert "newcomer 9 lies" not in shown
     sent = 4 * 3 * PARAMETERS  # each downloads the three models to choose among
-    assert f"sent for this: 0 bytes up, {4 * sent:,} down" in shown
+    assert f"sent for this: 0 B up, {size(4 * sent)} down" in shown
     assert re.search(r"accuracy global [0-9.]+ %, accuracy local [0-9.]+ %", shown)
 
 

@@ -13,7 +13,7 @@ from rayfl.servers.building import check_model
 
 def test_a_model_beyond_the_memory_is_refused_before_it_is_built():
     config = load("digits-demo", ["model=mlp", "model.hidden=[1000000000]"])
-    with pytest.raises(ConfigError, match=r"model: 75,000,000,010 parameters need 1,200.0 GB to train one"):
+    with pytest.raises(ConfigError, match=r"model: 75,000,000,010 parameters need 1.20 TB to train one"):
         building.build(config)
     with pytest.raises(ConfigError, match=r"model: 'mlp' cannot be built"):
         ModelSpec.of(
