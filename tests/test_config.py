@@ -16,8 +16,6 @@ from pydantic import BaseModel, ValidationError
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import (
     Config,
-    _parse,
-    _sections,
     describe_preset,
     json_schema,
     load,
@@ -26,6 +24,8 @@ from rayfl.config import (
     variant,
     with_overrides,
 )
+from rayfl.config.text import parse
+from rayfl.config.words import sections
 from rayfl.data import DATASETS, PARTITIONS
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS
@@ -645,7 +645,7 @@ def test_any_values_round_trip(lr, name, layers):
 
 
 def yaml_mapping(text: str) -> dict[str, Any]:
-    return dict(_parse(text))
+    return dict(parse(text))
 
 
 def test_a_config_is_frozen():
@@ -702,7 +702,7 @@ def _keys(section: type[BaseModel], prefix: str = "") -> dict[str, type[BaseMode
     for name, field in section.model_fields.items():
         found[prefix + name] = section
         default = field.get_default(call_default_factory=True)
-        if isinstance(default, BaseModel) and _sections(field.annotation):
+        if isinstance(default, BaseModel) and sections(field.annotation):
             found |= _keys(type(default), f"{prefix}{name}.")
     return found
 

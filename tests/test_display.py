@@ -39,8 +39,8 @@ CLUSTERS = {"n_clusters": 3, "seconds": 0.25}
 def test_plain_lines():
     tested = {**ROUND, "accuracy_mean": 91.23, "accuracy_worst10": 80.0}
     assert lines(Event("round", ROUND), Event("round", tested))[1:] == [
-        "round   5/20  loss 0.123  1.50 s",
-        "round   5/20  loss 0.123  accuracy  91.2 %  worst tenth  80.0 %  1.50 s",
+        "round   5/20  loss 0.123  1.5 s",
+        "round   5/20  loss 0.123  accuracy  91.2 %  worst tenth  80.0 %  1.5 s",
     ]
 
 
@@ -48,7 +48,7 @@ def test_an_estimate_is_marked():
     few = {"accuracy_mean": 91.23, "accuracy_worst10": 80.0, "estimated_from": 8, "accuracy_se": 2.345}
     assert lines(Event("round", {**ROUND, **few}))[1:] == [
         "round   5/20  loss 0.123  accuracy ≈  91.2 %  worst tenth ≈  80.0 %  "
-        "(estimated from 8 clients; standard error 2.3)  1.50 s",
+        "(estimated from 8 clients; standard error 2.3)  1.5 s",
     ]
 
 
@@ -56,9 +56,9 @@ def test_clusters():
     given = {**CLUSTERS, "threshold": 12.0, "suggested": False, "ari": None}
     proposed = {**CLUSTERS, "threshold": 0.123456, "suggested": True, "ari": 0.987}
     assert lines(Event("clusters", given), Event("clusters", proposed))[1:] == [
-        "clustered into 3 groups, cut at 12 (0.2 s)",
+        "clustered into 3 groups, cut at 12 (0.25 s)",
         "clustered into 3 groups (the tree's own proposal), cut at 0.123; "
-        "agreement with the planted groups (ARI) 0.99 (0.2 s)",
+        "agreement with the planted groups (ARI) 0.99 (0.25 s)",
     ]
 
 
@@ -68,7 +68,7 @@ def test_the_end_and_unknown_events():
     shown = lines(Event("something new", {}), Event("stopped", stopped), Event("done", done))[1:]
     assert shown == [
         "stopped after 2 complete rounds; go on with: rayfl resume runs/x",
-        "accuracy – %, worst tenth of the clients – % after 3 rounds in 1.0 s",
+        "accuracy –, worst tenth of the clients – after 3 rounds in 1.0 s",
     ]
 
 

@@ -86,6 +86,6 @@ def test_what_does_not_fit_is_refused_before_anything_is_computed(monkeypatch):
 def test_an_exchange_needs_room_for_its_relations_too(monkeypatch):
     monkeypatch.setattr("rayfl.clustering.cluster.free_memory", lambda: 10**9)
     spectrum = Clustering(signature=Spectrum())
-    with pytest.raises(RayflError, match=r"14,000 clients need 2\.50 GB"):
+    with pytest.raises(RayflError, match=r"14,000 clients need 2\.55 GB"):
         refuse(spectrum, 14_000)
     refuse(spectrum, 14_000, exchanged=True)  # they are in memory already

@@ -1,0 +1,40 @@
+"""The typed configuration of a run: YAML and dotted overrides in, one frozen, validated object out.
+
+Each module uses only those above it:
+
+- ``text``: YAML, read and written;
+- ``words``: what a setting may be, in words;
+- ``schema``: the sections, and :class:`Config`;
+- ``mistakes``: what is wrong, in one line that says where, what, and what would be right;
+- ``reading``: presets, files and overrides to a config;
+- ``variants``: the same settings for another algorithm.
+"""
+
+from rayfl.config.reading import (
+    describe_preset,
+    load,
+    paper_of,
+    presets,
+    reload,
+    resolve,
+    with_overrides,
+)
+from rayfl.config.schema import Config, Evaluation, Execution, Output, json_schema
+from rayfl.config.variants import on_the_same_data, variant
+
+__all__ = [
+    "Config",
+    "Evaluation",
+    "Execution",
+    "Output",
+    "describe_preset",
+    "json_schema",
+    "load",
+    "on_the_same_data",
+    "paper_of",
+    "presets",
+    "reload",
+    "resolve",
+    "variant",
+    "with_overrides",
+]

@@ -1,0 +1,237 @@
+"""From presets, YAML files, mappings and dotted overrides to a :class:`Config`."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from rayfl.algorithms import ALGORITHMS, Algorithm
+from rayfl.config.mistakes import explain
+from rayfl.config.schema import USED_BY_SOME, Config
+from rayfl.config.text import NOT_YAML, parse
+from rayfl.config.words import describe, one_line, sections, shown
+from rayfl.errors import ConfigError, nearest
+from rayfl.paper import Paper
+from rayfl.settings import Section, part_name
+
+PRESETS = Path(__file__).parents[1] / "presets"
+
+
+def presets() -> dict[str, Path]:
+    """The presets shipped with the package, by name."""
+    return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+
+
+def describe_preset(path: Path) -> str:
+    """The comment on the first line of a preset."""
+    return path.read_text(encoding="utf-8").split("\n", 1)[0].lstrip("# ")
+
+
+def paper_of(path: Path) -> Paper:
+    """The ``paper:`` block of a preset, or of another YAML file.
+
+    Raises:
+        ConfigError: if there is none, or if it is none; one line.
+    """
+    block = _read_yaml(path).get("paper")
+    try:
+        return Paper.model_validate(block)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, ("paper", *first["loc"])))
+        raise ConfigError(f"{path}: {where}", first["msg"], "see the block of a preset") from None
+
+
+def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
+    """Read, complete and validate a configuration.
+
+    Where ``overrides`` name another algorithm than the source, the source's settings of sections that it
+    does not use are left out.
+
+    Args:
+        source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
+        overrides: dotted settings such as ``"training.lr=0.1"``; the value is read as YAML.
+
+    Raises:
+        ConfigError: one line: where, what, and what would be right.
+    """
+    settings = read(source)
+    algorithm = algorithm_of(with_overrides(settings, overrides))
+    if algorithm is not algorithm_of(settings):
+        settings = used(settings, algorithm)
+    return resolve(with_overrides(settings, overrides))
+
+
+def reload(path: Path) -> Config:
+    """The config of an earlier run, ignoring settings its algorithm does not use (older versions took them).
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    settings = read(path)
+    return resolve(used(settings, algorithm_of(settings)))
+
+
+def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
+    """The settings of a source, without what it says of a paper."""
+    if isinstance(source, Config):
+        return source.to_dict()
+    settings = dict(source) if isinstance(source, Mapping) else _read_yaml(source)
+    settings.pop("paper", None)
+    return settings
+
+
+def _read_yaml(source: str | Path) -> dict[str, Any]:
+    path = Path(os.path.expanduser(source))
+    if str(source) in presets():
+        path = presets()[str(source)]
+    elif not _is_file(path):
+        is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
+        remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
+        raise ConfigError(one_line(str(source)), "no such file" if is_path else "no such preset", remedy)
+    try:
+        settings = parse(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
+    except NOT_YAML as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(place, f"not YAML: {problem}") from None
+    if settings is None:
+        settings = {}
+    if not isinstance(settings, dict):
+        raise ConfigError(
+            str(path), f"holds a {type(settings).__name__}", "expected 'section: settings' lines"
+        )
+    return settings
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name longer than the file system allows
+        return False
+
+
+def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """``settings`` with dotted ``key=value`` overrides applied (a copy).
+
+    Naming a part anew, as in ``algorithm=pacfl``, drops the settings of the part that it replaces.
+    """
+    result = copy.deepcopy(dict(settings))
+    for text in overrides:
+        path, equals, value = text.partition("=")
+        keys = path.strip().split(".")
+        if not equals or not all(keys):
+            raise ConfigError(one_line(text), "not an override", "expected key=value, e.g. training.lr=0.1")
+        try:
+            parsed = parse(value)
+        except NOT_YAML:
+            raise ConfigError(
+                one_line(path), f"{value!r} is not a YAML value", "quote it if it is text"
+            ) from None
+        _assign(result, keys, parsed)
+    return result
+
+
+def _assign(settings: dict[str, Any], path: list[str], value: Any) -> None:
+    node = settings
+    for part in path[:-1]:
+        inner = node.get(part)
+        if isinstance(inner, str):  # the short form 'algorithm: pacfl'
+            inner = {"name": inner}
+        node[part] = inner if isinstance(inner, dict) else {}
+        node = node[part]
+    last, old = path[-1], node.get(path[-1])
+    if last == "name" and len(path) > 1 and node.get("name") not in (None, value):
+        node.clear()
+    renames = isinstance(old, dict) and isinstance(value, str) and old.get("name") == value
+    node[last] = old if renames else value
+
+
+def resolve(settings: Mapping[str, Any]) -> Config:
+    """Complete ``settings`` with the algorithm's defaults for other sections, and validate.
+
+    Raises:
+        ConfigError: for the first mistake found.
+    """
+    settings = dict(settings)
+    part = algorithm_of(settings)
+    for section, values in (part.defaults if part else {}).items():
+        settings[section] = _merge(values, settings.get(section))
+    settings = _complete(settings, Config)
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        raise explain(error, settings) from None
+    _refuse_truth(settings, config)
+    return config
+
+
+def _refuse_truth(given: object, taken: object, where: str = "", expected: str = "") -> None:
+    """Refuse YAML's yes, on and true where a number is wanted: Pydantic takes them for 1."""
+    if isinstance(given, bool) and not isinstance(taken, bool):
+        raise ConfigError(where, shown(given), f"expected {expected}")
+    if isinstance(given, Mapping) and isinstance(taken, BaseModel):
+        for key, value in given.items():
+            field = type(taken).model_fields[key]
+            expected = describe(field.annotation, field.metadata)
+            _refuse_truth(value, getattr(taken, key), f"{where}.{key}".lstrip("."), expected)
+    elif isinstance(given, (list, tuple)) and isinstance(taken, tuple):
+        for place, (value, item) in enumerate(zip(given, taken, strict=False)):
+            _refuse_truth(value, item, f"{where}.{place}" if isinstance(value, Mapping) else where, expected)
+
+
+def _merge(base: Mapping[str, Any], over: Any) -> Any:
+    """``base`` updated by ``over``, recursively; a part of another name replaces the base's part."""
+    if over is None or (isinstance(over, str) and base.get("name") == over):
+        return dict(base)
+    if not isinstance(over, Mapping) or over.get("name", base.get("name")) != base.get("name"):
+        return over
+    merged = dict(base)
+    for key, value in over.items():
+        merged[key] = _merge(base[key], value) if isinstance(base.get(key), Mapping) else value
+    return merged
+
+
+def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, Any]:
+    """Settings of a part that is not named belong to the default one; a section left empty is left out."""
+    result: dict[str, Any] = {}
+    for key, value in values.items():
+        field = section.model_fields.get(key) if isinstance(key, str) else None
+        default = field.get_default(call_default_factory=True) if field else None
+        if field is not None and isinstance(default, Section):
+            if value is None:
+                continue
+            choices = sections(field.annotation)
+            if isinstance(value, Mapping):
+                if None not in choices and "name" not in value:
+                    value = {"name": part_name(type(default)), **value}
+                chosen = value.get("name")
+                inner = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
+                value = _complete(value, inner) if inner else value
+        result[key] = value
+    return result
+
+
+def algorithm_of(settings: Mapping[str, Any]) -> type[Algorithm] | None:
+    """The algorithm that settings name, None if there is none of that name."""
+    chosen = settings.get("algorithm") or "fedavg"
+    name = chosen.get("name", "fedavg") if isinstance(chosen, Mapping) else chosen
+    return ALGORITHMS.get(name) if isinstance(name, str) else None
+
+
+def used(settings: Mapping[str, Any], algorithm: type[Algorithm] | None) -> dict[str, Any]:
+    """Settings without those of sections that the algorithm does not use."""
+    kept = dict(settings)
+    for section, keys in USED_BY_SOME.items():
+        values = settings.get(section)
+        if isinstance(values, Mapping) and algorithm is not None and section not in algorithm.takes:
+            kept[section] = {key: value for key, value in values.items() if key not in keys}
+    return kept

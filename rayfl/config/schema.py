@@ -1,0 +1,243 @@
+"""The sections of a configuration, and :class:`Config`, which holds them all, frozen and validated.
+
+Each room declares its own section beside its owner; what is declared here belongs to the run as a whole.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
+from rayfl.clustering.config import Clustering
+from rayfl.config import text
+from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition
+from rayfl.data.events import Event, Outage
+from rayfl.errors import ConfigError
+from rayfl.local import OBJECTIVES, LocalObjective
+from rayfl.models import MODELS, Model
+from rayfl.ordering import ORDERINGS, Ordering
+from rayfl.paper import Paper
+from rayfl.sampling import SAMPLINGS, Sampling
+from rayfl.settings import Section, choice
+from rayfl.training import Training
+
+if TYPE_CHECKING:
+    DatasetChoice = Dataset
+    PartitionChoice = Partition
+    ModelChoice = Model
+    AlgorithmChoice = Algorithm
+    LocalChoice = LocalObjective
+    OrderChoice = Ordering
+    SamplingChoice = Sampling
+else:
+    DatasetChoice, PartitionChoice = choice(DATASETS), choice(PARTITIONS)
+    ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
+    LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
+
+USED_BY_SOME = {
+    "clustering": tuple(Clustering.model_fields),
+    "hierarchy": ("common_layers", "global_every", "weights", "edges"),
+}
+"""Settings used only by the methods that list the section in ``takes``."""
+
+_BLOCK_WORK = 1e7
+"""Parameters times samples that take a core a few milliseconds: less is not worth a message."""
+
+
+class Evaluation(Section):
+    """When and how clients are tested: each on its own test data with the model that it would use."""
+
+    every: int = Field(
+        1, ge=1, description="evaluate after every this many rounds, and always after the last"
+    )
+    batch_size: int = Field(500, ge=1, description="samples in one forward pass")
+    coreset: int | None = Field(
+        None,
+        ge=4,
+        description="between rounds test only this many clients (at least 4) and estimate the metrics from "
+        "them: SCGIGA on the graph of clients with like label histograms, which all send. Estimates are "
+        "marked and never count as best; the last test is of all clients",
+    )
+    finetune_epochs: int = Field(
+        0,
+        ge=0,
+        description="at the end every client trains its model on for so many epochs, and is tested once more "
+        "(the papers' suffix +: FedAvg+, FedProx+); methods that adapt before every test fine-tune likewise",
+    )
+
+
+class Execution(Section):
+    """Where a run is executed. Nothing here changes its results (``block_size`` and the device aside)."""
+
+    backend: Literal["ray", "inline"] = Field(
+        "ray", description="ray: client actors; inline: the same code in this process, for debugging"
+    )
+    address: str | None = Field(
+        None,
+        description="address of a running Ray cluster ('auto' finds it); by default the environment decides",
+    )
+    actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto", description="client actors; auto: as many as the CPUs (and GPUs) hold"
+    )
+    clients_per_actor: int | None = Field(
+        None, ge=1, description="pin clients to actors, this many each (1: one actor a client); sets 'actors'"
+    )
+    cpus_per_actor: float = Field(1.0, gt=0, description="CPUs that Ray reserves for a client actor")
+    gpus_per_actor: float = Field(
+        0.0, ge=0, description="fraction of a GPU for a client actor; caps its memory"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field(
+        "auto", description="auto: cuda if gpus_per_actor > 0 and there is one"
+    )
+    block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
+        "auto",
+        description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
+    )
+    wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        "auto",
+        description="seconds to wait until the cluster has room for the actors (for one, with actors: auto); "
+        "auto: 900 where nodes are started when needed, else 5",
+    )
+    deadline: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
+        "auto",
+        description="seconds for which a process may be silent before it is killed and its work done again; "
+        "auto: 20 times what such work has taken at most, and 300 at least",
+    )
+    tolerate_failures: int = Field(
+        0, ge=0, description="clients that may fail in a round and are then left out of its average"
+    )
+
+    def clients_per_block(self, cohort: int, work: float = math.inf) -> int:
+        """The block size: a matter of config and data alone, so that sums do not depend on the workers.
+
+        Args:
+            cohort: clients a round.
+            work: of a client in a round: parameters times samples times epochs. Blocks of tiny clients are
+                larger, until they are worth a message, but there are four at least.
+        """
+        if self.block_size == "auto":
+            blocks = 16
+            while blocks > 4 and work * cohort / blocks < _BLOCK_WORK:
+                blocks //= 2
+            size = -(-cohort // blocks)
+            size = min(64, size) if blocks == 16 else size
+        else:
+            size = self.block_size
+        return min(size, self.clients_per_actor or size)
+
+
+class Output(Section):
+    """What is written, and where."""
+
+    root: Path = Field(Path("runs"), description="folder of the run directories")
+    checkpoint_every: int = Field(
+        10, ge=0, description="rounds between two checkpoints (0: only when interrupted and at the end)"
+    )
+    keep_checkpoints: int = Field(2, ge=1, description="how many checkpoints are kept")
+    tensorboard: bool = Field(True, description="write TensorBoard events")
+    report: bool = Field(True, description="write report.html at the end")
+
+
+class Config(Section):
+    """A run: resolved, it and its seed determine every number of the result."""
+
+    name: str = Field(
+        "run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="begins the run directory"
+    )
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="of all randomness")
+    rounds: int = Field(20, ge=1, description="local rounds: every cluster trains and averages once in each")
+    data: DatasetChoice = Field(default_factory=lambda: DATASETS["digits"](), description="the dataset")
+    partition: PartitionChoice = Field(
+        default_factory=lambda: PARTITIONS["label_skew"](), description="how clients differ"
+    )
+    model: ModelChoice = Field(default_factory=lambda: MODELS["mlp"](), description="the network")
+    algorithm: AlgorithmChoice = Field(
+        default_factory=lambda: ALGORITHMS["fedavg"](), description="the method"
+    )
+    clustering: Clustering = Field(default_factory=Clustering, description="signature, proximity, grouping")
+    hierarchy: Hierarchy = Field(default_factory=Hierarchy, description="local and global parameter servers")
+    training: Training = Field(default_factory=Training, description="local training")
+    local: LocalChoice = Field(
+        default_factory=lambda: OBJECTIVES["sgd"](), description="the clients' local objective"
+    )
+    order: OrderChoice = Field(
+        default_factory=lambda: ORDERINGS["shuffled"](), description="the order of a client's samples"
+    )
+    sampling: SamplingChoice = Field(
+        default_factory=lambda: SAMPLINGS["uniform"](), description="who takes part in a round"
+    )
+    events: tuple[Event, ...] = Field(
+        (), description="what happens during the run: clients join, leave or drift, servers drop out"
+    )
+    evaluation: Evaluation = Field(default_factory=Evaluation, description="when clients are tested")
+    execution: Execution = Field(default_factory=Execution, description="where it runs")
+    output: Output = Field(default_factory=Output, description="what is written")
+
+    @model_validator(mode="after")
+    def _suited(self) -> Config:
+        """Refuse what makes no sense together: local objectives, momentum, sampling where all take part."""
+        suited, name = self.algorithm.objectives, self.local.name
+        if suited is not None and name not in suited:
+            raise ValueError(
+                f"local objective {name!r} makes no sense with {self.algorithm.name}; "
+                f"valid: {', '.join(suited)}"
+            )
+        if self.training.momentum and not self.algorithm.takes_momentum:
+            raise ValueError(
+                f"training.momentum {self.training.momentum:g} makes no sense with {self.algorithm.name}; "
+                "it must be 0"
+            )
+        if self.sampling.name != "uniform" and self.training.participation == 1:
+            raise ValueError(
+                f"sampling {self.sampling.name!r} has nothing to choose where all clients take part; "
+                "set training.participation below 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _used(self) -> Config:
+        """Refuse settings of sections that the method does not use."""
+        for section, keys in USED_BY_SOME.items():
+            if section in self.algorithm.takes:
+                continue
+            given = getattr(self, section)
+            idle = [key for key in keys if getattr(given, key) != getattr(type(given)(), key)]
+            if idle:
+                raise self._idle(f"{section}.{idle[0]}", section)
+        for place, event in enumerate(self.events):
+            if isinstance(event, Outage) and "hierarchy" not in self.algorithm.takes:
+                raise self._idle(f"events.{place}", "hierarchy")
+        return self
+
+    def _idle(self, where: str, section: str) -> ConfigError:
+        takers = ", ".join(name for name, part in ALGORITHMS.items() if section in part.takes)
+        return ConfigError(
+            where,
+            f"would do nothing with {self.algorithm.name}",
+            f"leave it out, or take an algorithm that uses it: {takers}",
+        )
+
+    @property
+    def public_samples(self) -> int:
+        """How many samples that no client has the server looks at, all parts together."""
+        clustering = self.clustering.public_samples if "clustering" in self.algorithm.takes else 0
+        return max(self.data.public_samples, self.algorithm.public_samples, clustering)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, as written to ``config.yaml``."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """YAML that :func:`rayfl.load` reads back to an equal config."""
+        return text.dump(self.to_dict())
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON schema of a config file, for editors (``rayfl list --schema``)."""
+    schema = Config.model_json_schema()
+    schema["properties"]["paper"] = Paper.model_json_schema()
+    return schema

@@ -1,0 +1,87 @@
+"""YAML as people write it: numbers such as 1e-3, no key twice, no aliases that make a small file huge."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import yaml
+
+NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
+"""What the parser raises: ValueError for bytes that are no text, impossible dates and endless integers."""
+
+
+def parse(text: str) -> Any:
+    """The value that YAML text holds.
+
+    Raises:
+        one of :data:`NOT_YAML`.
+    """
+    return yaml.load(text, Loader=_Loader)
+
+
+def dump(values: Mapping[str, Any]) -> str:
+    """YAML that :func:`parse` reads back to equal values."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML in which ``1e-3`` is a number, as people mean it (YAML 1.1 reads text), and no key comes twice."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        """As YAML defines it, but aliases may not make a small file huge, nor endless."""
+        root: yaml.Node | None = super().get_single_node()
+        sizes: dict[int, int] = {}
+        written = _expanded(root, sizes) if root is not None else 0
+        if written - len(sizes) > _REPEATED:
+            problem = f"aliases repeat {written - len(sizes):.3g} values; at most {_REPEATED:,} are allowed"
+            raise yaml.constructor.ConstructorError(None, None, problem, getattr(root, "start_mark", None))
+        return root
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        """As YAML defines it, but a repeated key is a mistake instead of the last one silently winning."""
+        seen: set[str] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in seen and key.value != "<<":
+                problem = f"{key.value!r} is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value if isinstance(key, yaml.ScalarNode) else "")
+        return super().construct_mapping(node, deep)
+
+
+_REPEATED = 100_000
+"""Values that aliases may repeat: a few hundred bytes of nested anchors mean billions of values."""
+
+
+def _expanded(node: yaml.Node, sizes: dict[int, int]) -> int:
+    """The number of values in a node, those of aliases counted wherever they stand.
+
+    Args:
+        node: the root.
+        sizes: filled with the size of each node by its id; 0 while it is being counted.
+    """
+    if id(node) in sizes:
+        if not sizes[id(node)]:
+            raise yaml.constructor.ConstructorError(None, None, "it contains itself", node.start_mark)
+        return sizes[id(node)]
+    sizes[id(node)] = 0
+    inner = node.value if isinstance(node, yaml.CollectionNode) else ()
+    size = 1
+    for child in inner:
+        for each in child if isinstance(child, tuple) else (child,):
+            size += _expanded(each, sizes)
+    sizes[id(node)] = size
+    return size
+
+
+class _Dumper(yaml.SafeDumper):
+    """Quotes the text that :class:`_Loader` would take for a number."""
+
+
+for _yaml in (_Loader, _Dumper):
+    _yaml.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(\d[\d_]*(\.\d*)?|\.\d+)[eE][-+]?\d+$"),
+        list("-+.0123456789"),
+    )

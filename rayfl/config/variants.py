@@ -1,0 +1,79 @@
+"""The same settings for another algorithm, and the same data for several: comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfl.algorithms import ALGORITHMS, Algorithm
+from rayfl.config.reading import algorithm_of, load, read, resolve, used, with_overrides
+from rayfl.config.schema import Config
+
+_OF_SIGNATURES = (
+    "signature",
+    "features",
+    "embedding",
+    "proximity",
+    "grouping",
+    "linkage",
+    "threshold",
+    "gamma",
+)
+"""Settings of ``clustering`` that belong to a kind of signature; a number of clusters does not."""
+
+
+def variant(
+    source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str], algorithm: str
+) -> Config:
+    """The same settings with another algorithm (and that algorithm's defaults), for comparisons.
+
+    What the source says of comparing signatures is left out if the other algorithm has signatures of another
+    kind: degrees between subspaces mean nothing to it; and what its own defaults say otherwise: PCA+kM+HC has
+    no encoder where FLT was given one. So is momentum where it makes no sense. What ``overrides`` say holds
+    for every algorithm; but sections that it does not use are left out, whoever speaks of them: the number of
+    clusters is for those that cluster.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    settings = _for_another(read(source), algorithm)
+    settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
+    return resolve(used(settings, ALGORITHMS.get(algorithm)))
+
+
+def on_the_same_data(configs: Sequence[Config]) -> list[Config]:
+    """The configs of a comparison, with the same training samples held out for the server.
+
+    Where ``data.server_share`` is ``auto`` all hold out as many as the one whose server needs most, so that
+    their clients have the same samples.
+    """
+    most = max((config.public_samples for config in configs), default=0)
+    return [
+        load(config, [f"data.server_share={most}"]) if most and config.data.server_share == "auto" else config
+        for config in configs
+    ]
+
+
+def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
+    """What of a source's settings can be said of another algorithm too."""
+    kept, before, part = dict(settings), algorithm_of(settings), ALGORITHMS.get(algorithm)
+    if part is None:
+        return kept
+    clustering, training = settings.get("clustering"), settings.get("training")
+    first, second = (_clustering(each) for each in (before, part))
+    if isinstance(clustering, Mapping) and first and second:
+        alike = first["signature"]["name"] == second["signature"]["name"]
+        meant = {key for key in _OF_SIGNATURES if alike and first.get(key) == second.get(key)}
+        kept["clustering"] = {
+            key: clustering[key] for key in clustering if key not in _OF_SIGNATURES or key in meant
+        }
+    if isinstance(training, Mapping) and not part.takes_momentum:
+        kept["training"] = {key: training[key] for key in training if key != "momentum"}
+    return kept
+
+
+def _clustering(algorithm: type[Algorithm] | None) -> Mapping[str, Any]:
+    """How an algorithm clusters by default; empty if it says nothing of signatures."""
+    found: Mapping[str, Any] = algorithm.defaults.get("clustering", {}) if algorithm else {}
+    return found if "signature" in found else {}

@@ -1,0 +1,112 @@
+"""What a setting may be, in words and by its type annotation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from rayfl.settings import Section, part_name
+
+_KINDS = {
+    bool: "true or false",
+    int: "an integer",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
+
+_BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+
+
+def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a setting may be, for people: ``an integer >= 1 or 'auto'``."""
+    origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        extra = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
+        return describe(args[0], [*metadata, *extra])
+    if origin is Literal:
+        return _either([repr(a) for a in args])
+    if origin in (Union, UnionType):
+        parts = [name for a in args if (name := isinstance(a, type) and _chosen_as(a))]
+        if parts:
+            return "one of " + ", ".join(parts)
+        words = [w for a in args for w in (map(repr, get_args(a)) if get_origin(a) is Literal else [a])]
+        return _either(
+            [w if isinstance(w, str) else describe(w, () if w is NoneType else metadata) for w in words]
+        )
+    if origin is tuple:
+        least = ", at least one" if any(getattr(m, "min_length", 0) for m in metadata) else ""
+        return f"a list with {describe(args[0])} each{least}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "a section with " + ", ".join(annotation.model_fields)
+    bounds = [
+        f"{sign} {getattr(m, key):g}"
+        for m in metadata
+        for key, sign in _BOUNDS.items()
+        if hasattr(m, key) and getattr(m, key) < 2**53  # what fits into 64 bits need not be said
+    ]
+    bounds += [f"a multiple of {m.multiple_of}" for m in metadata if getattr(m, "multiple_of", None)]
+    patterns = [f"that matches {m.pattern}" for m in metadata if getattr(m, "pattern", None)]
+    return " ".join([_KINDS.get(annotation, ""), " and ".join(bounds), *patterns]).replace("  ", " ").strip()
+
+
+def shown(value: Any) -> str:
+    """What was given, in a few words."""
+    if isinstance(value, (Mapping, BaseModel)):
+        return "got a section"
+    try:
+        text = "nothing" if value is None else repr(value if isinstance(value, _SIMPLE) else str(value))
+    except ValueError:  # Python writes out no integer of more than 4,300 digits
+        text = "an integer of thousands of digits"
+    return f"got {text if len(text) <= 60 else text[:57] + '...'}"
+
+
+_SIMPLE = (str, int, float, list, tuple)
+
+
+def one_line(text: str) -> str:
+    """What somebody typed, fit for a message."""
+    return text if text.isprintable() else repr(text)
+
+
+def _either(words: Sequence[str]) -> str:
+    return " or ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
+
+
+def mixed(annotation: Any) -> bool:
+    """Whether a setting may be a section or something else, apart from nothing."""
+    kinds = [a for a in get_args(annotation) if a is not NoneType]
+    sections = [a for a in kinds if isinstance(a, type) and issubclass(a, BaseModel)]
+    return get_origin(annotation) in (Union, UnionType) and 0 < len(sections) < len(kinds)
+
+
+def item_of(annotation: Any) -> Any:
+    """What the items of a list have to be; None if it is no list."""
+    for a in (annotation, *_flat_args(annotation)):
+        if get_origin(a) is tuple:
+            return get_args(a)[0]
+    return None
+
+
+def sections(annotation: Any) -> dict[str | None, type[BaseModel]]:
+    """The sections that a field may hold: by part name if there is a choice, else under None."""
+    found = [
+        a for a in (annotation, *_flat_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)
+    ]
+    if len(found) == 1:
+        return {None: found[0]}
+    return {part_name(a): a for a in found if issubclass(a, Section)}
+
+
+def _chosen_as(kind: type) -> str | None:
+    return part_name(kind) if issubclass(kind, Section) else None
+
+
+def _flat_args(annotation: Any) -> list[Any]:
+    return [a for arg in get_args(annotation) for a in (arg, *_flat_args(arg))]
