@@ -12,8 +12,10 @@ from rayfl.algorithms.contract import (
     ServerState,
     Setup,
     Split,
+    per_client,
+    per_model,
 )
-from rayfl.algorithms.one_shot import OneShotClustered
+from rayfl.algorithms.one_shot import OneShotClustered, OneShotState
 from rayfl.settings import discover
 
 ALGORITHMS = discover("rayfl.algorithms", Algorithm)
@@ -26,6 +28,7 @@ __all__ = [
     "Hierarchy",
     "Mixing",
     "OneShotClustered",
+    "OneShotState",
     "Plan",
     "Regrouping",
     "RoundReport",
@@ -34,5 +37,7 @@ __all__ = [
     "Split",
     "average",
     "choose_by_loss",
+    "per_client",
+    "per_model",
     "sample_cohort",
 ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 import numpy as np
 import scipy.sparse as sp
@@ -30,6 +30,7 @@ from rayfl.algorithms.contract import (
     Plan,
     Regrouping,
     RoundReport,
+    S,
     ServerState,
     Setup,
     Split,
@@ -50,10 +51,25 @@ _WITNESSES = 20
 """Most users of a model whose loss says what is usual."""
 
 
-class Algorithm(Section):
+class Algorithm(Section, Generic[S]):
     """Base of all algorithms: a frozen set of parameters and pure functions.
 
     ``defaults`` holds what the method sets in other config sections unless the user does.
+
+    A method that remembers something between rounds has a state of its own, and begins with it::
+
+        @dataclass(frozen=True)
+        class SeenState(ServerState):
+            seen: NDArray[np.bool_] = per_client(False)  # (N,)
+
+        class Seen(Algorithm[SeenState]):
+            name: Literal["seen"] = "seen"
+
+            def begin(self, setup: Setup) -> SeenState:
+                return SeenState(0, 1, np.zeros(setup.clients, np.int64))
+
+    Hooks return a changed copy, ``dataclasses.replace(state, seen=...)``. Nothing has to be registered:
+    checkpoints write and read whatever fields the state has (which types: see :class:`ServerState`).
     """
 
     name: str = ""
@@ -71,6 +87,11 @@ class Algorithm(Section):
 
     takes_momentum: ClassVar[bool] = True
     """Whether ``training.momentum`` makes sense with it."""
+
+    def __class_getitem__(cls, state: Any) -> type[Algorithm[Any]]:
+        """``Algorithm[SeenState]`` is for type checkers; there is no class of its own for it, as pydantic
+        would make, which could not be sent to another process."""
+        return cls
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
@@ -95,24 +116,23 @@ class Algorithm(Section):
         """The K initial models, as numbers of random initialisations: equal numbers give equal models."""
         return (0,)
 
-    def begin(self, setup: Setup) -> ServerState:
+    def begin(self, setup: Setup) -> S:
         """The state before round 0."""
-        return ServerState(0, len(self.initial(setup)), np.zeros(setup.clients, np.int64))
+        # A method with a state of its own begins with that.
+        return cast("S", ServerState(0, len(self.initial(setup)), np.zeros(setup.clients, np.int64)))
 
-    def grow(self, setup: Setup, state: ServerState) -> ServerState:
+    def grow(self, setup: Setup, state: S) -> S:
         """The state for more clients than it was made for, ``setup.clients``; nobody has greeted them yet."""
         more = setup.clients - len(state.assignment)
         return replace(state, assignment=np.concatenate([state.assignment, np.zeros(more, np.int64)]))
 
     def join(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
-    ) -> ServerState | Regrouping:
+        self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients
+    ) -> S | Regrouping[S]:
         """Clients have come: give them a model. By default those who select do so, others use model 0."""
         return self.select(setup, state, newcomers, clients) if self.selects else state
 
-    def fit(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
-    ) -> Fit | None:
+    def fit(self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
         """How well newcomers fit the models that :meth:`join` gave them; None if nothing tells.
 
         By default by the loss: on the newcomers' training data, and on test data of the models' users (at
@@ -128,38 +148,34 @@ class Algorithm(Section):
         return Fit.of("loss", clients.losses(newcomers, "train")[:, models], members, models, own)
 
     def drift(
-        self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
-    ) -> ServerState | Regrouping:
+        self, setup: Setup, state: S, drifted: NDArray[np.int64], clients: Clients
+    ) -> S | Regrouping[S]:
         """The data of these clients have changed."""
         return state
 
-    def recluster(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
+    def recluster(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
         """New clusters before the coming round, if it is time for them."""
         return None
 
-    def cohort(
-        self, setup: Setup, state: ServerState, clients: Clients
-    ) -> tuple[ServerState, NDArray[np.int64]]:
+    def cohort(self, setup: Setup, state: S, clients: Clients) -> tuple[S, NDArray[np.int64]]:
         """The ids of the clients that take part, ascending, as ``sampling`` says, and the state then."""
         return sample_cohort(setup, state, clients)
 
-    def select(
-        self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
+    def select(self, setup: Setup, state: S, who: NDArray[np.int64], clients: Clients) -> S:
         """Let the clients ``who`` choose their models."""
         return state
 
-    def plan(self, setup: Setup, state: ServerState, cohort: NDArray[np.int64]) -> Plan:
+    def plan(self, setup: Setup, state: S, cohort: NDArray[np.int64]) -> Plan:
         """Each of ``cohort`` starts from its own model and reports to that model's LPS."""
         group = state.assignment[cohort]
         order = np.lexsort((cohort, group))
         return Plan(cohort[order], group[order], group[order])
 
-    def work(self, setup: Setup, state: ServerState) -> LocalWork:
+    def work(self, setup: Setup, state: S) -> LocalWork:
         """The local work of the round: E epochs of SGD, on the local objective."""
         return setup.local.work(setup.training.work(state.round, setup.rounds))
 
-    def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
+    def downloads(self, setup: Setup, state: S, plan: Plan) -> int:
         """How many models clients download in all: those who choose among them download every one.
 
         With those of clients that are only asked (:func:`only_asked`).
@@ -167,13 +183,11 @@ class Algorithm(Section):
         each = state.models if self.selects else 1
         return len(plan.cohort) * each + only_asked(setup, state, plan)
 
-    def observation(self, setup: Setup, state: ServerState) -> Observation | None:
+    def observation(self, setup: Setup, state: S) -> Observation | None:
         """What the server must see of the trained models before :meth:`mix`, if anything."""
         return None
 
-    def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
+    def mix(self, setup: Setup, state: S, plan: Plan, observed: NDArray[np.float64] | None = None) -> Mixing:
         """Within each group the average, weighted as the local objective says (FedAvg: by n_i).
 
         Args:
@@ -182,24 +196,24 @@ class Algorithm(Section):
         """
         return average(setup, plan, plan.group, state.models)
 
-    def global_step(self, setup: Setup, state: ServerState) -> GlobalStep | None:
+    def global_step(self, setup: Setup, state: S) -> GlobalStep | None:
         """What the GPS averages over the LPSs after the round, as ``hierarchy`` says; None for methods that
         do not use that section."""
         return every_kappa_rounds(setup, state) if "hierarchy" in self.takes else None
 
-    def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
+    def end(self, setup: Setup, state: S, plan: Plan, report: RoundReport) -> S:
         """The state after the round."""
         return replace(state, round=state.round + 1)
 
-    def split(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
+    def split(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
         """New clusters after a round, by what it showed; ``state`` is that of :meth:`end`."""
         return None
 
-    def diagnose(self, setup: Setup, state: ServerState, clients: Clients) -> list[dict[str, Any]]:
+    def diagnose(self, setup: Setup, state: S, clients: Clients) -> list[dict[str, Any]]:
         """What a method has to say of a round besides: rows for ``diagnostics.csv``."""
         return []
 
-    def tested_with(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
+    def tested_with(self, setup: Setup, state: S, clients: Clients) -> NDArray[np.int64]:
         """The model that each client uses, and so is tested with, ``(N,)``: the one that it trains."""
         return state.assignment
 
@@ -208,7 +222,7 @@ class Algorithm(Section):
         """Whether clients permute all that they send by a permutation that the servers do not know."""
         return False
 
-    def adaptation(self, setup: Setup, state: ServerState) -> LocalWork | None:
+    def adaptation(self, setup: Setup, state: S) -> LocalWork | None:
         """What every client does with its model before it is tested, for methods that define it."""
         return None
 
@@ -260,9 +274,7 @@ def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
     return GlobalStep(tuple(layers), due, weights)
 
 
-def sample_cohort(
-    setup: Setup, state: ServerState, clients: Clients | None = None
-) -> tuple[ServerState, NDArray[np.int64]]:
+def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tuple[S, NDArray[np.int64]]:
     """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present.
 
     Where the sampling chooses for several rounds, these are the next, and the state remembers who waits.
@@ -297,7 +309,7 @@ def sample_cohort(
     return replace(state, sweep=sweep), np.sort(waiting[: candidates.count])
 
 
-def choose_by_loss(state: ServerState, who: NDArray[np.int64], clients: Clients, split: Split) -> ServerState:
+def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Split) -> S:
     """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number).
 
     What it takes where it has no such data, see :func:`losses_on`.

@@ -6,7 +6,7 @@ under privacy constraints", IEEE TNNLS 2020 (arXiv 2019), Algorithms 1, 4 and 5.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,14 +16,49 @@ from pydantic import Field
 from scipy.spatial.distance import squareform
 
 from rayfl.algorithms.base import Algorithm, losses_on
-from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, RoundReport, ServerState, Setup
+from rayfl.algorithms.contract import (
+    Clients,
+    Mixing,
+    Plan,
+    Regrouping,
+    RoundReport,
+    ServerState,
+    Setup,
+    per_client,
+    per_model,
+)
 from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
 from rayfl.clustering.newcomers import Fit
 from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide, reference_of_half
 
 
-class CFL(Algorithm):
+@dataclass(frozen=True)
+class CFLState(ServerState):
+    """The parameter tree, and what the servers know of the latest updates.
+
+    Attributes:
+        parent: of each node ``(K,)``, -1 of the root.
+        moved: how far each model moved in the last round ``(K,)``.
+        complete: whether by the updates of all its members ``(K,)``.
+        norms: of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
+        reference: the norm with which each cluster's longest update is compared ``(K,)``.
+        ripe: for how many rounds the criteria that look at norms have been met ``(K,)``.
+        sent: the sketches of all updates that the tree keeps ``(R, q)``.
+        edge: the child node whose edge holds each of them ``(R,)``.
+    """
+
+    parent: NDArray[np.int64] = per_model(-1)
+    moved: NDArray[np.float64] = per_model(np.nan)
+    complete: NDArray[np.bool_] = per_model(False)
+    norms: NDArray[np.float64] = per_client(np.nan)
+    reference: NDArray[np.float64] = per_model(0.0)
+    ripe: NDArray[np.int64] = per_model(0)
+    sent: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    edge: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+
+class CFL(Algorithm[CFLState]):
     """Recursive bipartition by the cosine similarity of weight updates.
 
     In every cluster c, after every round:
@@ -80,31 +115,13 @@ class CFL(Algorithm):
         """``permute``."""
         return self.permute
 
-    def begin(self, setup: Setup) -> ServerState:
-        """One cluster, the root of the tree.
-
-        The state's own arrays: ``parent`` of each node ``(K,)``; ``moved``, how far each model moved in the
-        last round ``(K,)``, and ``complete``, whether by all its members' updates; ``norms`` of the clients'
-        latest updates ``(N,)``, NaN if none was made in the present cluster; ``reference``, the norm with
-        which each cluster's longest update is compared ``(K,)``, and ``ripe``, for how many
-        rounds the criteria have been met that look at norms ``(K,)``; ``sent``, the sketches of
-        all updates that the tree keeps ``(R, q)``, and ``edge``, the child node whose edge holds each
-        ``(R,)``.
-        """
-        extra = {
-            "parent": np.array([-1]),
-            "moved": np.full(1, np.nan),
-            "complete": np.zeros(1, np.bool_),
-            "norms": np.full(setup.clients, np.nan),
-            "reference": np.zeros(1),
-            "ripe": np.zeros(1, np.int64),
-            "sent": np.empty((0, self.tree_sketch), np.float32),
-            "edge": np.empty(0, np.int64),
-        }
-        return replace(super().begin(setup), clustered=True, extra=extra)
+    def begin(self, setup: Setup) -> CFLState:
+        """One cluster, the root of the tree."""
+        nothing = np.empty((0, self.tree_sketch), np.float32)
+        return CFLState(0, 1, np.zeros(setup.clients, np.int64), clustered=True, sent=nothing)
 
     def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+        self, setup: Setup, state: CFLState, plan: Plan, observed: NDArray[np.float64] | None = None
     ) -> Mixing:
         """The mean of every cluster's updates, weighted or not."""
         mixing = super().mix(setup, state, plan)
@@ -114,43 +131,36 @@ class CFL(Algorithm):
         ones = sp.csr_array((np.ones_like(weights.data), weights.indices, weights.indptr), weights.shape)
         return replace(mixing, weights=ones)
 
-    def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
+    def end(self, setup: Setup, state: CFLState, plan: Plan, report: RoundReport) -> CFLState:
         """Remember the norms of the updates and of their means, and which clusters they call to split.
 
         Where not all members took part, the norm of the mean is not known yet: it does not refuse then.
         """
-        norms = _norms(state).copy()
+        norms, reference = state.norms.copy(), state.reference.copy()
         sent = ~np.isnan(report.norms)
         norms[plan.cohort[sent]] = report.norms[sent]
+        np.maximum.at(reference, plan.group[sent], report.norms[sent])
         took_part = np.bincount(plan.group[sent], minlength=state.models)
         members = np.bincount(state.assignment[setup.present], minlength=state.models)
-        reference = np.array(state.extra["reference"], np.float64)
-        np.maximum.at(reference, plan.group[sent], report.norms[sent])
-        extra = {
-            **state.extra,
-            "norms": norms,
-            "moved": report.moved,
-            "complete": took_part == members,
-            "reference": reference,
-        }
-        state = super().end(setup, replace(state, extra=extra), plan, report)
+        state = super().end(setup, state, plan, report)
+        complete = took_part == members
+        state = replace(state, norms=norms, reference=reference, moved=report.moved, complete=complete)
         ripe = np.zeros(state.models, np.int64)
         for cluster in np.unique(state.assignment[setup.present]).tolist():
             _, seen = self._seen(setup, state, cluster)
             if self.criteria.met(replace(seen, mean=np.nan_to_num(seen.mean))):
-                ripe[cluster] = state.extra["ripe"][cluster] + 1
-        return replace(state, extra={**state.extra, "ripe": ripe})
+                ripe[cluster] = state.ripe[cluster] + 1
+        return replace(state, ripe=ripe)
 
-    def split(self, setup: Setup, state: ServerState, clients: Clients) -> Regrouping | None:
+    def split(self, setup: Setup, state: CFLState, clients: Clients) -> Regrouping[CFLState] | None:
         """Split the clusters that call for it; a half is a new node of the tree.
 
         A node that is split goes back to the model from which its members' updates were made: the newcomers'
         will be compared with those.
         """
-        assignment, norms = state.assignment.copy(), _norms(state).copy()
-        parent, edge = state.extra["parent"].tolist(), state.extra["edge"].tolist()
-        reference = state.extra["reference"].tolist()
-        sent, splits = [state.extra["sent"]], []
+        assignment, norms = state.assignment.copy(), state.norms.copy()
+        parent, edge, reference = state.parent.tolist(), state.edge.tolist(), state.reference.tolist()
+        sent, splits = [state.sent], []
         for cluster in np.unique(assignment[setup.present]).tolist():
             found = self.examine(setup, state, cluster, clients)
             if found is None:
@@ -177,46 +187,44 @@ class CFL(Algorithm):
             )
         if not splits:
             return None
-        new = len(parent) - state.models
-        extra = {
-            "parent": np.array(parent),
-            "moved": np.concatenate([state.extra["moved"], np.full(new, np.nan)]),
-            "complete": np.concatenate([state.extra["complete"], np.zeros(new, np.bool_)]),
-            "norms": norms,
-            "reference": np.array(reference),
-            "ripe": np.concatenate([state.extra["ripe"], np.zeros(new, np.int64)]),
-            "sent": np.concatenate(sent),
-            "edge": np.array(edge, np.int64),
-        }
+        new = replace(
+            state,
+            models=len(parent),
+            assignment=assignment,
+            parent=np.array(parent),
+            norms=norms,
+            reference=np.array(reference),
+            sent=np.concatenate(sent),
+            edge=np.array(edge, np.int64),
+        )
         return Regrouping(
-            replace(state, models=len(parent), assignment=assignment, extra=extra),
+            new,
             parents=np.array([*range(state.models), *parent[state.models :]]),
             facts={"splits": splits},
             restored=np.unique(parent[state.models :]),
         )
 
     def examine(
-        self, setup: Setup, state: ServerState, cluster: int, clients: Clients
+        self, setup: Setup, state: CFLState, cluster: int, clients: Clients
     ) -> tuple[Bipartition, UpdateNorms] | None:
         """The halves of a cluster that is to be split, and the norms that say so; None of the others."""
         members, seen = self._seen(setup, state, cluster)
-        if np.isnan(seen.each).any() or state.extra["ripe"][cluster] < self.criteria.patience:
+        if np.isnan(seen.each).any() or state.ripe[cluster] < self.criteria.patience:
             return None
         similarities, latest = self._compare(setup, members, seen, clients)
         best = decide(self.criteria, members, similarities, latest)
         return None if best is None else (best, latest)
 
-    def _seen(self, setup: Setup, state: ServerState, cluster: int) -> tuple[NDArray[np.int64], UpdateNorms]:
+    def _seen(self, setup: Setup, state: CFLState, cluster: int) -> tuple[NDArray[np.int64], UpdateNorms]:
         """The members of a cluster that are there and the norms of their latest updates.
 
         That of the mean is NaN if not all of them took part in the last round.
         """
-        present, extra = setup.present, state.extra
-        members: NDArray[np.int64] = present[state.assignment[present] == cluster]
+        members: NDArray[np.int64] = setup.present[state.assignment[setup.present] == cluster]
         weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
-        mean = float(extra["moved"][cluster]) if extra["complete"][cluster] else np.nan
-        reference = float(extra["reference"][cluster])
-        return members, UpdateNorms(mean, _norms(state)[members], weights, reference, state.round)
+        mean = float(state.moved[cluster]) if state.complete[cluster] else np.nan
+        reference = float(state.reference[cluster])
+        return members, UpdateNorms(mean, state.norms[members], weights, reference, state.round)
 
     def _compare(
         self, setup: Setup, members: NDArray[np.int64], seen: UpdateNorms, clients: Clients
@@ -231,7 +239,7 @@ class CFL(Algorithm):
             mean = cosines.mean_norm(similarities, seen.each, seen.weights)
         return similarities, replace(seen, mean=mean) if np.isnan(seen.mean) else seen
 
-    def diagnose(self, setup: Setup, state: ServerState, clients: Clients) -> list[dict[str, Any]]:
+    def diagnose(self, setup: Setup, state: CFLState, clients: Clients) -> list[dict[str, Any]]:
         """A row a cluster: the norms of its updates, also relative; with ``gap`` how clear the bipartition.
 
         ``mean_norm`` is NaN without ``gap`` where not all members took part: it takes their updates.
@@ -262,61 +270,48 @@ class CFL(Algorithm):
             rows.append(row)
         return rows
 
-    def grow(self, setup: Setup, state: ServerState) -> ServerState:
-        """Newcomers have sent no update."""
-        more = setup.clients - len(state.assignment)
-        norms = np.concatenate([_norms(state), np.full(more, np.nan)])
-        return replace(super().grow(setup, state), extra={**state.extra, "norms": norms})
-
-    def join(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
+    def join(self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients) -> CFLState:
         """Newcomers walk down the parameter tree (Algorithm 4).
 
         As printed, the maxima ``a0`` and ``a1`` belong to the edges to ``v1`` and ``v2``; there are only
         ``v0`` and ``v1``. Of equal similarities ``v1`` is taken, as printed.
         """
-        parent, edge = state.extra["parent"], state.extra["edge"]
-        sent = np.asarray(state.extra["sent"], np.float32)
         at = np.zeros(len(newcomers), np.int64)
-        while len(walking := np.flatnonzero(np.isin(at, parent))):
+        while len(walking := np.flatnonzero(np.isin(at, state.parent))):
             updates = clients.updates_from(newcomers[walking], at[walking], self.tree_sketch)
             for place, update in zip(walking, updates, strict=True):
-                v0, v1 = np.flatnonzero(parent == at[place])
-                a0, a1 = (cosines.tile(update[None], sent[edge == v]).max() for v in (v0, v1))
+                v0, v1 = np.flatnonzero(state.parent == at[place])
+                a0, a1 = (cosines.tile(update[None], state.sent[state.edge == v]).max() for v in (v0, v1))
                 at[place] = v0 if a0 > a1 else v1
-        assignment, norms = state.assignment.copy(), _norms(state).copy()
+        assignment, norms = state.assignment.copy(), state.norms.copy()
         assignment[newcomers], norms[newcomers] = at, np.nan
-        return replace(state, assignment=assignment, extra={**state.extra, "norms": norms})
+        return replace(state, assignment=assignment, norms=norms)
 
     def fit(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+        self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
         """At the last step down the tree: one minus the cosine to the most similar update of a child, of its
         members to the most similar of the others. Without a split by the loss."""
-        parent, edge = np.asarray(state.extra["parent"], np.int64), state.extra["edge"]
-        sent, leaves = np.asarray(state.extra["sent"], np.float32), state.assignment[newcomers]
-        above = parent[leaves]
+        leaves = state.assignment[newcomers]
+        above = state.parent[leaves]
         if (above < 0).any():
             return super().fit(setup, state, newcomers, clients)
         updates = clients.updates_from(newcomers, above, self.tree_sketch)
-        nodes = np.flatnonzero(np.isin(parent, above))
+        nodes = np.flatnonzero(np.isin(state.parent, above))
         distances, members = np.full((len(newcomers), len(nodes)), np.inf), []
         for column, node in enumerate(nodes.tolist()):
-            theirs = sent[edge == node]
-            beside = above == parent[node]
+            theirs = state.sent[state.edge == node]
+            beside = above == state.parent[node]
             distances[beside, column] = 1 - cosines.tile(updates[beside], theirs).max(axis=1)
             others = cosines.tile(theirs, theirs) - 2 * np.eye(len(theirs))
             members.append(1 - others.max(axis=1) if len(theirs) > 1 else np.empty(0))
         return Fit.of("1 - cosine of updates", distances, members, nodes, leaves)
 
-    def drift(
-        self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
+    def drift(self, setup: Setup, state: CFLState, drifted: NDArray[np.int64], clients: Clients) -> CFLState:
         """They find their cluster anew, as newcomers do."""
         return self.join(setup, state, drifted, clients)
 
-    def tested_with(self, setup: Setup, state: ServerState, clients: Clients) -> NDArray[np.int64]:
+    def tested_with(self, setup: Setup, state: CFLState, clients: Clients) -> NDArray[np.int64]:
         """With ``fallback`` the node of least validation loss on each client's way from the root to its leaf.
 
         Of equal losses the most specialised.
@@ -326,7 +321,7 @@ class CFL(Algorithm):
         present, models = setup.present, state.assignment.copy()
         losses = np.nan_to_num(losses_on("validation", present, clients), nan=np.inf)
         for client, own in zip(present, losses, strict=True):
-            way = path(state.extra["parent"], int(models[client]))
+            way = path(state.parent, int(models[client]))
             models[client] = way[int(np.argmin(own[way]))]
         return models
 
@@ -337,8 +332,3 @@ def path(parent: NDArray[np.generic], node: int) -> list[int]:
     while parent[way[-1]] >= 0:
         way.append(int(parent[way[-1]]))
     return way
-
-
-def _norms(state: ServerState) -> NDArray[np.float64]:
-    """Of the clients' latest updates ``(N,)``."""
-    return np.asarray(state.extra["norms"], np.float64)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
+from typing_extensions import TypeVar
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
@@ -204,17 +205,35 @@ class Sweep:
     waiting: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
+def per_client(initial: bool | int | float) -> Any:
+    """A field of a state: an array ``(N,)``, in which new clients have the value ``initial``."""
+    return _grown("clients", initial)
+
+
+def per_model(initial: bool | int | float) -> Any:
+    """A field of a state: an array ``(K,)``, in which new models have the value ``initial``."""
+    return _grown("models", initial)
+
+
+def _grown(axis: str, initial: bool | int | float) -> Any:
+    nothing = np.full(0, initial)
+    return field(default_factory=lambda: nothing, metadata={"axis": axis, "initial": initial})
+
+
 @dataclass(frozen=True)
 class ServerState:
-    """All that the servers remember between rounds, except the models' numbers.
+    """All that the servers remember between rounds, except the models' parameters.
+
+    A method that remembers more derives a state of its own: a frozen dataclass whose further fields are
+    arrays, ``scipy.sparse.csr_array``, ``bool``, ``int``, ``float``, ``str``, frozen dataclasses of these, or
+    None (``X | None``). Checkpoints write and read the fields by their types. Arrays declared with
+    :func:`per_client` and :func:`per_model` grow with the number of clients and of models.
 
     Attributes:
         round: rounds completed.
         models: K.
         assignment: the model that each client uses, ``(N,)`` in ``range(K)``.
         clustered: whether the clients have been clustered.
-        extra: a method's own arrays, by name. ``disjoint``, if it is there, holds the clusters ``(N,)`` of a
-            method whose clients share models otherwise (FLT on the graph); -1 for clients in none.
         sweep: who takes part in the coming rounds, where the sampling chooses for several.
     """
 
@@ -222,13 +241,27 @@ class ServerState:
     models: int
     assignment: NDArray[np.int64]
     clustered: bool = False
-    extra: Mapping[str, NDArray[np.generic]] = field(default_factory=dict)
     sweep: Sweep = field(default_factory=Sweep)
+
+    def __post_init__(self) -> None:
+        """Give new clients and models their initial values in arrays that do not have them yet."""
+        for each in fields(self):
+            if "axis" not in each.metadata:
+                continue
+            size = len(self.assignment) if each.metadata["axis"] == "clients" else self.models
+            value = getattr(self, each.name)
+            if len(value) < size:
+                new = np.full(size - len(value), each.metadata["initial"])
+                object.__setattr__(self, each.name, np.concatenate([value, new]))
 
     @property
     def clusters(self) -> NDArray[np.int64]:
-        """The clusters that are compared with planted groups ``(N,)``: the models, or ``disjoint``."""
-        return np.asarray(self.extra.get("disjoint", self.assignment), np.int64)
+        """The clusters that are compared with planted groups ``(N,)``: by default the models."""
+        return self.assignment
+
+
+S = TypeVar("S", bound=ServerState, default=ServerState)
+"""The state of a method."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +300,7 @@ class Mixing:
 
 
 @dataclass(frozen=True)
-class Regrouping:
+class Regrouping(Generic[S]):
     """New clusters.
 
     Attributes:
@@ -279,7 +312,7 @@ class Regrouping:
             are regrouped after it.
     """
 
-    state: ServerState
+    state: S
     parents: NDArray[np.int64]
     clusters: Clusters | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)

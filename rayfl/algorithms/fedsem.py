@@ -15,12 +15,19 @@ from pydantic import Field
 from threadpoolctl import threadpool_limits
 
 from rayfl.algorithms.base import Algorithm, average, choose_by_loss, only_asked
-from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup
+from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, per_client
 from rayfl.random import key
 from rayfl.training.observations import Distances, Observation, Trained
 
 
-class FedSEM(Algorithm):
+@dataclass(frozen=True)
+class FedSEMState(ServerState):
+    """``seen``: whose trained model the server has seen ``(N,)``."""
+
+    seen: NDArray[np.bool_] = per_client(False)
+
+
+class FedSEM(Algorithm[FedSEMState]):
     """C center models; a client belongs to the one that its trained model is nearest to.
 
     1. Sampled clients train from their center's model.
@@ -44,43 +51,36 @@ class FedSEM(Algorithm):
 
     clusters: int = Field(4, ge=1, description="number of centers (C; K in the paper)")
 
-    def begin(self, setup: Setup) -> ServerState:
+    def begin(self, setup: Setup) -> FedSEMState:
         """Nobody has been seen."""
-        return replace(super().begin(setup), extra={"seen": np.zeros(setup.clients, np.bool_)})
-
-    def grow(self, setup: Setup, state: ServerState) -> ServerState:
-        """Nor have newcomers."""
-        state = super().grow(setup, state)
-        seen = np.zeros(setup.clients, np.bool_)
-        seen[: len(state.extra["seen"])] = state.extra["seen"]
-        return replace(state, extra={**state.extra, "seen": seen})
+        return FedSEMState(0, 1, np.zeros(setup.clients, np.int64))
 
     def drift(
-        self, setup: Setup, state: ServerState, drifted: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
+        self, setup: Setup, state: FedSEMState, drifted: NDArray[np.int64], clients: Clients
+    ) -> FedSEMState:
         """Their old models say nothing of their new data."""
-        seen = _seen(state).copy()
+        seen = state.seen.copy()
         seen[drifted] = False
-        return replace(state, extra={**state.extra, "seen": seen})
+        return replace(state, seen=seen)
 
     def select(
-        self, setup: Setup, state: ServerState, who: NDArray[np.int64], clients: Clients
-    ) -> ServerState:
+        self, setup: Setup, state: FedSEMState, who: NDArray[np.int64], clients: Clients
+    ) -> FedSEMState:
         """Those who have no center take the one of least training loss."""
-        unseen = who[~_seen(state)[who]]
+        unseen = who[~state.seen[who]]
         return choose_by_loss(state, unseen, clients, "train") if len(unseen) else state
 
-    def downloads(self, setup: Setup, state: ServerState, plan: Plan) -> int:
+    def downloads(self, setup: Setup, state: FedSEMState, plan: Plan) -> int:
         """One model each, all C for those who have no center, and those of clients that are only asked."""
-        each = np.where(_seen(state)[plan.cohort], 1, state.models)
+        each = np.where(state.seen[plan.cohort], 1, state.models)
         return int(each.sum()) + only_asked(setup, state, plan)
 
-    def observation(self, setup: Setup, state: ServerState) -> Observation:
+    def observation(self, setup: Setup, state: FedSEMState) -> Observation:
         """Distances among the trained models in round 0, and from then on to the centers."""
         return Distances() if state.clustered else PairwiseDistances()
 
     def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+        self, setup: Setup, state: FedSEMState, plan: Plan, observed: NDArray[np.float64] | None = None
     ) -> Mixing:
         """The E-step says who is averaged with whom."""
         assert observed is not None
@@ -89,21 +89,15 @@ class FedSEM(Algorithm):
         first = first_centers(observed, self.clusters, setup.seed, setup.sizes[plan.cohort])
         return replace(average(setup, plan, first, self.clusters), parents=np.zeros(self.clusters, np.int64))
 
-    def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
+    def end(self, setup: Setup, state: FedSEMState, plan: Plan, report: RoundReport) -> FedSEMState:
         """The participants belong to their centers, also in the next round."""
         delivered = ~np.isin(plan.cohort, list(report.failures))
         centers = report.mixing.weights.tocsc().indices  # one entry a column
-        assignment, seen = state.assignment.copy(), _seen(state).copy()
+        assignment, seen = state.assignment.copy(), state.seen.copy()
         assignment[plan.cohort[delivered]] = centers[delivered]
         seen[plan.cohort[delivered]] = True
-        new = replace(state, models=self.clusters, assignment=assignment, clustered=True)
-        new = replace(new, extra={**state.extra, "seen": seen})
+        new = replace(state, models=self.clusters, assignment=assignment, clustered=True, seen=seen)
         return super().end(setup, new, plan, report)
-
-
-def _seen(state: ServerState) -> NDArray[np.bool_]:
-    """Whose trained model the server has seen ``(N,)``."""
-    return np.asarray(state.extra["seen"], np.bool_)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Algorithms 2 (FCR) and 3.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -15,15 +15,36 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, ServerState, Setup
-from rayfl.algorithms.one_shot import OneShotClustered, latest, most_used, with_labels
+from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, Setup, per_client
+from rayfl.algorithms.one_shot import OneShotClustered, OneShotState, those
 from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.graph import kinds_of_clients, with_newcomers
 from rayfl.clustering.newcomers import Fit, fit_by_means, nearest_cluster
+from rayfl.clustering.numbering import completed, match_ids, most_used
 from rayfl.clustering.proximity import POINTS
-from rayfl.clustering.quality import match_ids
 
 
-class FLT(OneShotClustered):
+@dataclass(frozen=True)
+class FLTState(OneShotState):
+    """Case I: the clients' relatives, and the clusters that they form.
+
+    Attributes:
+        relatives: of each kind of client ``(K, N)``; None before the first graph, and in Case II.
+        disjoint: the disjoint cluster of each client ``(N,)``; -1 for none.
+        free: the first number that no disjoint cluster has had.
+    """
+
+    relatives: sp.csr_array | None = None
+    disjoint: NDArray[np.int64] = per_client(-1)
+    free: int = 0
+
+    @property
+    def clusters(self) -> NDArray[np.int64]:
+        """The disjoint clusters; clients share models otherwise."""
+        return self.assignment if self.relatives is None else self.disjoint
+
+
+class FLT(OneShotClustered[FLTState]):
     """Federated learning with taskonomy.
 
     1. FCR, once: each client encodes its samples with an encoder that the server sends
@@ -68,72 +89,73 @@ class FLT(OneShotClustered):
         "graph", description="graph: each client averages over its relatives (Case I); clusters (Case II)"
     )
 
-    def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
+    def begin(self, setup: Setup) -> FLTState:
+        """Nobody has relatives."""
+        return FLTState(0, 1, np.zeros(setup.clients, np.int64))
+
+    def regroup(self, setup: Setup, state: FLTState, clusters: Clusters) -> Regrouping[FLTState]:
         """Case II: a model a cluster; Case I: a model for each set of relatives."""
         if self.train_on == "clusters" or clusters.graph is None:
             return super().regroup(setup, state, clusters)
-        graph = sp.csr_array(clusters.graph)
-        there = clusters.labels >= 0
-        kinds, first = relatives(graph, there)
-        assignment = with_labels(setup, kinds, np.zeros_like(kinds))
+        there, disjoint = clusters.labels >= 0, clusters.labels.astype(np.int64)
+        kinds, first = kinds_of_clients(clusters.graph, there)
+        # Kinds are numbered anew with every graph; the disjoint clusters keep the numbers that they had.
+        disjoint[there] = match_ids(disjoint[there], state.disjoint[there], next_id=state.free)
+        new = replace(
+            self.settled(setup, state, clusters),
+            models=len(first),
+            assignment=completed(kinds, np.zeros_like(kinds), setup.sizes > 0),
+            relatives=clusters.graph[first],
+            disjoint=np.where(there, disjoint, state.disjoint),
+            free=max(state.free, int(disjoint.max()) + 1),
+        )
         # A kind of client goes on with the model that most of them used.
         parents = most_used(kinds[there], state.assignment[there], len(first))
-        disjoint, names = _named(state, clusters.labels)
-        extra = {**self.settled(setup, state, clusters), **_kept(graph[first]), **names}
-        new = replace(state, models=len(first), assignment=assignment, clustered=True, extra=extra)
         return Regrouping(new, parents, clusters, {"disjoint": disjoint.tolist()})
 
-    def grow(self, setup: Setup, state: ServerState) -> ServerState:
-        """Newcomers are in no cluster yet."""
-        grown = super().grow(setup, state)
-        if "disjoint" not in state.extra:
-            return grown
-        more = np.full(setup.clients - len(state.assignment), -1)
-        disjoint = np.concatenate([state.extra["disjoint"], more])
-        return replace(grown, extra={**grown.extra, "disjoint": disjoint})
+    def grow(self, setup: Setup, state: FLTState) -> FLTState:
+        """Newcomers have no relatives yet."""
+        state = super().grow(setup, state)
+        if state.relatives is None:
+            return state
+        parts = state.relatives.data, state.relatives.indices, state.relatives.indptr
+        return replace(state, relatives=sp.csr_array(parts, shape=(state.models, setup.clients)))
 
     def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
+        self, setup: Setup, state: FLTState, plan: Plan, observed: NDArray[np.float64] | None = None
     ) -> Mixing:
         """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""
-        if "relatives" not in state.extra:
+        if state.relatives is None:
             return super().mix(setup, state, plan)
         weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
-        sampled = _relatives(setup, state).tocsc()[:, plan.cohort]
+        sampled = state.relatives.tocsc()[:, plan.cohort]
         sampled.data = np.repeat(weights, np.diff(sampled.indptr))
         return Mixing(sampled.tocsr())
 
     def join(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
-    ) -> ServerState | Regrouping:
+        self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
+    ) -> FLTState | Regrouping[FLTState]:
         """Case I: newcomers have the relatives and the disjoint cluster of their kind of client; those
         of a new kind have one another."""
         found = super().join(setup, state, newcomers, clients)
-        if isinstance(found, ServerState) or found.clusters is not None or "relatives" not in state.extra:
+        if isinstance(found, FLTState) or found.clusters is not None or state.relatives is None:
             return found
-        new, (old, strangers) = found.state, self.candidates(setup, state, newcomers)
-        kinds, columns = new.assignment[strangers], np.arange(setup.clients)
+        new, (old, strangers) = found.state, self.candidates(state, newcomers)
+        kinds, like = new.assignment[strangers], np.arange(setup.clients)
         founds = ~np.isin(kinds, state.assignment[old])
-        founders, own = strangers[founds], kinds[founds]
         for newcomer, kind in zip(strangers[~founds].tolist(), kinds[~founds].tolist(), strict=True):
-            columns[newcomer] = old[state.assignment[old] == kind][0]
-        rows, members = _relatives(setup, state).tocsc()[:, columns].tocoo().coords
-        # What was known of founders is void, and of kinds without members whose numbers they take.
-        stays = ~np.isin(members, founders) & ~np.isin(rows, own)
-        entries = np.concatenate([rows[stays], own]), np.concatenate([members[stays], founders])
-        graph = sp.csr_array((np.ones(len(entries[0])), entries), shape=(new.models, setup.clients))
-        disjoint = np.asarray(new.extra["disjoint"], np.int64)[columns]
-        free = np.asarray(new.extra["disjoint.free"], np.int64)
-        founded, numbers = np.unique(own, return_inverse=True)
-        disjoint[founders] = free + numbers
-        names = {"disjoint": disjoint, "disjoint.free": free + len(founded)}
-        new = replace(new, extra={**new.extra, **_kept(graph), **names})
+            like[newcomer] = old[state.assignment[old] == kind][0]
+        disjoint = new.disjoint[like]
+        founded, numbers = np.unique(kinds[founds], return_inverse=True)
+        disjoint[strangers[founds]] = new.free + numbers
+        graph = with_newcomers(state.relatives, like, strangers[founds], kinds[founds])
+        new = replace(new, relatives=graph, disjoint=disjoint, free=new.free + len(founded))
         return replace(found, state=new, facts={**found.facts, "disjoint": disjoint.tolist()})
 
     def find(
         self,
         setup: Setup,
-        state: ServerState,
+        state: FLTState,
         old: NDArray[np.int64],
         newcomers: NDArray[np.int64],
         clients: Clients,
@@ -142,22 +164,18 @@ class FLT(OneShotClustered):
 
         Signatures other than codes have no mean; they extend the distances, as in PACFL.
         """
-        clustering = latest(setup, state)
-        if clustering.measure not in POINTS or not clustering.needs_signatures:
+        if not _codes(setup):
             return super().find(setup, state, old, newcomers, clients)
         old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
-        found = np.full(len(newcomers), -1)
-        found[np.isin(newcomers, new)] = nearest_cluster(codes, state.assignment[old], theirs)
-        return found
+        return those(newcomers, new, nearest_cluster(codes, state.assignment[old], theirs))
 
     def fit(
-        self, setup: Setup, state: ServerState, newcomers: NDArray[np.int64], clients: Clients
+        self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
         """By the distance of the mean codes, which decides; other signatures as in PACFL."""
-        clustering = latest(setup, state)
-        if clustering.measure not in POINTS or not clustering.needs_signatures:
+        if not _codes(setup):
             return super().fit(setup, state, newcomers, clients)
-        old = np.setdiff1d(np.flatnonzero(np.asarray(state.extra["known"]) >= 0), newcomers)
+        old = np.setdiff1d(np.flatnonzero(state.known >= 0), newcomers)
         old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
         if not len(old):
             return None
@@ -165,62 +183,6 @@ class FLT(OneShotClustered):
         return fit.of_some(np.isin(newcomers, new))
 
 
-def _named(
-    state: ServerState, labels: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], dict[str, NDArray[np.int64]]]:
-    """The disjoint clusters of Case I under the numbers that they had before, and what is kept of that.
-
-    The models have numbers of their own: one for each kind of client, numbered anew with every graph.
-
-    Args:
-        state: the state before.
-        labels: the new clusters ``(N,)``, -1 for clients that are not there.
-    """
-    disjoint, there = labels.astype(np.int64), labels >= 0
-    before = np.asarray(state.extra.get("disjoint", np.full(len(labels), -1)), np.int64)
-    free = int(np.asarray(state.extra.get("disjoint.free", np.zeros(1)))[0])
-    disjoint[there] = match_ids(disjoint[there], before[there], next_id=free)
-    return disjoint, {
-        "disjoint": np.where(there, disjoint, before),
-        "disjoint.free": np.array([max(free, int(disjoint.max()) + 1)]),
-    }
-
-
-def _relatives(setup: Setup, state: ServerState) -> sp.csr_array:
-    """The relatives of each kind of client, ``(K, N)``."""
-    columns = np.asarray(state.extra["relatives"], np.int64)
-    offsets = np.asarray(state.extra["relatives.offsets"], np.int64)
-    return sp.csr_array((np.ones(len(columns)), columns, offsets), shape=(state.models, setup.clients))
-
-
-def _kept(graph: sp.csr_array) -> dict[str, NDArray[np.int64]]:
-    """The relatives of each kind of client as arrays of a state."""
-    graph.sort_indices()
-    return {
-        "relatives": graph.indices.astype(np.int64),
-        "relatives.offsets": graph.indptr.astype(np.int64),
-    }
-
-
-def relatives(graph: sp.csr_array, there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Clients with the same relatives are of one kind.
-
-    Args:
-        graph: symmetric ``(N, N)``, nonzero where clients are related, sorted indices.
-        there: which clients count ``(N,)``.
-
-    Returns:
-        The kind of each client ``(N,)``, numbered by first occurrence, -1 where it is not there; and the
-        first client of each kind.
-    """
-    graph.sort_indices()
-    known: dict[bytes, int] = {}
-    first: list[int] = []
-    kinds = np.full(graph.shape[0], -1, np.int64)
-    for client in np.flatnonzero(there).tolist():
-        row = graph.indices[graph.indptr[client] : graph.indptr[client + 1]]
-        kind = known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))
-        if kind == len(first):
-            first.append(client)
-        kinds[client] = kind
-    return kinds, np.array(first, np.int64)
+def _codes(setup: Setup) -> bool:
+    """Whether signatures are points, such as codes, which have a mean."""
+    return setup.clustering.measure in POINTS and setup.clustering.needs_signatures

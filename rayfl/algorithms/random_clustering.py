@@ -9,9 +9,9 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.algorithms.contract import Clients, Regrouping, ServerState, Setup
+from rayfl.algorithms.contract import Clients, Regrouping, Setup
 from rayfl.algorithms.mt_hfl import MTHFL
-from rayfl.algorithms.one_shot import OneShotClustered
+from rayfl.algorithms.one_shot import OneShotClustered, OneShotState
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.grouping import shuffle_members
 from rayfl.random import generator
@@ -28,7 +28,7 @@ class RandomClustering(OneShotClustered):
     shuffles: ClassVar[bool] = True
     defaults: ClassVar[Mapping[str, Any]] = MTHFL.defaults
 
-    def regroup(self, setup: Setup, state: ServerState, clusters: Clusters) -> Regrouping:
+    def regroup(self, setup: Setup, state: OneShotState, clusters: Clusters) -> Regrouping[OneShotState]:
         """As MT-HFL, with shuffled members."""
         labels = clusters.labels.copy()
         labels[labels >= 0] = shuffle_members(labels[labels >= 0], setup.seed)
@@ -37,7 +37,7 @@ class RandomClustering(OneShotClustered):
     def find(
         self,
         setup: Setup,
-        state: ServerState,
+        state: OneShotState,
         old: NDArray[np.int64],
         newcomers: NDArray[np.int64],
         clients: Clients,

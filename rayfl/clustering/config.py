@@ -127,3 +127,29 @@ class Clustering(Section):
     def needs_signatures(self) -> bool:
         """Whether clients have to compute signatures at all."""
         return self.grouping in ("hierarchical", "graph")
+
+    @property
+    def needs_groups(self) -> bool:
+        """Whether the true groups have to be known."""
+        return self.grouping == "planted" or (self.grouping == "random" and self.n_clusters is None)
+
+    @property
+    def pairwise(self) -> bool:
+        """Whether the distance of two clients follows from their signatures alone, as they were sent."""
+        return self.needs_signatures and not (self.signature.needs_exchange or self.embedding.joint)
+
+    def again(self) -> Clustering:
+        """The settings with which clients are clustered again: encoders may be fine-tuned once more."""
+        return self.model_copy(update={"features": self.features.again()})
+
+    def for_clients(self, number: int) -> Clustering:
+        """The settings for so many clients: if there are fewer than ``n_clusters``, each is a cluster."""
+        if self.n_clusters is None or self.n_clusters <= number:
+            return self
+        return self.model_copy(update={"n_clusters": number})
+
+    def at(self, threshold: float | None) -> Clustering:
+        """The settings that cut the tree at this distance, if there is one."""
+        if threshold is None:
+            return self
+        return self.model_copy(update={"threshold": threshold, "n_clusters": None})

@@ -186,3 +186,47 @@ def _row_distances(rows: Graph, sizes: NDArray[np.int64]) -> Array:
                 distances[start : start + len(unequal)] = np.sqrt(unequal)
                 start += len(unequal)
     return distances
+
+
+def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Clients with the same relatives are of one kind.
+
+    Args:
+        graph: symmetric ``(N, N)``, nonzero where clients are related, sorted indices.
+        there: which clients count ``(N,)``.
+
+    Returns:
+        The kind of each client ``(N,)``, numbered by first occurrence, -1 where it is not there; and the
+        first client of each kind.
+    """
+    graph.sort_indices()
+    known: dict[bytes, int] = {}
+    first: list[int] = []
+    kinds = np.full(graph.shape[0], -1, np.int64)
+    for client in np.flatnonzero(there).tolist():
+        row = graph.indices[graph.indptr[client] : graph.indptr[client + 1]]
+        kind = known.setdefault(np.ascontiguousarray(row).tobytes(), len(known))
+        if kind == len(first):
+            first.append(client)
+        kinds[client] = kind
+    return kinds, np.array(first, np.int64)
+
+
+def with_newcomers(
+    relatives: Graph, like: NDArray[np.int64], founders: NDArray[np.int64], kinds: NDArray[np.int64]
+) -> Graph:
+    """The relatives of each kind of client, after newcomers have joined some of them and founded others.
+
+    Args:
+        relatives: before ``(K, N)``.
+        like: the client whose kinds each client is related to: itself, or the one that it joins ``(N,)``.
+        founders: clients that are the first of their kind ``(F,)``.
+        kinds: these kinds ``(F,)``, new ones or those of clients that have all gone.
+    """
+    rows, members = relatives.tocsc()[:, like].tocoo().coords
+    stays = ~np.isin(members, founders) & ~np.isin(rows, kinds)
+    entries = np.concatenate([rows[stays], kinds]), np.concatenate([members[stays], founders])
+    shape = max(relatives.shape[0], int(kinds.max(initial=-1)) + 1), len(like)
+    graph = scipy.sparse.csr_array((np.ones(len(entries[0]), np.float32), entries), shape=shape)
+    graph.sort_indices()
+    return graph

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
 
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import Labels
@@ -17,7 +18,7 @@ def place(
     clustering: Clustering,
     signatures: Sequence[NDArray[np.floating]],
     old_labels: NDArray[np.integer],
-    threshold: float,
+    threshold: float | None,
     next_id: int,
 ) -> Labels:
     """PACFL's Algorithm 9: the clusters of B newcomers.
@@ -26,7 +27,7 @@ def place(
         clustering: proximity and linkage, as used for the old clients.
         signatures: of the M old clients, then of the B newcomers.
         old_labels: clusters of the old clients ``(M,)``.
-        threshold: beta of the old clusters; if NaN (there was no tree) newcomers join the cluster nearest on
+        threshold: beta of the old clusters; if None (there was no tree) newcomers join the cluster nearest on
             average.
         next_id: the first cluster id never used so far, for newcomers that found their own.
 
@@ -36,10 +37,41 @@ def place(
     old, new = signatures[: len(old_labels)], signatures[len(old_labels) :]
     measure, vectors = clustering.measure, clustering.signature.vectors
     rows = np.asarray(newcomer_rows(measure, old, new, vectors), np.float64)
-    beta = np.inf if np.isnan(threshold) else threshold
     distances = np.asarray(condensed_distances(measure, old, vectors=vectors), np.float64)
-    everyone = extend(distances, rows)
-    return place_newcomers(everyone, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
+    return _placed(clustering, extend(distances, rows), old_labels, threshold, next_id)
+
+
+def place_by_distances(
+    clustering: Clustering,
+    distances: NDArray[np.float64],
+    labels: NDArray[np.int64],
+    threshold: float | None,
+    next_id: int,
+) -> Labels:
+    """The same, where the distances of all are known.
+
+    Args:
+        clustering, threshold, next_id: as for :func:`place`.
+        distances: of the M + B clients, condensed.
+        labels: their clusters, -1 of newcomers ``(M + B,)``.
+
+    Returns:
+        ``(B,)``.
+    """
+    order = np.argsort(labels < 0, kind="stable")  # newcomers last
+    among = squareform(squareform(distances)[np.ix_(order, order)], checks=False)
+    return _placed(clustering, among, labels[labels >= 0], threshold, next_id)
+
+
+def _placed(
+    clustering: Clustering,
+    distances: NDArray[np.float64],
+    old_labels: NDArray[np.integer],
+    threshold: float | None,
+    next_id: int,
+) -> Labels:
+    beta = np.inf if threshold is None else threshold
+    return place_newcomers(distances, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
 
 
 def adopt(

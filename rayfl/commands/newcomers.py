@@ -70,8 +70,9 @@ def welcome(path: Path | str, data: Path, epochs: int = 5, local_epochs: int | N
     found = checkpoints(directory.path / "checkpoints")
     if not found:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
-    saved = Checkpoint.load(found[-1])
     stages, host = building.build(config, directory.scaling)
+    setup = setup_of(config, stages[0].federation, host.spec)
+    saved = Checkpoint.load(found[-1], type(config.algorithm.begin(setup)))
     # A run that was stopped has not seen all of its own events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
     new = read_newcomers(config, stages[0].federation.samples, data)

@@ -31,13 +31,13 @@ from safetensors.numpy import load_file, save_file
 
 from rayfl import files
 from rayfl.algorithms import ServerState
-from rayfl.algorithms.contract import Sweep
 from rayfl.errors import RayflError
 from rayfl.rundir import clean
+from rayfl.servers.serialisation import flatten, restore
 from rayfl.servers.states import Rows
 
-FORMAT = 2
-"""Changes when checkpoints are written in a way that older versions cannot read, or the other way round."""
+FORMAT = 3
+"""Changes when checkpoints are written in another way; only those of this format are read."""
 
 _BLOCK = 256
 """Updates in one file."""
@@ -48,6 +48,10 @@ _NAME = re.compile(r"round-(\d{5,})(~?)")
 
 class Damaged(RayflError):
     """A checkpoint cannot be read, or is not what was written."""
+
+
+class OtherFormat(RayflError):
+    """A checkpoint was written by a version of rayfl that writes another format."""
 
 
 @dataclass(frozen=True)
@@ -121,43 +125,46 @@ class Checkpoint:
         return final
 
     def _write(self, part: Path) -> None:
+        state = flatten(self.state)
         tensors: dict[str, NDArray[Any]] = {
             "models": self.models,
-            "assignment": self.state.assignment,
-            "sweep": self.state.sweep.waiting,
             "states.clients": self.state_clients,
             "states.rows": self.state_rows,
             "vectors": self.vectors,
             "gathered": self.gathered,
             "updates.clients": self.update_clients,
-            **{f"extra.{name}": value for name, value in self.state.extra.items()},
+            **{f"state.{name}": value for name, value in state.arrays.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
         }
         path = part / "arrays.safetensors"
         with files.writing(path):
-            save_file({k: np.ascontiguousarray(v) for k, v in tensors.items()}, path)
+            save_file(
+                {k: np.asarray(v, v.dtype.newbyteorder("="), order="C") for k, v in tensors.items()}, path
+            )
         for start in range(0, len(self.update_clients), _BLOCK):
             rows = np.ascontiguousarray(self.update_rows[start : start + _BLOCK])
             with files.writing(_updates(part, start)):
                 save_file({"rows": rows}, _updates(part, start))
         scalars = {name: value for name, value in self.tables.items() if not isinstance(value, list)}
-        head = {
-            "round": self.state.round,
-            "models": self.state.models,
-            "clustered": self.state.clustered,
-            "sweep": self.state.sweep.begun,
-        }
-        files.write(part / "state.json", json.dumps({**head, "tables": clean(scalars)}))
+        files.write(part / "state.json", json.dumps({"state": state.values, "tables": clean(scalars)}))
 
     @classmethod
-    def load(cls, path: Path) -> Checkpoint:
+    def load(cls, path: Path, kind: type[ServerState] | None = None) -> Checkpoint:
         """Read one, and verify that it is what was written.
 
+        Args:
+            path: of the checkpoint.
+            kind: the class of the method's state, that of ``algorithm.begin(setup)``; None to read only what
+                all states have.
+
         Raises:
-            Damaged: if it is not, or another version's.
+            Damaged: if it is not.
+            OtherFormat: if another version has written it.
+            StateError: if the state is not of that class.
         """
         manifest = _manifest(path)
         if manifest is None:
+            _refuse_other_format(path)
             raise Damaged(f"{path}: not a readable checkpoint (no manifest of format {FORMAT})")
         for name, expected in manifest["files"].items():
             try:
@@ -181,10 +188,11 @@ class Checkpoint:
         def named(prefix: str) -> dict[str, NDArray[np.generic]]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
 
-        sweep = Sweep(head["sweep"], tensors["sweep"]) if "sweep" in head else Sweep()
-        state = ServerState(
-            head["round"], head["models"], tensors["assignment"], head["clustered"], named("extra."), sweep
-        )
+        arrays = named("state.")
+        if kind is None:
+            state = restore(ServerState, arrays, head["state"], exact=False)
+        else:
+            state = restore(kind, arrays, head["state"])
         return cls(
             state,
             tensors["models"],
@@ -200,19 +208,22 @@ class Checkpoint:
         )
 
     @classmethod
-    def newest(cls, folder: Path) -> tuple[Checkpoint | None, list[str]]:
+    def newest(
+        cls, folder: Path, kind: type[ServerState] | None = None
+    ) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint that is sound, if there is one, and what was found wrong with later ones.
 
         Those are put aside, so that they are not taken for newer than what will be written.
 
         Raises:
             Damaged: if there are checkpoints, and none is sound.
+            OtherFormat, StateError: as :meth:`load`.
         """
         wrong: list[Damaged] = []
         bad: list[Path] = []
         for path in reversed(checkpoints(folder)):
             try:
-                found = cls.load(path)
+                found = cls.load(path, kind)
             except Damaged as error:
                 wrong.append(error)
                 bad.append(path)
@@ -295,12 +306,28 @@ def _read(file: Any) -> Any:
 def _manifest(path: Path) -> dict[str, Any] | None:
     """What a checkpoint says of itself; None if it says nothing that this version understands."""
     try:
-        found = json.loads(files.regular(path / "manifest.json").read_text())
+        found = _manifest_as_written(path)
         valid = found["format"] == FORMAT and {"files", "history", "settings", "round"} <= set(found)
         valid = valid and all(isinstance(found[key], dict) for key in ("files", "history"))
     except (OSError, ValueError, TypeError, KeyError):
         return None
     return dict(found) if valid else None
+
+
+def _manifest_as_written(path: Path) -> Any:
+    return json.loads(files.regular(path / "manifest.json").read_text())
+
+
+def _refuse_other_format(path: Path) -> None:
+    try:
+        found = _manifest_as_written(path)["format"]
+    except (OSError, ValueError, TypeError, KeyError):
+        return
+    if found != FORMAT:
+        raise OtherFormat(
+            f"{path}: has format {found!r}, and this version of rayfl reads format {FORMAT}; go on with the "
+            "version that wrote it (environment.json in the run directory says which), or begin a new run"
+        )
 
 
 def _updates(folder: Path, start: int) -> Path:

@@ -29,6 +29,7 @@ from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round
 from rayfl.servers.queries import HISTOGRAM, Asking
 from rayfl.servers.records import Records
 from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.serialisation import flatten
 from rayfl.servers.signatures import facts
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
@@ -246,10 +247,13 @@ class Driver:
             for index in set(starts)
         }
         self.servers.begin([models[index] for index in starts])
-        return self.algorithm.begin(self.setup)
+        state = self.algorithm.begin(self.setup)
+        flatten(state)  # what cannot be written is refused now
+        return state
 
     def _resume(self) -> ServerState | None:
-        saved, wrong = Checkpoint.newest(self.run_dir.path / "checkpoints")
+        kind = type(self.algorithm.begin(self.setup))
+        saved, wrong = Checkpoint.newest(self.run_dir.path / "checkpoints", kind)
         for text in wrong:
             self.emit(Event("note", {"text": text}))
         if saved is None:

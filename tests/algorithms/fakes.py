@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.algorithms import ALGORITHMS, Algorithm, Mixing, Plan, RoundReport, ServerState, Setup, Split
+from rayfl.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    Mixing,
+    OneShotState,
+    Plan,
+    RoundReport,
+    ServerState,
+    Setup,
+    Split,
+)
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.config import load
 from rayfl.models import MODELS, ModelSpec
+from rayfl.servers.serialisation import flatten
 
 SPEC = ModelSpec.of(MODELS["mlp"](hidden=(3, 2)), (5,), 4, 0)  # fc1 5*3+3, fc2 3*2+2, fc3 2*4+4
 SIZES = [10, 20, 30, 40, 50, 60]
@@ -40,9 +52,32 @@ def algorithm(name: str, **settings: Any) -> Algorithm:
     return ALGORITHMS[name](**settings)
 
 
-def clustered(labels: Sequence[int], round: int = 0) -> ServerState:
+def clustered(
+    labels: Sequence[int], round: int = 0, newcomers: Sequence[int] = (), **facts: Any
+) -> OneShotState:
+    """Clients in these clusters, by the signatures that all but the newcomers sent in round 0."""
     found = np.array(labels, np.int64)
-    return ServerState(round, int(found.max()) + 1, found, clustered=True)
+    known = np.where(np.isin(np.arange(len(found)), newcomers), -1, 0)
+    return OneShotState(round, int(found.max()) + 1, found, clustered=True, known=known, **facts)
+
+
+@dataclass(frozen=True)
+class Remembering(ServerState):
+    """A state of a method that is not rayfl's own."""
+
+    memory: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+def assert_same_state(one: ServerState, other: ServerState) -> None:
+    """To the bit."""
+    a, b = flatten(one), flatten(other)
+    assert type(one) is type(other)
+    assert a.values == b.values
+    assert a.arrays.keys() == b.arrays.keys()
+    for name, array in a.arrays.items():
+        assert array.dtype == b.arrays[name].dtype, name
+        assert array.shape == b.arrays[name].shape, name
+        assert array.tobytes() == b.arrays[name].tobytes(), name
 
 
 def clusters(labels: Sequence[int], **facts: Any) -> Clusters:

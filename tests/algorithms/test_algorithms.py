@@ -28,6 +28,7 @@ from tests.algorithms.fakes import (
     SPEC,
     FakeClients,
     algorithm,
+    assert_same_state,
     clustered,
     clusters,
     plan_of,
@@ -272,7 +273,7 @@ def test_a_client_whose_loss_or_update_has_risen_raises_a_flag(setting, told_as)
         told = report(plan, method.mix(s, state, plan), 1, **{told_as: np.array(numbers)})
         state = method.end(s, state, plan, told)
         assert (method.recluster(s, state, clients) is not None) == due
-    assert np.flatnonzero(state.extra["flags"]).tolist() == [3]
+    assert np.flatnonzero(state.flags).tolist() == [3]
 
 
 @pytest.mark.parametrize("name", ["pacfl", "mt_hfl"])
@@ -427,14 +428,14 @@ def test_newcomers_find_their_cluster_and_nobody_else_moves():
         clustering={"signature": "label_histogram", "proximity": "cosine", "threshold": 0.1},
     )
     signatures = [[1, 0, 0], [0, 1, 0], [1, 0.1, 0], [0, 1, 0.1], [0, 0, 1], [0.1, 1, 0]]
-    state = dataclasses.replace(clustered([0, 1, 0, 0, 0, 0], round=2), extra={"threshold": np.array([0.1])})
+    state = clustered([0, 1, 0, 0, 0, 0], round=2, newcomers=[3, 4, 5], threshold=0.1)
     method = algorithm("pacfl")
     found = method.join(s, state, np.array([3, 4, 5]), FakeClients(signatures=signatures))
     assert found.state.assignment.tolist() == [0, 1, 0, 1, 2, 1]
     assert found.parents.tolist() == [0, 1, 0]
     assert found.state.models == 3
     assert found.facts["newcomers"] == [3, 4, 5]
-    assert np.flatnonzero(found.state.extra["flags"]).tolist() == [3, 4, 5]
+    assert np.flatnonzero(found.state.flags).tolist() == [3, 4, 5]
 
 
 def test_newcomers_before_the_first_clustering_wait_for_it():
@@ -450,9 +451,8 @@ def test_newcomers_of_random_clustering_are_drawn_by_the_sizes_of_the_clusters()
         algorithm("random_clustering"),
         FakeClients(),
     )
-    state = clustered([0] * 7 + [1] * 3 + [0] * 400, round=2)
-    state = dataclasses.replace(state, extra={"threshold": np.array([0.1])})
     newcomers = np.arange(10, 410)
+    state = clustered([0] * 7 + [1] * 3 + [0] * 400, round=2, newcomers=newcomers, threshold=0.1)
     found = method.join(s, state, newcomers, clients).state
     assert clients.asked == []
     assert found.models == 2
@@ -511,14 +511,14 @@ def test_a_state_written_down_is_the_state(name, tmp_path):
     nobody, nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
     models = np.zeros((state.models, 3), np.float32)
     saved = Checkpoint(state, models, nobody, nothing, nothing, nobody, nothing, {}, {})
-    again = Checkpoint.load(saved.save(tmp_path, keep=1)).state
-    assert (again.round, again.models, again.clustered) == (state.round, state.models, state.clustered)
-    assert again.assignment.tolist() == state.assignment.tolist()
-    assert again.assignment.dtype == state.assignment.dtype
-    assert set(again.extra) == set(state.extra)
-    for key, value in state.extra.items():
-        np.testing.assert_array_equal(again.extra[key], value)
-        assert again.extra[key].dtype == value.dtype
+    kind = type(method.begin(s))
+    again = Checkpoint.load(saved.save(tmp_path, keep=1), kind).state
+    assert type(again) is kind
+    assert_same_state(again, state)
+    grown = method.grow(setup(name, sizes=[*SIZES, 70]), again)
+    assert len(grown.assignment) == 7
+    common = Checkpoint.load(tmp_path / "round-00003").state
+    assert_same_state(common, ServerState(3, state.models, state.assignment, state.clustered, state.sweep))
 
 
 def test_methods_need_no_ray():

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 import rayfl
 from experiments.cfl import gap
 from rayfl.algorithms import RoundReport, ServerState, Setup
-from rayfl.algorithms.cfl import CFL, path
+from rayfl.algorithms.cfl import CFL, CFLState, path
 from rayfl.api import resume
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
@@ -33,7 +33,7 @@ from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.servers.queries import Asking
 from rayfl.servers.states import ClientStates
 from rayfl.training import Batches
-from tests.algorithms.fakes import NOBODY, FakeClients, plan_of, report, setup
+from tests.algorithms.fakes import NOBODY, FakeClients, assert_same_state, plan_of, report, setup
 
 
 class Sending(FakeClients):
@@ -80,30 +80,20 @@ def cfl(eps1: float = 0.2, eps2: float = 1.0, tree_sketch: int = 8, **settings: 
     return CFL(criteria=criteria, tree_sketch=tree_sketch, **settings)
 
 
-def at(method: CFL, s: Setup, leaf: Sequence[int], parent: Sequence[int] = (-1,)) -> ServerState:
+def at(method: CFL, s: Setup, leaf: Sequence[int], parent: Sequence[int] = (-1,)) -> CFLState:
     """A state with this tree, in which the clients are at these leaves."""
-    k = len(parent)
-    extra = {
-        "parent": np.array(parent),
-        "moved": np.full(k, np.nan),
-        "complete": np.zeros(k, np.bool_),
-        "reference": np.zeros(k),
-        "ripe": np.zeros(k, np.int64),
-    }
-    begun = method.begin(s)
-    return dataclasses.replace(
-        begun, models=k, assignment=np.array(leaf), extra={**begun.extra, **extra}, round=1
-    )
+    tree = {"models": len(parent), "parent": np.array(parent)}
+    return dataclasses.replace(method.begin(s), assignment=np.array(leaf), round=1, **tree)
 
 
 def after_round(
     method: CFL,
     s: Setup,
-    state: ServerState,
+    state: CFLState,
     clients: Sending,
     cohort: Sequence[int] | None = None,
     failed: Sequence[int] = (),
-) -> ServerState:
+) -> CFLState:
     """The state after these have sent their updates; the models move by their means."""
     who = np.arange(s.clients) if cohort is None else np.array(cohort)
     plan = method.plan(s, state, who)
@@ -128,8 +118,8 @@ def test_two_clients_by_hand(weighted: bool, mean: float, split: bool) -> None:
     plan = plan_of(method, s, state)
     assert method.mix(s, state, plan).weights.toarray().tolist() == [[10, 30] if weighted else [1, 1]]
     state = after_round(method, s, state, clients)
-    assert state.extra["norms"].tolist() == pytest.approx([5, np.sqrt(2.44)])
-    assert state.extra["moved"].tolist() == pytest.approx([mean])
+    assert state.norms.tolist() == pytest.approx([5, np.sqrt(2.44)])
+    assert state.moved.tolist() == pytest.approx([mean])
     row = method.diagnose(s, state, clients)[0]
     shares = np.array([0.25, 0.75] if weighted else [0.5, 0.5])
     orthogonal = np.linalg.norm(shares * [5, np.sqrt(2.44)])
@@ -150,11 +140,11 @@ def test_two_clients_by_hand(weighted: bool, mean: float, split: bool) -> None:
         return
     assert found.state.models == 3
     assert found.state.assignment.tolist() == [1, 2]
-    assert found.state.extra["parent"].tolist() == [-1, 0, 0]
+    assert found.state.parent.tolist() == [-1, 0, 0]
     assert found.parents.tolist() == [0, 0, 0]  # both halves go on from the moved model
     assert found.restored.tolist() == [0]  # the node keeps the one that the updates were made from
-    assert found.state.extra["edge"].tolist() == [1, 2]
-    assert found.state.extra["sent"][:, :2].tolist() == [[3, 4], pytest.approx([-1, -1.2])]
+    assert found.state.edge.tolist() == [1, 2]
+    assert found.state.sent[:, :2].tolist() == [[3, 4], pytest.approx([-1, -1.2])]
     cosine = (-3 - 4.8) / (5 * np.sqrt(2.44))
     assert found.facts["splits"] == [
         {
@@ -199,11 +189,11 @@ def test_halves_are_ids_not_places() -> None:
     assert found is not None
     assert found.facts["splits"][0]["halves"] == [[5, 7], [6, 8, 9]]
     assert found.state.assignment.tolist() == [1] * 5 + [3, 4, 3, 4, 4]
-    assert found.state.extra["parent"].tolist() == [-1, 0, 0, 2, 2]
+    assert found.state.parent.tolist() == [-1, 0, 0, 2, 2]
     assert found.parents.tolist() == [0, 1, 2, 2, 2]
     assert found.restored.tolist() == [2]
-    assert found.state.extra["edge"].tolist() == [3, 3, 4, 4, 4]
-    sent = found.state.extra["sent"][:, :2]
+    assert found.state.edge.tolist() == [3, 3, 4, 4, 4]
+    sent = found.state.sent[:, :2]
     assert sent == pytest.approx(np.array([updates[c] for c in (5, 7, 6, 8, 9)]))
 
 
@@ -212,7 +202,7 @@ def test_two_clusters_may_split_in_one_round() -> None:
     clients = Sending([[2, 0], [0, 3], [-2, 0], [0, -3], [0, 3.1]])
     state = after_round(method, s, at(method, s, [1, 2, 1, 2, 1], [-1, 0, 0]), clients)
     still = {"moved": np.array([0, 0.1, 0.1]), "ripe": np.array([0, 1, 1])}
-    state = dataclasses.replace(state, extra={**state.extra, **still})
+    state = dataclasses.replace(state, **still)
     found = method.split(s, state, clients)
     assert found is not None
     # in cluster 1: (2, 0), (-2, 0), (0, 3.1) are equally unlike; pairs in the order of ids join first
@@ -233,7 +223,7 @@ def test_the_criteria_must_hold_for_some_rounds_one_after_another() -> None:
         state = after_round(method, s, state, clients)
         found.append(method.split(s, state, clients) is not None)
     assert found == [False, False, False, True]
-    assert state.extra["ripe"].tolist() == [2]
+    assert state.ripe.tolist() == [2]
 
 
 def test_norms_are_relative_to_the_longest_of_the_cluster() -> None:
@@ -242,7 +232,7 @@ def test_norms_are_relative_to_the_longest_of_the_cluster() -> None:
     s, method = setup("cfl", sizes=[10] * 4), CFL(criteria=relative, tree_sketch=8)
     begun = Sending([[8, 0], [8, 0], [8, 0], [0, 8]])
     state = after_round(method, s, method.begin(s), begun)
-    assert state.extra["reference"].tolist() == [8.0]
+    assert state.reference.tolist() == [8.0]
     assert method.split(s, state, begun) is None  # their mean is (6, 2), of orthogonal ones it were 4 long
     short = Sending([[4, 0], [4, 0], [-4, 0], [-4, 0]])
     assert method.split(s, after_round(method, s, state, short), short) is None  # 4 is not above 0.6 x 8
@@ -251,8 +241,8 @@ def test_norms_are_relative_to_the_longest_of_the_cluster() -> None:
     found = method.split(s, state, long)
     assert found is not None
     assert found.facts["splits"][0]["halves"] == [[0, 1], [2, 3]]
-    assert found.state.extra["reference"].tolist() == pytest.approx([8, np.sqrt(40), np.sqrt(40)])
-    assert found.state.extra["ripe"].tolist() == [1, 0, 0]
+    assert found.state.reference.tolist() == pytest.approx([8, np.sqrt(40), np.sqrt(40)])
+    assert found.state.ripe.tolist() == [1, 0, 0]
     after = Sending([[4, 0], [-4, 0.1], [1, 1], [-1, -1.1]])
     state = after_round(method, s, found.state, after)
     again = method.split(s, state, after)
@@ -269,13 +259,13 @@ def test_latest_updates_stand_for_clients_that_did_not_take_part(size: int) -> N
     s, method = setup("cfl", sizes=[10, 10, 20]), cfl(eps1=0.6, eps2=1.0, sketch=size, gap=True)
     clients = Sending([[2, 0], [2, 1], [-2, 0.5]], groups=[0, 0, 1])
     state = after_round(method, s, method.begin(s), clients, [0, 2])
-    assert state.extra["norms"][:1].tolist() == [2.0]
-    assert np.isnan(state.extra["norms"][1])
+    assert state.norms[:1].tolist() == [2.0]
+    assert np.isnan(state.norms[1])
     assert method.split(s, state, clients) is None
     assert clients.asked == []
     assert np.isnan(method.diagnose(s, state, clients)[0]["mean_norm"])
     state = after_round(method, s, state, clients, [1])
-    assert state.extra["moved"].tolist() == pytest.approx([np.sqrt(5)])  # client 1 alone
+    assert state.moved.tolist() == pytest.approx([np.sqrt(5)])  # client 1 alone
     row = method.diagnose(s, state, clients)[0]
     assert row["mean_norm"] == pytest.approx(0.5)  # (10 (2, 0) + 10 (2, 1) + 20 (-2, .5)) / 40 = (0, .5)
     found = method.split(s, state, clients)
@@ -299,12 +289,12 @@ def test_a_client_that_failed_is_one_that_did_not_take_part() -> None:
     s, method = setup("cfl", sizes=[10, 10, 20]), cfl(eps1=0.6)
     clients = Sending([[2, 0], [2, 1], [-2, 0.5]])
     state = after_round(method, s, method.begin(s), clients, failed=[1])
-    assert state.extra["complete"].tolist() == [False]
+    assert state.complete.tolist() == [False]
     assert method.split(s, state, clients) is None
     state = after_round(method, s, state, clients)
-    assert state.extra["complete"].tolist() == [True]
+    assert state.complete.tolist() == [True]
     state = after_round(method, s, state, clients, failed=[2])
-    assert state.extra["norms"].tolist() == pytest.approx(clients.norms.tolist())
+    assert state.norms.tolist() == pytest.approx(clients.norms.tolist())
     found = method.split(s, state, clients)
     assert found is not None
     assert found.facts["splits"][0]["mean_norm"] == pytest.approx(0.5)
@@ -317,7 +307,7 @@ def test_updates_count_for_the_cluster_that_they_were_made_in() -> None:
     found = method.split(s, after_round(method, s, method.begin(s), clients), clients)
     assert found is not None
     assert found.state.assignment.tolist() == [1, 1, 2, 2]
-    assert np.isnan(found.state.extra["norms"]).all()
+    assert np.isnan(found.state.norms).all()
     assert method.split(s, found.state, clients) is None
     state = after_round(method, s, found.state, clients, [0, 1, 2])
     again = method.split(s, state, clients)
@@ -369,17 +359,17 @@ def test_groups_of_the_diagnosis_are_the_clusters_own() -> None:
 # --- newcomers ---------------------------------------------------------------------------------------------
 
 
-def small_tree(method: CFL) -> tuple[Setup, ServerState]:
+def small_tree(method: CFL) -> tuple[Setup, CFLState]:
     """Of clients 0 to 4, {0, 2, 3} went up to node 1 and {1, 4} right to 2; then 3 left 0 and 2."""
     s = setup("cfl", sizes=[10] * 7)
     state = at(method, s, [3, 2, 3, 4, 2, 0, 0], [-1, 0, 0, 1, 1])
-    sent = [[0, 2], [1, 9], [-1, 4], [3, 0], [3, 1], [1, 0], [1, 1], [-1, 0]]
-    extra = {
-        "sent": np.pad(np.array(sent, np.float32), ((0, 0), (0, 6))),
+    rows = [[0, 2], [1, 9], [-1, 4], [3, 0], [3, 1], [1, 0], [1, 1], [-1, 0]]
+    sent = {
+        "sent": np.pad(np.array(rows, np.float32), ((0, 0), (0, 6))),
         "edge": np.array([1, 1, 1, 2, 2, 3, 3, 4]),
         "norms": np.ones(7),
     }
-    return s, dataclasses.replace(state, extra={**state.extra, **extra})
+    return s, dataclasses.replace(state, **sent)
 
 
 @pytest.mark.parametrize(
@@ -403,7 +393,7 @@ def test_a_newcomer_walks_to_the_child_with_the_most_similar_update(
     clients = Sending([[1, 0]] * 7, {(6, node): update for node, update in updates.items()})
     joined = method.join(s, state, np.array([6]), clients)
     assert joined.assignment.tolist() == [3, 2, 3, 4, 2, 0, leaf]
-    assert np.flatnonzero(np.isnan(joined.extra["norms"])).tolist() == [6]  # it has sent nothing there
+    assert np.flatnonzero(np.isnan(joined.norms)).tolist() == [6]  # it has sent nothing there
     assert clients.asked == [f"6 from {node}" for node in updates]  # from every node's model but the leaf's
 
 
@@ -428,7 +418,7 @@ def test_the_tree_grows_with_the_clients() -> None:
     more = dataclasses.replace(s, clients=9, sizes=np.full(9, 10))
     grown = method.grow(more, state)
     assert grown.assignment.tolist() == [3, 2, 3, 4, 2, 0, 0, 0, 0]
-    assert np.isnan(grown.extra["norms"]).tolist() == [False] * 7 + [True] * 2
+    assert np.isnan(grown.norms).tolist() == [False] * 7 + [True] * 2
 
 
 # --- fallback ----------------------------------------------------------------------------------------------
@@ -571,7 +561,7 @@ def swapped(settings: Callable[..., dict[str, Any]]) -> rayfl.Result:
 def saved(result: rayfl.Result, complete: int = -1) -> Checkpoint:
     """After so many rounds; by default the last."""
     found = checkpoints(result.path / "checkpoints")
-    return Checkpoint.load(found[complete if complete < 0 else complete - 1])
+    return Checkpoint.load(found[complete if complete < 0 else complete - 1], CFLState)
 
 
 def splits(result: rayfl.Result) -> list[tuple[int, dict[str, Any]]]:
@@ -583,10 +573,9 @@ def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def same_states(a: Checkpoint, b: Checkpoint) -> None:
-    assert (a.state.round, a.state.models) == (b.state.round, b.state.models)
-    pairs = [(a.models, b.models), (a.state.assignment, b.state.assignment)]
+    assert_same_state(a.state, b.state)
+    pairs = [(a.models, b.models)]
     pairs += [(a.update_clients, b.update_clients), (np.asarray(a.update_rows), np.asarray(b.update_rows))]
-    pairs += [(a.state.extra[name], b.state.extra[name]) for name in sorted({*a.state.extra, *b.state.extra})]
     for one, other in pairs:
         assert same(one, other)
 
@@ -650,7 +639,7 @@ def test_a_split_node_keeps_the_model_that_its_updates_were_made_from(
     last = saved(swapped)
     assert same(last.models[0], before.models[0])  # and nobody touches it again
     members = [client for half in one["halves"] for client in half]
-    sent = last.state.extra["sent"][np.isin(last.state.extra["edge"], one["into"])]
+    sent = last.state.sent[np.isin(last.state.edge, one["into"])]
     assert same(sent, sketch(np.asarray(after.update_rows)[members], 1024, 3))
 
 
@@ -666,11 +655,9 @@ def test_members_that_walk_down_the_tree_find_their_own_cluster(swapped: rayfl.R
         clients = driver._asking(dataclasses.replace(state, round=first))
         members = np.array([client for half in one["halves"] for client in half])
         again = clients.updates_from(members, np.zeros(12, np.int64), 1024)
-        np.testing.assert_allclose(
-            again, state.extra["sent"][np.isin(state.extra["edge"], one["into"])], atol=1e-4
-        )
+        np.testing.assert_allclose(again, state.sent[np.isin(state.edge, one["into"])], atol=1e-4)
         joined = driver.algorithm.join(driver.setup, state, np.arange(12), driver._asking(state))
-        assert isinstance(joined, ServerState)
+        assert isinstance(joined, CFLState)
         assert joined.assignment.tolist() == state.assignment.tolist()
     finally:
         backend.close()
@@ -763,7 +750,7 @@ def test_fallback_never_tests_worse_models_and_trains_the_same(
     assert "model" not in runs[0].clients
     models, leaves = runs[1].clients["model"], runs[1].clients["cluster"]
     assert runs[1].summary["fallbacks"] == (models != leaves).sum() > 0
-    parent = saved(runs[1]).state.extra["parent"]
+    parent = saved(runs[1]).state.parent
     assert all(model in path(parent, leaf) for model, leaf in zip(models, leaves, strict=True))
     assert runs[1].summary["accuracy_mean"] > runs[0].summary["accuracy_mean"]
 
@@ -823,7 +810,7 @@ def test_newcomers_in_a_run_find_their_group(settings: Callable[..., dict[str, A
     sent = result.communication
     walked = sent[sent["kind"] == "update"]
     assert walked["round"].tolist()[0] == 13
-    levels = saved(result).state.extra["parent"]
+    levels = saved(result).state.parent
     steps = sum(len(path(levels, int(result.clients["cluster"][c]))) - 1 for c in (5, 9))
     weights = 64 * 24 + 24 + 24 * 10 + 10
     assert walked["bytes"].sum() == 4 * weights * steps

@@ -11,7 +11,7 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from rayfl.algorithms import ServerState
-from rayfl.algorithms.fedsem import PairwiseDistances, first_centers
+from rayfl.algorithms.fedsem import FedSEMState, PairwiseDistances, first_centers
 from rayfl.training.observations import Distances, Trained
 from tests.algorithms.fakes import SIZES, FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, P, Run, run, same, same_curves
@@ -58,7 +58,7 @@ def test_distances_among_trained_models_are_exact_far_from_the_origin():
 def test_the_e_step_and_the_m_step_by_hand():
     """Two centers; each client goes to the nearer one, whichever it started from, and counts n_i there."""
     s, method = setup("fedsem"), algorithm("fedsem", clusters=2)
-    state = ServerState(3, 2, np.array([0, 0, 0, 1, 1, 1]), True, {"seen": np.ones(6, bool)})
+    state = FedSEMState(3, 2, np.array([0, 0, 0, 1, 1, 1]), True, seen=np.ones(6, bool))
     plan = plan_of(method, s, state)
     assert plan.start.tolist() == [0, 0, 0, 1, 1, 1]
     assert isinstance(method.observation(s, state), Distances)
@@ -72,7 +72,7 @@ def test_the_e_step_and_the_m_step_by_hand():
 
 def test_a_center_without_members_stays():
     s, method = setup("fedsem"), algorithm("fedsem", clusters=3)
-    state = ServerState(3, 3, np.array([0, 0, 1, 1, 2, 2]), True, {"seen": np.ones(6, bool)})
+    state = FedSEMState(3, 3, np.array([0, 0, 1, 1, 2, 2]), True, seen=np.ones(6, bool))
     plan = plan_of(method, s, state)
     mixing = method.mix(s, state, plan, np.array([[0, 1, 2]] * 6, np.float64))
     assert np.diff(mixing.weights.indptr).tolist() == [6, 0, 0]
@@ -95,7 +95,7 @@ def test_the_first_round_by_hand():
     after = method.end(s, state, plan, report(plan, mixing, 2, failures=[4]))
     assert (after.models, after.clustered, after.round) == (2, True, 1)
     assert after.assignment.tolist() == [0, 0, 1, 1, 0, 0]
-    assert after.extra["seen"].tolist() == [True, True, True, True, False, True]
+    assert after.seen.tolist() == [True, True, True, True, False, True]
 
 
 def test_who_has_no_center_takes_the_one_of_least_training_loss():
@@ -103,7 +103,7 @@ def test_who_has_no_center_takes_the_one_of_least_training_loss():
     clients = FakeClients({"train": [[2.0, 1.0, 3.0]] * 6})
     s, method = setup("fedsem"), algorithm("fedsem", clusters=3)
     seen = np.array([True, True, False, True, True, False])
-    state = ServerState(3, 3, np.array([0, 2, 0, 2, 0, 0]), True, {"seen": seen})
+    state = FedSEMState(3, 3, np.array([0, 2, 0, 2, 0, 0]), True, seen=seen)
     cohort = np.array([0, 1, 2, 3])
     assert method.select(s, state, cohort, clients).assignment.tolist() == [0, 2, 1, 2, 0, 0]
     assert method.downloads(s, state, method.plan(s, state, cohort)) == 1 + 1 + 3 + 1
@@ -120,10 +120,10 @@ def test_who_has_no_center_takes_the_one_of_least_training_loss():
 
 def test_more_clients_than_the_state_was_made_for():
     s, method = setup("fedsem", sizes=[1] * 8), algorithm("fedsem", clusters=2)
-    state = ServerState(3, 2, np.array([0, 0, 0, 1, 1, 1]), True, {"seen": np.ones(6, bool)})
+    state = FedSEMState(3, 2, np.array([0, 0, 0, 1, 1, 1]), True, seen=np.ones(6, bool))
     grown = method.grow(s, state)
     assert grown.assignment.tolist() == [0, 0, 0, 1, 1, 1, 0, 0]
-    assert grown.extra["seen"].tolist() == [True] * 6 + [False] * 2
+    assert grown.seen.tolist() == [True] * 6 + [False] * 2
 
 
 # --- the first centers -----------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 from sklearn.metrics import adjusted_rand_score, homogeneity_score
 
 import rayfl
-from rayfl.algorithms import ServerState
+from rayfl.algorithms import OneShotState, ServerState
 from rayfl.algorithms.flis_dc import InferenceSimilarities
 from rayfl.clustering.predictions import clustering_error, joint_clusters
 from rayfl.config import load
@@ -22,6 +22,7 @@ from rayfl.data.held_out import hold_out
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Batches
 from rayfl.training.observations import Predicting, Trained
 from tests.algorithms.fakes import FakeClients, algorithm, plan_of, report, setup
@@ -349,7 +350,11 @@ def test_a_newcomers_place_does_not_depend_on_when_it_comes(run: Run):
     """Its signature is a function of its data and w_0, not of what has been trained meanwhile."""
     late, early = joined(run, "flis_hc", clustering={"threshold": 0.5})
     assert late.assignment.tolist() == early.assignment.tolist()
-    assert late.last.state.extra["threshold"] == early.last.state.extra["threshold"]
+    of_late, of_early = (
+        Checkpoint.load(checkpoints(ran.result.path / "checkpoints")[-1], OneShotState).state
+        for ran in (late, early)
+    )
+    assert of_late.threshold == of_early.threshold == 0.5
 
 
 def test_a_newcomer_like_nobody_founds_a_cluster(run: Run):

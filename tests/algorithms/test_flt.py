@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import rayfl
-from rayfl.algorithms import Regrouping, ServerState, Setup
-from rayfl.algorithms.flt import FLT
-from rayfl.algorithms.one_shot import most_used
+from rayfl.algorithms import OneShotState, Regrouping, ServerState, Setup
+from rayfl.algorithms.flt import FLT, FLTState
 from rayfl.api import resume
 from rayfl.clients.host import ClientHost
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.clustering.numbering import most_used
 from rayfl.commands.cluster import cluster_alone
 from rayfl.commands.newcomers import welcome
 from rayfl.config import load
@@ -34,7 +34,16 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
-from tests.algorithms.fakes import SIZES, FakeClients, algorithm, clusters, plan_of, report, setup
+from tests.algorithms.fakes import (
+    SIZES,
+    FakeClients,
+    algorithm,
+    assert_same_state,
+    clusters,
+    plan_of,
+    report,
+    setup,
+)
 
 Matrix = NDArray[np.float64]
 
@@ -78,7 +87,7 @@ def begun(s: Setup, clients: FakeClients, **settings: Any) -> Regrouping:
     return found
 
 
-def averages(s: Setup, state: ServerState, trained: Matrix, old: Matrix) -> Matrix:
+def averages(s: Setup, state: FLTState, trained: Matrix, old: Matrix) -> Matrix:
     """What each client's model becomes, by the method's A: ``(N, P)``."""
     method = algorithm("flt")
     plan = plan_of(method, s, state)
@@ -180,7 +189,7 @@ def test_the_disjoint_clusters_keep_their_numbers():
         state = found.state
     assert shown == [[0, 0, 1, 1, 2, 2], [0, 0, 1, -1, 2, 2], [0, 0, 0, 0, 2, 2], [0, 0, 3, 3, 2, 2]]
     grown = method.grow(setup("flt", sizes=[*SIZES, 0, 0]), state)
-    assert grown.extra["disjoint"].tolist() == [0, 0, 3, 3, 2, 2, -1, -1]
+    assert grown.disjoint.tolist() == [0, 0, 3, 3, 2, 2, -1, -1]
 
 
 def test_all_layers_common_every_kappa_rounds():
@@ -227,7 +236,7 @@ def test_fcr_runs_again_when_more_than_lambda_clients_raised_a_flag(case):
     state = method.drift(s, state, np.array([0]), clients)
     again = method.recluster(s, state, clients)
     assert again is not None
-    assert not again.state.extra["flags"].any()
+    assert not again.state.flags.any()
     assert again.state.assignment.tolist() == state.assignment.tolist()
 
 
@@ -248,7 +257,7 @@ def test_a_newcomer_counts_as_one_of_the_nearest_mean_code(case):
     method = algorithm("flt", train_on=case)
     joined = method.join(s, state, np.array([5]), clients).state
     assert joined.assignment.tolist() == [0, 0, 1, 1, 0, 0]
-    assert np.flatnonzero(joined.extra["flags"]).tolist() == [5]
+    assert np.flatnonzero(joined.flags).tolist() == [5]
     plan = plan_of(method, s, joined)
     columns = np.argsort(plan.cohort)
     weights = method.mix(s, joined, plan).weights.toarray()[:, columns]
@@ -339,8 +348,8 @@ def run(settings) -> Run:
     return lambda algorithm, **sections: rayfl.run(settings(algorithm, **sections))
 
 
-def saved(result: rayfl.Result) -> Checkpoint:
-    return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
+def saved(result: rayfl.Result, kind: type[ServerState] = FLTState) -> Checkpoint:
+    return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1], kind)
 
 
 def same(a: NDArray[Any], b: NDArray[Any]) -> bool:
@@ -380,7 +389,7 @@ def test_a_round_on_an_overlapping_graph_against_numpy(run):
     one = {"rounds": 1, "partition": partition, "training": training}
     last = saved(run("flt", clustering={**RAW, "gamma": 1.1}, **one))
     state = last.state
-    offsets, columns = state.extra["relatives.offsets"], state.extra["relatives"]
+    offsets, columns = state.relatives.indptr, state.relatives.indices
     graph = np.zeros((15, 15))
     for j, kind in enumerate(state.assignment):
         graph[j, columns[offsets[kind] : offsets[kind + 1]]] = 1
@@ -436,7 +445,7 @@ def test_a_run_on_the_graph_found(run, data):
     assert entry["ari"] == result.summary["ari"] == 1.0
     assert result.rounds["ari"].tolist() == [1.0]
     state = saved(result).state
-    offsets, columns = state.extra["relatives.offsets"], state.extra["relatives"]
+    offsets, columns = state.relatives.indptr, state.relatives.indices
     kinds = [columns[start:end] for start, end in itertools.pairwise(offsets)]
     of, groups = [kinds[kind] for kind in state.assignment], np.array(OF_MANY)
     assert all(client in related for client, related in enumerate(of))
@@ -571,7 +580,7 @@ def test_newcomers_by_signatures_that_are_no_codes(run, case, signature, gamma):
         like = [state.assignment[c] for c in range(12) if GROUPS[c] == group and c != newcomer]
         assert state.assignment[newcomer] in like
     if case["train_on"] == "graph":
-        columns, offsets = state.extra["relatives"], state.extra["relatives.offsets"]
+        columns, offsets = state.relatives.indices, state.relatives.indptr
         assert len(offsets) == state.models + 1
         for newcomer in (4, 11):
             kind = state.assignment[newcomer]
@@ -651,7 +660,7 @@ def test_stopped_and_resumed_through_drift_and_newcomers(settings, case, round):
     again = resume(interrupted(whole, round))
     assert again.summary["models_sha256"] == expected.summary["models_sha256"]
     assert again.clusters == expected.clusters
-    first, second = saved(expected), saved(again)
+    kind = OneShotState if case == "pca_km_hc" else FLTState
+    first, second = saved(expected, kind), saved(again, kind)
     assert same(first.models, second.models)
-    for name, values in first.state.extra.items():
-        assert (values == second.state.extra[name]).all() or np.isnan(values.astype(float)).all(), name
+    assert_same_state(first.state, second.state)

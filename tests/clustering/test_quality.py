@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rayfl.clustering.quality import adjusted_rand_index, match_ids, separation_gap
+from rayfl.clustering.numbering import match_ids
+from rayfl.clustering.quality import adjusted_rand_index, separation_gap
 
 
 def test_adjusted_rand_index_ignores_names():

@@ -15,11 +15,11 @@ import pytest
 import yaml
 
 from rayfl import files
-from rayfl.algorithms import ServerState
 from rayfl.api import Result, resume, run
 from rayfl.errors import ConfigError, DiskError, RayflError
-from rayfl.servers.checkpoint import Checkpoint, Damaged, checkpoints
+from rayfl.servers.checkpoint import Checkpoint, Damaged, OtherFormat, checkpoints
 from rayfl.servers.driver import Event
+from tests.algorithms.fakes import Remembering
 from tests.runtime.conftest import METHODS
 from tests.runtime.test_same_everywhere import assert_same
 
@@ -137,7 +137,7 @@ def test_a_run_whose_directory_is_deleted_ends_in_one_line(settings: dict[str, A
 
 
 def _checkpoint(round: int, **changes: Any) -> Checkpoint:
-    state = ServerState(round, 2, np.array([0, 1, 1]), True, {"memory": np.arange(3.0)})
+    state = Remembering(round, 2, np.array([0, 1, 1]), True, memory=np.arange(3.0))
     rows = [{"round": r, "loss": float(r)} for r in range(round)]
     values: dict[str, Any] = {
         "state": state,
@@ -201,14 +201,12 @@ def test_a_flipped_bit_in_the_history_is_found(tmp_path: Path) -> None:
     assert len(wrong) == 1
 
 
-@pytest.mark.parametrize("damage", ["manifest", "format", "file", "all"])
+@pytest.mark.parametrize("damage", ["manifest", "file", "all"])
 def test_what_is_no_checkpoint_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
     path = _checkpoint(1).save(tmp_path, keep=2)
     manifest = path / "manifest.json"
     if damage == "manifest":
         manifest.unlink()
-    elif damage == "format":
-        manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": 1}))
     elif damage == "file":
         (path / "arrays.safetensors").unlink()
     else:
@@ -217,6 +215,20 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(damage: str, tmp_path: Pat
     with pytest.raises(RayflError, match="not a readable checkpoint") as raised:
         Checkpoint.newest(tmp_path)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("format", [2, 99, "3"])
+def test_a_checkpoint_of_another_format_is_refused_in_one_line(format: object, tmp_path: Path) -> None:
+    """Nor is an older checkpoint taken, or this one put aside: the version that wrote it can go on."""
+    _checkpoint(1).save(tmp_path, keep=2)
+    manifest = _checkpoint(2).save(tmp_path, keep=2) / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": format}))
+    with pytest.raises(
+        OtherFormat, match=f"has format {format!r}, and .* reads format 3; go on with"
+    ) as raised:
+        Checkpoint.newest(tmp_path)
+    assert "\n" not in str(raised.value)
+    assert [path.name for path in checkpoints(tmp_path)] == ["round-00001", "round-00002"]
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:

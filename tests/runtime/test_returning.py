@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rayfl.algorithms import OneShotState
 from rayfl.api import Result, resume, run
 from rayfl.errors import DataError
 from rayfl.rundir import RunDirectory
@@ -38,7 +39,7 @@ def dynamic(settings: dict[str, Any], method: str, events: list[dict[str, Any]],
 
 
 def last(result: Result) -> Checkpoint:
-    return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
+    return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1], OneShotState)
 
 
 def signed(result: Result) -> list[int]:
@@ -204,7 +205,7 @@ def test_a_newcomer_without_a_signature_may_be_tolerated(blank: dict[str, Any]) 
     assert result.rounds["clients"].tolist() == [8, 8, 9, 9]
     for entry in result.clusters["timeline"][1:]:
         assert entry["labels"] == [0, 0, 0, 0, 1, 1, 1, 2, 0]
-    assert last(result).state.extra["known"].tolist() == [0] * 8 + [-1]
+    assert last(result).state.known.tolist() == [0] * 8 + [-1]
     assert signed(result) == [8 * VECTORS, 0, 0, 0, 0]
 
 

@@ -12,7 +12,6 @@ import pandas as pd
 import pytest
 from safetensors.torch import load_file
 
-from rayfl.algorithms import ServerState
 from rayfl.api import resume, run
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
@@ -23,6 +22,7 @@ from rayfl.runtime import connection
 from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resources
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from tests.algorithms.fakes import Remembering
 
 
 def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> None:
@@ -81,7 +81,7 @@ def test_a_resumed_run_keeps_its_settings(settings: dict[str, Any]) -> None:
 
 
 def _checkpoint(round: int) -> Checkpoint:
-    state = ServerState(round, 2, np.array([0, 1, 1]), True, {"memory": np.arange(3.0)})
+    state = Remembering(round, 2, np.array([0, 1, 1]), True, memory=np.arange(3.0))
     return Checkpoint(
         state, np.ones((2, 4), np.float32), np.array([1, 2]), np.zeros((2, 3), np.float32),
         np.full((2, 5), 7, np.float32), np.array([2]), np.full((1, 4), 8, np.float32),
@@ -93,10 +93,10 @@ def test_checkpoints_round_trip_and_only_the_newest_are_kept(tmp_path: Path) -> 
     for number in (1, 2, 30):
         _checkpoint(number).save(tmp_path, keep=2)
     assert [path.name for path in checkpoints(tmp_path)] == ["round-00002", "round-00030"]
-    back, saved = Checkpoint.load(checkpoints(tmp_path)[-1]), _checkpoint(30)
+    back, saved = Checkpoint.load(checkpoints(tmp_path)[-1], Remembering), _checkpoint(30)
     assert (back.state.round, back.state.models, back.state.clustered) == (30, 2, True)
     np.testing.assert_array_equal(back.state.assignment, saved.state.assignment)
-    np.testing.assert_array_equal(back.state.extra["memory"], saved.state.extra["memory"])
+    np.testing.assert_array_equal(back.state.memory, saved.state.memory)
     np.testing.assert_array_equal(back.models, saved.models)
     for name in ("state_clients", "state_rows", "vectors", "update_clients", "update_rows"):
         np.testing.assert_array_equal(getattr(back, name), getattr(saved, name))

@@ -1,0 +1,91 @@
+"""How the clusters of two moments correspond: their numbers, and the models that they start from."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+from rayfl.clustering.linkage import Labels
+
+
+def match_ids(new: NDArray[np.integer], old: NDArray[np.integer], next_id: int | None = None) -> Labels:
+    """Number new clusters after the old ones that they overlap most.
+
+    The one-to-one matching with the largest total number of common clients (Hungarian algorithm).
+
+    Args:
+        new: cluster of each client ``(N,)``.
+        old: its cluster before ``(N,)``, -1 if it had none.
+        next_id: the first id never used so far; default: one above the largest old id.
+
+    Returns:
+        The new clusters ``(N,)`` under old ids where they share a client with the old cluster matched to
+        them, under fresh ids (by smallest client id) where not.
+    """
+    fresh = next_id if next_id is not None else int(old.max(initial=-1)) + 1
+    new_ids, first, new_index = np.unique(new, return_index=True, return_inverse=True)
+    old_ids, old_index = np.unique(old[old >= 0], return_inverse=True)
+    overlap = np.zeros((len(new_ids), len(old_ids)), np.int64)
+    np.add.at(overlap, (new_index[old >= 0], old_index), 1)
+    renamed = np.full(len(new_ids), -1, np.int64)
+    for row, column in zip(*linear_sum_assignment(overlap, maximize=True), strict=True):
+        if overlap[row, column]:
+            renamed[row] = old_ids[column]
+    for row in np.argsort(first):
+        if renamed[row] < 0:
+            renamed[row] = fresh
+            fresh += 1
+    return renamed[new_index]
+
+
+def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: int) -> NDArray[np.int64]:
+    """The model that most members of each cluster used, ties: the smaller id; -1 for one without members.
+
+    Args:
+        labels: new cluster of each client ``(n,)``.
+        models: the model that it used ``(n,)``.
+        clusters: K.
+
+    Returns:
+        ``(K,)``.
+    """
+    pairs, votes = np.unique(np.stack([labels, models]), axis=1, return_counts=True)
+    order = np.lexsort((-pairs[1], votes, pairs[0]))  # the last of each cluster counts
+    found = np.full(clusters, -1, np.int64)
+    found[pairs[0, order]] = pairs[1, order]
+    return found
+
+
+def reuse(labels: NDArray[np.int64], used: NDArray[np.int64], models: int) -> NDArray[np.int64]:
+    """New clusters (labels from ``models`` on) under the numbers of clusters that have no members.
+
+    Args:
+        labels: ``(n,)``.
+        used: the clusters that have members; those from ``models`` on do not matter.
+        models: K.
+    """
+    free = np.setdiff1d(np.arange(models), used)
+    new = np.unique(labels[labels >= models])
+    numbers = np.concatenate([free, np.arange(models, models + len(new))])[: len(new)]
+    found = labels.copy()
+    for label, number in zip(new.tolist(), numbers.tolist(), strict=True):
+        found[labels == label] = number
+    return found
+
+
+def completed(
+    labels: NDArray[np.int64], others: NDArray[np.int64], present: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """The model of each client ``(N,)`` after a clustering.
+
+    Args:
+        labels: the clusters ``(N,)``, -1 of clients in none.
+        others: what these keep ``(N,)``; those that are present and have no signature use the largest
+            cluster's model.
+        present: who is present ``(N,)``.
+    """
+    there = labels >= 0
+    assignment = np.where(there, labels, others)
+    assignment[~there & present] = np.bincount(labels[there]).argmax()
+    return assignment

@@ -1,0 +1,175 @@
+"""A dataclass as arrays and JSON values by name, and back, by the types of its fields.
+
+A field ``sweep`` that is a dataclass itself becomes ``sweep.begun`` and ``sweep.waiting``, a sparse matrix
+``relatives`` becomes ``relatives.data``, ``.indices``, ``.indptr`` and ``.shape``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from types import NoneType, UnionType
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from rayfl.errors import RayflError
+
+T = TypeVar("T")
+
+_SCALARS = {bool: (bool, np.bool_), int: (int, np.integer), float: (float, np.floating), str: (str,)}
+"""The types of scalar fields, and those of values that may stand in them."""
+
+_ALLOWED = "arrays of numbers, csr_array, bool, int, float, str, dataclasses of these, each perhaps | None"
+
+_CSR = ("data", "indices", "indptr")
+
+
+class StateError(RayflError):
+    """A state has a field that cannot be written, or is not the one that was written."""
+
+
+@dataclass
+class Flat:
+    """What a dataclass consists of.
+
+    Attributes:
+        arrays: by the dotted name of the field.
+        values: everything else, as JSON has it, likewise.
+    """
+
+    arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+def flatten(value: object) -> Flat:
+    """The fields of a dataclass. Arrays are not copied.
+
+    Raises:
+        StateError: naming the field whose type, or whose value, is none that can be written.
+    """
+    flat = Flat()
+    for name, kind, each in _leaves(value, ""):
+        if each is None or kind is str:
+            flat.values[name] = each
+        elif kind is np.ndarray:
+            flat.arrays[name] = each
+        elif kind is sp.csr_array:
+            flat.values[f"{name}.shape"] = [int(size) for size in each.shape]
+            flat.arrays.update({f"{name}.{part}": getattr(each, part) for part in _CSR})
+        elif kind is float and not math.isfinite(each):
+            flat.values[name] = {"float": str(float(each))}  # JSON has no such number
+        else:
+            flat.values[name] = kind(each)
+    return flat
+
+
+def restore(
+    kind: type[T], arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any], exact: bool = True
+) -> T:
+    """The dataclass that :func:`flatten` has taken apart.
+
+    Args:
+        kind: its class.
+        arrays, values: the parts.
+        exact: refuse parts that are not fields of the class.
+
+    Raises:
+        StateError: naming a field that is missing, of another type, or unknown.
+    """
+    left = {*arrays, *values}
+    found = _restored(kind, "", arrays, values, left)
+    if left and exact:
+        raise StateError(f"{_called(kind)} has no field {min(left)!r}, which was written: {_OTHER}")
+    return found
+
+
+_OTHER = "go on with the version of the method that wrote it, or begin a new run"
+
+
+def _restored(
+    kind: type[T], prefix: str, arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any], left: set[str]
+) -> T:
+    def read(name: str, of: type) -> Any:
+        source: Mapping[str, Any] = arrays if of is np.ndarray else values
+        if name not in source:
+            raise StateError(f"{_called(kind)}: the field {name!r} was not written: {_OTHER}")
+        left.discard(name)
+        value = source[name]
+        if of is float and isinstance(value, dict):
+            value = float(value["float"])
+        if not isinstance(value, of) or (of is int and isinstance(value, bool)):
+            raise StateError(f"{_called(kind)}: {name!r} was written as {value!r}: {_OTHER}")
+        return value
+
+    given: dict[str, Any] = {}
+    for name, (of, optional) in _types(kind).items():
+        dotted = prefix + name
+        if optional and values.get(dotted, 0) is None:
+            left.discard(dotted)
+            given[name] = None
+        elif is_dataclass(of):
+            given[name] = _restored(of, f"{dotted}.", arrays, values, left)
+        elif of is sp.csr_array:
+            parts = tuple(read(f"{dotted}.{part}", np.ndarray) for part in _CSR)
+            given[name] = sp.csr_array(parts, shape=tuple(read(f"{dotted}.shape", list)))
+        else:
+            given[name] = read(dotted, of)
+    return kind(**given)
+
+
+def _leaves(value: object, prefix: str) -> Iterator[tuple[str, type, Any]]:
+    """The dotted name, type and value of every field that is no dataclass itself."""
+    for name, (kind, optional) in _types(type(value)).items():
+        each = getattr(value, name)
+        if each is None and optional:
+            yield prefix + name, kind, each
+            continue
+        if kind is np.ndarray:
+            fits = type(each) is np.ndarray and each.dtype.kind in "biuf" and each.dtype.itemsize <= 8
+        else:
+            fits = isinstance(each, _SCALARS.get(kind, kind))
+            fits &= not (kind is int and isinstance(each, bool))
+        if not fits:
+            of = (
+                f"an array of {each.dtype}"
+                if isinstance(each, np.ndarray)
+                else f"of type {_called(type(each))}"
+            )
+            raise StateError(f"{_called(type(value))}.{name}: is {of}; expected {_called(kind)}")
+        if is_dataclass(kind):
+            yield from _leaves(each, f"{prefix}{name}.")
+        else:
+            yield prefix + name, kind, each
+
+
+def _types(kind: type) -> dict[str, tuple[type, bool]]:
+    """The class of each field's values, and whether it may be None."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError as error:
+        raise StateError(
+            f"{_called(kind)}: {error.name!r}, in the type of a field, is not known in its module; import it "
+            "there, not for type checkers only"
+        ) from None
+    found: dict[str, tuple[type, bool]] = {}
+    for each in fields(kind):
+        if not each.init:  # follows from the others
+            continue
+        hint = hints[each.name]
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        classes = [get_origin(option) or option for option in options if option is not NoneType]
+        allowed = len(classes) == 1 and (
+            classes[0] in _SCALARS or classes[0] in (np.ndarray, sp.csr_array) or is_dataclass(classes[0])
+        )
+        if not allowed:
+            raise StateError(f"{_called(kind)}.{each.name}: no state can hold {hint}; use {_ALLOWED}")
+        found[each.name] = classes[0], NoneType in options
+    return found
+
+
+def _called(kind: type) -> str:
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
