@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 import rayfl
+from rayfl.local.pruning import gammas
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.training.pruning import gammas
 
 FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "subfedavg"
 

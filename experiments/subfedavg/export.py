@@ -25,13 +25,13 @@ from torch import nn
 from rayfl.config import Config
 from rayfl.data import Federation
 from rayfl.errors import ConfigError, RayflError
+from rayfl.local.pruning import conv_flops, gammas, shrink
 from rayfl.local.sub_fedavg import SubFedAvg
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Batches
-from rayfl.training.pruning import conv_flops, gammas, shrink
 
 
 @dataclass(frozen=True)

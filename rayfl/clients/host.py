@@ -48,13 +48,9 @@ from rayfl.training import (
     raw_features,
     scatter_,
 )
+from rayfl.training.batched.linear_kernels import weighted_sum
 from rayfl.training.observations import Observation, Trained
 from rayfl.training.work import behind
-
-try:
-    from rayfl.training.batched.linear_kernels import weighted_sum
-except ImportError:  # no Numba
-    weighted_sum = None  # type: ignore[assignment]
 
 
 class ClientHost:
@@ -434,7 +430,7 @@ def partial_product(
 
 
 def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Tensor:
-    if weighted_sum is not None and not rows.is_cuda:
+    if not rows.is_cuda:
         total = np.zeros(rows.shape[1])
         weighted_sum(weights, rows.contiguous().numpy(), total)
         return torch.from_numpy(total)

@@ -16,9 +16,7 @@ from pydantic import Field
 
 from rayfl.errors import ConfigError
 from rayfl.local.base import LocalObjective, Outcome, Start
-from rayfl.models import ModelSpec
-from rayfl.training import LocalWork, TrainedBlock, Training
-from rayfl.training.pruning import (
+from rayfl.local.pruning import (
     Mask,
     Rule,
     distance,
@@ -31,6 +29,8 @@ from rayfl.training.pruning import (
     structured,
     unstructured,
 )
+from rayfl.models import ModelSpec
+from rayfl.training import LocalWork, TrainedBlock, Training
 
 _DEAD = "lost its last weight to pruning and answers the same to everything; a lower local.target, or \
 local.per_layer=true, leaves it some"

@@ -18,6 +18,7 @@ from rayfl.config import load
 from rayfl.data import build_federation
 from rayfl.errors import ConfigError
 from rayfl.local import Start
+from rayfl.local.pruning import expand, gammas, prunable
 from rayfl.local.sub_fedavg import SubFedAvg
 from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
@@ -28,7 +29,6 @@ from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.servers.lps import LocalServer
 from rayfl.training import Batches, LocalWork, LoopEngine, TrainedBlock, Training
-from rayfl.training.pruning import expand, gammas, prunable
 from tests.training.bounds import rounding
 
 # A linear model of 3 features and 2 classes: 6 weights, then 2 biases.

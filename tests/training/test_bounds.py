@@ -11,7 +11,7 @@ import torch
 from torch.nn import functional
 
 from rayfl.training import LocalWork, LoopEngine, Terms
-from rayfl.training.batched import BatchedEngine, conv_kernels, layers, network, parameters
+from rayfl.training.batched import BatchedEngine, fused, layers, network, parameters
 from tests.training.bounds import Truth
 from tests.training.test_terms import job, make_case, make_terms, train
 
@@ -61,7 +61,7 @@ def changed_inputs(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[
     """Convolutions, fused or not, see something else."""
 
     def make(patch: Patch) -> None:
-        for kind in (layers.Conv2d, conv_kernels.ConvPoolReLU):
+        for kind in (layers.Conv2d, fused.ConvPoolReLU):
             original = kind.forward
             patch.setattr(
                 kind,

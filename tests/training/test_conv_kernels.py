@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -12,10 +10,10 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from rayfl.training.batched import BatchedEngine, conv_kernels, layers
-from rayfl.training.batched.conv_kernels import ConvPoolReLU
+from rayfl.training.batched import BatchedEngine, layers
+from rayfl.training.batched.fused import LARGEST_WINDOW, ConvPoolReLU, fuse
 from rayfl.training.batched.jit import jit
-from rayfl.training.batched.layers import Chain, Step
+from rayfl.training.batched.layers import Step
 from rayfl.training.batched.parameters import Parameter, Sgd
 from rayfl.training.batches import Batches
 from rayfl.training.work import LocalWork
@@ -33,8 +31,7 @@ def fused(weight: torch.Tensor, bias: torch.Tensor | None, padding: int = 0, lr:
     """The fused layer of C clients with copies of ``weight`` ``(C, O, I, K, K)`` and ``bias``."""
     _, outputs, channels, kernel, _ = weight.shape
     conv = nn.Conv2d(channels, outputs, kernel, padding=padding, bias=bias is not None)
-    chain = Chain(twins(conv))
-    (layer,) = chain.layers
+    (layer,) = fuse(twins(conv))
     assert isinstance(layer, ConvPoolReLU)
     parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
     layer._conv.bind({n: Parameter(p.detach().clone(), Sgd(lr)) for n, p in parameters.items()}, {})
@@ -81,7 +78,7 @@ def decided(z: torch.Tensor, error: torch.Tensor) -> bool:
 )
 def test_equals_autograd(clients, batch, channels, outputs, kernel, padding, more, bias, channels_last, seed):
     height, width = (max(1, kernel - 2 * padding + m) for m in more)
-    if channels * kernel**2 > conv_kernels.LARGEST_WINDOW:
+    if channels * kernel**2 > LARGEST_WINDOW:
         return
     g = torch.Generator().manual_seed(seed)
     x = torch.randn(clients, batch, channels, height, width, generator=g)
@@ -207,15 +204,7 @@ def test_infinite_gradients_stay_with_their_client():
 )
 def test_what_the_kernels_do_not_cover_stays_as_it_was(conv: nn.Conv2d, pool: nn.MaxPool2d | None):
     parts = twins(conv, pool)
-    assert list(Chain(parts).layers) == parts
-
-
-def test_without_numba_the_layers_stay_as_they_were(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.delitem(sys.modules, "rayfl.training.batched.conv_kernels")
-    monkeypatch.delattr("rayfl.training.batched.conv_kernels")
-    parts = twins(nn.Conv2d(1, 2, 3))
-    assert list(Chain(parts).layers) == parts
+    assert fuse(parts) == parts
 
 
 def test_kernels_compile_where_nothing_can_be_written(monkeypatch: pytest.MonkeyPatch):

@@ -28,7 +28,7 @@ from rayfl.training import engine as engines
 from rayfl.training.batched import (
     BatchedEngine,
     Unsupported,
-    conv_kernels,
+    fused,
     graphs,
     layers,
     network,
@@ -147,7 +147,7 @@ class Tape(Again):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers do as they do on a GPU: without compiled loops, which write behind PyTorch's back."""
-    for module in (layers, parameters, conv_kernels, network):
+    for module in (layers, parameters, fused, network):
         monkeypatch.setattr(module, "on_gpu", lambda tensor: True)
 
 

@@ -20,28 +20,20 @@ Sums run in the same order whatever the number of clients in a call or the width
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, models, register_model
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from rayfl.training.batched.jit import jit
-from rayfl.training.batched.layers import Conv2d, Layer, MaxPool2d, ReLU, Step
-from rayfl.training.device import on_gpu
 
 LANES = 8
 """Floats in a vector: one AVX register, two NEON registers; LLVM splits it where registers are narrower."""
-
-LARGEST_WINDOW = 256
-"""Convolutions with more inputs to a pixel (``channels * K * K``) stay with the library: from about 400 on,
-where its cost is mostly arithmetic, it is as fast or faster."""
 
 _FLOAT, _INT = ir.FloatType(), ir.IntType(32)
 _FLOATS, _INTS = ir.VectorType(_FLOAT, LANES), ir.VectorType(_INT, LANES)
@@ -198,7 +190,7 @@ class Geometry(NamedTuple):
 
 
 @jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
-def _forward(
+def forward(
     x: NDArray[np.float32],
     weight: NDArray[np.float32],
     bias: NDArray[np.float32],
@@ -273,7 +265,7 @@ def _forward(
 
 
 @jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
-def _backward(
+def backward(
     dy: NDArray[np.float32],
     winner: NDArray[np.int32],
     padded: NDArray[np.float32],
@@ -287,7 +279,7 @@ def _backward(
     """Gradients from those of the pooled outputs. All arrays are flat.
 
     Args:
-        dy: gradients of the pooled outputs, shaped as ``y`` of :func:`_forward`.
+        dy: gradients of the pooled outputs, shaped as ``y`` of :func:`forward`.
         winner: from the forward pass.
         padded: from the forward pass.
         weight: ``(C, outputs, channels, K, K)``.
@@ -380,130 +372,3 @@ def _backward(
                             to = start + v * row + lane
                             moved = _multiply_add(g, _load(w, v * lanes + lane), _load(dpadded, to))
                             _store(dpadded, to, moved)
-
-
-# The layer -----------------------------------------------------------------------------------------------
-
-
-class ConvPoolReLU(Layer):
-    """A convolution, a 2x2 maximum pooling and a ReLU in one pass; the three layers themselves on a GPU."""
-
-    trainable = True
-
-    def __init__(self, conv: Conv2d, pool: MaxPool2d, relu: ReLU) -> None:
-        self._conv, self._parts = conv, (conv, pool, relu)
-        self._scratch: dict[str, NDArray[np.generic]] = {}
-
-    @staticmethod
-    def supports(conv: Conv2d, pool: MaxPool2d) -> bool:
-        """Whether the kernels are there for a convolution and the pooling after it, and faster."""
-        halves = (pool.kernel, pool.stride, pool.padding, pool.dilation) == ((2, 2), (2, 2), (0, 0), (1, 1))
-        return (
-            halves
-            and not pool.ceil
-            and conv.stride == (1, 1)
-            and conv.dilation == (1, 1)
-            and conv.groups == 1
-            and conv.kernel[0] == conv.kernel[1]
-            and conv.padding[0] == conv.padding[1]
-            and conv.channels * conv.kernel[0] ** 2 <= LARGEST_WINDOW
-        )
-
-    @override
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        clients, batch, channels, height, width = x.shape
-        outputs, kernel = self._conv.weight.value.shape[1], self._conv.kernel[0]
-        padding = int(self._conv.padding[0])
-        rows, columns = height + 2 * padding, width + 2 * padding
-        pooled = ((rows - kernel + 1) // 2, (columns - kernel + 1) // 2)
-        padded = clients * batch * rows * columns * channels
-        self._fused = not on_gpu(x) and min(pooled) > 0 and padded < 2**31
-        if not self._fused:
-            for part in self._parts:
-                x = part.forward(x, step)
-            return x
-        self._geometry = Geometry(clients, batch, channels, height, width, outputs, kernel, padding)
-        # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
-        self._padded = self._buffer("padded", padded + LANES + 4 * channels, np.float32)
-        size = clients * batch * pooled[0] * pooled[1] * outputs
-        y = self._buffer("y", size + LANES, np.float32)
-        self._winner = self._buffer("winner", size + LANES, np.int32)
-        bias = self._conv.bias
-        _forward(
-            _channels_last(x),
-            _flat(self._conv.weight.value),
-            np.zeros(clients * outputs, np.float32) if bias is None else _flat(bias.value),
-            self._geometry,
-            self._padded,
-            y,
-            self._winner,
-        )
-        return torch.from_numpy(y[:size]).view(clients, batch, *pooled, outputs).permute(0, 1, 4, 2, 3)
-
-    @override
-    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        if not self._fused:
-            gradient: torch.Tensor | None = dy
-            for part in reversed(self._parts):
-                assert gradient is not None
-                gradient = part.backward(gradient, need_input or part is not self._conv)
-            return gradient
-        g = self._geometry
-        weight, bias = self._conv.weight, self._conv.bias
-        dweight, dbias = torch.empty_like(weight.value), torch.empty(g.clients, g.outputs)
-        dpadded = self._buffer("dpadded", len(self._padded) if need_input else 0, np.float32)
-        _backward(
-            _channels_last(dy),
-            self._winner,
-            self._padded,
-            _flat(weight.value),
-            g,
-            _flat(dweight),
-            _flat(dbias),
-            dpadded,
-            need_input,
-        )
-        weight.descend(dweight)
-        if bias is not None:
-            bias.descend(dbias)
-        if not need_input:
-            return None
-        rows, columns = g.height + 2 * g.padding, g.width + 2 * g.padding
-        dx = torch.from_numpy(dpadded[: g.clients * g.batch * rows * columns * g.channels])
-        dx = dx.view(g.clients, g.batch, rows, columns, g.channels).permute(0, 1, 4, 2, 3)
-        return dx.narrow(3, g.padding, g.height).narrow(4, g.padding, g.width)
-
-    def _buffer(self, name: str, size: int, dtype: type[Any]) -> NDArray[Any]:
-        """Memory that is used again in every step: fresh memory costs more than the arithmetic."""
-        array = self._scratch.get(name)
-        if array is None or len(array) < size:
-            self._scratch[name] = array = np.empty(size, dtype)
-        return array[:size]
-
-
-def fuse(layers: Sequence[Layer]) -> list[Layer]:
-    """The layers of a chain with each convolution, pooling and ReLU that the kernels support made one."""
-    result: list[Layer] = []
-    for layer in layers:
-        result.append(layer)
-        if len(result) >= 3:
-            conv, pool, relu = result[-3:]
-            if (
-                isinstance(conv, Conv2d)
-                and isinstance(pool, MaxPool2d)
-                and isinstance(relu, ReLU)
-                and ConvPoolReLU.supports(conv, pool)
-            ):
-                result[-3:] = [ConvPoolReLU(conv, pool, relu)]
-    return result
-
-
-def _flat(tensor: torch.Tensor) -> NDArray[np.float32]:
-    """The memory of a contiguous tensor."""
-    array: NDArray[np.float32] = tensor.view(-1).numpy()
-    return array
-
-
-def _channels_last(x: torch.Tensor) -> NDArray[np.float32]:
-    """Flat with channels last, of ``(C, B, channels, height, width)``; copied only if they are not."""
-    return _flat(x.permute(0, 1, 3, 4, 2).contiguous())

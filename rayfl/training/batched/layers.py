@@ -18,13 +18,9 @@ from torch import nn
 from torch.nn import functional
 from typing_extensions import override
 
+from rayfl.training.batched import linear_kernels
 from rayfl.training.batched.parameters import Parameter
 from rayfl.training.device import on_gpu
-
-try:
-    from rayfl.training.batched.linear_kernels import forward as _THIN_FORWARD
-except ImportError:  # no Numba
-    _THIN_FORWARD = None  # type: ignore[assignment]
 
 _THIN = 32
 """Samples a batch up to which the compiled product is faster than the library's."""
@@ -83,10 +79,10 @@ class Linear(Layer):
         weight = self.weight.value
         if self.bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
-        if _THIN_FORWARD is None or on_gpu(x) or x.shape[1] > _THIN:
+        if on_gpu(x) or x.shape[1] > _THIN:
             return torch.baddbmm(self.bias.value.unsqueeze(1), x, weight.transpose(1, 2))
         y = x.new_empty(*x.shape[:2], weight.shape[1])
-        _THIN_FORWARD(x.contiguous().numpy(), weight.numpy(), self.bias.value.numpy(), y.numpy())
+        linear_kernels.forward(x.contiguous().numpy(), weight.numpy(), self.bias.value.numpy(), y.numpy())
         return y
 
     @override
@@ -419,7 +415,6 @@ class Chain(Layer):
     """Layers one after another."""
 
     def __init__(self, layers: Sequence[Layer]) -> None:
-        layers = _fused(layers)
         self.layers = layers
         self.trainable = any(layer.trainable for layer in layers)
         self._trainable_below = [any(layer.trainable for layer in layers[:k]) for k in range(len(layers))]
@@ -455,17 +450,6 @@ class Residual(Layer):
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         inner = self.inner.backward(dy, need_input)
         return None if inner is None else dy + inner
-
-
-def _fused(layers: Sequence[Layer]) -> Sequence[Layer]:
-    """Convolution, pooling and ReLU in one pass where there is a kernel for it (and Numba to compile it)."""
-    if not any(isinstance(layer, Conv2d) for layer in layers):
-        return layers
-    try:
-        from rayfl.training.batched import conv_kernels
-    except ImportError:
-        return layers
-    return conv_kernels.fuse(layers)
 
 
 def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:

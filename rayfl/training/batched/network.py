@@ -17,14 +17,11 @@ from rayfl.models import ModelSpec
 from rayfl.models import lstm as lstm_modules
 from rayfl.models.resnet9 import Residual as ResidualModule
 from rayfl.training.batched import layers, recurrent
+from rayfl.training.batched.fused import fuse
 from rayfl.training.batched.layers import Chain, Layer, Residual, Step
+from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.parameters import Parameter, Sgd
 from rayfl.training.device import on_gpu
-
-try:
-    from rayfl.training.batched.loss_kernel import cross_entropy as _CROSS_ENTROPY
-except ImportError:  # no Numba
-    _CROSS_ENTROPY = None  # type: ignore[assignment]
 
 _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.Linear: layers.Linear,
@@ -186,7 +183,8 @@ class BatchedNetwork(Network):
     def _twin(self, module: nn.Module, name: str) -> Layer:
         prefix = name + "." if name else ""
         if type(module) in (nn.Sequential, ResidualModule):
-            chain = Chain(_pool_first([self._twin(m, prefix + n) for n, m in module.named_children()]))
+            twins = [self._twin(m, prefix + n) for n, m in module.named_children()]
+            chain = Chain(fuse(_pool_first(twins)))
             return chain if type(module) is nn.Sequential else Residual(chain)
         _check(module, name)
         self._leaves[prefix] = layer = _TWINS[type(module)](module)
@@ -228,10 +226,10 @@ class BatchedNetwork(Network):
 
 def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The weighted cross-entropy of each client ``(C,)``, and its gradient ``(C, B, K)``."""
-    if _CROSS_ENTROPY is not None and not on_gpu(logits):
+    if not on_gpu(logits):
         loss, delta = logits.new_empty(len(logits)), torch.empty(logits.shape)
         given = logits.contiguous(), y.contiguous(), weights.contiguous()
-        _CROSS_ENTROPY(*(tensor.numpy() for tensor in (*given, loss, delta)))
+        cross_entropy(*(tensor.numpy() for tensor in (*given, loss, delta)))
         return loss, delta
     delta, labels = torch.log_softmax(logits, 2), y.unsqueeze(2)
     loss = -(delta.gather(2, labels).squeeze(2) * weights).sum(1)

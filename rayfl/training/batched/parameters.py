@@ -8,13 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from rayfl.training.batched.linear_kernels import descend
 from rayfl.training.device import on_gpu
 from rayfl.training.work import LocalWork
-
-try:
-    from rayfl.training.batched.linear_kernels import descend
-except ImportError:  # no Numba
-    descend = None  # type: ignore[assignment]
 
 _THIN = 32
 """Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no lower
@@ -169,7 +165,7 @@ class Parameter:
         elif now.velocity is None and _thin(left, right):
             pull = self.lr * self._decay
             keep = 1 - pull if now.target is None else 1.0
-            _add_product(now.weights, left, right, keep, -self.lr, now.target, pull, now.offset)
+            _add_product(now.weights, left, right, keep, -self.lr, now, pull)
             self._hold(now.weights)
         elif now.velocity is None:
             now.weights.baddbmm_(left, right, beta=self._shrink(), alpha=-self.lr)
@@ -233,7 +229,7 @@ class Parameter:
 def _thin(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether the compiled loop takes the product ``(C, m, k) (C, k, n)``."""
     weights = left.shape[1] * right.shape[2]
-    return descend is not None and not on_gpu(right) and right.shape[1] <= _THIN and weights >= _SMALL
+    return not on_gpu(right) and right.shape[1] <= _THIN and weights >= _SMALL
 
 
 def _add_product(
@@ -242,11 +238,21 @@ def _add_product(
     right: torch.Tensor,
     keep: float,
     scale: float,
-    target: torch.Tensor | None = None,
+    beside: _Tensors | None = None,
     pull: float = 0.0,
-    offset: torch.Tensor | None = None,
 ) -> None:
-    """``keep total``, pulled towards the target, plus ``scale (left @ right + offset)``, in place."""
+    """``keep total``, pulled towards the target, plus ``scale (left @ right + offset)``, in place.
+
+    Args:
+        total: ``(C, m, n)``.
+        left: ``(C, m, k)``.
+        right: ``(C, k, n)``.
+        keep: of what is in ``total``.
+        scale: of what is added.
+        beside: the parameter with its target and offset; None: neither counts.
+        pull: how far towards the target, as a share of the way.
+    """
+    target, offset = (None, None) if beside is None else (beside.target, beside.offset)
     descend(
         total.numpy(),
         left.transpose(1, 2).contiguous().numpy(),

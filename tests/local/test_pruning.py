@@ -9,11 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from rayfl.models import MODELS, ModelSpec
-from rayfl.random import orders
-from rayfl.training import Batches, LocalWork, LoopEngine, Terms
-from rayfl.training.batched import BatchedEngine
-from rayfl.training.pruning import (
+from rayfl.local.pruning import (
     Rule,
     conv_flops,
     distance,
@@ -26,6 +22,10 @@ from rayfl.training.pruning import (
     structured,
     unstructured,
 )
+from rayfl.models import MODELS, ModelSpec
+from rayfl.random import orders
+from rayfl.training import Batches, LocalWork, LoopEngine, Terms
+from rayfl.training.batched import BatchedEngine
 from tests.training.bounds import Truth, assert_within
 from tests.training.conftest import make_samples
 
