@@ -94,7 +94,9 @@ def select(
     Raises:
         DataError: if an argument is out of range.
     """
-    every = steps(graph, references, seed=seed, power=power, costs=costs, kappa=kappa, eligible=eligible)
+    check_references(graph, references)
+    vectors = walk_vectors(graph, power, references, seed)
+    every = steps(graph, references, seed=seed, costs=costs, kappa=kappa, eligible=eligible, vectors=vectors)
     return deque(every, maxlen=1).pop().coreset  # there is a first step: all b_v > 0
 
 
@@ -103,7 +105,6 @@ def steps(
     references: int,
     *,
     seed: int = 0,
-    power: Power = "auto",
     costs: ArrayLike | None = None,
     kappa: float = 1.0,
     eligible: ArrayLike | None = None,
@@ -112,13 +113,13 @@ def steps(
     """The steps of :func:`select` one by one: the greedy choice for K contains those for fewer.
 
     Args:
-        graph, references, seed, power, costs, kappa, eligible: as in :func:`select`.
-        vectors: of :func:`~rayfl.coresets.walks.walk_vectors`, if they are at hand.
+        graph, references, seed, costs, kappa, eligible: as in :func:`select`.
+        vectors: of :func:`~rayfl.coresets.walks.walk_vectors`; by default those of :func:`select`'s default.
     """
     n = len(graph)
     check_references(graph, references)
     costs_V, eligible_V = check_choice(n, costs, kappa, eligible)
-    X = walk_vectors(graph, power, references, seed) if vectors is None else vectors
+    X = walk_vectors(graph, "auto", references, seed) if vectors is None else vectors
     priority = generator(seed, "scgiga").permutation(n)
     norms = column_norms(X)
     b = 1.0 / (np.sqrt(n) * norms)

@@ -28,12 +28,12 @@ def test_a_path_of_three_by_hand():
     # P = [[.5 .5 0] [.5 0 .5] [0 .5 .5]]: every column has norm 1/sqrt(2), b = 2/sqrt(6) for all.
     # One reference: w = b/sqrt(n)/||P_v|| = (2/sqrt 6)/sqrt 3 * sqrt 2 = 2/3 and J = 1 - 4/6.
     graph = Graph(sp.csr_array(np.array([[0.0, 1, 0], [1, 0, 1], [0, 1, 0]])))
-    one = [*scgiga.steps(graph, 1, power=1)][-1]
+    one = [*scgiga.steps(graph, 1, vectors=walks.walk_vectors(graph, 1, 1))][-1]
     np.testing.assert_allclose(one.coreset.weights, [2 / 3])
     assert pytest.approx(1 / 3) == one.J
     # All three: P w = 1/3 has the solution w = 1/3 each.
     for seed in range(4):
-        three = [*scgiga.steps(graph, 3, power=1, seed=seed)][-1]
+        three = [*scgiga.steps(graph, 3, vectors=walks.walk_vectors(graph, 1, 3), seed=seed)][-1]
         assert sorted(three.coreset.ids) == [0, 1, 2]
         assert pytest.approx(1.0 - three.coreset.weights.sum(), abs=1e-9) == three.J
         assert three.J < 0.01
@@ -57,7 +57,9 @@ def test_a_step_cut_to_one_equals_the_printed_algorithm_with_the_cut():
     for seed in range(30):
         A = weighted_graph(8, seed, extra=0.0)
         costs = np.random.default_rng(seed).random(8)
-        steps = [*scgiga.steps(Graph(sp.csr_array(A)), 3, power=8, costs=costs, kappa=0.3)]
+        graph = Graph(sp.csr_array(A))
+        vectors = walks.walk_vectors(graph, 8, 3)
+        steps = [*scgiga.steps(graph, 3, vectors=vectors, costs=costs, kappa=0.3)]
         cuts += any(step.cut for step in steps)
         order, weights = oracle.scgiga(A, 8, 3, costs, 0.3)
         assert [*steps[-1].coreset.ids] == order
@@ -82,7 +84,7 @@ def test_less_slack_costs_more_and_aligns_better():
     costs = np.random.default_rng(0).random(len(graph))
     paid, J = [], []
     for kappa in (1.0, 0.8, 0.2):
-        steps = [*scgiga.steps(graph, 14, power=8, costs=costs, kappa=kappa)]
+        steps = [*scgiga.steps(graph, 14, vectors=walks.walk_vectors(graph, 8, 14), costs=costs, kappa=kappa)]
         paid.append(costs[steps[-1].coreset.ids].sum())
         J.append(steps[-1].J)
     assert paid[0] > 2 * paid[1] > 2 * paid[2]
@@ -204,7 +206,11 @@ def test_only_the_eligible_are_chosen():
 def test_no_more_than_ten_steps_a_reference():
     graph = graphs.gaussian_mixture(300, 0)
     for kappa in (1.0, 0.05):
-        taken = [*scgiga.steps(graph, 6, power=64, costs=np.arange(300.0), kappa=kappa)]
+        taken = [
+            *scgiga.steps(
+                graph, 6, vectors=walks.walk_vectors(graph, 64, 6), costs=np.arange(300.0), kappa=kappa
+            )
+        ]
         assert len(taken) <= 60
 
 

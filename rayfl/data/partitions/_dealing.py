@@ -6,7 +6,7 @@ sample can be given twice.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,15 +214,25 @@ def draw_labels(clients: int, labels: int, each: int, rng: np.random.Generator) 
     return has
 
 
+class Draws(NamedTuple):
+    """How Dirichlet proportions are drawn.
+
+    Attributes:
+        alpha: concentration; small is skewed.
+        min_samples: draws that leave a client with fewer are rejected.
+        attempts: number of draws.
+        capped: a client with its fair share ``n / clients`` takes no part in the classes that follow
+            (as in NIID-Bench's code).
+    """
+
+    alpha: float
+    min_samples: int
+    attempts: int
+    capped: bool = False
+
+
 def dirichlet_owners(
-    labels: NDArray[np.int64],
-    clients: int,
-    alpha: float,
-    min_samples: int,
-    attempts: int,
-    capped: bool,
-    seed: int,
-    group: int = 0,
+    labels: NDArray[np.int64], clients: int, draws: Draws, seed: int, group: int = 0
 ) -> Owners:
     """Deal every class in proportions drawn from ``Dir(alpha)`` over the clients.
 
@@ -231,16 +241,13 @@ def dirichlet_owners(
     Args:
         labels: ``(n,)``; all samples are dealt.
         clients: number of clients.
-        alpha: concentration; small is skewed.
-        min_samples: draws that leave a client with fewer are rejected.
-        attempts: number of draws.
-        capped: a client with its fair share ``n / clients`` takes no part in the classes that follow
-            (as in NIID-Bench's code).
+        draws: their distribution, and how many there may be.
         seed, group: the key of the draws.
 
     Raises:
         DataError: if no draw was accepted; it says what would do.
     """
+    alpha, min_samples, attempts, capped = draws
     if len(labels) < clients * min_samples:
         raise DataError(
             f"partition.min_samples: {clients} clients with {min_samples} samples each need "

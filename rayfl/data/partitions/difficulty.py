@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition, Samples
-from rayfl.data.partitions._dealing import Owners, by_owner, check_labels, dirichlet_owners, only_with
+from rayfl.data.partitions._dealing import Draws, Owners, by_owner, check_labels, dirichlet_owners, only_with
 from rayfl.data.partitions._expert import Kind, expert_losses, read_losses
 from rayfl.errors import DataError
 from rayfl.random import generator
@@ -75,9 +75,8 @@ class Difficulty(Partition):
     def _division(self, labels: NDArray[np.int64], seed: int) -> Owners:
         """Owners whose class counts are kept."""
         if self.labels == "dirichlet":
-            return dirichlet_owners(
-                labels, self.clients, self.alpha, self.min_samples, self.attempts, False, seed
-            )
+            draws = Draws(self.alpha, self.min_samples, self.attempts)
+            return dirichlet_owners(labels, self.clients, draws, seed)
         if self.clients * self.min_samples > len(labels):
             raise DataError(
                 f"partition.min_samples: {self.clients} clients with {self.min_samples} samples each need "

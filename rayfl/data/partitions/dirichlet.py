@@ -8,7 +8,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition, Samples
-from rayfl.data.partitions._dealing import by_owner, check_labels, dirichlet_owners
+from rayfl.data.partitions._dealing import Draws, by_owner, check_labels, dirichlet_owners
 
 
 class Dirichlet(Partition):
@@ -33,7 +33,6 @@ class Dirichlet(Partition):
     def assign(self, samples: Samples, seed: int) -> Assignment:
         labels = samples.y_train
         check_labels(labels, samples.classes, self.clients)
-        owners = dirichlet_owners(
-            labels, self.clients, self.alpha, self.min_samples, self.attempts, self.capped, seed
-        )
+        draws = Draws(self.alpha, self.min_samples, self.attempts, self.capped)
+        owners = dirichlet_owners(labels, self.clients, draws, seed)
         return Assignment(by_owner(owners, self.clients))

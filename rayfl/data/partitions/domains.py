@@ -10,6 +10,7 @@ from typing_extensions import override
 
 from rayfl.data.base import Assignment, Samples
 from rayfl.data.partitions._dealing import (
+    Draws,
     SizedPartition,
     by_owner,
     check_labels,
@@ -81,9 +82,8 @@ class Domains(SizedPartition):
             if self.labels == "iid":
                 owners[members] = first + np.repeat(np.arange(clients), sizes)
             else:
-                owners[members] = first + dirichlet_owners(
-                    labels[members], clients, self.alpha, self.min_samples, self.attempts, False, seed, source
-                )
+                draws = Draws(self.alpha, self.min_samples, self.attempts)
+                owners[members] = first + dirichlet_owners(labels[members], clients, draws, seed, source)
             first += clients
         return Assignment(by_owner(owners, self.clients), np.repeat(sources, counts).astype(np.int64))
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.partitions._dealing import Owners, dirichlet_owners
+from rayfl.data.partitions._dealing import Draws, Owners, dirichlet_owners
 from rayfl.data.partitions._super_clusters import SuperClusterPartition
 
 
@@ -30,6 +30,5 @@ class ScDirichlet(SuperClusterPartition):
 
     @override
     def deal(self, labels: NDArray[np.int64], clients: int, place: int, seed: int) -> Owners:
-        return dirichlet_owners(
-            labels, clients, self.alpha, self.min_samples, self.attempts, self.capped, seed, place
-        )
+        draws = Draws(self.alpha, self.min_samples, self.attempts, self.capped)
+        return dirichlet_owners(labels, clients, draws, seed, place)
