@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import sys
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -116,29 +115,3 @@ def test_sections_are_frozen_and_strict_about_keys_and_defaults():
 def test_summary_is_the_first_sentence():
     assert summary(Cat) == "A cat."
     assert summary(Dog) == "A dog, which barks, e.g. at cats."
-
-
-def test_imports_run_downwards():
-    """Only rayfl/runtime imports ray, and the lower rooms know nothing of the upper ones."""
-    root = Path(__file__).parents[1] / "rayfl"
-    ranks = {
-        "errors": 0, "settings": 0, "random": 0, "linalg": 0, "angles": 0, "files": 0, "memory": 0,
-        "data": 1, "models": 1, "evaluation": 2, "signatures": 2, "training": 2, "local": 3, "ordering": 3,
-        "clustering": 3, "algorithms": 4, "config": 5, "report": 5, "clients": 6, "backend": 7,
-        "rundir": 7, "servers": 8, "runtime": 9, "api": 10, "commands": 11, "display": 12, "doctor": 13,
-        "bench": 13, "cli": 14, "__init__": 15,
-    }  # fmt: skip
-    wrong = []
-    for path in root.rglob("*.py"):
-        room = path.relative_to(root).parts[0].removesuffix(".py")
-        for line in path.read_text().splitlines():
-            words = line.split()
-            if len(words) < 2 or words[0] not in ("import", "from"):
-                continue
-            target = words[1].split(".")
-            if target[0] == "ray" and room != "runtime":
-                wrong.append(f"{path.name}: {line}")
-            upwards = len(target) > 1 and ranks.get(target[1], 0) > ranks.get(room, 9)
-            if target[0] == "rayfl" and upwards:
-                wrong.append(f"{path.name}: {line}")
-    assert wrong == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
+from typing import Annotated, Any, Literal, Protocol, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +11,6 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from rayfl.errors import ConfigError
 from rayfl.settings import Section
-
-if TYPE_CHECKING:
-    from rayfl.data.base import Samples
 
 _SAMPLED = 10_000
 """The statistics of pixels are those of at least this many images (of all, if there are fewer than twice)."""
@@ -41,6 +38,19 @@ Normalise = Union[Literal["pooled", "server", "none"], GivenScaling]  # noqa: UP
 """Whose mean and standard deviation inputs are normalised with."""
 
 
+class Inputs(Protocol):
+    """What is looked at of :class:`~rayfl.data.base.Samples`, and means what it means there."""
+
+    @property
+    def name(self) -> str: ...  # noqa: D102
+    @property
+    def x_train(self) -> NDArray[np.generic]: ...  # noqa: D102
+    @property
+    def shape(self) -> tuple[int, ...]: ...  # noqa: D102
+    @property
+    def tokens(self) -> bool: ...  # noqa: D102
+
+
 @dataclass(frozen=True)
 class Scaling:
     """``x -> (x * factor - mean) / std``, per channel of images and per feature of tables.
@@ -55,7 +65,7 @@ class Scaling:
     std: tuple[float, ...]
 
     @classmethod
-    def of(cls, samples: Samples, x: NDArray[np.generic] | None = None) -> Scaling:
+    def of(cls, samples: Inputs, x: NDArray[np.generic] | None = None) -> Scaling:
         """Statistics of ``x``, by default of all training samples.
 
         Images have a mean and standard deviation for each channel, pixels in rows (uint8 ``(n, D)``) one for
@@ -73,12 +83,12 @@ class Scaling:
         return cls(plain.factor, tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist()))
 
     @classmethod
-    def none(cls, samples: Samples) -> Scaling:
+    def none(cls, samples: Inputs) -> Scaling:
         """Pixels in [0, 1], floats as they are."""
         return cls(1 / 255 if samples.x_train.dtype == np.uint8 else 1.0, (0.0,), (1.0,))
 
     @classmethod
-    def given(cls, samples: Samples, given: GivenScaling) -> Scaling:
+    def given(cls, samples: Inputs, given: GivenScaling) -> Scaling:
         """The numbers that the config names.
 
         Raises:
