@@ -9,12 +9,9 @@ from __future__ import annotations
 import heapq
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from rayfl.clients.jobs import HostSpec
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 Ref = Any
 
@@ -25,25 +22,72 @@ _SPARE = 4
 """Messages for each actor that leave enough to even out who is faster."""
 
 
+Key = tuple[str, int | str]
+"""What an object is, and which one of its kind: ``("model", 3)``."""
+
+Objects = Mapping[Key, Any]
+"""Objects by their names; refs, or where the work is done what these refer to."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A call of a :class:`~rayfl.clients.host.ClientHost` method.
 
     Attributes:
         method: its name.
-        args: the message and then refs.
+        job: the message.
+        objects: what else the method gets, by reference.
+        keeps: the objects of its :class:`Answer` that stay where they were made, and travel by reference.
         cost: expected work in any unit; the longest tasks go first.
-        returns: how many objects it returns; the first is fetched, the others stay where they are.
         home: the actor that must do it, or None for any.
         work: parameters times samples, if it is training or testing: tasks of little work share a message.
     """
 
     method: str
-    args: tuple[Any, ...]
-    cost: float
-    returns: int = 1
+    job: Any
+    objects: Objects = field(default_factory=dict)
+    keeps: tuple[Key, ...] = ()
+    cost: float = 1.0
     home: int | None = None
     work: float = math.inf
+
+    @classmethod
+    def calling(cls, function: Callable[..., Any], *args: Any, cost: float = 1.0) -> Task:
+        """The call of a plain function on values and refs; its :data:`RESULT` is kept."""
+        objects: dict[Key, Ref] = {("argument", place): arg for place, arg in enumerate(args)}
+        return cls("apply", function, objects, (RESULT,), cost)
+
+
+RESULT: Key = ("result", 0)
+"""What a plain function returns."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a process answers.
+
+    Attributes:
+        report: what the driver fetches.
+        objects: what may stay where it was made.
+    """
+
+    report: Any = None
+    objects: Objects = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Done:
+    """A task that is done.
+
+    Attributes:
+        task: its place in the list of tasks.
+        report: what it reports.
+        refs: what it keeps, by reference.
+    """
+
+    task: int
+    report: Any
+    refs: Objects
 
 
 class Backend(ABC):
@@ -64,24 +108,30 @@ class Backend(ABC):
         """Fetch a value, or a list of values for a list of refs."""
 
     @abstractmethod
-    def start(self, stages: Ref, host: HostSpec) -> None:
-        """Start the client actors."""
+    def start(self, stages: Ref, host: Any) -> None:
+        """Start the client actors, each a :class:`~rayfl.clients.host.ClientHost` of these arguments."""
 
     @abstractmethod
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         """Do the tasks, in any order and on any actor.
 
-        Yields, as they finish, (position in ``tasks``, [first value, ref, ref, ...]). A task whose actor died
-        is done again elsewhere.
+        Yields them as they finish. A task whose actor died is done again elsewhere.
         """
+
+    def run_in_order(self, tasks: Sequence[Task]) -> list[Done]:
+        """Do the tasks; what came of each, in their order."""
+        return sorted(self.run(tasks), key=lambda done: done.task)
 
     @abstractmethod
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         """A remote task: call a plain function on values and refs."""
 
     @abstractmethod
-    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
-        """Call a :class:`LocalServer` method on LPS number ``server`` (modulo how many there are)."""
+    def serve(
+        self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
+    ) -> dict[Key, Ref]:
+        """Call a method of :class:`~rayfl.servers.lps.LocalServer` on LPS number ``server`` (modulo how many
+        there are), as a :class:`Task` is one of a client; what it keeps."""
 
     @abstractmethod
     def mark(self) -> int:

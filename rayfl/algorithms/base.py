@@ -9,8 +9,9 @@ checkpoint is a state written down.
 A round has these phases; each is a method here, most do nothing by default:
 
 ``recluster`` (signatures, newcomers) -> ``cohort`` -> ``select`` (which model does the client want) ->
-``plan`` -> ``work`` -> training -> ``observation`` (what the server must see of the trained models before it
-can mix) -> ``mix`` -> ``global_step`` (what the GPS averages over the LPSs) -> ``end`` -> ``split``.
+``plan`` -> ``work`` -> training -> ``reports`` (what clients say of their trained models, by name) ->
+``mix`` -> ``server_step`` (what an LPS does with the average) -> ``global_step`` (what the GPS averages over
+the LPSs) -> ``end`` -> ``split``.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ from rayfl.algorithms.contract import (
 from rayfl.clustering.newcomers import Fit
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
+from rayfl.server_step import ServerStep
 from rayfl.settings import Section
 from rayfl.training import LocalWork, complement
-from rayfl.training.observations import Observation
+from rayfl.training.reports import ClientReport, Reports
 
 if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
@@ -82,6 +84,9 @@ class Algorithm(Section, Generic[S]):
     keeps_updates: ClassVar[bool] = False
     """Whether the servers keep every client's latest update ``w_i - w`` (``Clients.cosines``)."""
 
+    mixes_by_reports: ClassVar[bool] = False
+    """Whether :meth:`mix` needs the reports: then A is known only after training."""
+
     objectives: ClassVar[tuple[str, ...] | None] = None
     """The local objectives that make sense with it; None for all."""
 
@@ -95,10 +100,6 @@ class Algorithm(Section, Generic[S]):
 
     takes: ClassVar[tuple[str, ...]] = ()
     """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
-
-    def measures_updates(self, setup: Setup) -> bool:
-        """Whether ``RoundReport.norms`` are wanted, which cost the clients another pass over their models."""
-        return self.keeps_updates
 
     @property
     def public_samples(self) -> int:
@@ -183,18 +184,23 @@ class Algorithm(Section, Generic[S]):
         each = state.models if self.selects else 1
         return len(plan.cohort) * each + only_asked(setup, state, plan)
 
-    def observation(self, setup: Setup, state: S) -> Observation | None:
-        """What the server must see of the trained models before :meth:`mix`, if anything."""
-        return None
+    def reports(self, setup: Setup, state: S) -> Mapping[str, ClientReport]:
+        """What clients report after training, by name, besides their losses; for :meth:`mix` (if it
+        ``mixes_by_reports``) and :meth:`end`."""
+        return {}
 
-    def mix(self, setup: Setup, state: S, plan: Plan, observed: NDArray[np.float64] | None = None) -> Mixing:
+    def mix(self, setup: Setup, state: S, plan: Plan, reports: Reports) -> Mixing:
         """Within each group the average, weighted as the local objective says (FedAvg: by n_i).
 
         Args:
             setup, state, plan: of the round.
-            observed: the outcome of :meth:`observation`, its first axis in the order of the cohort.
+            reports: the outcome of :meth:`reports`, if the method ``mixes_by_reports``, else empty.
         """
         return average(setup, plan, plan.group, state.models)
+
+    def server_step(self, setup: Setup, state: S) -> ServerStep | None:
+        """What each LPS does with the average, before the GPS sees it."""
+        return None
 
     def global_step(self, setup: Setup, state: S) -> GlobalStep | None:
         """What the GPS averages over the LPSs after the round, as ``hierarchy`` says; None for methods that

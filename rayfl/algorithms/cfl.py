@@ -6,6 +6,7 @@ under privacy constraints", IEEE TNNLS 2020 (arXiv 2019), Algorithms 1, 4 and 5.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -31,6 +32,7 @@ from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
 from rayfl.clustering.newcomers import Fit
 from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide, reference_of_half
+from rayfl.training.reports import ClientReport, Reports, UpdateLengths
 
 
 @dataclass(frozen=True)
@@ -120,16 +122,18 @@ class CFL(Algorithm[CFLState]):
         nothing = np.empty((0, self.tree_sketch), np.float32)
         return CFLState(0, 1, np.zeros(setup.clients, np.int64), clustered=True, sent=nothing)
 
-    def mix(
-        self, setup: Setup, state: CFLState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
+    def mix(self, setup: Setup, state: CFLState, plan: Plan, reports: Reports) -> Mixing:
         """The mean of every cluster's updates, weighted or not."""
-        mixing = super().mix(setup, state, plan)
+        mixing = super().mix(setup, state, plan, reports)
         if self.weighted:
             return mixing
         weights = mixing.weights
         ones = sp.csr_array((np.ones_like(weights.data), weights.indices, weights.indptr), weights.shape)
         return replace(mixing, weights=ones)
+
+    def reports(self, setup: Setup, state: CFLState) -> Mapping[str, ClientReport]:
+        """The lengths of the updates."""
+        return {"norms": UpdateLengths()}
 
     def end(self, setup: Setup, state: CFLState, plan: Plan, report: RoundReport) -> CFLState:
         """Remember the norms of the updates and of their means, and which clusters they call to split.
@@ -137,14 +141,17 @@ class CFL(Algorithm[CFLState]):
         Where not all members took part, the norm of the mean is not known yet: it does not refuse then.
         """
         norms, reference = state.norms.copy(), state.reference.copy()
-        sent = ~np.isnan(report.norms)
-        norms[plan.cohort[sent]] = report.norms[sent]
-        np.maximum.at(reference, plan.group[sent], report.norms[sent])
+        lengths = report.reports["norms"]
+        sent = ~np.isnan(lengths)
+        norms[plan.cohort[sent]] = lengths[sent]
+        np.maximum.at(reference, plan.group[sent], lengths[sent])
         took_part = np.bincount(plan.group[sent], minlength=state.models)
         members = np.bincount(state.assignment[setup.present], minlength=state.models)
         state = super().end(setup, state, plan, report)
         complete = took_part == members
-        state = replace(state, norms=norms, reference=reference, moved=report.moved, complete=complete)
+        state = replace(
+            state, norms=norms, reference=reference, moved=report.model_changes, complete=complete
+        )
         ripe = np.zeros(state.models, np.int64)
         for cluster in np.unique(state.assignment[setup.present]).tolist():
             _, seen = self._seen(setup, state, cluster)

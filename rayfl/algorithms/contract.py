@@ -29,6 +29,7 @@ from rayfl.random import generator
 from rayfl.sampling import Sampling
 from rayfl.settings import Section
 from rayfl.training import Segments, Training
+from rayfl.training.reports import Reports
 
 if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
@@ -326,11 +327,10 @@ class RoundReport:
     Attributes:
         losses: mean local training loss ``(M,)``; NaN for clients that failed.
         steps: local steps ``(M,)``.
-        norms: length of each client's update ``|w_i - w|``, ``(M,)``; NaN likewise.
-        moved: how far each model moved ``|w_k' - w_k|``, ``(K,)``; 0 where it was kept.
-        busy: seconds that each worker process spent training, by process id.
+        reports: what :meth:`Algorithm.reports` asked for, by name ``(M, ...)``; NaN likewise.
+        model_changes: how far each model moved ``|w_k' - w_k|``, ``(K,)``; 0 where it was kept.
+        seconds: that each worker process spent training, by process id.
         failures: client id -> traceback.
-        mixing: how the models were averaged.
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
         remarks: what the user should know -> ids of the clients that it is true of.
@@ -338,11 +338,10 @@ class RoundReport:
 
     losses: NDArray[np.float64]
     steps: NDArray[np.int64]
-    norms: NDArray[np.float64]
-    moved: NDArray[np.float64]
-    busy: Mapping[int, float]
-    failures: Mapping[int, str]
-    mixing: Mixing
+    reports: Reports = field(default_factory=dict)
+    model_changes: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    seconds: Mapping[int, float] = field(default_factory=dict)
+    failures: Mapping[int, str] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0
     gps_bytes_up: int = 0

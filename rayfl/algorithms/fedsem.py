@@ -5,11 +5,12 @@ Xie, Long, Shen, Zhou, Wang, Jiang, Zhang, "Multi-center federated learning", 20
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from threadpoolctl import threadpool_limits
@@ -17,7 +18,7 @@ from threadpoolctl import threadpool_limits
 from rayfl.algorithms.base import Algorithm, average, choose_by_loss, only_asked
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, per_client
 from rayfl.random import key
-from rayfl.training.observations import Distances, Observation, Trained
+from rayfl.training.reports import ClientReport, Reports, Trained
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ class FedSEM(Algorithm[FedSEMState]):
 
     name: Literal["fedsem"] = "fedsem"
     selects: ClassVar[bool] = True
+    mixes_by_reports: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")
 
     clusters: int = Field(4, ge=1, description="number of centers (C; K in the paper)")
@@ -75,24 +77,26 @@ class FedSEM(Algorithm[FedSEMState]):
         each = np.where(state.seen[plan.cohort], 1, state.models)
         return int(each.sum()) + only_asked(setup, state, plan)
 
-    def observation(self, setup: Setup, state: FedSEMState) -> Observation:
+    def reports(self, setup: Setup, state: FedSEMState) -> Mapping[str, ClientReport]:
         """Distances among the trained models in round 0, and from then on to the centers."""
-        return Distances() if state.clustered else PairwiseDistances()
+        return {"distances": Distances() if state.clustered else PairwiseDistances()}
 
-    def mix(
-        self, setup: Setup, state: FedSEMState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
+    def mix(self, setup: Setup, state: FedSEMState, plan: Plan, reports: Reports) -> Mixing:
         """The E-step says who is averaged with whom."""
-        assert observed is not None
+        mixing = average(setup, plan, self._centers(setup, state, plan, reports), self.clusters)
+        return mixing if state.clustered else replace(mixing, parents=np.zeros(self.clusters, np.int64))
+
+    def _centers(self, setup: Setup, state: FedSEMState, plan: Plan, reports: Reports) -> NDArray[np.int64]:
+        """The center of each trained model ``(M,)``."""
+        distances = reports["distances"]
         if state.clustered:
-            return average(setup, plan, observed.argmin(axis=1), self.clusters)
-        first = first_centers(observed, self.clusters, setup.seed, setup.sizes[plan.cohort])
-        return replace(average(setup, plan, first, self.clusters), parents=np.zeros(self.clusters, np.int64))
+            return np.asarray(distances.argmin(axis=1), np.int64)
+        return first_centers(distances, self.clusters, setup.seed, setup.sizes[plan.cohort])
 
     def end(self, setup: Setup, state: FedSEMState, plan: Plan, report: RoundReport) -> FedSEMState:
         """The participants belong to their centers, also in the next round."""
         delivered = ~np.isin(plan.cohort, list(report.failures))
-        centers = report.mixing.weights.tocsc().indices  # one entry a column
+        centers = self._centers(setup, state, plan, report.reports)
         assignment, seen = state.assignment.copy(), state.seen.copy()
         assignment[plan.cohort[delivered]] = centers[delivered]
         seen[plan.cohort[delivered]] = True
@@ -101,8 +105,23 @@ class FedSEM(Algorithm[FedSEMState]):
 
 
 @dataclass(frozen=True)
-class PairwiseDistances(Observation):
+class Distances(ClientReport):
+    """The squared Euclidean distance from each trained model to each center (the E-step)."""
+
+    needs_models = True
+
+    def compute(self, trained: Trained) -> NDArray[np.floating]:
+        """``(B, C)``; of the parameters, without running statistics."""
+        rows, n = trained.rows[:, : trained.spec.n_parameters], trained.spec.n_parameters
+        squares = [(rows - m[:n].to(rows.device)).double().square().sum(1) for m in trained.models]
+        return np.asarray(torch.stack(squares, dim=1).cpu().numpy(), np.float64)
+
+
+@dataclass(frozen=True)
+class PairwiseDistances(ClientReport):
     """The squared Euclidean distances among all trained models ``(M, M)``."""
+
+    combined = True
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
         """The parameters themselves: the server of this method has them anyway."""

@@ -6,7 +6,7 @@ distribution", 2022; thesis section 3.3, Algorithm 5.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
@@ -20,7 +20,7 @@ from rayfl.algorithms.base import Algorithm, choose_by_loss
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, Split
 from rayfl.clustering.predictions import inference_similarities, joint_clusters
 from rayfl.data.server import ServerData
-from rayfl.training.observations import Observation, Predicting
+from rayfl.training.reports import ClientReport, Predictions, Reports
 
 
 class FLISDC(Algorithm):
@@ -39,6 +39,7 @@ class FLISDC(Algorithm):
 
     name: Literal["flis_dc"] = "flis_dc"
     selects: ClassVar[bool] = True
+    mixes_by_reports: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
 
     beta: float = Field(0.9, ge=0, le=1, description="similarity from which on clients are averaged (beta)")
@@ -56,16 +57,13 @@ class FLISDC(Algorithm):
         """The cluster model of least loss on held-out data."""
         return choose_by_loss(state, who, clients, self.selection)
 
-    def observation(self, setup: Setup, state: ServerState) -> Observation:
+    def reports(self, setup: Setup, state: ServerState) -> Mapping[str, ClientReport]:
         """The inference similarities of the participants."""
-        return InferenceSimilarities(self.server_data)
+        return {"similarities": InferenceSimilarities(self.server_data)}
 
-    def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
+    def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
         """A row a participant: the clients that predict as it does."""
-        assert observed is not None
-        joint = joint_clusters(squareform(observed, checks=False), self.beta)
+        joint = joint_clusters(squareform(reports["similarities"], checks=False), self.beta)
         weights = joint * setup.sizes[plan.cohort].astype(np.float64)
         return Mixing(sp.csr_array(weights), parents=plan.start)
 
@@ -79,7 +77,7 @@ class FLISDC(Algorithm):
 
 
 @dataclass(frozen=True)
-class InferenceSimilarities(Predicting):
+class InferenceSimilarities(Predictions):
     """``A_ij`` of all trained models, ``(M, M)``."""
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:

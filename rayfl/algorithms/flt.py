@@ -22,6 +22,7 @@ from rayfl.clustering.graph import kinds_of_clients, with_newcomers
 from rayfl.clustering.newcomers import Fit, fit_by_means, nearest_cluster
 from rayfl.clustering.numbering import completed, match_ids, most_used
 from rayfl.clustering.proximity import POINTS
+from rayfl.training.reports import Reports
 
 
 @dataclass(frozen=True)
@@ -121,12 +122,10 @@ class FLT(OneShotClustered[FLTState]):
         parts = state.relatives.data, state.relatives.indices, state.relatives.indptr
         return replace(state, relatives=sp.csr_array(parts, shape=(state.models, setup.clients)))
 
-    def mix(
-        self, setup: Setup, state: FLTState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
+    def mix(self, setup: Setup, state: FLTState, plan: Plan, reports: Reports) -> Mixing:
         """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""
         if state.relatives is None:
-            return super().mix(setup, state, plan)
+            return super().mix(setup, state, plan, reports)
         weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
         sampled = state.relatives.tocsc()[:, plan.cohort]
         sampled.data = np.repeat(weights, np.diff(sampled.indptr))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, cast
 
@@ -25,6 +26,7 @@ from rayfl.clustering.newcomers import Fit, fit_by_distances
 from rayfl.clustering.numbering import completed, match_ids, most_used, reuse
 from rayfl.clustering.placing import adopt, place, place_by_distances
 from rayfl.clustering.proximity import BLOCK
+from rayfl.training.reports import ClientReport, UpdateLengths
 
 
 @dataclass(frozen=True)
@@ -263,13 +265,14 @@ class OneShotClustered(Algorithm[OS]):
         """Flag the clients whose training loss or update has risen since they last took part."""
         watch = setup.clustering
         losses, lost = risen(state.losses, plan.cohort, report.losses, watch.flag_loss)
-        norms, longer = risen(state.norms, plan.cohort, report.norms, watch.flag_update)
+        lengths = report.reports.get("norms", np.full(len(plan.cohort), np.nan))
+        norms, longer = risen(state.norms, plan.cohort, lengths, watch.flag_update)
         state = super().end(setup, replace(state, losses=losses, norms=norms), plan, report)
         return state.flagged(np.union1d(lost, longer))
 
-    def measures_updates(self, setup: Setup) -> bool:
-        """If clients watch how long their updates are."""
-        return super().measures_updates(setup) or setup.clustering.flag_update is not None
+    def reports(self, setup: Setup, state: OS) -> Mapping[str, ClientReport]:
+        """The lengths of the updates, if clients watch them."""
+        return {} if setup.clustering.flag_update is None else {"norms": UpdateLengths()}
 
 
 def latest(setup: Setup, state: OneShotState) -> Clustering:

@@ -13,6 +13,7 @@ from pydantic import Field
 from rayfl.algorithms.base import Algorithm
 from rayfl.algorithms.contract import Clients, Mixing, Plan, ServerState, Setup
 from rayfl.training import LocalWork
+from rayfl.training.reports import Reports
 
 
 class Solo(Algorithm):
@@ -39,8 +40,6 @@ class Solo(Algorithm):
         """Plain SGD on a model that is personal as a whole."""
         return replace(super().work(setup, state), personal=((0, setup.spec.P),))
 
-    def mix(
-        self, setup: Setup, state: ServerState, plan: Plan, observed: NDArray[np.float64] | None = None
-    ) -> Mixing:
+    def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
         """An empty A: nothing is averaged."""
         return Mixing(sp.csr_array((state.models, len(plan.cohort))))

@@ -45,7 +45,7 @@ def stages() -> dict[str, Places]:
         "samples of a call": [(Batches, "train")],
         "plan of the steps: shuffling": [(StepPlan, "__init__")],
         "models in and out, NaN?": [(BatchedNetwork, "load"), (Network, "store"), (Network, "finite")],
-        "weighted sums": [(ClientHost, "_partial")],
+        "weighted sums": [(ClientHost, "_products")],
         "client side: start models, reports": [(ClientHost, "train")],
         "local parameter server": [(LocalServer, "reduce"), (LocalServer, "combine")],
         "driver: tasks and their results": [(Servers, "train")],

@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,11 +15,19 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
+from rayfl.backend import RESULT, Answer, Key, Objects
 from rayfl.clients.jobs import (
+    RELATIONS,
+    ROWS,
+    SIGNATURES,
+    STATES,
+    UPDATES,
     AdaptJob,
-    EvalItem,
+    AdaptReport,
+    BlockMixing,
     EvalJob,
     EvalReport,
+    ForwardPass,
     HostSpec,
     SignJob,
     SignReport,
@@ -27,17 +35,17 @@ from rayfl.clients.jobs import (
     TrainReport,
 )
 from rayfl.clients.partial import Partial, Weight
+from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError, DataError, RayflError
-from rayfl.local import Start
+from rayfl.local import Outcome, Start
 from rayfl.models import ModelSpec
 from rayfl.ordering import Arrival
 from rayfl.random import key
 from rayfl.training import (
     Batches,
     Engine,
-    Segments,
     Terms,
     TrainedBlock,
     complement,
@@ -49,7 +57,7 @@ from rayfl.training import (
     scatter_,
 )
 from rayfl.training.batched.linear_kernels import weighted_sum
-from rayfl.training.observations import Observation, Trained
+from rayfl.training.reports import ClientReport, Trained
 from rayfl.training.work import behind
 
 
@@ -74,108 +82,124 @@ class ClientHost:
         """The process id."""
         return os.getpid()
 
-    def about(self) -> str:
+    def about(self, job: None, objects: Objects) -> Answer:
         """Which engine trains here, on what, in a line."""
-        return self._about
+        return Answer(self._about)
 
-    def train(self, job: TrainJob, *objects: Any) -> Any:
-        """Train a block.
-
-        Returns:
-            A report; then a :class:`Partial` for each row of A (if ``job.deliver``, the rows instead),
-            the observation if one is asked for, the updates if they are, the client states if there are any.
-        """
+    def train(self, job: TrainJob, objects: Objects) -> Answer:
+        """Train a block: see :class:`~rayfl.clients.jobs.TrainJob` for what goes in and what comes out."""
         begun = time.perf_counter()
-        work, local, spec = job.work, job.local, self.spec
+        local, spec, layout = job.local, self.spec, job.layout
         # Where all start from the same model there is no need of a copy each.
-        rows = self._gather(objects, job.start, own=bool(work.personal))
+        rows = self._gather(objects, "model", job.start, own=bool(layout.layers))
         states, fresh = self._states(job, objects, rows)
-        a = length(work.personal)
-        b = a + local.state_size(spec)
-        own, mine, order = states[:, :a], states[:, a:b], states[:, b:]
-        _overlay(rows, work.personal, own, fresh)
+        _overlay(rows, layout, states, fresh)
         indices = self.stages[job.stage].train.take(job.clients)
-        servers = rows[:, :0]
-        if job.servers is not None:
-            servers = self._gather(objects[job.servers :], job.start, own=False)
+        has_vectors = local.server_size(spec) > 0
         start = Start(
             spec=spec,
-            work=work,
+            work=job.work,
             models=rows,
-            server=servers,
-            state=mine,
+            server=self._gather(objects, "vector", job.start, own=False) if has_vectors else rows[:, :0],
+            state=layout.objective(states),
             fresh=fresh,
             sizes=indices.sizes,
             test=partial(self._validate, job),
         )
-        visits = job.order.visits(self._arrival(job, start, order, indices))
+        visits = job.order.visits(self._arrival(job, start, layout.order(states), indices))
         terms = replace(local.terms(start), visits=visits)
         own_start = local.begin(start)
         begin = rows if own_start is None else own_start
-        block = self.engine.train(work, job.round, job.clients.tolist(), indices, begin, terms)
+        block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, begin, terms)
         outcome = local.finish(start, block)
 
-        delivered = np.ones(len(job.clients))
-        delivered[list(block.failures)] = 0.0
-        shared = complement(work.personal, spec.P)
-        values, kept = self._sent(outcome.rows), outcome.kept
-        if work.personal:
-            values = gather(values, shared)
-            kept = None if kept is None else gather(kept, shared)
-        answer: list[Any] = [None]
-        if job.deliver:
-            answer.append(values.cpu().numpy())
-        else:
-            extra = outcome.server if job.servers is not None else None
-            last = behind(shared, spec.n_parameters)
-            answer += [
-                self._partial(job, row, delivered, values, kept, extra, last).cut()
-                for row in range(len(job.rows))
-            ]
-        if job.observe is not None:
-            observation: Observation = objects[job.observe]
-            models = [_tensor(o) for o in objects[job.observe + 1 : job.observe + 1 + job.models]]
-            seen = block.rows
-            if block.failures:  # their rows may hold anything: the server sees them where they started
-                failed = list(block.failures)
-                seen = seen.clone()
-                seen[failed] = self._gather(objects, job.start)[failed]
-            trained = Trained(spec, self.engine.module, self.batches, seen, models)
-            answer.append(observation.compute(trained))
-        norms = np.full(len(job.clients), np.nan)
-        if job.updates or job.norms:
-            updates = _updates(block.rows, start.models, spec)
-            norms = updates.double().norm(dim=1).cpu().numpy()
-            norms[list(block.failures)] = np.nan
-            if job.updates:
-                answer.append(self._sent(updates).cpu().numpy())
-        if states.shape[1]:
-            new = [gather(block.rows, work.personal), outcome.state, job.order.keep(block.rows)]
-            new = [part for part in new if part.shape[1]]
-            together = new[0].contiguous() if len(new) == 1 else torch.cat(new, dim=1)
-            answer.append(together.cpu().numpy())
-        numbers = 4 * (length(shared) + (0 if job.servers is None else start.server.shape[1]))
+        kept: dict[Key, Any] = self._products(job, block, outcome, has_vectors)
+        small = self._reports(job, objects, block, start.models, indices, kept)
+        if job.updates:
+            kept[UPDATES] = self._sent(_updates(block.rows, start.models, spec)).cpu().numpy()
+        if layout.size:
+            own = gather(block.rows, layout.layers)
+            kept[STATES] = layout.joined(own, outcome.state, job.order.keep(block.rows)).cpu().numpy()
+        numbers = 4 * (spec.P - length(layout.layers) + start.server.shape[1])
         up, down = (
             numbers * len(job.clients) if each is None else int(each.sum())
             for each in (outcome.bytes_up, outcome.bytes_down)
         )
-        failures = {int(job.clients[row]): text for row, text in block.failures.items()}
-        seconds = time.perf_counter() - begun
-        remarks = {text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()}
-        answer[0] = TrainReport(
-            block.losses, block.steps, norms, failures, seconds, os.getpid(), up, down, remarks
+        report = TrainReport(
+            losses=block.losses,
+            steps=block.steps,
+            reports=small,
+            failures={int(job.clients[row]): text for row, text in block.failures.items()},
+            seconds=time.perf_counter() - begun,
+            pid=os.getpid(),
+            bytes_up=up,
+            bytes_down=down,
+            remarks={text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()},
         )
-        return answer if len(answer) > 1 else answer[0]
+        return Answer(report, kept)
 
-    def _gather(self, objects: Sequence[Any], at: NDArray[np.int64], own: bool = True) -> torch.Tensor:
-        """The vectors at these positions, one a client ``(B, ...)``; only its ``own`` may be written to."""
+    def _products(
+        self, job: TrainJob, block: TrainedBlock, outcome: Outcome, has_vectors: bool
+    ) -> dict[Key, Any]:
+        """The block's part of ``A W``, or the rows themselves if that is what travels."""
+        shared = complement(job.layout.layers, self.spec.P)
+        values, kept = self._sent(outcome.rows), outcome.kept
+        if job.layout.layers:
+            values = gather(values, shared)
+            kept = None if kept is None else gather(kept, shared)
+        if job.mixing is None:
+            return {ROWS: values.cpu().numpy()}
+        delivered = np.ones(len(job.clients))
+        delivered[list(block.failures)] = 0.0
+        sent = _Sent(values, kept, outcome.server if has_vectors else None, delivered)
+        statistics = behind(shared, self.spec.n_parameters)
+        return {
+            ("sum", int(row)): _partial(job.mixing, place, sent, statistics).cut()
+            for place, row in enumerate(job.mixing.rows)
+        }
+
+    def _reports(
+        self,
+        job: TrainJob,
+        objects: Objects,
+        block: TrainedBlock,
+        start: torch.Tensor,
+        samples: Ragged,
+        kept: dict[Key, Any],
+    ) -> dict[str, NDArray[np.floating]]:
+        """The small reports by name; those that are combined are added to ``kept``."""
+        if not job.reports:
+            return {}
+        failed = list(block.failures)
+        rows = block.rows
+        if failed:  # their rows may hold anything
+            rows = rows.clone()
+            rows[failed] = start[failed]
+        models = [_tensor(objects["model", k]) for k in range(job.models)]
+        trained = Trained(self.spec, self.engine.module, self.batches, rows, start, samples, models)
+        small: dict[str, NDArray[np.floating]] = {}
+        for name in job.reports:
+            report: ClientReport = objects["report", name]
+            found = report.compute(trained)
+            if report.combined:
+                kept["report", name] = found
+            else:
+                small[name] = np.array(found, np.float64)
+                small[name][failed] = np.nan
+        return small
+
+    def _gather(
+        self, objects: Objects, kind: str, numbers: NDArray[np.int64], own: bool = True
+    ) -> torch.Tensor:
+        """The vectors of a kind with these numbers, one a client ``(B, ...)``; only its ``own`` may be
+        written to."""
         device = self.batches.device
-        count = int(at.max()) + 1
-        if count == 1:
-            one = self._received(objects[0]).to(device)
-            return one.repeat(len(at), 1) if own else one.expand(len(at), -1)
-        different = torch.stack([self._received(objects[k]) for k in range(count)]).to(device)
-        return different.index_select(0, torch.from_numpy(at).to(device))
+        used, place = np.unique(numbers, return_inverse=True)
+        vectors = [self._received(objects[kind, int(number)]) for number in used]
+        if len(used) == 1:
+            one = vectors[0].to(device)
+            return one.repeat(len(numbers), 1) if own else one.expand(len(numbers), -1)
+        return torch.stack(vectors).to(device).index_select(0, torch.from_numpy(place).to(device))
 
     def _received(self, vector: NDArray[np.float32]) -> torch.Tensor:
         """A vector as the clients use it."""
@@ -186,16 +210,15 @@ class ClientHost:
         return _tensor(self.host.hide(rows.cpu().numpy())).to(rows.device) if self.host.private else rows
 
     def _states(
-        self, job: TrainJob | AdaptJob, objects: Sequence[Any], rows: torch.Tensor
+        self, job: TrainJob | AdaptJob, objects: Objects, rows: torch.Tensor
     ) -> tuple[torch.Tensor, NDArray[np.bool_]]:
         """The clients' states ``(B, S)``, zeros where there is none yet, and where that is ``(B,)``."""
         fresh = np.array([state is None for state in job.states], np.bool_)
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)
-        size = length(job.work.personal) + job.local.state_size(self.spec) + job.order.state_size(self.spec)
-        states = rows.new_empty(len(rows), size)
+        states = rows.new_empty(len(rows), job.layout.size)
         for row, state in enumerate(job.states):
-            states[row] = 0.0 if state is None else _tensor(objects[state[0]][state[1]])
+            states[row] = 0.0 if state is None else _state(objects, state)
         return states, fresh
 
     def _arrival(self, job: TrainJob, start: Start, state: torch.Tensor, indices: Ragged) -> Arrival:
@@ -213,33 +236,11 @@ class ClientHost:
             clients=job.clients,
             sizes=start.sizes,
             models=start.models,
-            same=np.arange(len(job.clients)) if job.work.personal else job.start,
+            same=np.arange(len(job.clients)) if job.layout.layers else job.start,
             state=state,
             fresh=start.fresh,
             logits=logits,
         )
-
-    def _partial(
-        self,
-        job: TrainJob,
-        row: int,
-        delivered: NDArray[np.float64],
-        values: torch.Tensor,
-        kept: torch.Tensor | None,
-        extra: torch.Tensor | None,
-        statistics: int,
-    ) -> Partial:
-        weights, keep = job.weights[row] * delivered, 0.0
-        total, weight = partial_product(weights, values, kept)
-        if job.keep is not None:
-            kept_back = job.keep[row] * delivered
-            keep = float(kept_back.sum())
-            if statistics:
-                total[-statistics:], _ = partial_product(weights + kept_back, values[:, -statistics:])
-        if extra is None:
-            return Partial(total, weight, keep, statistics=statistics)
-        sums, _ = partial_product((weights > 0).astype(np.float64), extra)
-        return Partial(total, weight, keep, sums, statistics)
 
     def _logits(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer]
@@ -259,34 +260,27 @@ class ClientHost:
         logits, y = self._logits(model, "train", ids)
         return float((logits.argmax(1) == y).double().mean())
 
-    def adapt(self, job: AdaptJob, *objects: Any) -> Any:
-        """Train a block of clients on, without telling anybody.
-
-        Returns:
-            For every client how many of its test samples the new model gets right and the sum of their
-            losses; then the updates ``(B, P)``.
-        """
+    def adapt(self, job: AdaptJob, objects: Objects) -> Answer:
+        """Train a block of clients on, without telling anybody: an :class:`AdaptReport`, and the updates."""
         before, after = self._adapted(job, objects)
         tests = self.stages[job.stage].test
-        correct, losses = [], []
+        correct, losses = np.zeros(len(job.clients), np.int64), np.zeros(len(job.clients))
         for row, client in enumerate(job.clients.tolist()):
             right, loss = self._test(after[row], "test", tests[client], job.batch_size)
-            correct.append(int(right.sum()))
-            losses.append(float(loss.sum()))
-        scores = np.array(correct, np.int64), np.array(losses, np.float64)
-        return scores, self._sent(_updates(after, before, self.spec)).cpu().numpy()
+            correct[row], losses[row] = right.sum(), float(loss.sum())
+        updates = self._sent(_updates(after, before, self.spec)).cpu().numpy()
+        return Answer(AdaptReport(correct, losses), {UPDATES: updates})
 
-    def adapted(self, job: AdaptJob, *objects: Any) -> NDArray[np.float32]:
+    def adapted(self, job: AdaptJob, objects: Objects) -> Answer:
         """The models that :meth:`adapt` tests ``(B, P)``."""
-        return self._adapted(job, objects)[1].cpu().numpy()
+        return Answer(self._adapted(job, objects)[1].cpu().numpy())
 
-    def _adapted(self, job: AdaptJob, objects: Sequence[Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _adapted(self, job: AdaptJob, objects: Objects) -> tuple[torch.Tensor, torch.Tensor]:
         """The clients' models before and after they trained on ``(B, P)``."""
-        rows = self._gather(objects, job.start)
+        rows = self._gather(objects, "model", job.start)
         states, fresh = self._states(job, objects, rows)
-        own = states[:, : length(job.work.personal)]
-        _overlay(rows, job.work.personal, own, fresh)
-        mine = states[:, own.shape[1] : own.shape[1] + job.local.state_size(self.spec)]
+        _overlay(rows, job.layout, states, fresh)
+        mine = job.layout.objective(states)
         for row in range(len(rows)):
             if not fresh[row]:
                 rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
@@ -307,52 +301,50 @@ class ClientHost:
             losses.append(_of_samples(functional.cross_entropy(logits, y, reduction="none")).cpu())
         return torch.cat(correct).numpy(), torch.cat(losses).numpy()
 
-    def evaluate(self, job: EvalJob, *objects: NDArray[np.float32]) -> EvalReport:
-        """Forward passes over samples."""
+    def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
+        """Forward passes over samples: an :class:`EvalReport`."""
         report = EvalReport()
-        for item in job.items:
-            model = self._model(job, item, objects)
-            right, loss = self._test(model, job.part, item.samples, job.batch_size)
+        for one in job.passes:
+            right, loss = self._test(self._model(job, one, objects), job.part, one.samples, job.batch_size)
             report.correct.append(right)
             report.loss.append(loss)
-        return report
+        return Answer(report)
 
-    def models(self, job: EvalJob, *objects: NDArray[np.float32]) -> list[NDArray[np.float32]]:
+    def models(self, job: EvalJob, objects: Objects) -> Answer:
         """The models that :meth:`evaluate` tests, each ``(P,)``."""
-        return [self._model(job, item, objects).cpu().numpy() for item in job.items]
+        return Answer([self._model(job, one, objects).cpu().numpy() for one in job.passes])
 
-    def _model(self, job: EvalJob, item: EvalItem, objects: Sequence[NDArray[np.float32]]) -> torch.Tensor:
+    def _model(self, job: EvalJob, one: ForwardPass, objects: Objects) -> torch.Tensor:
         """A model of the servers, with what the client has of its own, as the client uses it."""
-        vector = self._received(objects[item.model])
-        if item.state is None:
+        vector = self._received(objects["model", one.model])
+        if one.state is None:
             return vector
-        state = _tensor(objects[item.state[0]][item.state[1]])
-        own = length(job.personal)
+        state = _state(objects, one.state)
         vector = vector.clone()
-        scatter_(vector, job.personal, state[:own])
-        mine = state[own : own + job.local.state_size(self.spec)]
-        return job.local.client_model(vector, mine, self.spec)
+        scatter_(vector, job.layout.layers, job.layout.own_layers(state))
+        return job.local.client_model(vector, job.layout.objective(state), self.spec)
 
-    def sign(self, job: SignJob, *objects: Any) -> tuple[SignReport, list[NDArray[np.float32]]]:
-        """The signatures of a block of clients, after a report.
+    def sign(self, job: SignJob, objects: Objects) -> Answer:
+        """The signatures of a block of clients: a :class:`SignReport`, and a list of them.
 
-        For signatures of trained models the observation and the start model come as objects, and every
-        client sends its model.
+        For signatures of trained models ``("report", "signature")`` and the start model ``("model", 0)`` come
+        as objects, and every client sends its model.
         """
         if job.work is not None:
-            observation: Observation = objects[0]
-            rows = self._gather(objects[1:], np.zeros(len(job.clients), np.int64), own=False)
+            rows = self._gather(objects, "model", np.zeros(len(job.clients), np.int64), own=False)
             clients = job.clients.tolist()
             lists = [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
-            block = self.engine.train(job.work, 0, clients, Ragged.of(lists), rows)
+            samples = Ragged.of(lists)
+            block = self.engine.train(job.work, 0, clients, samples, rows)
             if block.failures:
                 errors = {clients[row]: text for row, text in block.failures.items()}
-                return SignReport(
-                    np.empty(0, np.int64), {c: ClientError(c, 0, text) for c, text in errors.items()}
-                ), []
-            seen = observation.compute(Trained(self.spec, self.engine.module, self.batches, block.rows, []))
+                failed: dict[int, RayflError] = {c: ClientError(c, 0, text) for c, text in errors.items()}
+                return Answer(SignReport(np.empty(0, np.int64), failed), {SIGNATURES: []})
+            report: ClientReport = objects["report", "signature"]
+            trained = Trained(self.spec, self.engine.module, self.batches, block.rows, rows, samples)
+            seen = report.compute(trained).reshape(len(rows), -1).astype(np.float32)
             sent = np.full(len(rows), self.spec.P)
-            return SignReport(sent, {}), list(seen.reshape(len(rows), -1).astype(np.float32))
+            return Answer(SignReport(sent, {}), {SIGNATURES: list(seen)})
         signatures: list[NDArray[np.float32]] = []
         failures: dict[int, RayflError] = {}
         for client, stage in zip(job.clients.tolist(), job.stages.tolist(), strict=True):
@@ -365,11 +357,13 @@ class ClientHost:
             else:
                 signatures.append(found)
         floats = np.array([job.signature.floats(s) for s in signatures], np.int64)
-        return SignReport(floats, failures), signatures
+        return Answer(SignReport(floats, failures), {SIGNATURES: signatures})
 
-    def relate(self, job: SignJob, *blocks: list[NDArray[np.float32]]) -> tuple[int, NDArray[np.float64]]:
-        """The second step of an exchange: one row ``r(i, .)`` for every client i of the block, ``(B, N)``."""
-        everyone = [signature for block in blocks for signature in block]
+    def relate(self, job: SignJob, objects: Objects) -> Answer:
+        """The second step of an exchange, with the signatures of all blocks ``("signatures", block)``: one
+        row ``r(i, .)`` for every client i of the block, ``(B, N)``."""
+        blocks = range(len(objects))
+        everyone = [signature for block in blocks for signature in objects["signatures", block]]
         rows = np.stack(
             [
                 job.signature.relate(self._features(client, stage, job)[0], everyone[at], everyone)
@@ -378,11 +372,11 @@ class ClientHost:
                 )
             ]
         )
-        return rows.size, rows
+        return Answer(None, {RELATIONS: rows})
 
-    def apply(self, function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
-        """Call a plain function here; its result comes second, so that it may stay in the object store."""
-        return None, function(*args)
+    def apply(self, function: Callable[..., Any], objects: Objects) -> Answer:
+        """Call a plain function here, see :meth:`rayfl.backend.Task.calling`."""
+        return Answer(None, {RESULT: function(*objects.values())})
 
     def _features(
         self, client: int, stage: int, job: SignJob
@@ -450,10 +444,51 @@ def _updates(rows: torch.Tensor, before: torch.Tensor, spec: ModelSpec) -> torch
     return updates
 
 
-def _overlay(rows: torch.Tensor, segments: Segments, values: torch.Tensor, fresh: NDArray[np.bool_]) -> None:
-    """Put the clients' own numbers into their models, in place, where they have some."""
-    for row in np.flatnonzero(~fresh).tolist() if segments else ():
-        scatter_(rows[row], segments, values[row])
+def _overlay(rows: torch.Tensor, layout: StateLayout, states: torch.Tensor, fresh: NDArray[np.bool_]) -> None:
+    """Put the clients' own layers into their models, in place, where they have some."""
+    values = layout.own_layers(states)
+    for row in np.flatnonzero(~fresh).tolist() if layout.layers else ():
+        scatter_(rows[row], layout.layers, values[row])
+
+
+def _state(objects: Objects, state: tuple[int, int]) -> torch.Tensor:
+    """A client's state ``(S,)``."""
+    number, row = state
+    return _tensor(objects["state", number][row])
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """What the clients of a block send.
+
+    Attributes:
+        values: the shared numbers of their models ``(B, S)``.
+        kept: 1 for the numbers that take part, 0 for the others ``(B, S)``; None for all.
+        vectors: what they add to the server's vector ``(B, Q)``, if there is one.
+        delivered: 1 for each client that did, 0 for one that failed ``(B,)``.
+    """
+
+    values: torch.Tensor
+    kept: torch.Tensor | None
+    vectors: torch.Tensor | None
+    delivered: NDArray[np.float64]
+
+
+def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> Partial:
+    """The part of the row at ``place`` of a block's part of A; ``statistics`` numbers at the end are running
+    statistics."""
+    weights, keep = mixing.weights[place] * sent.delivered, 0.0
+    total, weight = partial_product(weights, sent.values, sent.kept)
+    if mixing.keep is not None:
+        kept_back = mixing.keep[place] * sent.delivered
+        keep = float(kept_back.sum())
+        if statistics:
+            last = sent.values[:, -statistics:]
+            total[-statistics:], _ = partial_product(weights + kept_back, last)
+    if sent.vectors is None:
+        return Partial(total, weight, keep, statistics=statistics)
+    sums, _ = partial_product((weights > 0).astype(np.float64), sent.vectors)
+    return Partial(total, weight, keep, sums, statistics)
 
 
 def _of_samples(values: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.backend import Key
+from rayfl.clients.state import StateLayout, StateRow
 from rayfl.clustering.permutation import permute, restore
 from rayfl.data.base import Part
 from rayfl.errors import RayflError
@@ -62,56 +64,76 @@ class HostSpec:
         return np.concatenate([how(rows[..., :n], self.seed), how(rows[..., n:], self.seed)], axis=-1)
 
 
-State = tuple[int, int] | None
-"""Where a client's state lies: (position among the references, row); None if it has none yet."""
+SIGNATURES: Key = ("signatures", 0)
+"""The signatures of a block's clients, a list of arrays."""
+
+RELATIONS: Key = ("relations", 0)
+"""The relations of a block's clients to all others ``(B, N)``."""
+
+
+@dataclass(frozen=True)
+class BlockMixing:
+    """A block's part of A.
+
+    Attributes:
+        rows: the output models that it contributes to ``(R,)``, ascending.
+        weights: of its clients in each ``(R, B)``, not normalised.
+        keep: how much of the old models they leave in place ``(R, B)``; None for none.
+    """
+
+    rows: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    keep: NDArray[np.float64] | None
 
 
 @dataclass(frozen=True)
 class TrainJob:
     """Train a block of B clients and multiply its part of ``A W``.
 
-    The objects travel beside the job by reference: the start models, then the servers' own vectors that go
-    with them (if the local objective has such), then the observation (if one is asked for) and all K models
-    (if it compares with them),
-    then the objects with client state.
+    Beside it travel the start models ``("model", k)``; the servers' own vectors ``("vector", k)`` that go
+    with them, if the local objective has such; ``("report", name)`` for each report that is asked for, and
+    all K models if one compares with them; and the objects with client state ``("state", number)``.
 
     Attributes:
         round: 0-based.
         stage: which stage of the federation.
         clients: ids ``(B,)``.
-        start: for each client the position of its start model among the references, ``(B,)``.
-        servers: position of the first of the servers' vectors; None for none.
-        observe: position of the observation, right behind which the models lie; None for none.
-        models: how many: K, or 0.
+        start: the model that each starts from ``(B,)``.
         states: of each client; empty for methods without client state.
+        layout: of the states.
         work: the local work.
         local: the local objective.
         order: the order of samples.
-        rows: numbers of the output models that the block contributes to, ``(R,)``.
-        weights: their part of A, ``(R, B)``, not normalised.
-        keep: their part of the old models' weights ``(R, B)``; None for none.
-        deliver: whether the trained rows themselves are returned instead of their sums.
-        updates: whether the updates ``w_i - w`` are returned too.
-        norms: whether their lengths are reported.
+        mixing: the block's part of A; None to send the trained rows themselves instead of their sums.
+        reports: names of the reports that are asked for.
+        models: K, if a report looks at all models, or 0.
+        updates: whether the updates ``w_i - w`` are kept.
     """
 
     round: int
     stage: int
     clients: NDArray[np.int64]
     start: NDArray[np.int64]
-    servers: int | None
-    observe: int | None
-    models: int
-    states: tuple[State, ...]
+    states: tuple[StateRow, ...]
+    layout: StateLayout
     work: LocalWork
     local: LocalObjective
     order: Ordering
-    rows: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    keep: NDArray[np.float64] | None
-    deliver: bool
-    updates: bool
-    norms: bool
+    mixing: BlockMixing | None
+    reports: tuple[str, ...] = ()
+    models: int = 0
+    updates: bool = False
+
+
+ROWS: Key = ("rows", 0)
+"""Trained rows ``(B, S)``, where they travel themselves; otherwise ``("sum", k)`` is a
+:class:`~rayfl.clients.partial.Partial` for each row k of A that the block contributes to."""
+
+UPDATES: Key = ("updates", 0)
+"""``w_i - w`` of a block ``(B, P)``."""
+
+STATES: Key = ("states", 0)
+"""The new states of a block's clients ``(B, S)``."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +143,7 @@ class TrainReport:
     Attributes:
         losses: mean local training loss of each client, ``(B,)``.
         steps: local steps of each client, ``(B,)``.
-        norms: length of each client's update ``(B,)``; NaN unless they were asked for.
+        reports: the small reports by name ``(B, ...)``; combined ones are objects ``("report", name)``.
         failures: client id -> traceback.
         seconds: time spent in the job.
         pid: the process that did it.
@@ -131,7 +153,7 @@ class TrainReport:
 
     losses: NDArray[np.float64]
     steps: NDArray[np.int64]
-    norms: NDArray[np.float64]
+    reports: Mapping[str, NDArray[np.floating]]
     failures: dict[int, str]
     seconds: float
     pid: int
@@ -142,20 +164,35 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class AdaptJob:
-    """Let a block of clients train on from their models, and test the result, or return the updates.
+    """Let a block of clients train on from their models ``("model", k)``, and test the result, or return it.
 
-    The models come first among the references, then the objects with client state.
+    Attributes:
+        batch_size: test samples in a forward pass.
+        others: as of :class:`TrainJob`.
     """
 
     round: int
     stage: int
     clients: NDArray[np.int64]
     start: NDArray[np.int64]
-    states: tuple[State, ...]
+    states: tuple[StateRow, ...]
+    layout: StateLayout
     work: LocalWork
     local: LocalObjective
-    order: Ordering
     batch_size: int
+
+
+@dataclass(frozen=True)
+class AdaptReport:
+    """How clients that have trained on do on their test samples.
+
+    Attributes:
+        correct: how many each gets right ``(B,)``.
+        losses: the sums of their losses ``(B,)``.
+    """
+
+    correct: NDArray[np.int64]
+    losses: NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -195,34 +232,37 @@ class SignReport:
 
 
 @dataclass(frozen=True)
-class EvalItem:
-    """One forward pass: a model over a slice of the samples.
+class ForwardPass:
+    """A model over a slice of the samples.
 
     Attributes:
-        model: position of the model among the references.
+        model: the number of the model.
         state: the client state that makes it a client's own, or None.
         samples: ids of samples, ``(n,)``.
     """
 
     model: int
-    state: State
+    state: StateRow
     samples: NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class EvalJob:
-    """A few forward passes for one actor, over test samples or training samples."""
+    """A few forward passes for one actor, over test samples or training samples.
 
-    items: tuple[EvalItem, ...]
+    Beside it travel the models ``("model", k)`` and the objects with client state ``("state", number)``.
+    """
+
+    passes: tuple[ForwardPass, ...]
     batch_size: int
-    personal: tuple[tuple[int, int], ...] = ()
-    local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
+    layout: StateLayout = StateLayout()  # noqa: RUF009 (frozen)
+    local: LocalObjective = SGD()  # noqa: RUF009
     part: Part = "test"
 
 
 @dataclass(frozen=True)
 class EvalReport:
-    """For every item in order, how many predictions of each sample were right (of one, or of one a word), and
+    """For every pass in order, how many predictions of each sample were right (of one, or of one a word), and
     the sum of their cross-entropies (natural log)."""
 
     correct: list[NDArray[np.int64]] = field(default_factory=list)

@@ -10,14 +10,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import RayError
 
-from rayfl.backend import Ref, Task, bundles
+from rayfl.backend import Done, Ref, Task, bundles
 from rayfl.errors import RayflError
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, one_line, plain_errors
+from rayfl.runtime.remote import Call
 
 IN_FLIGHT = 2
 """Messages at an actor: one that it works on and one that waits in its mailbox, so that it never idles."""
@@ -30,15 +31,6 @@ _ABSENCE = 10.0
 
 _NOBODY = 900.0
 """Seconds to wait for a client actor when there is none."""
-
-
-class Call(NamedTuple):
-    """A task in a message: the method, what goes to it by value, how many objects, and what it returns."""
-
-    method: str
-    message: tuple[Any, ...]
-    objects: int
-    returns: int
 
 
 @dataclass
@@ -185,8 +177,8 @@ class Dispatch:
     def _queue(self, home: int | None) -> deque[_Message]:
         return self._free if home is None else self._pinned[home]
 
-    def run(self, tick: Callable[[], None]) -> Iterator[tuple[int, list[Any]]]:
-        """Do them; yields, as they finish, (position in the tasks, [first value, ref, ref, ...]).
+    def run(self, tick: Callable[[], None]) -> Iterator[Done]:
+        """Do them; yields them as they finish.
 
         Args:
             tick: called now and then while waiting; what it raises ends the wait.
@@ -224,14 +216,14 @@ class Dispatch:
 
     def _send(self, message: _Message, place: int) -> None:
         tasks = [self._tasks[i] for i in message.tasks]
-        calls = [Call(t.method, t.args[:1], len(t.args) - 1, t.returns) for t in tasks]
-        refs = self._current([ref for task in tasks for ref in task.args[1:]])
-        count = 1 + sum(task.returns - 1 for task in tasks)
+        calls = [Call(task.method, task.job, tuple(task.objects), task.keeps) for task in tasks]
+        refs = self._current([ref for task in tasks for ref in task.objects.values()])
+        count = 1 + sum(len(task.keeps) for task in tasks)
         answer = self._crew.members[place].actor.perform.options(num_returns=count).remote(calls, *refs)
         first, *rest = [answer] if count == 1 else list(answer)
         self._sent[first] = _Sent(message, place, rest)
 
-    def _take(self, first: Ref) -> Iterator[tuple[int, list[Any]]]:
+    def _take(self, first: Ref) -> Iterator[Done]:
         """What has been done; or, if the actor has died, do it again."""
         place = self._sent[first].place
         try:
@@ -250,11 +242,9 @@ class Dispatch:
             if one.place == place:
                 self._sent[ref].silence = Silence()
         self._feed()
-        rest = done.rest
-        for i, value in zip(done.message.tasks, values, strict=True):
-            count = self._tasks[i].returns - 1
-            yield i, [value, *rest[:count]]
-            rest = rest[count:]
+        rest = iter(done.rest)
+        for i, report in zip(done.message.tasks, values, strict=True):
+            yield Done(i, report, {key: next(rest) for key in self._tasks[i].keeps})
 
     def _bury(self, place: int, error: Exception | None) -> None:
         """An actor is dead: its messages are sent again, first of all the one that it worked on.
@@ -292,7 +282,7 @@ class Dispatch:
 
 def _fatal(message: _Message, tasks: Sequence[Task], error: Exception | None) -> str:
     """What is said of work over which one actor after the other dies."""
-    clients = [int(c) for i in message.tasks for c in getattr(tasks[i].args[0], "clients", ())]
+    clients = [int(c) for i in message.tasks for c in getattr(tasks[i].job, "clients", ())]
     whose = "" if not clients else f" of clients {min(clients)} to {max(clients)}"
     how = "did not answer" if error is None else one_line(error)
     return (

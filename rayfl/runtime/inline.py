@@ -9,7 +9,7 @@ import torch
 from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
-from rayfl.backend import Backend, Ref, Task, longest_first
+from rayfl.backend import Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
 from rayfl.servers.lps import LocalServer
@@ -38,21 +38,23 @@ class InlineBackend(Backend):
         self._host = ClientHost(stages, host)
 
     @override
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
-        for index in longest_first(tasks):
-            task = tasks[index]
-            answer = getattr(self._host, task.method)(*task.args)
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
+        for place in longest_first(tasks):
+            task = tasks[place]
+            answer: Answer = getattr(self._host, task.method)(task.job, task.objects)
             self.tick()
-            yield index, (answer if task.returns > 1 else [answer])
+            yield Done(place, answer.report, {key: answer.objects[key] for key in task.keeps})
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         return function(*args)
 
     @override
-    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
-        answer = getattr(self._server, method)(*args)
-        return list(answer) if returns > 1 else [answer]
+    def serve(
+        self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
+    ) -> dict[Key, Ref]:
+        answer: Answer = getattr(self._server, method)(job, objects)
+        return {key: answer.objects[key] for key in keeps}
 
     @override
     def mark(self) -> int:

@@ -22,12 +22,20 @@ from ray.exceptions import RayError
 from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
-from rayfl.backend import Backend, Ref, Task
+from rayfl.backend import Answer, Backend, Done, Key, Objects, Ref, Task
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
-from rayfl.runtime.dispatch import Call, Crew, Dispatch
+from rayfl.runtime.dispatch import Crew, Dispatch
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
-from rayfl.runtime.remote import UNRECORDED, ServerActor, Whereabouts, acknowledge, whereabouts
+from rayfl.runtime.remote import (
+    UNRECORDED,
+    Call,
+    ServerActor,
+    Whereabouts,
+    acknowledge,
+    carry_out,
+    whereabouts,
+)
 
 _TASK = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)
 """A remote task. Ray keeps each function that is made one for good: one for all."""
@@ -53,21 +61,27 @@ class _HostActor(ClientHost):
         return whereabouts()
 
     def perform(self, calls: Sequence[Call], *objects: Any) -> Any:
-        """Do several tasks; the first values of all, then what else each returns, in their order."""
-        firsts: list[Any] = []
-        rest: list[Any] = []
-        at = 0
+        """Do several tasks.
+
+        Args:
+            calls: what to do.
+            objects: those of the first call, then those of the second, ...
+
+        Returns:
+            The reports of all; then what each keeps, in the same order.
+        """
+        reports: list[Any] = []
+        kept: list[Any] = []
+        values = iter(objects)
         for call in calls:
-            answer = getattr(self, call.method)(*call.message, *objects[at : at + call.objects])
-            at += call.objects
-            first, *more = answer if call.returns > 1 else [answer]
-            firsts.append(first)
-            rest += more
-        return [firsts, *rest] if rest else firsts
+            report, objects_kept = carry_out(self, call, values)
+            reports.append(report)
+            kept += objects_kept
+        return [reports, *kept] if kept else reports
 
     @override
-    def train(self, job: TrainJob, *objects: Any) -> Any:
-        answer = super().train(job, *objects)
+    def train(self, job: TrainJob, objects: Objects) -> Answer:
+        answer = super().train(job, objects)
         if not self._settled:
             # What the libraries have set up by now stays. Without this a tenth of the time of small steps
             # goes into looking through it for garbage, again and again.
@@ -218,7 +232,7 @@ class RayBackend(Backend):
         )
 
     @override
-    def run(self, tasks: Sequence[Task]) -> Iterator[tuple[int, list[Any]]]:
+    def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         assert self._crew is not None, "start comes first"
         self._settle()
         return Dispatch(tasks, self._crew, self.deadlines, self._current).run(self.tick)
@@ -229,10 +243,13 @@ class RayBackend(Backend):
         return self._submit(lambda: _TASK.remote(function, *self._current(args)), None)[0]
 
     @override
-    def serve(self, server: int, method: str, *args: Any, returns: int = 1) -> list[Ref]:
-        place = server % len(self._servers)
-        lps = self._servers[place].actor.acknowledge.options(num_returns=1 + returns)
-        return self._submit(lambda: lps.remote(method, *self._current(args)), place)
+    def serve(
+        self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
+    ) -> dict[Key, Ref]:
+        place, call = server % len(self._servers), Call(method, job, tuple(objects), tuple(keeps))
+        lps = self._servers[place].actor.perform.options(num_returns=1 + len(keeps))
+        refs = self._submit(lambda: lps.remote(call, *self._current(list(objects.values()))), place)
+        return dict(zip(keeps, refs, strict=True))
 
     @override
     def pids(self) -> list[int]:

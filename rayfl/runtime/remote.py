@@ -8,11 +8,12 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import psutil
 
+from rayfl.backend import Answer, Key
 from rayfl.servers.lps import LocalServer
 
 UNRECORDED: dict[str, Any] = {"enable_task_events": False}
@@ -44,6 +45,24 @@ def kill(where: Whereabouts) -> None:
             os.kill(where.pid, signal.SIGKILL)
 
 
+class Call(NamedTuple):
+    """A task in a message: the method, its job, the names of its objects, and those of what it keeps.
+
+    The objects travel beside it, in the order of their names; so does what it keeps on the way back.
+    """
+
+    method: str
+    job: Any
+    objects: tuple[Key, ...]
+    keeps: tuple[Key, ...]
+
+
+def carry_out(host: object, call: Call, values: Iterator[Any]) -> tuple[Any, list[Any]]:
+    """Do a call on a host, with the next of these values as its objects: the report, and what it keeps."""
+    answer: Answer = getattr(host, call.method)(call.job, {key: next(values) for key in call.objects})
+    return answer.report, [answer.objects[key] for key in call.keeps]
+
+
 class ServerActor(LocalServer):
     """An LPS actor."""
 
@@ -51,12 +70,11 @@ class ServerActor(LocalServer):
         """Says that the actor is ready, and where."""
         return whereabouts()
 
-    def acknowledge(self, method: str, *args: Any) -> Any:
-        """Nothing, which the driver can fetch to see that it is done; then what the method returns."""
-        answer = getattr(self, method)(*args)
-        return (None, *answer) if isinstance(answer, list | tuple) else (None, answer)
+    def perform(self, call: Call, *objects: Any) -> tuple[Any, ...]:
+        """Nothing, which the driver can fetch to see that it is done; then what the call keeps."""
+        return None, *carry_out(self, call, iter(objects))[1]
 
 
 def acknowledge(function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
-    """The same for a plain function."""
+    """Nothing, as above, and what a plain function returns."""
     return None, function(*args)

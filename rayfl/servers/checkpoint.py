@@ -68,6 +68,7 @@ class Checkpoint:
         arrays: what the driver keeps (best and last accuracies), by name.
         tables: JSON values; lists are tables that only grow (rounds, communication, cluster timeline).
         gathered: the weight that took part in each model since its last global step, ``(layers, K, 1 or P)``.
+        memories: what a server step keeps beside each model ``(K, V, n)``; empty for methods without one.
         settings: what of the config must be the same when the run goes on.
     """
 
@@ -81,6 +82,7 @@ class Checkpoint:
     arrays: Mapping[str, NDArray[np.generic]]
     tables: Mapping[str, Any]
     gathered: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 1)))
+    memories: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 0)))
     settings: Mapping[str, Any] | None = None
 
     def save(self, folder: Path, keep: int) -> Path:
@@ -132,6 +134,7 @@ class Checkpoint:
             "states.rows": self.state_rows,
             "vectors": self.vectors,
             "gathered": self.gathered,
+            "memories": self.memories,
             "updates.clients": self.update_clients,
             **{f"state.{name}": value for name, value in state.arrays.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
@@ -204,6 +207,7 @@ class Checkpoint:
             named("driver."),
             {**head["tables"], **history},
             tensors["gathered"],
+            tensors["memories"],
             manifest["settings"],
         )
 

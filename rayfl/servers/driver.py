@@ -16,6 +16,7 @@ from rayfl import files
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
 from rayfl.backend import Backend, Ref, Task
 from rayfl.clients.jobs import HostSpec
+from rayfl.clients.state import StateLayout
 from rayfl.config import Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
@@ -28,12 +29,12 @@ from rayfl.servers.building import block_rule, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
 from rayfl.servers.queries import HISTOGRAM, Asking
 from rayfl.servers.records import Records
-from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.rounds import AskedReport, Round, Servers
 from rayfl.servers.serialisation import flatten
 from rayfl.servers.signatures import facts
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
-from rayfl.training.observations import Observation
+from rayfl.training.reports import ClientReport
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ class Driver:
         self._nothing = self.servers.snapshot()
         self.records = self._blank()
         self._enter(0)
-        self._observations: dict[Observation, Ref] = {}
+        self._reports: dict[ClientReport, Ref] = {}
         self._coreset: tuple[int, Coreset] | None = None
         self._seconds_before = 0.0
         self._begun = time.perf_counter()
@@ -214,8 +215,8 @@ class Driver:
         self.backend.say = lambda text: self.emit(Event("note", {"text": text}))
         self.backend.start(self._data, self.host)
         if self.host.device != "cpu":
-            (_, (text,)), *_ = self.backend.run([Task("about", (), 0.0)])
-            self.emit(Event("note", {"text": f"on the device: {text}"}))
+            (done,) = self.backend.run([Task("about", None)])
+            self.emit(Event("note", {"text": f"on the device: {done.report}"}))
         self.backend.tick = self._check_stop
         state = self._resume() or self._begin()
         self._check_signatures(state)
@@ -262,6 +263,7 @@ class Driver:
         put = self.backend.put
         self.servers.models = [put(row) for row in saved.models]
         self.servers.vectors = [put(row) for row in saved.vectors]
+        self.servers.memories = [None if np.isnan(row).all() else put(row) for row in saved.memories]
         self.servers.gathered = saved.gathered
         self.servers.states = ClientStates.restore(self.backend, saved.state_clients, saved.state_rows)
         self.servers.updates = ClientStates.restore(self.backend, saved.update_clients, saved.update_rows)
@@ -324,7 +326,7 @@ class Driver:
                 "failures": len(report.failures),
             }
         )
-        self.emit(Event("round", {**row, "rounds": self.config.rounds, "busy": dict(report.busy)}))
+        self.emit(Event("round", {**row, "rounds": self.config.rounds, "busy": dict(report.seconds)}))
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
             self.emit(
@@ -338,29 +340,30 @@ class Driver:
     def _turn(self, state: ServerState, plan: Plan) -> Round:
         """What the servers are to do in this round."""
         algorithm, setup = self.algorithm, self.setup
-        observation = algorithm.observation(setup, state)
-        seen = None
-        if observation is not None:  # most observations are the same in every round: sent once
-            if observation not in self._observations:
-                prepared = observation.prepare(self.federation.samples, self.config.seed)
-                self._observations[observation] = self.backend.put(prepared)
-            seen = self._observations[observation]
+        waits = algorithm.mixes_by_reports
         return Round(
             round=state.round,
             plan=plan,
             work=algorithm.work(setup, state),
-            mixing=algorithm.mix(setup, state, plan) if observation is None else None,
+            mixing=None if waits else algorithm.mix(setup, state, plan, {}),
+            mix=(lambda reports: algorithm.mix(setup, state, plan, reports)) if waits else None,
+            server_step=algorithm.server_step(setup, state),
             step=algorithm.global_step(setup, state),
             stage=self.stage,
             local=self.config.local,
             order=self.config.order,
             assignment=state.assignment,
-            observation=seen,
-            compares=observation is not None and observation.needs_models,
-            mix=lambda observed: algorithm.mix(setup, state, plan, observed),
+            reports={name: self._asked(r) for name, r in algorithm.reports(setup, state).items()},
             updates=algorithm.keeps_updates,
-            norms=algorithm.measures_updates(setup),
         )
+
+    def _asked(self, report: ClientReport) -> AskedReport:
+        """A report prepared; most are the same in every round: sent once."""
+        if report not in self._reports:
+            self._reports[report] = self.backend.put(
+                report.prepare(self.federation.samples, self.config.seed)
+            )
+        return AskedReport(report, self._reports[report])
 
     def _asking(self, state: ServerState) -> Asking:
         """What the algorithm may ask of the clients now."""
@@ -532,6 +535,9 @@ class Driver:
         enter = self.records.transfer
         enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
         enter(Transfer(state.round, "client_lps", "down", "model", down))
+        floats = sum(asked.report.floats for asked in turn.reports.values())
+        if floats:
+            enter(Transfer(state.round, "client_lps", "up", "report", 4 * floats * len(plan.cohort)))
         if report.gps_bytes_down:
             enter(Transfer(state.round, "lps_gps", "up", "model", report.gps_bytes_up))
             enter(Transfer(state.round, "lps_gps", "down", "model", report.gps_bytes_down))
@@ -550,6 +556,7 @@ class Driver:
             state_clients=clients,
             state_rows=rows,
             vectors=np.stack(get(servers.vectors)) if servers.vectors else np.empty((0, 0), np.float32),
+            memories=self._memories(),
             gathered=servers.gathered,
             update_clients=update_clients,
             update_rows=update_rows,
@@ -560,13 +567,23 @@ class Driver:
         checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
         return checkpoint
 
+    def _memories(self) -> NDArray[np.float64]:
+        """What a server step keeps beside each model ``(K, V, n)``; NaN where there is nothing yet."""
+        there = [ref for ref in self.servers.memories if ref is not None]
+        if not there:
+            return np.empty((0, 0, 0))
+        values = self.backend.get(there)
+        found = iter(values)
+        nothing = np.full(values[0].shape, np.nan)
+        return np.stack([nothing if ref is None else next(found) for ref in self.servers.memories])
+
     def _client_facts(self, state: ServerState, checkpoint: Checkpoint) -> dict[str, float]:
         """What the local objective has to say of the clients' states; the means over clients."""
         local, spec = self.config.local, self.host.spec
         facts: dict[str, NDArray[np.float64]] = {}
         if len(checkpoint.state_clients) and local.state_size(spec):
-            own = length(self.algorithm.work(self.setup, state).personal)
-            states = checkpoint.state_rows[:, own : own + local.state_size(spec)]
+            layers = self.algorithm.work(self.setup, state).personal
+            states = StateLayout.of(spec, layers, local, self.config.order).objective(checkpoint.state_rows)
             facts = local.client_facts(states, spec)
         return self.records.client_facts(checkpoint.state_clients, facts)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.backend import Answer, Key, Objects
 from rayfl.clients.partial import Partial, Vector, Weight, summed
+from rayfl.server_step import Averaged, ServerStep
 
 if TYPE_CHECKING:
     from rayfl.training import Segments
@@ -38,101 +40,188 @@ class Reduced:
     moved: float
 
 
+MODEL: Key = ("model", 0)
+"""The model of an LPS ``(P,)``; where there are several, ``("model", k)``."""
+
+FACTS: Key = ("facts", 0)
+"""What the GPS may learn: a :class:`Reduced` by the number of its row."""
+
+VECTOR: Key = ("vector", 0)
+"""The vector of the local objective beside a model ``(Q,)``."""
+
+VALUES: Key = ("values", 0)
+"""What the GPS sends back."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """The method's server step for some models.
+
+    Attributes:
+        step: what it does.
+        clients: how many clients of each model took part ``(R,)``.
+        members: how many it has ``(R,)``.
+    """
+
+    step: ServerStep
+    clients: NDArray[np.int64]
+    members: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ReduceJob:
+    """One row of ``A W``: the next :data:`MODEL` of a cluster, from partial sums.
+
+    Beside it travel the current model, kept where nothing arrived; the blocks' parts ``("sum", block)``, a
+    :class:`~rayfl.clients.partial.Partial` each; the :data:`VECTOR`, if there is one; and the memory
+    ``("memory", 0)`` of a server step, once there is one.
+
+    Attributes:
+        model: the number of the row.
+        shared: the ranges of the model that the partial sums cover.
+        common: those that the GPS will average over clusters; within ``shared``.
+        still: parts that no block has sent.
+        members: how many clients the model has, where there is a vector; None otherwise.
+        optimizer: the server step, if any.
+    """
+
+    model: int
+    shared: Segments
+    common: Segments
+    still: tuple[Partial, ...] = ()
+    members: int | None = None
+    optimizer: Optimizer | None = None
+
+
+@dataclass(frozen=True)
+class CombineJob:
+    """Several rows of ``A W`` from the trained models themselves, where those are fewer than the sums.
+
+    Beside it travel the current models ``("model", k)``, the blocks' trained rows ``("rows", block)``
+    ``(B, S)``, and the memories ``("memory", k)`` of a server step.
+
+    Attributes:
+        shared, common: as for :class:`ReduceJob`.
+        models: the numbers of the rows ``(R,)``.
+        blocks: the numbers of the blocks that take part.
+        weights: for each block its part of A, ``(R, B)``.
+        kept: for each block how much of the old models its clients leave in place ``(R, B)``; None for none.
+        keep: the weight of the old models in all ``(R,)``.
+        statistics: how many of the last numbers are running statistics, see
+            :class:`~rayfl.clients.partial.Partial`.
+        optimizer: the server step, if any.
+    """
+
+    shared: Segments
+    common: Segments
+    models: tuple[int, ...]
+    blocks: tuple[int, ...]
+    weights: Sequence[NDArray[np.float64]]
+    kept: Sequence[NDArray[np.float64]] | None
+    keep: NDArray[np.float64]
+    statistics: int
+    optimizer: Optimizer | None = None
+
+
 class LocalServer:
     """Keeps nothing between calls, so a lost one is simply started again."""
 
-    def reduce(
-        self, shared: Segments, common: Segments, model: NDArray[np.float32], *partials: Partial
-    ) -> tuple[NDArray[np.float32], Reduced]:
-        """One row of ``A W``: the next model of a cluster.
+    def reduce(self, job: ReduceJob, objects: Objects) -> Answer:
+        """See :class:`ReduceJob`."""
+        model = objects[MODEL]
+        partials = [value for (kind, _), value in objects.items() if kind == "sum"]
+        row = reduced_row(job.shared, [*partials, *job.still])
+        new, fact, memory = _next(job, model, row, _own_step(job.optimizer, objects, 0, 0))
+        found: dict[Key, Any] = {MODEL: new, FACTS: {job.model: fact}, ("memory", 0): memory}
+        if job.members is not None:
+            found[VECTOR] = accumulated(objects[VECTOR], job.members, partials)
+        return Answer(None, found)
 
-        Args:
-            shared: the ranges of the model that the partials cover.
-            common: the ranges that the GPS will average over clusters; within ``shared``.
-            model: the current model ``(P,)``; kept where nothing arrived.
-            partials: the blocks' parts, summed in this order whatever the order of arrival.
+    def combine(self, job: CombineJob, objects: Objects) -> Answer:
+        """See :class:`CombineJob`."""
+        rows = combined_rows(job, [objects["rows", block] for block in job.blocks])
+        found: dict[Key, Any] = {}
+        facts: dict[int, Reduced] = {}
+        for place, (k, row) in enumerate(zip(job.models, rows, strict=True)):
+            step = _own_step(job.optimizer, objects, place, k)
+            found["model", k], facts[k], found["memory", k] = _next(job, objects["model", k], row, step)
+        return Answer(None, {**found, FACTS: facts})
 
-        Returns:
-            The new model ``(P,)`` float32; and for the GPS the *sum* over the common ranges with its weight,
-            so that averaging averages rounds only once.
-        """
-        total, weight = summed([p.total for p in partials]), _weight(partials)
-        last = partials[0].statistics
-        keep = sum(p.keep for p in partials)
-        clients = sum(p.keep for p in partials if p.statistics)
-        scale = math.prod(p.scale for p in partials)
-        if scale != 1:
-            rest = float(weight) * (1 - scale)  # a single number: no client leaves parameters out
-            keep, clients, weight = keep + rest, clients + rest, weight * scale
-            total[: len(total) - last] *= scale
-        return _next(shared, common, model, total, weight, _old(total, last, keep, clients), last)
-
-    def combine(
-        self,
-        shared: Segments,
-        common: Segments,
-        weights: Sequence[NDArray[np.float64]],
-        kept: Sequence[NDArray[np.float64]] | None,
-        keep: NDArray[np.float64],
-        statistics: int,
-        models: int,
-        *objects: NDArray[np.float32],
-    ) -> list[Any]:
-        """Several rows of ``A W`` from the trained models themselves, where those are fewer than the sums.
-
-        Args:
-            shared, common: as for :meth:`reduce`.
-            weights: for each block its part of A, ``(R, B)``.
-            kept: for each block how much of the old models its clients leave in place ``(R, B)``; None for
-                nothing.
-            keep: the weight of the old models in all ``(R,)``.
-            statistics: how many of the last numbers are running statistics, see :class:`Partial`.
-            models: R; the first so many objects are the old models ``(P,)``,
-            objects: and the rest the blocks' trained rows ``(B, S)``.
-
-        Returns:
-            R new models, then the list of their :class:`Reduced`.
-        """
-        old, blocks = objects[:models], objects[models:]
-        total, clients = np.zeros((models, _length(shared))), np.zeros(models)
-        counted, rows = _delivered(weights, blocks)
-        end = total.shape[1] - (statistics if kept is not None else 0)
-        for first in range(0, end, _PIECE):
-            piece = slice(first, min(first + _PIECE, end))
-            total[:, piece] = counted @ _columns(rows, piece)
-        weight = counted.sum(axis=1)
-        if kept is not None and statistics:
-            counts, rows = _delivered([w + k for w, k in zip(weights, kept, strict=True)], blocks, weights)
-            total[:, end:] = counts @ _columns(rows, slice(end, None))
-            clients = sum((k.sum(axis=1) for k in kept), clients)
-        parts = []
-        for r in range(models):
-            old_weight = _old(total[r], statistics, float(keep[r]), float(clients[r]))
-            row = shared, common, old[r], total[r], float(weight[r]), old_weight, statistics
-            parts.append(_next(*row))
-        return [*(new for new, _ in parts), [reduced for _, reduced in parts]]
-
-    def accumulate(
-        self, vector: NDArray[np.float32], members: int, *partials: Partial
-    ) -> NDArray[np.float32]:
-        """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
-        extras = [partial.extra for partial in partials if partial.extra is not None]
-        assert len(extras) == len(partials)
-        total = summed(extras)
-        new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
-        return new
-
-    def upload(self, common: Segments, model: NDArray[np.float32]) -> Partial:
+    def upload(self, common: Segments, objects: Objects) -> Answer:
         """What an LPS sends to the GPS in a round in which it has trained nothing: its model's numbers."""
-        return Partial(_take(model.astype(np.float64), common), 0.0)
+        return Answer(None, {VALUES: Partial(_take(objects[MODEL].astype(np.float64), common), 0.0)})
 
-    def install(
-        self, common: Segments, model: NDArray[np.float32], values: NDArray[np.float32]
-    ) -> NDArray[np.float32]:
+    def install(self, common: Segments, objects: Objects) -> Answer:
         """The GPS broadcasts the common layers: put them into a cluster's model."""
-        new, old = np.array(model), _take(model, common)
+        new, values = np.array(objects[MODEL]), objects[VALUES]
+        old = _take(objects[MODEL], common)
         _put(new, common, np.where(np.isnan(values), old, values))  # NaN: nobody kept this number
-        return new
+        return Answer(None, {MODEL: new})
+
+
+@dataclass(frozen=True)
+class Row:
+    """The sums of a row of ``A W``.
+
+    Attributes:
+        total: ``sum_j a_j w_j`` ``(S,)``; of running statistics see
+            :class:`~rayfl.clients.partial.Partial`.
+        weight: ``sum_j a_j``, of all numbers or of each.
+        keep: the weight of the old model.
+        kept_statistics: what of it counts for running statistics.
+        statistics: how many numbers at the end these are.
+    """
+
+    total: NDArray[np.float64]
+    weight: Weight
+    keep: float
+    kept_statistics: float
+    statistics: int
+
+
+def reduced_row(shared: Segments, partials: Sequence[Partial]) -> Row:
+    """A row from the blocks' parts, summed in this order whatever the order of arrival."""
+    total, weight = summed([p.total for p in partials]), _weight(partials)
+    last = partials[0].statistics
+    keep = sum(p.keep for p in partials)
+    clients = sum(p.keep for p in partials if p.statistics)
+    scale = math.prod(p.scale for p in partials)
+    if scale != 1:
+        rest = float(weight) * (1 - scale)  # a single number: no client leaves parameters out
+        keep, clients, weight = keep + rest, clients + rest, weight * scale
+        total[: len(total) - last] *= scale
+    return Row(total, weight, keep, keep - clients, last)
+
+
+def combined_rows(job: CombineJob, blocks: Sequence[NDArray[np.float32]]) -> list[Row]:
+    """The rows of a job from the trained rows of its blocks, each ``(B, S)``."""
+    count = len(job.models)
+    total, clients = np.zeros((count, _length(job.shared))), np.zeros(count)
+    counted, rows = _delivered(job.weights, blocks)
+    end = total.shape[1] - (job.statistics if job.kept is not None else 0)
+    for first in range(0, end, _PIECE):
+        piece = slice(first, min(first + _PIECE, end))
+        total[:, piece] = counted @ _columns(rows, piece)
+    weight = counted.sum(axis=1)
+    if job.kept is not None and job.statistics:
+        both = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
+        counts, rows = _delivered(both, blocks, job.weights)
+        total[:, end:] = counts @ _columns(rows, slice(end, None))
+        clients = sum((k.sum(axis=1) for k in job.kept), clients)
+    return [
+        Row(total[r], float(weight[r]), float(job.keep[r]), float(job.keep[r] - clients[r]), job.statistics)
+        for r in range(count)
+    ]
+
+
+def accumulated(
+    vector: NDArray[np.float32], members: int, partials: Sequence[Partial]
+) -> NDArray[np.float32]:
+    """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
+    extras = [partial.extra for partial in partials if partial.extra is not None]
+    assert len(extras) == len(partials)
+    new: NDArray[np.float32] = (vector + summed(extras) / max(1, members)).astype(np.float32)
+    return new
 
 
 def _delivered(
@@ -152,47 +241,50 @@ def _columns(rows: Sequence[NDArray[np.float32]], piece: slice) -> NDArray[np.fl
     return np.stack([row[piece] for row in rows]).astype(np.float64) if rows else np.zeros((0, 1))
 
 
-@dataclass(frozen=True)
-class _Old:
-    """How much of the old model stays: ``weight`` in the denominator, ``counts`` of each number ``(S,)``."""
+class _OwnStep(NamedTuple):
+    """A server step for one model: how many clients took part, how many it has, and its memory ``(V, n)``."""
 
-    weight: float
-    counts: Weight
+    step: ServerStep
+    clients: int
+    members: int
+    memory: NDArray[np.float64] | None
 
 
-def _old(total: NDArray[np.float64], statistics: int, keep: float, clients: float) -> _Old:
-    """Of ``keep`` the part of the ``clients`` is in the total of the running statistics already."""
-    if not (statistics and clients):
-        return _Old(keep, keep)
-    counts = np.full(len(total), keep)
-    counts[-statistics:] -= clients
-    return _Old(keep, counts)
+def _own_step(optimizer: Optimizer | None, objects: Objects, place: int, model: int) -> _OwnStep | None:
+    if optimizer is None:
+        return None
+    clients, members = int(optimizer.clients[place]), int(optimizer.members[place])
+    return _OwnStep(optimizer.step, clients, members, objects.get(("memory", model)))
 
 
 def _next(
-    shared: Segments,
-    common: Segments,
-    model: NDArray[np.float32],
-    total: NDArray[np.float64],
-    weight: Weight,
-    old: _Old,
-    statistics: int,
-) -> tuple[NDArray[np.float32], Reduced]:
-    """The new model from the sums of its row; where the weight is zero the old numbers stay."""
+    job: ReduceJob | CombineJob, model: NDArray[np.float32], row: Row, own: _OwnStep | None
+) -> tuple[NDArray[np.float32], Reduced, NDArray[np.float64] | None]:
+    """The new model from the sums of its row, and the memory of a server step; where the weight is zero the
+    old numbers stay."""
+    shared, common, total, weight = job.shared, job.common, row.total, row.weight
+    memory = None if own is None else own.memory
     new = np.array(model, dtype=np.float32)
     if not np.any(weight):
-        return new, Reduced(Partial(_take(model.astype(np.float64), common), 0.0), 0.0, 0.0)
-    if old.weight:
-        total = total + old.counts * _take(model.astype(np.float64), shared)
-        weight = weight + old.weight
+        return new, Reduced(Partial(_take(model.astype(np.float64), common), 0.0), 0.0, 0.0), memory
+    if row.keep:
+        counts: Weight = row.keep
+        if row.statistics and row.kept_statistics != row.keep:
+            counts = np.full(len(total), row.keep)
+            counts[-row.statistics :] = row.kept_statistics
+        total = total + counts * _take(model.astype(np.float64), shared)
+        weight = weight + row.keep
     if isinstance(weight, np.ndarray):
         averages = _take(model.astype(np.float64), shared)
         np.divide(total, weight, out=averages, where=weight > 0)
     else:
         averages = total / weight
+    if own is not None:
+        averages, memory = _stepped(own, _take(model.astype(np.float64), shared), averages, row.statistics)
+        total = averages * weight
     _put(new, shared, averages.astype(np.float32))
     way = _take(new.astype(np.float64) - model, shared)
-    moved = float(np.linalg.norm(way[: len(way) - statistics]))
+    moved = float(np.linalg.norm(way[: len(way) - row.statistics]))
     sent = weight
     if isinstance(weight, np.ndarray):
         total, kept = np.where(weight > 0, total, averages), weight
@@ -203,7 +295,22 @@ def _next(
         full = model.astype(np.float64)
         _put(full, shared, total)
         total = _take(full, common)
-    return new, Reduced(Partial(total if common else total[:0], sent), weight, moved)
+    return new, Reduced(Partial(total if common else total[:0], sent), weight, moved), memory
+
+
+def _stepped(
+    own: _OwnStep, old: NDArray[np.float64], averages: NDArray[np.float64], statistics: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The numbers after the server step, and its memory; running statistics at the end are averages."""
+    n = len(old) - statistics
+    start = own.step.vectors()
+    memory = own.memory
+    if memory is None:
+        memory = np.repeat(np.array(list(start.values()), np.float64)[:, None], n, axis=1)
+    averaged = Averaged(old[:n], averages[:n], own.clients, own.members)
+    stepped, vectors = own.step.apply(averaged, dict(zip(start, memory, strict=True)))
+    kept = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))
+    return np.concatenate([stepped, averages[n:]]), kept
 
 
 def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.float32] | None:

@@ -12,7 +12,7 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms.contract import Split
-from rayfl.backend import Ref, Task
+from rayfl.backend import RESULT, Ref, Task
 from rayfl.clustering import cosines
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
@@ -34,7 +34,6 @@ from rayfl.servers.signatures import (
     cluster_clients,
     sign_clients,
 )
-from rayfl.servers.states import pack_rows
 from rayfl.training import Segments
 
 HISTOGRAM = "histogram"
@@ -245,10 +244,10 @@ class Asking:
     def _cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         blocks, found = self._blocks(clients), np.zeros((len(clients), len(clients)))
         pairs = list(itertools.combinations_with_replacement(range(len(blocks)), 2))
-        tasks = [Task("apply", (cosines.tile, blocks[i], blocks[j]), 1.0, returns=2) for i, j in pairs]
-        for index, (_, ref) in self.backend.run(tasks):
-            rows, columns = (slice(k * _TILE, (k + 1) * _TILE) for k in pairs[index])
-            tile = self.backend.get(ref)
+        tasks = [Task.calling(cosines.tile, blocks[i], blocks[j]) for i, j in pairs]
+        for done in self.backend.run(tasks):
+            rows, columns = (slice(k * _TILE, (k + 1) * _TILE) for k in pairs[done.task])
+            tile = self.backend.get(done.refs[RESULT])
             found[rows, columns] = tile
             found[columns, rows] = tile.T
         return np.triu(found) + np.triu(found, 1).T  # a product's two halves may round differently
@@ -257,10 +256,10 @@ class Asking:
         """Their latest updates, in blocks of ``_TILE`` rows."""
         blocks = []
         for first in range(0, len(clients), _TILE):
-            refs, places = self.servers.updates.locate(clients[first : first + _TILE].tolist(), 0)
-            if None in places:
+            some = clients[first : first + _TILE].tolist()
+            if any(client not in self.servers.updates for client in some):
                 raise ValueError("a client that never sent an update has no row")
-            blocks.append(self.backend.call(pack_rows, places, *refs))
+            blocks.append(self.servers.updates.packed(self.backend, some))
         return blocks
 
     def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
@@ -281,10 +280,10 @@ class Asking:
         return self._sketched([rows for _, rows in updates], size)
 
     def _sketched(self, blocks: list[Ref], size: int) -> NDArray[np.float32]:
-        tasks = [Task("apply", (cosines.sketch, rows, size, self.seed), 1.0, returns=2) for rows in blocks]
+        tasks = [Task.calling(cosines.sketch, rows, size, self.seed) for rows in blocks]
         found: list[NDArray[np.float32]] = [np.empty((0, size), np.float32)] * len(tasks)
-        for index, (_, ref) in self.backend.run(tasks):
-            found[index] = self.backend.get(ref)
+        for done in self.backend.run(tasks):
+            found[done.task] = self.backend.get(done.refs[RESULT])
         return np.concatenate(found)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,9 +12,21 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms import GlobalStep, Mixing, Plan, RoundReport
-from rayfl.backend import Backend, Ref, Task
-from rayfl.clients.jobs import AdaptJob, EvalItem, EvalJob, EvalReport, State, TrainJob, TrainReport
+from rayfl.backend import Backend, Done, Key, Ref, Task
+from rayfl.clients.jobs import (
+    ROWS,
+    STATES,
+    UPDATES,
+    AdaptJob,
+    BlockMixing,
+    EvalJob,
+    EvalReport,
+    ForwardPass,
+    TrainJob,
+    TrainReport,
+)
 from rayfl.clients.partial import Partial
+from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError
@@ -24,10 +36,22 @@ from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
 from rayfl.ordering.shuffled import Shuffled
-from rayfl.servers.lps import Reduced, merge
+from rayfl.server_step import ServerStep
+from rayfl.servers.lps import (
+    FACTS,
+    MODEL,
+    VALUES,
+    VECTOR,
+    CombineJob,
+    Optimizer,
+    Reduced,
+    ReduceJob,
+    merge,
+)
+from rayfl.servers.mixing import block_mixings, scales, without
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Segments, complement, length
-from rayfl.training.observations import Observation
+from rayfl.training.reports import ClientReport, Reports
 from rayfl.training.work import behind
 
 if TYPE_CHECKING:
@@ -53,6 +77,14 @@ def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[sli
 
 
 @dataclass(frozen=True)
+class AskedReport:
+    """What clients are to report: what it is, and the same prepared, by reference."""
+
+    report: ClientReport
+    ref: Ref
+
+
+@dataclass(frozen=True)
 class Round:
     """What is to be done in a round, besides who takes part.
 
@@ -65,11 +97,10 @@ class Round:
         local, order: the local objective, and the order of samples.
         assignment: the model of each client ``(N,)``; for objectives with vectors at the servers, and those
             in whose average the absent count.
-        observation: what must be seen of the trained models to know A otherwise, by reference;
-        compares: whether that looks at the servers' models too;
-        mix: and what then gives A.
+        reports: what clients report besides, by name.
+        mix: gives A from the reports, if it is not known before training.
         updates: whether the servers keep the clients' updates.
-        norms: whether the lengths of the clients' updates are reported.
+        server_step: what an LPS does with the average, if anything.
         step: what the GPS averages over the LPSs; None for methods without a GPS.
     """
 
@@ -81,11 +112,10 @@ class Round:
     local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
     order: Ordering = Shuffled()  # noqa: RUF009
     assignment: NDArray[np.int64] | None = None
-    observation: Ref = None
-    compares: bool = False
-    mix: Callable[[NDArray[np.float64]], Mixing] | None = None
+    reports: Mapping[str, AskedReport] = field(default_factory=dict)
+    mix: Callable[[Reports], Mixing] | None = None
     updates: bool = False
-    norms: bool = False
+    server_step: ServerStep | None = None
     step: GlobalStep | None = None
 
     @classmethod
@@ -131,6 +161,7 @@ class Servers:
         self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
         self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
+        self.memories: list[Ref] = []  # (V, n) of a server step, one beside each model
         # The weight that took part in each model since its last global step: (layers, K, 1), or
         # (layers, K, P) where clients leave numbers out of the average; empty for methods without a GPS.
         self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
@@ -162,6 +193,7 @@ class Servers:
         return {
             "models": list(self.models),
             "vectors": list(self.vectors),
+            "memories": list(self.memories),
             "gathered": self.gathered,
             "states": self.states.copy(),
             "updates": self.updates.copy(),
@@ -180,6 +212,8 @@ class Servers:
         self.models = [self.models[parent] for parent in parents.tolist()]
         if self.vectors:
             self.vectors = [self.vectors[parent] for parent in parents.tolist()]
+        if self.memories:
+            self.memories = [self.memories[parent] for parent in parents.tolist()]
 
     def train(self, turn: Round, progress: Progress = lambda done, total: None) -> RoundReport:
         """Train the cohort and set the models to ``A W``.
@@ -190,74 +224,100 @@ class Servers:
             ClientError: if more than ``tolerate`` clients failed: the first of them.
         """
         turn = self._at_edges(turn)
-        plan, mixing = turn.plan, turn.mixing
+        plan, local, layout = turn.plan, turn.local, self._layout(turn)
         blocks = cut_blocks(plan, self.block_size(len(plan.cohort)), self.clients_per_actor)
-        stateful = self._state_size(turn) > 0
-        has_vectors = turn.local.server_size(self.spec) > 0
+        has_vectors = local.server_size(self.spec) > 0
         if has_vectors and not self.vectors:
-            zeros = self.backend.put(np.zeros(turn.local.server_size(self.spec), np.float32))
+            zeros = self.backend.put(np.zeros(local.server_size(self.spec), np.float32))
             self.vectors = [zeros] * len(self.models)
-        parts = [] if mixing is None else shares(mixing, blocks)
-        # Where blocks would send more sums than they have clients, the trained rows are sent.
-        deliver = mixing is None or sum(len(part.rows) for part in parts) > len(plan.cohort)
-        assert not (deliver and (turn.local.masks or has_vectors)), "trained rows travel alone"
-        if deliver:
-            parts = [Share(np.empty(0, np.int64), np.empty((0, 0)), None)] * len(blocks)
-        tasks = [
-            self._task(turn, block, part, deliver, has_vectors, stateful)
-            for block, part in zip(blocks, parts, strict=True)
-        ]
-        answers: list[list[Any]] = [[]] * len(tasks)
-        failures: dict[int, str] = {}
-        for done, (index, answer) in enumerate(self.backend.run(tasks), 1):
-            answers[index] = answer
-            failures.update(answer[0].failures)
-            if len(failures) > self.tolerate:
-                client = min(failures)
-                raise ClientError(client, turn.round, failures[client])
-            progress(done, len(tasks))
+        parts: list[BlockMixing | None] = [None] * len(blocks)
+        if turn.mixing is not None:
+            cut = block_mixings(turn.mixing, blocks)
+            # Where blocks would send more sums than they have clients, the trained rows are sent.
+            if sum(len(part.rows) for part in cut) <= len(plan.cohort):
+                parts = [*cut]
+        deliver = parts[:1] == [None]
+        assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
+        tasks = [self._task(turn, layout, block, part) for block, part in zip(blocks, parts, strict=True)]
+        trained = self._trained(tasks, turn.round, progress)
+        failures = {client: text for done in trained for client, text in done.report.failures.items()}
 
-        rest = [answer[1:] for answer in answers]  # what follows the reports, taken off part by part
-        sent = [
-            [part.pop(0) for _ in range(1 if deliver else len(t.args[0].rows))]
-            for part, t in zip(rest, tasks, strict=True)
-        ]
-        if turn.observation is not None:
+        reports = self._reports(turn, trained)
+        mixing = turn.mixing
+        if mixing is None:
             assert turn.mix is not None
-            seen = [part.pop(0) for part in rest]
-            mixing = turn.mix(self.backend.get(self.backend.call(_combine, turn.observation, *seen)))
-            mixing = self._mixed_at_edges(mixing, plan.cohort)
-        assert mixing is not None
+            mixing = self._mixed_at_edges(turn.mix(reports), plan.cohort)
         if turn.updates:
-            self._keep(self.updates, plan, blocks, [part.pop(0) for part in rest], failures)
+            self._keep(self.updates, plan, blocks, [done.refs[UPDATES] for done in trained], failures)
         before = len(self.models)
         if mixing.parents is not None:
             self.inherit(mixing.parents)
-        shared, step = complement(turn.work.personal, self.spec.P), turn.step
-        common = () if step is None or not step.due.any() else _union(step)
-        absent = self._absent(turn, failures)
+        step = turn.step
+        averaging = _Averaging(
+            shared=complement(layout.layers, self.spec.P),
+            common=() if step is None or not step.due.any() else _union(step),
+            blocks=blocks,
+            trained=trained,
+            absent=self._absent(turn, failures),
+            optimizer=self._optimizer(turn, failures),
+        )
         if deliver:
-            left = _without(mixing, plan, failures, turn.local)
-            reduced = self._combine(left, shared, common, blocks, [s[0] for s in sent], absent)
+            facts = self._combine(without(mixing, plan, failures, local), averaging)
         else:
             members = self._members(turn) if has_vectors else None
-            scales = _scales(_without(mixing, plan, failures), turn.local) if failures else None
-            reduced = self._reduce(shared, common, tasks, sent, members, absent, scales)
-        if stateful:
-            self._keep(self.states, plan, blocks, [part.pop(0) for part in rest], failures)
-        moved = np.zeros(max(before, len(self.models)))
+            rescaled = scales(without(mixing, plan, failures), local) if failures else None
+            facts = self._reduce(averaging, members, rescaled)
+        if layout.size:
+            self._keep(self.states, plan, blocks, [done.refs[STATES] for done in trained], failures)
+        changes = np.zeros(max(before, len(self.models)))
         up = down = 0
         gathers = step is not None and step.weights is None
-        if turn.updates or common or gathers:
-            facts = self._fetch(reduced)
-            for row, fact in facts.items():
-                moved[row] = fact.moved
+        if turn.updates or averaging.common or gathers:
+            learned = self._learned(facts)
+            for row, fact in learned.items():
+                changes[row] = fact.moved
             if step is not None and gathers:
-                self._gather(step, facts)
-            if step is not None and common:
-                up, down = self._share(step, common, facts)
-        report = _report(plan, blocks, [answer[0] for answer in answers], failures, moved, mixing)
-        return replace(report, gps_bytes_up=up, gps_bytes_down=down)
+                self._gather(step, learned)
+            if step is not None and averaging.common:
+                up, down = self._share(step, averaging.common, learned)
+        report = _report(plan, blocks, [done.report for done in trained], reports)
+        return replace(report, model_changes=changes, gps_bytes_up=up, gps_bytes_down=down)
+
+    def _trained(self, tasks: Sequence[Task], round: int, progress: Progress) -> list[Done]:
+        """The blocks trained, in their order.
+
+        Raises:
+            ClientError: if more than ``tolerate`` clients failed: the first of them.
+        """
+        failures: dict[int, str] = {}
+        trained: list[Done] = []
+        for done in self.backend.run(tasks):
+            trained.append(done)
+            failures.update(done.report.failures)
+            if len(failures) > self.tolerate:
+                client = min(failures)
+                raise ClientError(client, round, failures[client])
+            progress(len(trained), len(tasks))
+        return sorted(trained, key=lambda done: done.task)
+
+    def _reports(self, turn: Round, trained: Sequence[Done]) -> Reports:
+        """What the cohort has reported: blocks put together, large ones in a remote task."""
+        found: dict[str, NDArray[np.float64]] = {}
+        for name, asked in turn.reports.items():
+            if asked.report.combined:
+                blocks = [done.refs["report", name] for done in trained]
+                found[name] = self.backend.get(self.backend.call(_combined, asked.ref, *blocks))
+            else:
+                found[name] = asked.report.combine([done.report.reports[name] for done in trained])
+        return found
+
+    def _optimizer(self, turn: Round, failures: Mapping[int, str]) -> Optimizer | None:
+        """The server step, for all models."""
+        if turn.server_step is None:
+            return None
+        delivered = ~np.isin(turn.plan.cohort, list(failures))
+        clients = np.bincount(turn.plan.group[delivered], minlength=len(self.models))
+        return Optimizer(turn.server_step, clients, self._members(turn))
 
     def _at_edges(self, turn: Round) -> Round:
         """The round with the places of models instead of their numbers."""
@@ -291,19 +351,13 @@ class Servers:
         assert turn.assignment is not None
         return np.bincount(turn.assignment[self.federation.sizes > 0], minlength=len(self.models))
 
-    def _fetch(self, reduced: Mapping[int, tuple[Ref, int | None]]) -> dict[int, Reduced]:
-        """What the GPS may learn, by row: LPSs that combine several rows answer with a list."""
-        values = self.backend.get([ref for ref, _ in reduced.values()])
-        return {
-            row: value if place is None else value[place]
-            for (row, (_, place)), value in zip(reduced.items(), values, strict=True)
-        }
+    def _learned(self, facts: Sequence[Ref]) -> dict[int, Reduced]:
+        """What the GPS may learn, by row."""
+        return {row: fact for found in self.backend.get(list(facts)) for row, fact in found.items()}
 
-    def _state_size(self, turn: Round) -> int:
-        """Numbers that a client keeps between rounds."""
-        return (
-            length(turn.work.personal) + turn.local.state_size(self.spec) + turn.order.state_size(self.spec)
-        )
+    def _layout(self, turn: Round) -> StateLayout:
+        """Whose numbers lie where in what a client keeps between rounds."""
+        return StateLayout.of(self.spec, turn.work.personal, turn.local, turn.order)
 
     def _absent(self, turn: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
         """How many clients of each model took part before but not now ``(K,)``; None if they do not count."""
@@ -327,50 +381,43 @@ class Servers:
             states.update(clients, ref, [c not in failures for c in clients])
         states.pack(self.backend)
 
-    def _task(
-        self, turn: Round, block: slice, part: Share, deliver: bool, has_vectors: bool, stateful: bool
-    ) -> Task:
-        clients = turn.plan.cohort[block]
-        used, start = np.unique(turn.plan.start[block], return_inverse=True)
-        objects = [self.models[k] for k in used]
-        servers = observe = None
-        models: list[Ref] = []
-        if has_vectors:
-            servers = len(objects)
-            objects += [self.vectors[k] for k in used]
-        if turn.observation is not None:
-            observe = len(objects)
-            models = list(self.models) if turn.compares else []
-            objects += [turn.observation, *models]
-        states: tuple[State, ...] = ()
-        if stateful:
-            refs, states = self.states.locate(clients.tolist(), len(objects))
-            objects += refs
+    def _task(self, turn: Round, layout: StateLayout, block: slice, part: BlockMixing | None) -> Task:
+        clients, start = turn.plan.cohort[block], turn.plan.start[block]
+        objects: dict[Key, Ref] = {}
+        states: tuple[StateRow, ...] = ()
+        if layout.size:
+            located, states = self.states.locate(clients.tolist())
+            objects.update(located)
+        compares = any(asked.report.needs_models for asked in turn.reports.values())
+        for k in range(len(self.models)) if compares else np.unique(start).tolist():
+            objects["model", k] = self.models[k]
+        if turn.local.server_size(self.spec):
+            objects.update({("vector", k): self.vectors[k] for k in np.unique(start).tolist()})
+        objects.update({("report", name): asked.ref for name, asked in turn.reports.items()})
         job = TrainJob(
             round=turn.round,
             stage=turn.stage,
             clients=clients,
             start=start,
-            servers=servers,
-            observe=observe,
-            models=len(models),
             states=states,
+            layout=layout,
             work=turn.work,
             local=turn.local,
             order=turn.order,
-            rows=part.rows,
-            weights=part.weights,
-            keep=part.keep,
-            deliver=deliver,
+            mixing=part,
+            reports=tuple(turn.reports),
+            models=len(self.models) if compares else 0,
             updates=turn.updates,
-            norms=turn.norms,
         )
-        sent = 1 if deliver else len(part.rows)
+        keeps: list[Key] = [ROWS] if part is None else [("sum", int(row)) for row in part.rows]
+        keeps += [("report", name) for name, asked in turn.reports.items() if asked.report.combined]
+        keeps += [UPDATES] * turn.updates + [STATES] * bool(layout.size)
         return Task(
             "train",
-            (job, *objects),
+            job,
+            objects,
+            tuple(keeps),
             cost=float(self.federation.sizes[clients].sum()),
-            returns=1 + sent + (observe is not None) + turn.updates + stateful,
             home=int(clients[0]) // self.clients_per_actor if self.clients_per_actor else None,
             work=self._work(clients, turn.work),
         )
@@ -381,77 +428,100 @@ class Servers:
 
     def _reduce(
         self,
-        shared: Segments,
-        common: Segments,
-        tasks: Sequence[Task],
-        sent: Sequence[Sequence[Ref]],
+        averaging: _Averaging,
         members: NDArray[np.int64] | None,
-        absent: NDArray[np.int64] | None,
-        scales: NDArray[np.float64] | None,
-    ) -> dict[int, tuple[Ref, int | None]]:
-        """Each LPS reduces its rows in the order of the blocks; what the GPS may learn, by row."""
-        parts: dict[int, list[Ref]] = {}  # output model -> its partial products, in block order
-        for task, refs in zip(tasks, sent, strict=True):
-            for row, ref in zip(task.args[0].rows.tolist(), refs, strict=True):
-                parts.setdefault(row, []).append(ref)
-        reduced: dict[int, tuple[Ref, int | None]] = {}
+        rescaled: NDArray[np.float64] | None,
+    ) -> list[Ref]:
+        """Each LPS reduces its rows in the order of the blocks; by reference what the GPS may learn."""
+        parts: dict[int, dict[Key, Ref]] = {}  # output model -> its partial sums, in block order
+        for block, done in enumerate(averaging.trained):
+            for (kind, row), ref in done.refs.items():
+                if kind == "sum":
+                    parts.setdefault(int(row), {})["sum", block] = ref
+        facts = []
         for row in sorted(parts):
-            still = [] if absent is None else [Partial(np.zeros(1), 0.0, keep=float(absent[row]))]
-            if scales is not None and scales[row] != 1:
-                still.append(Partial(np.zeros(1), 0.0, scale=float(scales[row])))
-            self.models[row], fact = self.backend.serve(
-                row, "reduce", shared, common, self.models[row], *parts[row], *still, returns=2
+            still = []
+            if averaging.absent is not None:
+                still.append(Partial(np.zeros(1), 0.0, keep=float(averaging.absent[row])))
+            if rescaled is not None and rescaled[row] != 1:
+                still.append(Partial(np.zeros(1), 0.0, scale=float(rescaled[row])))
+            job = ReduceJob(
+                row,
+                averaging.shared,
+                averaging.common,
+                tuple(still),
+                None if members is None else int(members[row]),
+                averaging.own_optimizer([row]),
             )
-            reduced[row] = (fact, None)
+            objects, keeps = {MODEL: self.models[row], **parts[row]}, [MODEL, FACTS]
             if members is not None:
-                self.vectors[row] = self.backend.serve(
-                    row, "accumulate", self.vectors[row], int(members[row]), *parts[row]
-                )[0]
-        return reduced
+                objects[VECTOR] = self.vectors[row]
+                keeps.append(VECTOR)
+            if averaging.optimizer is not None:
+                objects.update(self._memory(row, 0))
+                keeps.append(("memory", 0))
+            found = self.backend.serve(row, "reduce", job, objects, keeps)
+            self.models[row] = found[MODEL]
+            if members is not None:
+                self.vectors[row] = found[VECTOR]
+            if averaging.optimizer is not None:
+                self._remember(row, found["memory", 0])
+            facts.append(found[FACTS])
+        return facts
 
-    def _combine(
-        self,
-        mixing: Mixing,
-        shared: Segments,
-        common: Segments,
-        blocks: Sequence[slice],
-        rows: Sequence[Ref],
-        absent: NDArray[np.int64] | None,
-    ) -> dict[int, tuple[Ref, int | None]]:
-        """The LPSs multiply A with the trained rows, a few models in a call."""
-        weights = mixing.weights.tocsr()
+    def _memory(self, model: int, number: int) -> dict[Key, Ref]:
+        """What a server step keeps beside a model, if there is anything yet."""
+        ref = self.memories[model] if self.memories else None
+        return {} if ref is None else {("memory", number): ref}
+
+    def _remember(self, model: int, memory: Ref) -> None:
+        if not self.memories:
+            self.memories = [None] * len(self.models)
+        self.memories[model] = memory
+
+    def _combine(self, mixing: Mixing, averaging: _Averaging) -> list[Ref]:
+        """The LPSs multiply A with the trained rows, a few models in a call; by reference what the GPS may
+        learn."""
+        weights, blocks = mixing.weights.tocsr(), averaging.blocks
         keep: NDArray[np.float64] = np.zeros(weights.shape[0])
         kept = None if mixing.keep is None else mixing.keep.tocsr()
         if kept is not None:
             keep = np.asarray(kept.sum(axis=1), np.float64).ravel()
-        if absent is not None:
-            keep = keep + absent
+        if averaging.absent is not None:
+            keep = keep + averaging.absent
         filled = np.flatnonzero(np.diff(weights.indptr))
-        step = max(1, _COMBINED // max(1, self.spec.P))
-        reduced: dict[int, tuple[Ref, int | None]] = {}
-        for at, first in enumerate(range(0, len(filled), step)):
-            some = filled[first : first + step]
+        size = max(1, _COMBINED // max(1, self.spec.P))
+        facts = []
+        for number, first in enumerate(range(0, len(filled), size)):
+            some: list[int] = filled[first : first + size].tolist()
             dense = weights[some].toarray()
             theirs = None if kept is None else kept[some].toarray()
             wanted = [b for b, block in enumerate(blocks) if dense[:, block].any()]
-            *models, facts = self.backend.serve(
-                at,
-                "combine",
-                shared,
-                common,
-                [dense[:, blocks[b]] for b in wanted],
-                None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
-                keep[some],
-                behind(shared, self.spec.n_parameters),
-                len(some),
-                *(self.models[k] for k in some.tolist()),
-                *(rows[b] for b in wanted),
-                returns=1 + len(some),
+            job = CombineJob(
+                averaging.shared,
+                averaging.common,
+                models=tuple(some),
+                blocks=tuple(wanted),
+                weights=[dense[:, blocks[b]] for b in wanted],
+                kept=None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
+                keep=keep[some],
+                statistics=behind(averaging.shared, self.spec.n_parameters),
+                optimizer=averaging.own_optimizer(some),
             )
-            for place, row in enumerate(some.tolist()):
-                self.models[row] = models[place]
-                reduced[row] = (facts, place)
-        return reduced
+            objects: dict[Key, Ref] = {("model", k): self.models[k] for k in some}
+            objects.update({("rows", b): averaging.trained[b].refs[ROWS] for b in wanted})
+            keeps: list[Key] = [*(("model", k) for k in some), FACTS]
+            if averaging.optimizer is not None:
+                for k in some:
+                    objects.update(self._memory(k, k))
+                keeps += [("memory", k) for k in some]
+            found = self.backend.serve(number, "combine", job, objects, keeps)
+            for k in some:
+                self.models[k] = found["model", k]
+                if averaging.optimizer is not None:
+                    self._remember(k, found["memory", k])
+            facts.append(found[FACTS])
+        return facts
 
     def _gather(self, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:
         """What took part in this round counts in the next global step."""
@@ -487,15 +557,14 @@ class Servers:
                     continue
                 for row in senders:
                     if row not in uploads:
-                        (ref,) = self.backend.serve(row, "upload", sent, self.models[row])
-                        uploads[row] = self.backend.get(ref)
+                        found = self.backend.serve(row, "upload", sent, {MODEL: self.models[row]}, [VALUES])
+                        uploads[row] = self.backend.get(found[VALUES])
                 sums = [uploads[row].take(places) for row in senders]
                 merged = merge(sums, [w[numbers] if len(w) > 1 else w for w in weights[weights.any(axis=1)]])
                 values = self.backend.put(merged)
                 for row in rows.tolist():
-                    (self.models[row],) = self.backend.serve(
-                        row, "install", segments, self.models[row], values
-                    )
+                    objects = {MODEL: self.models[row], VALUES: values}
+                    self.models[row] = self.backend.serve(row, "install", segments, objects, [MODEL])[MODEL]
                 up, down = up + size * len(senders), down + size * len(rows)
                 if step.weights is None:
                     gathered[layer, rows] = 0
@@ -586,26 +655,23 @@ class Servers:
         local: LocalObjective,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Do the forward passes of a plan; with an ``assignment`` its models are those of clients."""
-        tasks = []
+        layout, tasks = StateLayout.of(self.spec, personal, local), []
         for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * self.batch_size):
             jobs = [plan.jobs[i] for i in group]
             models = [job.model if assignment is None else int(assignment[job.model]) for job in jobs]
-            used = sorted(set(models))
-            refs: list[Ref] = []
-            located: tuple[State, ...] = (None,) * len(jobs)
+            objects: dict[Key, Ref] = {("model", k): self.models[k] for k in sorted(set(models))}
+            located: tuple[StateRow, ...] = (None,) * len(jobs)
             if assignment is not None:
-                refs, located = self.states.locate([job.model for job in jobs], len(used))
-            items = tuple(
-                EvalItem(used.index(model), state, job.samples)
+                states, located = self.states.locate([job.model for job in jobs])
+                objects.update(states)
+            passes = tuple(
+                ForwardPass(model, state, job.samples)
                 for model, state, job in zip(models, located, jobs, strict=True)
             )
-            message = EvalJob(items, self.batch_size, personal, local, part)
+            message = EvalJob(passes, self.batch_size, layout, local, part)
             cost = float(sum(len(job.samples) for job in jobs))
-            objects = [*(self.models[k] for k in used), *refs]
-            tasks.append(Task("evaluate", (message, *objects), cost, work=self.spec.P * cost))
-        reports = [EvalReport()] * len(tasks)
-        for index, answer in self.backend.run(tasks):
-            reports[index] = answer[0]
+            tasks.append(Task("evaluate", message, objects, cost=cost, work=self.spec.P * cost))
+        reports: list[EvalReport] = [done.report for done in self.backend.run_in_order(tasks)]
         return plan.gather([c for r in reports for c in r.correct], [x for r in reports for x in r.loss])
 
     def adapt(
@@ -627,12 +693,11 @@ class Servers:
         """
         blocks, tasks = self._adapting("adapt", turn, clients, models)
         correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
-        updates: list[Ref] = [None] * len(tasks)
-        for index, (scores, ref) in self.backend.run(tasks):
-            correct[blocks[index]], losses[blocks[index]] = scores
-            updates[index] = ref
-        everyone = np.arange(len(clients))
-        return correct, losses, [(everyone[b], ref) for b, ref in zip(blocks, updates, strict=True)]
+        updates, everyone = [], np.arange(len(clients))
+        for block, done in zip(blocks, self.backend.run_in_order(tasks), strict=True):
+            correct[block], losses[block] = done.report.correct, done.report.losses
+            updates.append((everyone[block], done.refs[UPDATES]))
+        return correct, losses, updates
 
     def client_models(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], personal: Segments, local: LocalObjective
@@ -644,19 +709,18 @@ class Servers:
             models: the server's model of each ``(n,)``.
             personal, local: as for :meth:`evaluate`.
         """
-        used, place = np.unique(models, return_inverse=True)
-        refs: list[Ref] = []
-        located: tuple[State, ...] = (None,) * len(clients)
+        objects: dict[Key, Ref] = {("model", k): self.models[k] for k in np.unique(models).tolist()}
+        located: tuple[StateRow, ...] = (None,) * len(clients)
         if personal or local.personal:
-            refs, located = self.states.locate(clients.tolist(), len(used))
-        items = tuple(
-            EvalItem(int(model), state, np.empty(0, np.int32))
-            for model, state in zip(place, located, strict=True)
+            states, located = self.states.locate(clients.tolist())
+            objects.update(states)
+        passes = tuple(
+            ForwardPass(int(model), state, np.empty(0, np.int32))
+            for model, state in zip(models, located, strict=True)
         )
-        objects = [*(self.models[k] for k in used.tolist()), *refs]
-        task = Task("models", (EvalJob(items, self.batch_size, personal, local), *objects), 1.0)
-        ((_, (rows,)),) = self.backend.run([task])
-        return np.stack(rows)
+        job = EvalJob(passes, self.batch_size, StateLayout.of(self.spec, personal, local), local)
+        (done,) = self.backend.run([Task("models", job, objects)])
+        return np.stack(done.report)
 
     def adapted_models(
         self, turn: Round, clients: NDArray[np.int64], models: NDArray[np.int64], wanted: NDArray[np.int64]
@@ -673,121 +737,48 @@ class Servers:
             if np.isin(range(block.start, block.stop), places).any()
         ]
         found = np.empty((len(wanted), self.spec.P), np.float32)
-        for index, (rows,) in self.backend.run([tasks[number] for number in some]):
-            block = blocks[some[index]]
+        for done in self.backend.run([tasks[number] for number in some]):
+            block = blocks[some[done.task]]
             inside = (block.start <= places) & (places < block.stop)
-            found[inside] = rows[places[inside] - block.start]
+            found[inside] = done.report[places[inside] - block.start]
         return found
 
     def _adapting(
         self, method: str, turn: Round, clients: NDArray[np.int64], models: NDArray[np.int64]
     ) -> tuple[list[slice], list[Task]]:
         """The blocks in which clients train on from these models, and the task of each."""
-        size, stateful = self.block_size(len(clients)), self._state_size(turn) > 0
+        size, layout = self.block_size(len(clients)), self._layout(turn)
         models = self.at(models, clients)
         tasks, blocks = [], []
         for first in range(0, len(clients), size):
             block = slice(first, first + size)
-            used, start = np.unique(models[block], return_inverse=True)
-            objects = [self.models[k] for k in used]
-            states: tuple[State, ...] = ()
-            if stateful:
-                refs, states = self.states.locate(clients[block].tolist(), len(objects))
-                objects += refs
+            start = models[block]
+            objects: dict[Key, Ref] = {("model", k): self.models[k] for k in np.unique(start).tolist()}
+            states: tuple[StateRow, ...] = ()
+            if layout.size:
+                located, states = self.states.locate(clients[block].tolist())
+                objects.update(located)
             job = AdaptJob(
-                turn.round,
-                turn.stage,
-                clients[block],
-                start,
-                states,
-                turn.work,
-                turn.local,
-                turn.order,
-                self.batch_size,
+                round=turn.round,
+                stage=turn.stage,
+                clients=clients[block],
+                start=start,
+                states=states,
+                layout=layout,
+                work=turn.work,
+                local=turn.local,
+                batch_size=self.batch_size,
             )
             cost = float(self.federation.sizes[clients[block]].sum())
+            keeps: tuple[Key, ...] = (UPDATES,) if method == "adapt" else ()
             much = self._work(clients[block], turn.work)
-            returns = 2 if method == "adapt" else 1
-            tasks.append(Task(method, (job, *objects), cost, returns=returns, work=much))
+            tasks.append(Task(method, job, objects, keeps, cost=cost, work=much))
             blocks.append(block)
         return blocks, tasks
 
 
 _COMBINED = 1 << 23
 """Numbers of output models that one call of an LPS makes from trained rows (64 MB in double precision)."""
-
-
-@dataclass(frozen=True)
-class Share:
-    """A block's part of A.
-
-    Attributes:
-        rows: the output models that it contributes to ``(R,)``, ascending.
-        weights: of its clients in each ``(R, B)``.
-        keep: how much of the old models they leave in place ``(R, B)``; None for none.
-    """
-
-    rows: NDArray[np.int64]
-    weights: NDArray[np.float64]
-    keep: NDArray[np.float64] | None
-
-
-def shares(mixing: Mixing, blocks: Sequence[slice]) -> list[Share]:
-    """The part of A of every block."""
-    weights = mixing.weights.tocsc()
-    keep = None if mixing.keep is None else mixing.keep.tocsc()
-    found = []
-    for block in blocks:
-        inside = weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]]
-        rows: NDArray[np.int64] = np.unique(inside).astype(np.int64)
-        kept = None if keep is None else _dense(keep, rows, block)
-        found.append(Share(rows, _dense(weights, rows, block), kept))
-    return found
-
-
-def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
-    """``matrix[rows, block]`` as an array ``(R, B)``; what the columns hold lies in these rows."""
-    first, last = matrix.indptr[block.start], matrix.indptr[block.stop]
-    columns = np.repeat(
-        np.arange(block.stop - block.start), np.diff(matrix.indptr[block.start : block.stop + 1])
-    )
-    dense = np.zeros((len(rows), block.stop - block.start))
-    dense[np.searchsorted(rows, matrix.indices[first:last]), columns] = matrix.data[first:last]
-    return dense
-
-
-def _without(
-    mixing: Mixing, plan: Plan, failures: Mapping[int, str], local: LocalObjective | None = None
-) -> Mixing:
-    """A without the columns of the clients that failed; with ``local`` as it weighs the others then."""
-    if not failures:
-        return mixing
-    failed = np.isin(plan.cohort, list(failures))
-
-    def drop(matrix: sp.csr_array) -> sp.csr_array:
-        kept = matrix.tocoo()
-        there = ~failed[kept.coords[1]]
-        entries = kept.data[there], (kept.coords[0][there], kept.coords[1][there])
-        return sp.csr_array(entries, shape=matrix.shape)
-
-    keep = None if mixing.keep is None else drop(mixing.keep)
-    left = replace(mixing, weights=drop(mixing.weights), keep=keep)
-    if local is None or keep is None:
-        return left
-    scaled = sp.csr_array(left.weights.multiply(_scales(left, local)[:, None]))
-    return replace(left, weights=scaled, keep=sp.csr_array(keep + left.weights - scaled))
-
-
-def _scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
-    """What each row of A, without the clients that failed, is multiplied by ``(K,)``."""
-    scales = np.ones(left.weights.shape[0])
-    if left.keep is None:
-        return scales
-    for row in np.flatnonzero(np.diff(left.weights.indptr)):
-        weights, keep = (matrix[[row]].toarray().ravel() for matrix in (left.weights, left.keep))
-        there = weights != 0
-        scales[row] = local.rescaled(weights[there], keep[there])
-    return scales
 
 
 def _union(step: GlobalStep) -> Segments:
@@ -800,36 +791,8 @@ def _numbers(segments: Segments) -> NDArray[np.int64]:
     return np.concatenate([np.arange(a, b) for a, b in segments])
 
 
-def _combine(observation: Observation, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The remote task that puts the blocks' observations together."""
-    return observation.combine(blocks)
-
-
 def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.tile(sizes, times))])
-
-
-def _report(
-    plan: Plan,
-    blocks: Sequence[slice],
-    reports: Sequence[TrainReport],
-    failures: Mapping[int, str],
-    moved: NDArray[np.float64],
-    mixing: Mixing,
-) -> RoundReport:
-    losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
-    norms = np.full(len(plan.cohort), np.nan)
-    busy: dict[int, float] = {}
-    for block, report in zip(blocks, reports, strict=True):
-        losses[block], steps[block], norms[block] = report.losses, report.steps, report.norms
-        busy[report.pid] = busy.get(report.pid, 0.0) + report.seconds
-    losses[np.isin(plan.cohort, list(failures))] = np.nan
-    up, down = sum(r.bytes_up for r in reports), sum(r.bytes_down for r in reports)
-    remarks: dict[str, list[int]] = {}
-    for report in reports:
-        for text, clients in report.remarks.items():
-            remarks.setdefault(text, []).extend(clients)
-    return RoundReport(losses, steps, norms, moved, busy, failures, mixing, up, down, remarks=remarks)
 
 
 def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:
@@ -843,3 +806,63 @@ def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:
         groups[-1].append(i)
         total += size
     return groups
+
+
+@dataclass(frozen=True)
+class _Averaging:
+    """What the rows of A are multiplied with.
+
+    Attributes:
+        shared: the ranges of the model that clients send.
+        common: those that the GPS averages in this round.
+        blocks: places of each block in the cohort.
+        trained: what came of each block.
+        absent: how many clients of each model count though they did not take part; None if they do not.
+        optimizer: the server step, if any, for all models.
+    """
+
+    shared: Segments
+    common: Segments
+    blocks: Sequence[slice]
+    trained: Sequence[Done]
+    absent: NDArray[np.int64] | None
+    optimizer: Optimizer | None
+
+    def own_optimizer(self, models: Sequence[int]) -> Optimizer | None:
+        """The server step for some models."""
+        if self.optimizer is None:
+            return None
+        some = list(models)
+        return Optimizer(self.optimizer.step, self.optimizer.clients[some], self.optimizer.members[some])
+
+
+def _combined(report: ClientReport, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:
+    """The remote task that puts the blocks' reports together."""
+    return report.combine(blocks)
+
+
+def _report(
+    plan: Plan, blocks: Sequence[slice], trained: Sequence[TrainReport], reports: Reports
+) -> RoundReport:
+    """What the blocks reported, for the cohort."""
+    losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
+    failures: dict[int, str] = {}
+    seconds: dict[int, float] = {}
+    remarks: dict[str, list[int]] = {}
+    for block, report in zip(blocks, trained, strict=True):
+        losses[block], steps[block] = report.losses, report.steps
+        seconds[report.pid] = seconds.get(report.pid, 0.0) + report.seconds
+        failures.update(report.failures)
+        for text, clients in report.remarks.items():
+            remarks.setdefault(text, []).extend(clients)
+    losses[np.isin(plan.cohort, list(failures))] = np.nan
+    return RoundReport(
+        losses=losses,
+        steps=steps,
+        reports=reports,
+        failures=failures,
+        seconds=seconds,
+        bytes_up=sum(report.bytes_up for report in trained),
+        bytes_down=sum(report.bytes_down for report in trained),
+        remarks=remarks,
+    )

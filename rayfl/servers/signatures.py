@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.backend import Backend, Ref, Task
-from rayfl.clients.jobs import SignJob
+from rayfl.backend import RESULT, Backend, Key, Ref, Task
+from rayfl.clients.jobs import RELATIONS, SIGNATURES, SignJob
 from rayfl.clustering.cluster import (
     Clusters,
     cluster_signatures,
@@ -136,7 +136,9 @@ def cluster_clients(
     signatures, transfers = signed.refs, signed.transfers
     relations: list[Ref] = []
     if clustering.signature.needs_exchange:
-        relations, _ = _collect(backend, "relate", signed.jobs, _costs(federation, signed.jobs), signatures)
+        everyone: dict[Key, Ref] = {("signatures", block): ref for block, ref in enumerate(signatures)}
+        costs = _costs(federation, signed.jobs)
+        relations, _ = _collect(backend, "relate", signed.jobs, costs, everyone, RELATIONS)
         transfers = _exchanged(signed, round)
     if relations or clients <= tile_size:
         task = backend.call(
@@ -234,21 +236,21 @@ def _sign(
     signature, known = clustering.signature, federation.samples
     sample = _public_sample(known, clustering.features.public_samples, seed)
     fitted = clustering.features.fit(sample, key(seed, "features"))
-    extra: tuple[Ref, ...] = ()
+    extra: dict[Key, Ref] = {}
     work = None
     if signature.trained:
         if trained is None:
             raise ConfigError(
                 "clustering.signature", f"{signature.name} is one of trained models", "use it in a run"
             )
-        observation = signature.observation().prepare(known, seed)
-        extra, work = (backend.put(observation), trained.model), trained.work
+        report = backend.put(signature.report().prepare(known, seed))
+        extra, work = {("report", "signature"): report, ("model", 0): trained.model}, trained.work
     blocks = [slice(first, first + block_size) for first in range(0, len(who.ids), block_size)]
     jobs = [
         SignJob(who.ids[block], signature, fitted, seed, who.stages[block], block.start, work)
         for block in blocks
     ]
-    refs, reports = _collect(backend, "sign", jobs, _costs(federation, jobs), extra)
+    refs, reports = _collect(backend, "sign", jobs, _costs(federation, jobs), extra, SIGNATURES)
     failures = {client: error for report in reports for client, error in report.failures.items()}
     if failures:
         raise NoSignature(failures)
@@ -390,23 +392,22 @@ def _spread(
     backend: Backend, calls: Sequence[tuple[float, Callable[..., Any], tuple[Any, ...]]]
 ) -> list[Ref]:
     """Do (cost, function, arguments) on the client actors; the refs of the results, in order."""
-    tasks = [Task("apply", (function, *args), cost, returns=2) for cost, function, args in calls]
-    refs: list[Ref] = [None] * len(tasks)
-    for index, (_, ref) in backend.run(tasks):
-        refs[index] = ref
-    return refs
+    tasks = [Task.calling(function, *args, cost=cost) for cost, function, args in calls]
+    return [done.refs[RESULT] for done in backend.run_in_order(tasks)]
 
 
 def _collect(
-    backend: Backend, method: str, jobs: Sequence[SignJob], costs: Sequence[float], extra: Sequence[Ref]
+    backend: Backend,
+    method: str,
+    jobs: Sequence[SignJob],
+    costs: Sequence[float],
+    objects: Mapping[Key, Ref],
+    wanted: Key,
 ) -> tuple[list[Ref], list[Any]]:
-    """Run one job a block: the refs of the second results in the order of the blocks, and the first ones."""
-    tasks = [Task(method, (job, *extra), cost, returns=2) for job, cost in zip(jobs, costs, strict=True)]
-    refs: list[Ref] = [None] * len(tasks)
-    counts: list[Any] = [None] * len(tasks)
-    for index, (count, ref) in backend.run(tasks):
-        refs[index], counts[index] = ref, count
-    return refs, counts
+    """Run one job a block: what is wanted of each, by reference, and the reports, in this order."""
+    tasks = [Task(method, job, objects, (wanted,), cost=cost) for job, cost in zip(jobs, costs, strict=True)]
+    done = backend.run_in_order(tasks)
+    return [one.refs[wanted] for one in done], [one.report for one in done]
 
 
 def _public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:

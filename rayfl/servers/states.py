@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.backend import Backend, Ref
+from rayfl.backend import Backend, Key, Ref
 
 _PACK = 256
 """Clients in one object after packing."""
@@ -87,21 +87,12 @@ class ClientStates:
         if self._alive[number] == 0:
             del self._objects[number], self._alive[number], self._rows[number]
 
-    def locate(
-        self, clients: Sequence[int], offset: int
-    ) -> tuple[list[Ref], tuple[tuple[int, int] | None, ...]]:
-        """The objects that hold the states of ``clients``, and for each client (place among them, row).
-
-        Args:
-            clients: client ids.
-            offset: added to the places, for refs that stand after others.
-        """
-        places: dict[int, int] = {}
-        found: list[tuple[int, int] | None] = []
-        for client in clients:
-            at = self._where.get(client)
-            found.append(None if at is None else (places.setdefault(at[0], offset + len(places)), at[1]))
-        return [self._objects[number] for number in places], tuple(found)
+    def locate(self, clients: Sequence[int]) -> tuple[dict[Key, Ref], tuple[tuple[int, int] | None, ...]]:
+        """The objects ``("state", number)`` that hold the states of ``clients``, and for each client (number
+        of its object, row)."""
+        found = tuple(self._where.get(client) for client in clients)
+        numbers = dict.fromkeys(at[0] for at in found if at is not None)
+        return {("state", number): self._objects[number] for number in numbers}, found
 
     def pack(self, backend: Backend) -> None:
         """If fewer than half of the rows held are still in use, pack those of the emptiest objects anew.
@@ -123,8 +114,12 @@ class ClientStates:
         clients = sorted(client for client, (number, _) in self._where.items() if number in chosen)
         for start in range(0, len(clients), _PACK):
             part = clients[start : start + _PACK]
-            refs, places = self.locate(part, 0)
-            self.update(part, backend.call(pack_rows, places, *refs))
+            self.update(part, self.packed(backend, part))
+
+    def packed(self, backend: Backend, clients: Sequence[int]) -> Ref:
+        """The rows of some clients as one array ``(n, S)``, by reference."""
+        objects, rows = self.locate(clients)
+        return backend.call(pack_rows, tuple(objects), rows, *objects.values())
 
     def fetch(self, backend: Backend) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """All states for a checkpoint: client ids ``(n,)`` ascending and rows ``(n, S)``."""
@@ -136,8 +131,8 @@ class ClientStates:
         clients = sorted(self._where)
 
         def read(start: int, stop: int) -> NDArray[np.float32]:
-            refs, places = self.locate(clients[start:stop], 0)
-            return pack_rows(places, *backend.get(refs))
+            objects, rows = self.locate(clients[start:stop])
+            return pack_rows(tuple(objects), rows, *backend.get(list(objects.values())))
 
         return np.array(clients, np.int64), Rows(len(clients), read)
 
@@ -153,8 +148,11 @@ class ClientStates:
         return states
 
 
-def pack_rows(places: Sequence[tuple[int, int] | None], *objects: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Rows of several objects as one array ``(n, S)``."""
-    if not places:
+def pack_rows(
+    names: Sequence[Key], rows: Sequence[tuple[int, int] | None], *objects: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """Rows, each (number of its object, row), of the objects of these names as one array ``(n, S)``."""
+    if not rows:
         return np.empty((0, 0), np.float32)
-    return np.stack([objects[at[0]][at[1]] for at in places if at is not None])
+    named = dict(zip(names, objects, strict=True))
+    return np.stack([named["state", at[0]][at[1]] for at in rows if at is not None])

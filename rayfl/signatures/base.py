@@ -12,7 +12,7 @@ from rayfl.errors import DataError
 from rayfl.settings import Section
 
 if TYPE_CHECKING:  # torch is a long import, and most signatures are of data
-    from rayfl.training.observations import Observation
+    from rayfl.training.reports import ClientReport
 
 
 class Signature(Section):
@@ -61,7 +61,7 @@ class Signature(Section):
         """How many of the server's samples it looks at."""
         return 0
 
-    def observation(self) -> Observation:
+    def report(self) -> ClientReport:
         """What is computed of the client's trained model, for signatures that are ``trained``."""
         raise NotImplementedError(f"{type(self).__name__} is no signature of trained models")
 

@@ -10,7 +10,7 @@ from rayfl.data.server import ServerData
 from rayfl.signatures.base import Signature
 
 if TYPE_CHECKING:
-    from rayfl.training.observations import Observation
+    from rayfl.training.reports import ClientReport
 
 
 class Predictions(Signature):
@@ -28,8 +28,8 @@ class Predictions(Signature):
         """Those that the models predict."""
         return self.data.public_samples
 
-    def observation(self) -> Observation:
+    def report(self) -> ClientReport:
         """The predictions."""
-        from rayfl.training.observations import Predicting  # deferred: it needs torch
+        from rayfl.training.reports import Predictions  # deferred: it needs torch
 
-        return Predicting(self.data)
+        return Predictions(self.data)

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from rayfl.algorithms import (
     ALGORITHMS,
     Algorithm,
-    Mixing,
     OneShotState,
     Plan,
     RoundReport,
@@ -150,18 +149,14 @@ def plan_of(method: Algorithm, s: Setup, state: ServerState, clients: FakeClient
     return method.plan(s, state, cohort)
 
 
-def report(
-    plan: Plan, mixing: Mixing, models: int, failures: Sequence[int] = (), **facts: Any
-) -> RoundReport:
+def report(plan: Plan, models: int, failures: Sequence[int] = (), **facts: Any) -> RoundReport:
     """A round in which nothing was learnt worth reporting."""
     m = len(plan.cohort)
     usual = {
         "losses": np.ones(m),
         "steps": np.ones(m, np.int64),
-        "norms": np.ones(m),
-        "moved": np.ones(models),
-        "busy": {},
+        "reports": {"norms": np.ones(m)},
+        "model_changes": np.ones(models),
         "failures": {c: "boom" for c in failures},
-        "mixing": mixing,
     }
     return RoundReport(**{**usual, **facts})

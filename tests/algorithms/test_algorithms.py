@@ -148,13 +148,13 @@ def test_fedavg_by_hand():
     plan = plan_of(method, s, state)
     assert len(plan.cohort) == 3
     assert method.select(s, state, plan.cohort, NOBODY) is state
-    assert method.observation(s, state) is None
+    assert method.reports(s, state) == {}
     assert method.adaptation(s, state) is None
-    mixing = method.mix(s, state, plan)
+    mixing = method.mix(s, state, plan, {})
     assert mixing.weights.toarray().tolist() == [[float(SIZES[c]) for c in plan.cohort]]
     assert method.work(s, state) == LocalWork(epochs=5, batch_size=10, lr=0.1, momentum=0.5)
     assert mixing.keep is mixing.parents is None
-    after = method.end(s, state, plan, report(plan, mixing, 1))
+    after = method.end(s, state, plan, report(plan, 1))
     assert (after.round, after.models) == (1, 1)
     assert method.split(s, after, NOBODY) is None
     assert state.round == 0
@@ -186,7 +186,7 @@ def test_solo_by_hand(sampled):
     plan = plan_of(method, s, state)
     assert plan.cohort.tolist() == (cohort_at(s, 0).tolist() if sampled else [0, 1, 2, 3, 4, 5])
     assert method.work(s, state).personal == ((0, SPEC.P),)  # nothing is sent
-    mixing = method.mix(s, state, plan)
+    mixing = method.mix(s, state, plan, {})
     assert mixing.weights.shape == (1, len(plan.cohort))
     assert mixing.weights.nnz == 0
     assert method.recluster(s, state, NOBODY) is None
@@ -204,7 +204,7 @@ def regrouped(name: str, s: Setup, labels: list[int], state: ServerState | None 
 
 def one_round(method: Algorithm, s: Setup, state: ServerState) -> ServerState:
     plan = plan_of(method, s, state)
-    return method.end(s, state, plan, report(plan, method.mix(s, state, plan), state.models))
+    return method.end(s, state, plan, report(plan, state.models))
 
 
 @pytest.mark.parametrize("name", CLUSTERED)
@@ -261,8 +261,8 @@ def test_the_number_of_a_cluster_without_members_is_given_to_the_next_new_one():
 @pytest.mark.parametrize(("setting", "told_as"), [("flag_loss", "losses"), ("flag_update", "norms")])
 def test_a_client_whose_loss_or_update_has_risen_raises_a_flag(setting, told_as):
     s = setup("pacfl", clustering={"max_flags": 0, setting: 0.5})
-    assert algorithm("pacfl").measures_updates(s) == (setting == "flag_update")
     method, clients = algorithm("pacfl"), FakeClients(labels=[0] * 6)
+    assert bool(method.reports(s, method.begin(s))) == (setting == "flag_update")
     state = method.recluster(s, method.begin(s), clients).state
     for numbers, due in (
         ([1.0, 1, 1, 1, 1, 1], False),  # nothing to compare with
@@ -270,7 +270,7 @@ def test_a_client_whose_loss_or_update_has_risen_raises_a_flag(setting, told_as)
         ([1.0, 1, 1, 0.16, 1, 1.49], True),  # client 3 has
     ):
         plan = plan_of(method, s, state)
-        told = report(plan, method.mix(s, state, plan), 1, **{told_as: np.array(numbers)})
+        told = report(plan, 1, **{"losses": np.array(numbers), "reports": {"norms": np.array(numbers)}})
         state = method.end(s, state, plan, told)
         assert (method.recluster(s, state, clients) is not None) == due
     assert np.flatnonzero(state.flags).tolist() == [3]
@@ -285,7 +285,7 @@ def test_rows_of_a_by_hand(name):
     plan = plan_of(method, s, state)
     assert plan.cohort.tolist() == [0, 3, 5, 1, 2, 4]
     assert plan.group.tolist() == [0, 0, 0, 1, 2, 2]
-    assert method.mix(s, state, plan).weights.toarray().tolist() == [
+    assert method.mix(s, state, plan, {}).weights.toarray().tolist() == [
         [10, 40, 60, 0, 0, 0],
         [0, 0, 0, 20, 0, 0],
         [0, 0, 0, 0, 30, 50],
@@ -295,7 +295,7 @@ def test_rows_of_a_by_hand(name):
 def test_a_cluster_without_sampled_members_has_an_empty_row():
     s, method = setup("pacfl", training={"participation": 0.01}), algorithm("pacfl")
     state = clustered([0, 1, 2, 0, 2, 0])
-    weights = method.mix(s, state, plan_of(method, s, state)).weights
+    weights = method.mix(s, state, plan_of(method, s, state), {}).weights
     assert weights.shape == (3, 1)
     assert weights.nnz == 1
 
@@ -475,10 +475,11 @@ def a_state(method: Algorithm, s: Setup) -> ServerState:
 
 
 def what_was_seen(method: Algorithm, s: Setup, state: ServerState, members: int) -> Any:
-    """An observation of the right shape, for methods that ask for one."""
-    if method.observation(s, state) is None:
-        return None
-    return np.abs(np.subtract.outer(np.arange(members), np.arange(members))) / members
+    """Reports of the right shape, for methods that mix by them."""
+    if not method.mixes_by_reports:
+        return {"norms": np.ones(members)}
+    alike = np.abs(np.subtract.outer(np.arange(members), np.arange(members))) / members
+    return dict.fromkeys(method.reports(s, state), alike)
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)
@@ -493,7 +494,7 @@ def test_functions_are_pure(name):
     mixes = [method.mix(s, state, first, seen) for _ in range(2)]
     assert (mixes[0].weights != mixes[1].weights).nnz == 0
     assert isinstance(mixes[0].weights, sp.csr_array)
-    after = method.end(s, state, first, report(first, mixes[0], state.models))
+    after = method.end(s, state, first, report(first, state.models, reports=seen))
     assert after is not state
     assert after.round == state.round + 1
     assert (state.round, state.models, state.assignment.tolist(), s.sizes.tolist()) == before
@@ -506,8 +507,8 @@ def test_a_state_written_down_is_the_state(name, tmp_path):
     s, method = setup(name), algorithm(name)
     state = a_state(method, s)
     plan = plan_of(method, s, state)
-    mixing = method.mix(s, state, plan, what_was_seen(method, s, state, len(plan.cohort)))
-    state = method.end(s, state, plan, report(plan, mixing, state.models))
+    seen = what_was_seen(method, s, state, len(plan.cohort))
+    state = method.end(s, state, plan, report(plan, state.models, reports=seen))
     nobody, nothing = np.zeros(0, np.int64), np.zeros((0, 0), np.float32)
     models = np.zeros((state.models, 3), np.float32)
     saved = Checkpoint(state, models, nobody, nothing, nothing, nobody, nothing, {}, {})

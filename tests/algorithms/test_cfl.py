@@ -99,10 +99,10 @@ def after_round(
     plan = method.plan(s, state, who)
     norms = clients.norms[plan.cohort]
     norms[np.isin(plan.cohort, failed)] = np.nan
-    weights = method.mix(s, state, plan).weights.toarray() * ~np.isin(plan.cohort, failed)
+    weights = method.mix(s, state, plan, {}).weights.toarray() * ~np.isin(plan.cohort, failed)
     total = np.maximum(weights.sum(axis=1, keepdims=True), 1)
     moved = np.linalg.norm(weights @ clients.updates[plan.cohort] / total, axis=1)
-    found: RoundReport = report(plan, method.mix(s, state, plan), state.models, norms=norms, moved=moved)
+    found: RoundReport = report(plan, state.models, reports={"norms": norms}, model_changes=moved)
     return method.end(s, state, plan, found)
 
 
@@ -116,7 +116,7 @@ def test_two_clients_by_hand(weighted: bool, mean: float, split: bool) -> None:
     clients = Sending([[3, 4], [-1, -1.2]], groups=[0, 1])
     state = method.begin(s)
     plan = plan_of(method, s, state)
-    assert method.mix(s, state, plan).weights.toarray().tolist() == [[10, 30] if weighted else [1, 1]]
+    assert method.mix(s, state, plan, {}).weights.toarray().tolist() == [[10, 30] if weighted else [1, 1]]
     state = after_round(method, s, state, clients)
     assert state.norms.tolist() == pytest.approx([5, np.sqrt(2.44)])
     assert state.moved.tolist() == pytest.approx([mean])

@@ -11,8 +11,8 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from rayfl.algorithms import ServerState
-from rayfl.algorithms.fedsem import FedSEMState, PairwiseDistances, first_centers
-from rayfl.training.observations import Distances, Trained
+from rayfl.algorithms.fedsem import Distances, FedSEMState, PairwiseDistances, first_centers
+from rayfl.training.reports import Trained
 from tests.algorithms.fakes import SIZES, FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, P, Run, run, same, same_curves
 
@@ -28,7 +28,7 @@ def squared(points: np.ndarray) -> np.ndarray:
 def trained(rows: np.ndarray, models: list[np.ndarray], statistics: int = 0) -> Trained:
     as_tensor = [torch.tensor(m, dtype=torch.float32) for m in (rows, *models)]
     spec = SimpleNamespace(n_parameters=rows.shape[1] - statistics)
-    return Trained(spec, None, None, as_tensor[0], as_tensor[1:])  # type: ignore[arg-type]
+    return Trained(spec, None, None, as_tensor[0], as_tensor[0], None, as_tensor[1:])  # type: ignore[arg-type]
 
 
 # --- by hand -------------------------------------------------------------------------------------------
@@ -61,12 +61,12 @@ def test_the_e_step_and_the_m_step_by_hand():
     state = FedSEMState(3, 2, np.array([0, 0, 0, 1, 1, 1]), True, seen=np.ones(6, bool))
     plan = plan_of(method, s, state)
     assert plan.start.tolist() == [0, 0, 0, 1, 1, 1]
-    assert isinstance(method.observation(s, state), Distances)
-    observed = np.array([[1, 2], [2, 1], [1, 9], [4, 1], [1, 4], [3, 3]], np.float64)
-    mixing = method.mix(s, state, plan, observed)
+    assert method.reports(s, state) == {"distances": Distances()}
+    reports = {"distances": np.array([[1, 2], [2, 1], [1, 9], [4, 1], [1, 4], [3, 3]], np.float64)}
+    mixing = method.mix(s, state, plan, reports)
     assert mixing.parents is None
     assert mixing.weights.toarray().tolist() == [[10, 0, 30, 0, 50, 60], [0, 20, 0, 40, 0, 0]]
-    after = method.end(s, state, plan, report(plan, mixing, 2))
+    after = method.end(s, state, plan, report(plan, 2, reports=reports))
     assert after.assignment.tolist() == [0, 1, 0, 1, 0, 0]
 
 
@@ -74,7 +74,7 @@ def test_a_center_without_members_stays():
     s, method = setup("fedsem"), algorithm("fedsem", clusters=3)
     state = FedSEMState(3, 3, np.array([0, 0, 1, 1, 2, 2]), True, seen=np.ones(6, bool))
     plan = plan_of(method, s, state)
-    mixing = method.mix(s, state, plan, np.array([[0, 1, 2]] * 6, np.float64))
+    mixing = method.mix(s, state, plan, {"distances": np.array([[0, 1, 2]] * 6, np.float64)})
     assert np.diff(mixing.weights.indptr).tolist() == [6, 0, 0]
 
 
@@ -87,12 +87,12 @@ def test_the_first_round_by_hand():
     plan = plan_of(method, s, state)
     assert method.select(s, state, plan.cohort, LOSSES) is state
     assert LOSSES.asked == []  # there is nothing to choose from
-    assert isinstance(method.observation(s, state), PairwiseDistances)
-    observed = squared(np.array([0.0, 0.1, 7, 7.1, 7.2, 0.2])[:, None])
-    mixing = method.mix(s, state, plan, observed)
+    assert method.reports(s, state) == {"distances": PairwiseDistances()}
+    reports = {"distances": squared(np.array([0.0, 0.1, 7, 7.1, 7.2, 0.2])[:, None])}
+    mixing = method.mix(s, state, plan, reports)
     assert mixing.parents.tolist() == [0, 0]
     assert mixing.weights.toarray().tolist() == [[10, 20, 0, 0, 0, 60], [0, 0, 30, 40, 50, 0]]
-    after = method.end(s, state, plan, report(plan, mixing, 2, failures=[4]))
+    after = method.end(s, state, plan, report(plan, 2, failures=[4], reports=reports))
     assert (after.models, after.clustered, after.round) == (2, True, 1)
     assert after.assignment.tolist() == [0, 0, 1, 1, 0, 0]
     assert after.seen.tolist() == [True, True, True, True, False, True]

@@ -17,14 +17,14 @@ from rayfl.algorithms import OneShotState, ServerState
 from rayfl.algorithms.flis_dc import InferenceSimilarities
 from rayfl.clustering.predictions import clustering_error, joint_clusters
 from rayfl.config import load
-from rayfl.data import DATASETS, Samples
+from rayfl.data import DATASETS, Ragged, Samples
 from rayfl.data.held_out import hold_out
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import Batches
-from rayfl.training.observations import Predicting, Trained
+from rayfl.training.reports import Predictions, Trained
 from tests.algorithms.fakes import FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, TASKS, N, P, Ran, Run, run, same, same_curves
 
@@ -51,7 +51,7 @@ def test_rows_of_a_by_hand():
     state = method.begin(s)
     plan = plan_of(method, s, state)
     assert plan.start.tolist() == [0] * 6
-    mixing = method.mix(s, state, plan, SIMILAR)
+    mixing = method.mix(s, state, plan, {"similarities": SIMILAR})
     assert mixing.weights.toarray().tolist() == [
         [10, 20, 0, 0, 0, 0],
         [10, 20, 0, 0, 50, 0],
@@ -60,7 +60,7 @@ def test_rows_of_a_by_hand():
         [0, 20, 0, 0, 50, 0],
         [0, 0, 0, 0, 0, 60],
     ]
-    after = method.end(s, state, plan, report(plan, mixing, 6))
+    after = method.end(s, state, plan, report(plan, 6))
     assert after.models == 6
     assert after.assignment.tolist() == [0, 1, 2, 3, 4, 5]
 
@@ -76,10 +76,10 @@ def test_the_next_round_by_hand():
     plan = method.plan(s, state, cohort)
     assert plan.start.tolist() == [2, 2, 2]
     assert method.downloads(s, state, plan) == 3 * 6
-    mixing = method.mix(s, state, plan, SIMILAR[np.ix_(cohort, cohort)])
+    mixing = method.mix(s, state, plan, {"similarities": SIMILAR[np.ix_(cohort, cohort)]})
     assert mixing.parents.tolist() == [2, 2, 2]
     assert mixing.weights.toarray().tolist() == [[10, 20, 0], [10, 20, 50], [0, 20, 50]]
-    after = method.end(s, state, plan, report(plan, mixing, 3))
+    after = method.end(s, state, plan, report(plan, 3))
     assert after.models == 3
     assert after.assignment.tolist() == [0, 1, 0, 0, 2, 0]
 
@@ -118,6 +118,10 @@ def test_newcomers_of_dc_choose_among_the_models_there_are():
 # --- predictions -----------------------------------------------------------------------------------------
 
 
+def trained(spec: Any, module: Any, batches: Any, rows: torch.Tensor) -> Trained:
+    return Trained(spec, module, batches, rows, torch.zeros_like(rows), Ragged.of([[]] * len(rows)))
+
+
 def test_similarities_against_numpy():
     """The cosine of softmax outputs of two linear models on the server's samples."""
     rng = np.random.default_rng(0)
@@ -127,17 +131,17 @@ def test_similarities_against_numpy():
     rows = rng.standard_normal((4, spec.P)).astype(np.float32)
     found = {}
     for one_hot in (False, True):
-        observation = InferenceSimilarities(ServerData(samples=15, one_hot=one_hot)).prepare(samples, 7)
-        inputs = observation.inputs
+        report = InferenceSimilarities(ServerData(samples=15, one_hot=one_hot)).prepare(samples, 7)
+        inputs = report.inputs
         assert inputs is not None
         assert len({tuple(row) for row in inputs}) == 15
         assert all((row == x[:20]).all(axis=1).any() for row in inputs)
         batches = Batches(samples, torch.device("cpu"))
         blocks = [
-            observation.compute(Trained(spec, spec.build(), batches, torch.from_numpy(part), []))
+            report.compute(trained(spec, spec.build(), batches, torch.from_numpy(part)))
             for part in (rows[:3], rows[3:])
         ]
-        found[one_hot] = observation.combine(blocks)
+        found[one_hot] = report.combine(blocks)
         predictions = []
         for row in rows.astype(np.float64):
             scores = inputs @ row[:15].reshape(3, 5).T + row[15:]
@@ -237,8 +241,8 @@ def test_words_count_as_samples():
             return torch.from_numpy(x)
 
     rows = torch.tensor([[0.0, 9, 0], [0, 9, 1], [9, 0, 0]])
-    observation = Predicting(ServerData(one_hot=True), np.zeros((5, 4), np.int64))
-    found = observation.compute(Trained(Spec(), Constant(), Plain(), rows, []))  # type: ignore[arg-type]
+    report = Predictions(ServerData(one_hot=True), np.zeros((5, 4), np.int64))
+    found = report.compute(trained(Spec(), Constant(), Plain(), rows))
     assert found.shape == (3, 5 * 4 * 3)
     assert (found[0] == np.tile([0, 1, 0], 20)).all()
     assert (found[2] == np.tile([1, 0, 0], 20)).all()

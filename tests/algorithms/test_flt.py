@@ -91,7 +91,7 @@ def averages(s: Setup, state: FLTState, trained: Matrix, old: Matrix) -> Matrix:
     """What each client's model becomes, by the method's A: ``(N, P)``."""
     method = algorithm("flt")
     plan = plan_of(method, s, state)
-    weights = method.mix(s, state, plan).weights.toarray()
+    weights = method.mix(s, state, plan, {}).weights.toarray()
     models = old.copy()
     heard = weights.sum(axis=1) > 0
     models[heard] = weights[heard] @ trained[plan.cohort] / weights[heard].sum(axis=1, keepdims=True)
@@ -126,7 +126,7 @@ def test_rows_of_a_by_hand_on_the_graph():
     plan = plan_of(method, s, state)
     assert plan.cohort.tolist() == [0, 1, 2, 3, 4, 5]
     assert plan.start.tolist() == plan.group.tolist() == [0, 1, 2, 2, 3, 4]
-    assert method.mix(s, state, plan).weights.toarray().tolist() == [
+    assert method.mix(s, state, plan, {}).weights.toarray().tolist() == [
         [10, 20, 0, 0, 0, 0],
         [10, 20, 30, 40, 0, 0],
         [0, 20, 30, 40, 0, 0],
@@ -139,7 +139,7 @@ def test_rows_of_a_by_hand_on_clusters():
     s, method = setup("flt"), algorithm("flt", train_on="clusters")
     found = begun(s, Related(CHAIN, labels=[0, 0, 0, 1, 1, 2]), train_on="clusters")
     plan = plan_of(method, s, found.state)
-    assert method.mix(s, found.state, plan).weights.toarray().tolist() == [
+    assert method.mix(s, found.state, plan, {}).weights.toarray().tolist() == [
         [10, 20, 30, 0, 0, 0],
         [0, 0, 0, 40, 50, 0],
         [0, 0, 0, 0, 0, 60],
@@ -150,7 +150,11 @@ def test_who_has_no_relative_in_the_cohort_keeps_its_model():
     s, method = setup("flt"), algorithm("flt")
     state = begun(s, Related(CHAIN)).state
     plan = method.plan(s, state, np.array([0, 4]))
-    assert method.mix(s, state, plan).weights.toarray().tolist() == [[10, 0]] * 2 + [[0, 0], [0, 50], [0, 0]]
+    assert method.mix(s, state, plan, {}).weights.toarray().tolist() == [[10, 0]] * 2 + [
+        [0, 0],
+        [0, 50],
+        [0, 0],
+    ]
 
 
 @given(st.integers(1, 12), st.floats(0, 1), st.floats(0.1, 1), st.integers(0, 10_000))
@@ -201,7 +205,7 @@ def test_all_layers_common_every_kappa_rounds():
         assert step is not None
         assert step.layers[0][0] == ((0, 18),)
         due.append(step.due.tolist())
-        state = method.end(s, state, plan, report(plan, method.mix(s, state, plan), state.models))
+        state = method.end(s, state, plan, report(plan, state.models))
     assert due == [[t % 2 == 1] * state.models for t in range(4)]
 
 
@@ -260,7 +264,7 @@ def test_a_newcomer_counts_as_one_of_the_nearest_mean_code(case):
     assert np.flatnonzero(joined.flags).tolist() == [5]
     plan = plan_of(method, s, joined)
     columns = np.argsort(plan.cohort)
-    weights = method.mix(s, joined, plan).weights.toarray()[:, columns]
+    weights = method.mix(s, joined, plan, {}).weights.toarray()[:, columns]
     assert weights.tolist() == [[10, 20, 0, 0, 60], [0, 0, 30, 40, 0]]
 
 
@@ -277,7 +281,7 @@ def test_newcomers_contribute_to_all_that_their_like_contribute_to():
     state = method.join(s, state, np.array([6]), clients).state
     assert state.assignment.tolist() == [0, 1, 2, 2, 3, 4, 1]
     plan = method.plan(s, state, np.arange(7))
-    weights = method.mix(s, state, plan).weights.toarray()
+    weights = method.mix(s, state, plan, {}).weights.toarray()
     assert weights[:, plan.cohort.tolist().index(6)].tolist() == [70, 70, 70, 0, 0]
 
 
@@ -288,7 +292,7 @@ def test_who_comes_back_is_where_its_like_are_now():
     changed = method.drift(s, begun(s, clients).state, np.array([3]), clients)
     state = method.join(s, changed, np.array([3]), clients).state
     assert state.assignment.tolist() == [0, 1, 2, 3, 3, 4]
-    weights = method.mix(s, state, method.plan(s, state, np.arange(6))).weights.toarray()
+    weights = method.mix(s, state, method.plan(s, state, np.arange(6)), {}).weights.toarray()
     assert weights.tolist() == [  # the cohort is 0, 1, 2, 3, 4, 5
         [10, 20, 0, 0, 0, 0],
         [10, 20, 30, 0, 0, 0],
@@ -601,7 +605,7 @@ def test_a_newcomer_of_a_new_kind_is_related_to_itself_alone():
     joined = Strangers().join(s, state, np.array([0, 3, 5]), clients)
     assert joined.state.assignment.tolist() == [1, 1, 2, 0, 3, 0]
     assert joined.parents.tolist() == [1, 1, 2, 3, 4]  # of 1, 2 and 4 each has one of those: the first
-    weights = method.mix(s, joined.state, method.plan(s, joined.state, np.arange(6))).weights.toarray()
+    weights = method.mix(s, joined.state, method.plan(s, joined.state, np.arange(6)), {}).weights.toarray()
     cohort = method.plan(s, joined.state, np.arange(6)).cohort
     assert weights[:, np.argsort(cohort)].tolist() == [
         [0, 0, 0, 40, 0, 60],

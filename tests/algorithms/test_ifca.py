@@ -36,14 +36,14 @@ def test_a_round_by_hand():
     plan = method.plan(s, state, cohort)
     assert plan.cohort.tolist() == [2, 3, 4, 5, 0, 1]
     assert plan.start.tolist() == plan.group.tolist() == [0, 0, 0, 0, 2, 2]
-    mixing = method.mix(s, state, plan)
+    mixing = method.mix(s, state, plan, {})
     assert mixing.weights.toarray().tolist() == [
         [30, 40, 50, 60, 0, 0],
         [0, 0, 0, 0, 0, 0],  # nobody chose model 1: it stays
         [0, 0, 0, 0, 10, 20],
     ]
     assert method.downloads(s, state, plan) == 6 * 3
-    assert method.end(s, state, plan, report(plan, mixing, 3)).assignment.tolist() == [2, 2, 0, 0, 0, 0]
+    assert method.end(s, state, plan, report(plan, 3)).assignment.tolist() == [2, 2, 0, 0, 0, 0]
 
 
 def test_models_are_chosen_by_training_loss():

@@ -6,7 +6,7 @@ from rayfl.clustering import predictions
 from rayfl.clustering.linkage import number_by_first
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.errors import DataError
-from rayfl.training.observations import prediction_rows
+from rayfl.training.reports import prediction_rows
 
 # three clients, two samples, two classes
 PROBABILITIES = np.array([[[0.9, 0.1], [0.2, 0.8]], [[0.6, 0.4], [0.7, 0.3]], [[0.4, 0.6], [0.1, 0.9]]])

@@ -27,8 +27,8 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
-from rayfl.servers.lps import LocalServer
 from rayfl.training import Batches, LocalWork, LoopEngine, TrainedBlock, Training
+from tests.runtime.serving import reduce
 from tests.training.bounds import rounding
 
 # A linear model of 3 features and 2 classes: 6 weights, then 2 biases.
@@ -244,7 +244,7 @@ def test_each_number_is_averaged_over_those_who_kept_it():
         weights, keep = SubFedAvg(average=average).weights(sizes, np.zeros(2, np.int64), Training())
         assert keep is None
         part = Partial(*partial_product(weights, torch.from_numpy(models), torch.from_numpy(masks)))
-        new, _ = LocalServer().reduce(((0, 8),), (), old, part)
+        new, _ = reduce(((0, 8),), (), old, part)
         assert new.tolist() == expected
         # In two blocks it is the same.
         parts = [
@@ -253,7 +253,7 @@ def test_each_number_is_averaged_over_those_who_kept_it():
             )
             for k in (0, 1)
         ]
-        assert LocalServer().reduce(((0, 8),), (), old, *parts)[0].tolist() == expected
+        assert reduce(((0, 8),), (), old, *parts)[0].tolist() == expected
 
 
 def test_statistics_of_a_pruned_channel_reach_nobody():
@@ -268,7 +268,7 @@ def test_statistics_of_a_pruned_channel_reach_nobody():
     outcome = rule.finish(start_of(LENET, states, [False, False], 0.0), block_of(rows, rows))
     assert outcome.kept is not None
     part = Partial(*partial_product(np.ones(2), outcome.rows, outcome.kept))
-    new, _ = LocalServer().reduce(((0, LENET.P),), (), np.zeros(LENET.P, np.float32), part)
+    new, _ = reduce(((0, LENET.P),), (), np.zeros(LENET.P, np.float32), part)
     assert new[at].tolist() == rows[1, at].tolist()
     np.testing.assert_allclose(new[LENET.P - 1], rows[:, -1].mean(), rtol=1e-6)  # others are averaged
 

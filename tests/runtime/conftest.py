@@ -92,6 +92,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "fedprox": {"algorithm": "fedavg", "local": {"name": "fedprox", "mu": 0.1}, **SAMPLED},
     "mt_hfl, fednova": {"algorithm": "mt_hfl", "local": "fednova", **TREE, **SAMPLED},
     "mt_hfl, scaffold": {"algorithm": "mt_hfl", "local": "scaffold", **TREE, **SAMPLED},
+    "fedavgm": {"algorithm": "fedavgm", **SAMPLED},
+    "fedadam": {"algorithm": {"name": "fedadam", "server_lr": 0.02}, **SAMPLED},
+    "qfedavg": {"algorithm": "qfedavg", **SAMPLED},
     "hierfavg": {"hierarchy": {"edges": 4, "global_every": [2, 3]}, **SAMPLED},
     "mt_hfl, edges": {
         "algorithm": "mt_hfl",

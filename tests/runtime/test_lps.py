@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from rayfl.clients.host import partial_product
 from rayfl.clients.partial import Partial
-from rayfl.servers.lps import LocalServer, merge
+from rayfl.servers.lps import accumulated, merge
+from tests.runtime.serving import combine, install, reduce
 
 ALL = ((0, 6),)
 rng = np.random.default_rng(0)
@@ -28,15 +29,15 @@ def test_part_of_the_old_model_is_kept() -> None:
         Partial(A[:2] @ W[:2].astype(np.float64), 4.0, keep=2.5),
         Partial(A[2:] @ W[2:].astype(np.float64), 10.0, keep=-0.5),
     ]
-    new, _ = LocalServer().reduce(ALL, (), OLD, *parts)
+    new, _ = reduce(ALL, (), OLD, *parts)
     np.testing.assert_allclose(new, (A @ W + 2.0 * OLD) / 16.0, rtol=1e-6)
 
 
 def test_keeping_everything_or_nothing() -> None:
     one = Partial(W[0].astype(np.float64) * 2, 2.0)
-    np.testing.assert_array_equal(LocalServer().reduce(ALL, (), OLD, one)[0], W[0])
+    np.testing.assert_array_equal(reduce(ALL, (), OLD, one)[0], W[0])
     nobody = Partial(np.zeros(6), 0.0, keep=3.0)
-    np.testing.assert_array_equal(LocalServer().reduce(ALL, (), OLD, nobody)[0], OLD)
+    np.testing.assert_array_equal(reduce(ALL, (), OLD, nobody)[0], OLD)
 
 
 def test_each_number_is_averaged_over_those_who_kept_it() -> None:
@@ -48,7 +49,7 @@ def test_each_number_is_averaged_over_those_who_kept_it() -> None:
         Partial(*partial_product(A[s], torch.from_numpy(W[s]), torch.from_numpy(kept[s])))
         for s in (slice(0, 2), slice(2, 5))
     ]
-    new, reduced = LocalServer().reduce(ALL, ((1, 4),), OLD, *parts)
+    new, reduced = reduce(ALL, ((1, 4),), OLD, *parts)
     expected = OLD.copy()
     for p in range(6):
         if kept[:, p].any():
@@ -60,7 +61,7 @@ def test_each_number_is_averaged_over_those_who_kept_it() -> None:
     other = Partial(np.array([10.0, 0.0, 10.0]), np.array([5.0, 0.0, 5.0]))
     merged = merge([reduced.common, other], [reduced.common.weight, other.weight])
     assert merged is not None
-    installed = LocalServer().install(((1, 4),), new, merged)
+    installed = install(((1, 4),), new, merged)
     assert installed[2] == OLD[2]
     weight = (A * kept[:, 1]).sum()
     total = (A * kept[:, 1] * W[:, 1]).sum()
@@ -71,8 +72,8 @@ def test_how_far_a_model_moved() -> None:
     """Also where only some numbers are shared; a model that nobody trained did not."""
     one = Partial(np.array([1.0, 2.0]), 1.0)
     model = np.array([9, 1, 0, 9], np.float32)
-    assert LocalServer().reduce(((1, 3),), (), model, one)[1].moved == 2.0
-    assert LocalServer().reduce(((1, 3),), (), model, Partial(np.zeros(2), 0.0))[1].moved == 0.0
+    assert reduce(((1, 3),), (), model, one)[1].moved == 2.0
+    assert reduce(((1, 3),), (), model, Partial(np.zeros(2), 0.0))[1].moved == 0.0
 
 
 @given(
@@ -84,7 +85,7 @@ def test_how_far_a_model_moved() -> None:
 def test_trained_rows_give_what_sums_give(
     labels: list[int], cut: int, kept: bool, common: tuple[tuple[int, int], ...]
 ) -> None:
-    """One row a cluster, whole numbers: :meth:`combine` and :meth:`reduce` agree bit for bit."""
+    """One row a cluster, whole numbers: ``combine`` and ``reduce`` agree bit for bit."""
     m, k = len(labels), 4
     draw = np.random.default_rng(m + cut)
     rows = draw.standard_normal((m, 6)).astype(np.float32)
@@ -94,13 +95,11 @@ def test_trained_rows_give_what_sums_give(
     keep = draw.integers(0, 9, k).astype(np.float64) * kept * (weights.sum(1) > 0)
     blocks = [s for s in (slice(0, min(cut, m)), slice(min(cut, m), m)) if s.start < s.stop]
     parts = [weights[:, s] for s in blocks]
-    *new, facts = LocalServer().combine(
-        ALL, common, parts, None, keep, 0, k, *old, *(rows[s] for s in blocks)
-    )
+    new, facts = combine(ALL, common, old, [rows[s] for s in blocks], weights=parts, keep=keep)
     for row in range(k):
         sums = [Partial(*partial_product(weights[row, s], torch.from_numpy(rows[s]))) for s in blocks]
         sums[0] = Partial(sums[0].total, sums[0].weight, keep[row])
-        model, fact = LocalServer().reduce(ALL, common, old[row], *sums)
+        model, fact = reduce(ALL, common, old[row], *sums)
         assert new[row].tobytes() == model.tobytes()
         assert facts[row].moved == fact.moved
         np.testing.assert_allclose(facts[row].common.total, fact.common.total, rtol=1e-12)
@@ -112,7 +111,7 @@ def test_who_failed_is_left_out_of_dense_rows_too() -> None:
     rows = W.copy()
     rows[1] = np.nan
     weights = np.array([[3.0, 0, 4, 0, 0], [0, 0, 0, 1, 5]])
-    *new, _ = LocalServer().combine(ALL, (), [weights], None, np.zeros(2), 0, 2, OLD, OLD, rows)
+    new, _ = combine(ALL, (), [OLD, OLD], [rows], weights=[weights])
     np.testing.assert_allclose(new[0], (3 * W[0] + 4 * W[2]) / 7, rtol=1e-6)
     np.testing.assert_allclose(new[1], (W[3] + 5 * W[4]) / 6, rtol=1e-6)
 
@@ -120,9 +119,8 @@ def test_who_failed_is_left_out_of_dense_rows_too() -> None:
 def test_overlapping_rows() -> None:
     """FLIS (DC): a client may count in several models, and models in the old one's place if it in none."""
     weights = np.array([[1.0, 1, 0, 0, 0], [1, 1, 1, 0, 0], [0, 0, 0, 0, 0]])
-    *new, _ = LocalServer().combine(
-        ALL, (), [weights[:, :2], weights[:, 2:]], None, np.zeros(3), 0, 3, OLD, OLD, OLD, W[:2], W[2:]
-    )
+    parts = [weights[:, :2], weights[:, 2:]]
+    new, _ = combine(ALL, (), [OLD, OLD, OLD], [W[:2], W[2:]], weights=parts)
     np.testing.assert_allclose(new[0], W[:2].mean(0), rtol=1e-6)
     np.testing.assert_allclose(new[1], W[:3].mean(0), rtol=1e-6)
     np.testing.assert_array_equal(new[2], OLD)
@@ -131,7 +129,7 @@ def test_overlapping_rows() -> None:
 def test_a_vector_beside_the_model_moves_by_its_members_share() -> None:
     """SCAFFOLD: c + (sum over the cohort of c_i+ - c_i) / N."""
     parts = [Partial(np.zeros(6), 1.0, extra=np.array([1.0, 2])), Partial(np.zeros(6), 1.0, extra=np.ones(2))]
-    new = LocalServer().accumulate(np.array([10, 20], np.float32), 4, *parts)
+    new = accumulated(np.array([10, 20], np.float32), 4, parts)
     assert new.tolist() == [10.5, 20.75]
     assert new.dtype == np.float32
 
@@ -148,20 +146,18 @@ def test_long_sums_travel_in_pieces_and_add_up_to_the_same() -> None:
         assert isinstance(sent, tuple)
         assert max(piece.nbytes for piece in sent) < 2**20
     absent = Partial(np.zeros(1), 0.0, keep=2.0)
-    new, _ = LocalServer().reduce(shared, (), model, *parts, absent)
-    again, _ = LocalServer().reduce(shared, (), model, *whole, absent)
+    new, _ = reduce(shared, (), model, *parts, absent)
+    again, _ = reduce(shared, (), model, *whole, absent)
     total = whole[0].total + whole[1].total + whole[2].total
     assert new.tobytes() == ((total + 2 * model.astype(np.float64)) / 8).astype(np.float32).tobytes()
     assert new.tobytes() == again.tobytes()
-    vector = LocalServer().accumulate(model, 4, *parts)
+    vector = accumulated(model, 4, parts)
     assert vector.tobytes() == (model + (extras[0] + extras[1] + extras[2]) / 4).astype(np.float32).tobytes()
 
 
-@pytest.mark.parametrize("module", ["lps", "remote"])
+@pytest.mark.parametrize("module", ["servers.lps", "runtime.remote"])
 def test_a_server_needs_no_torch(module: str) -> None:
     """Which takes 0.25 GB of memory, and a second to import."""
-    code = (
-        f"import sys, rayfl.runtime.{module}; print(sorted({{'torch', 'ray', 'pandas'}} & set(sys.modules)))"
-    )
+    code = f"import sys, rayfl.{module}; print(sorted({{'torch', 'ray', 'pandas'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -30,7 +30,7 @@ from tests.runtime.conftest import METHODS, actors
 
 
 def _task(work: float, cost: float = 1.0) -> Task:
-    return Task("train", (None,), cost, work=work)
+    return Task("train", None, cost=cost, work=work)
 
 
 @given(
@@ -60,7 +60,7 @@ def test_some_work_leaves_messages_to_even_out_who_is_faster() -> None:
 
 def test_work_worth_a_message_or_unknown_travels_alone() -> None:
     assert bundles([_task(2 * MESSAGE_WORK, cost) for cost in (1.0, 3.0, 2.0)], 1) == [[1], [2], [0]]
-    assert len(bundles([Task("apply", (None,), 1.0)] * 9, 2)) == 9
+    assert len(bundles([Task("apply", None)] * 9, 2)) == 9
 
 
 @pytest.fixture

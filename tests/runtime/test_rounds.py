@@ -24,10 +24,12 @@ from rayfl.errors import ClientError
 from rayfl.local import OBJECTIVES
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.lps import LocalServer, merge
-from rayfl.servers.rounds import Round, Servers, cut_blocks
+from rayfl.servers.lps import merge
+from rayfl.servers.rounds import AskedReport, Round, Servers, cut_blocks
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Training
+from rayfl.training.reports import UpdateLengths
+from tests.runtime.serving import reduce
 
 
 @given(
@@ -56,7 +58,7 @@ def test_partial_products_sum_to_the_row_of_a_w() -> None:
         Partial(*partial_product(weights[s], torch.from_numpy(w[s]))).cut()
         for s in (slice(0, 2), slice(2, 5))
     ]
-    new, common = LocalServer().reduce(((0, 7),), ((1, 3), (5, 6)), np.zeros(7, np.float32), *parts)
+    new, common = reduce(((0, 7),), ((1, 3), (5, 6)), np.zeros(7, np.float32), *parts)
     exact = weights @ w.astype(np.float64)
     np.testing.assert_array_equal(new, (exact / 20).astype(np.float32))
     np.testing.assert_allclose(common.common.total, exact[[1, 2, 5]], rtol=1e-15)
@@ -66,14 +68,14 @@ def test_partial_products_sum_to_the_row_of_a_w() -> None:
 def test_a_model_that_nobody_trained_is_kept() -> None:
     model = np.arange(4, dtype=np.float32)
     nothing = Partial(np.zeros(4), 0.0)
-    new, common = LocalServer().reduce(((0, 4),), ((0, 2),), model, nothing)
+    new, common = reduce(((0, 4),), ((0, 2),), model, nothing)
     np.testing.assert_array_equal(new, model)
     assert merge([common.common], [0.0]) is None
 
 
 def test_personal_numbers_are_not_averaged() -> None:
     model = np.array([9, 9, 9, 9], np.float32)
-    new, _ = LocalServer().reduce(((0, 1), (3, 4)), (), model, Partial(np.array([2.0, 4.0]), 2.0))
+    new, _ = reduce(((0, 1), (3, 4)), (), model, Partial(np.array([2.0, 4.0]), 2.0))
     np.testing.assert_array_equal(new, [1, 9, 9, 2])
 
 
@@ -142,16 +144,17 @@ def test_the_lengths_of_updates_are_told_if_wanted(settings: dict[str, Any], upd
         mixing = Mixing(sp.csr_array(federation.sizes[cohort][None, :].astype(np.float64)))
         plan, work = Plan(cohort, cohort * 0, cohort * 0), LocalWork(1, 10, 0.1)
         quiet = servers.train(Round(0, plan, work, mixing))
-        assert np.isnan(quiet.norms).all()
+        assert quiet.reports == {}
         servers.models = [host.spec.initial()]
-        told = servers.train(Round(0, plan, work, mixing, updates=updates, norms=True))
+        lengths = {"norms": AskedReport(UpdateLengths(), UpdateLengths())}
+        told = servers.train(Round(0, plan, work, mixing, updates=updates, reports=lengths))
         for place, client in enumerate(cohort.tolist()):
             servers.models = [host.spec.initial()]
             alone = np.array([client])
             one = Mixing(sp.csr_array(np.ones((1, 1))))
             servers.train(Round(0, Plan(alone, alone * 0, alone * 0), work, one))
             moved = servers.models[0].astype(np.float64) - host.spec.initial()
-            assert told.norms[place] == pytest.approx(np.linalg.norm(moved), rel=1e-5)
+            assert told.reports["norms"][place] == pytest.approx(np.linalg.norm(moved), rel=1e-5)
     finally:
         backend.close()
 
@@ -234,7 +237,7 @@ def test_a_scaled_row_keeps_more_of_the_old_model_and_averages_running_statistic
     total = np.array([a @ rows[:, 0], n @ rows[:, 1]])
     part = Partial(total, 6.0, keep=2.0, statistics=1)
     scale = Partial(np.zeros(1), 0.0, scale=0.5)
-    new, _ = LocalServer().reduce(((0, 2),), (), np.full(2, 10.0, np.float32), part, scale)
+    new, _ = reduce(((0, 2),), (), np.full(2, 10.0, np.float32), part, scale)
     np.testing.assert_allclose(new, [(2 * 1 + 1 * 4 + 5 * 10) / 8, (3 * 1 + 5 * 9) / 8], rtol=1e-6)
 
 
@@ -262,10 +265,10 @@ def test_client_states_are_found_where_they_are_and_packed() -> None:
         assert sum(states._rows.values()) <= 2 * len(states) + 256 + 3
         restored = ClientStates.restore(backend, ids, rows)
         np.testing.assert_array_equal(restored.fetch(backend)[1], rows)
-        refs, places = restored.locate([399, 999, 3], 5)
+        objects, places = restored.locate([399, 999, 3])
         assert places[1] is None
         assert places[0] is not None
-        np.testing.assert_array_equal(refs[places[0][0] - 5][places[0][1]], rows[-1])
+        np.testing.assert_array_equal(objects["state", places[0][0]][places[0][1]], rows[-1])
     finally:
         backend.close()
 

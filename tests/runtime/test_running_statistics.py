@@ -18,7 +18,7 @@ from rayfl.config import load
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.lps import LocalServer
+from tests.runtime.serving import combine, reduce
 
 SIZES = (12, 40)
 SPEC = ModelSpec.of(MODELS["lenet5"](batch_norm=True), (1, 28, 28), 4, 0)
@@ -83,16 +83,15 @@ def test_by_hand() -> None:
         total, weight = partial_product(a[[k]], torch.from_numpy(rows[[k]]))
         total[2] = (a[k] + b[k]) * rows[k, 2]
         parts.append(Partial(total, weight, keep=b[k], statistics=1))
-    new, reduced = LocalServer().reduce(((0, 3),), (), old, *parts)
+    new, reduced = reduce(((0, 3),), (), old, *parts)
     np.testing.assert_allclose(new, expected, rtol=1e-6)
     assert reduced.moved == pytest.approx(np.hypot(expected[0] - 5, expected[1] - 5))
     # Somebody absent counts 5 at the old model, in the statistic too.
     absent = Partial(np.zeros(1), 0.0, keep=5.0)
-    new, _ = LocalServer().reduce(((0, 3),), (), old, *parts, absent)
+    new, _ = reduce(((0, 3),), (), old, *parts, absent)
     np.testing.assert_allclose(new, [(11 + 25) / 10, (15 + 25) / 10, (80 + 5) / 10], rtol=1e-6)
-    new, _ = LocalServer().combine(
-        ((0, 3),), (), [a[None, :]], [b[None, :]], np.array([1.0 + 5.0]), 1, 1, old, rows
-    )
+    job = {"weights": [a[None, :]], "kept": [b[None, :]], "keep": np.array([1.0 + 5.0]), "statistics": 1}
+    (new,), _ = combine(((0, 3),), (), [old], [rows], **job)
     np.testing.assert_allclose(new, [(11 + 25) / 10, (15 + 25) / 10, (80 + 5) / 10], rtol=1e-6)
 
 

@@ -1,0 +1,50 @@
+"""FedAvgM: momentum at the server. Hsu, Qi, Brown 2019; FedOpt of Reddi et al., ICLR 2021, Algorithm 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.algorithms.base import Algorithm
+from rayfl.algorithms.contract import ServerState, Setup
+from rayfl.server_step import Averaged, ServerStep, Vectors
+
+
+class FedAvgM(Algorithm):
+    """FedAvg whose server goes on in the direction of earlier rounds.
+
+    With the average of the updates Delta (weighted by n_i), ``v <- beta v + Delta`` and ``w <- w + eta v``.
+    With beta = 0 and eta = 1 this is FedAvg.
+    """
+
+    name: Literal["fedavgm"] = "fedavgm"
+    objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")
+
+    beta: float = Field(0.9, ge=0, lt=1, description="server momentum (beta)")
+    server_lr: float = Field(1.0, gt=0, description="server learning rate (eta)")
+
+    def server_step(self, setup: Setup, state: ServerState) -> ServerStep:
+        """Momentum."""
+        return Momentum(self.beta, self.server_lr)
+
+
+@dataclass(frozen=True)
+class Momentum(ServerStep):
+    """``v <- beta v + Delta``, ``w <- w + lr v``."""
+
+    beta: float
+    lr: float
+
+    def vectors(self) -> Mapping[str, float]:
+        """The velocity v."""
+        return {"v": 0.0}
+
+    def apply(self, averaged: Averaged, vectors: Vectors) -> tuple[NDArray[np.float64], Vectors]:
+        """The step."""
+        v = self.beta * vectors["v"] + averaged.update
+        return averaged.old + self.lr * v, {"v": v}

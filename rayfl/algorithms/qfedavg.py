@@ -1,0 +1,68 @@
+"""q-FedAvg: clients that do badly count more. Li, Sanjabi, Beirami, Smith, "Fair resource allocation in
+federated learning", ICLR 2020, Algorithm 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.algorithms.base import Algorithm
+from rayfl.algorithms.contract import Mixing, Plan, ServerState, Setup
+from rayfl.training.reports import ClientReport, Reports, Trained, UpdateLengths
+
+_LEAST = 1e-10
+"""Added to losses, as in the authors' code: a power of zero may be infinite."""
+
+
+class QFedAvg(Algorithm):
+    """Minimises ``sum_k p_k F_k^{q+1} / (q + 1)``: the larger q, the more alike the clients' losses.
+
+    Clients report the loss ``F_k`` of the model that they receive on their training data. With ``L = 1 / lr``
+    and ``Delta w_k = L (w - w_k)``::
+
+        w <- w - sum_k p_k F_k^q Delta w_k / sum_k p_k (q F_k^{q-1} |Delta w_k|^2 + L F_k^q)
+
+    In the paper the cohort is drawn with probabilities p_k and the sums have none; here it is drawn
+    uniformly, and they have ``p_k = n_k``. With q = 0 this is FedAvg.
+    """
+
+    name: Literal["qfedavg"] = "qfedavg"
+    mixes_by_reports: ClassVar[bool] = True
+    objectives: ClassVar[tuple[str, ...] | None] = ("sgd",)
+
+    q: float = Field(1.0, ge=0, description="how much large losses count (q)")
+
+    def reports(self, setup: Setup, state: ServerState) -> Mapping[str, ClientReport]:
+        """The losses before training, and the lengths of the updates."""
+        return {"losses": StartLosses(), "lengths": UpdateLengths()}
+
+    def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
+        """``(sum_k p_k F_k^q L w_k + (sum_k h_k - p_k F_k^q L) w) / sum_k h_k``."""
+        losses = np.nan_to_num(reports["losses"]) + _LEAST
+        lipschitz = 1 / setup.training.work(state.round, setup.rounds).lr
+        lengths = lipschitz * np.nan_to_num(reports["lengths"])
+        p = setup.sizes[plan.cohort].astype(np.float64)
+        moved = p * losses**self.q * lipschitz
+        kept = p * self.q * losses ** (self.q - 1) * lengths**2
+        columns, shape = np.arange(len(p)), (state.models, len(p))
+        entries = plan.group, columns
+        return Mixing(
+            sp.csr_array((moved, entries), shape=shape), keep=sp.csr_array((kept, entries), shape=shape)
+        )
+
+
+@dataclass(frozen=True)
+class StartLosses(ClientReport):
+    """The mean loss of the model that a client received, on its training data."""
+
+    floats = 1
+
+    def compute(self, trained: Trained) -> NDArray[np.floating]:
+        """``(B,)``."""
+        return trained.mean_losses(trained.start)

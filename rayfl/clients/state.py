@@ -1,0 +1,69 @@
+"""What a client keeps between rounds: one row of numbers, of which each part of the method owns a range."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rayfl.local import LocalObjective
+from rayfl.models import ModelSpec
+from rayfl.ordering import Ordering
+from rayfl.training import Segments, length
+
+StateRow = tuple[int, int] | None
+"""Where a client's state lies: (the number of its object, row); None if it has none yet."""
+
+Rows = TypeVar("Rows", torch.Tensor, NDArray[np.float32])
+
+
+@dataclass(frozen=True)
+class StateLayout:
+    """Whose numbers lie where in the states ``(..., S)``.
+
+    Attributes:
+        layers: the ranges of the model that are the client's own; their values come first.
+        objective_size: how many numbers the local objective keeps.
+        order_size: how many the order of samples keeps.
+    """
+
+    layers: Segments = ()
+    objective_size: int = 0
+    order_size: int = 0
+
+    @classmethod
+    def of(
+        cls, spec: ModelSpec, layers: Segments, local: LocalObjective, order: Ordering | None = None
+    ) -> StateLayout:
+        """That of a run, or without ``order`` the part that a client's model is made of."""
+        kept = 0 if order is None else order.state_size(spec)
+        return cls(layers, local.state_size(spec), kept)
+
+    @property
+    def size(self) -> int:
+        """S."""
+        return length(self.layers) + self.objective_size + self.order_size
+
+    def own_layers(self, states: Rows) -> Rows:
+        """The values of the client's own layers."""
+        return states[..., : length(self.layers)]
+
+    def objective(self, states: Rows) -> Rows:
+        """What the local objective keeps."""
+        first = length(self.layers)
+        return states[..., first : first + self.objective_size]
+
+    def order(self, states: Rows) -> Rows:
+        """What the order of samples keeps."""
+        first = length(self.layers) + self.objective_size
+        return states[..., first : first + self.order_size]
+
+    @staticmethod
+    def joined(own_layers: torch.Tensor, objective: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+        """States made of their parts, each ``(B, ...)``."""
+        parts: Sequence[torch.Tensor] = [p for p in (own_layers, objective, order) if p.shape[1]]
+        return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts), dim=1)

@@ -1,0 +1,72 @@
+"""The matrix A of a round, cut into the parts of blocks, and without the clients that failed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from rayfl.algorithms import Mixing, Plan
+from rayfl.clients.jobs import BlockMixing
+from rayfl.local import LocalObjective
+
+
+def block_mixings(mixing: Mixing, blocks: Sequence[slice]) -> list[BlockMixing]:
+    """The part of A of every block."""
+    weights = mixing.weights.tocsc()
+    keep = None if mixing.keep is None else mixing.keep.tocsc()
+    found = []
+    for block in blocks:
+        inside = weights.indices[weights.indptr[block.start] : weights.indptr[block.stop]]
+        rows: NDArray[np.int64] = np.unique(inside).astype(np.int64)
+        kept = None if keep is None else _dense(keep, rows, block)
+        found.append(BlockMixing(rows, _dense(weights, rows, block), kept))
+    return found
+
+
+def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
+    """``matrix[rows, block]`` as an array ``(R, B)``; what the columns hold lies in these rows."""
+    first, last = matrix.indptr[block.start], matrix.indptr[block.stop]
+    columns = np.repeat(
+        np.arange(block.stop - block.start), np.diff(matrix.indptr[block.start : block.stop + 1])
+    )
+    dense = np.zeros((len(rows), block.stop - block.start))
+    dense[np.searchsorted(rows, matrix.indices[first:last]), columns] = matrix.data[first:last]
+    return dense
+
+
+def without(
+    mixing: Mixing, plan: Plan, failures: Mapping[int, str], local: LocalObjective | None = None
+) -> Mixing:
+    """A without the columns of the clients that failed; with ``local`` as it weighs the others then."""
+    if not failures:
+        return mixing
+    failed = np.isin(plan.cohort, list(failures))
+
+    def drop(matrix: sp.csr_array) -> sp.csr_array:
+        kept = matrix.tocoo()
+        there = ~failed[kept.coords[1]]
+        entries = kept.data[there], (kept.coords[0][there], kept.coords[1][there])
+        return sp.csr_array(entries, shape=matrix.shape)
+
+    keep = None if mixing.keep is None else drop(mixing.keep)
+    left = replace(mixing, weights=drop(mixing.weights), keep=keep)
+    if local is None or keep is None:
+        return left
+    scaled = sp.csr_array(left.weights.multiply(scales(left, local)[:, None]))
+    return replace(left, weights=scaled, keep=sp.csr_array(keep + left.weights - scaled))
+
+
+def scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
+    """What each row of A, without the clients that failed, is multiplied by ``(K,)``."""
+    found = np.ones(left.weights.shape[0])
+    if left.keep is None:
+        return found
+    for row in np.flatnonzero(np.diff(left.weights.indptr)):
+        weights, keep = (matrix[[row]].toarray().ravel() for matrix in (left.weights, left.keep))
+        there = weights != 0
+        found[row] = local.rescaled(weights[there], keep[there])
+    return found
