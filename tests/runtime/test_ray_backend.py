@@ -26,6 +26,7 @@ from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers import states
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, Event
+from rayfl.servers.lps import MODEL, VALUES
 from tests.runtime.conftest import METHODS, actors
 
 
@@ -159,10 +160,11 @@ def test_a_server_that_dies_with_many_calls_dies_once(
     backend = RayBackend(1, num_cpus=0.5, num_gpus=0, servers=1)
     try:
         model, nothing = np.arange(4, dtype=np.float32), np.empty(0, np.float32)
-        backend.get(backend.serve(0, "install", (), model, nothing)[0])
+        backend.get(backend.serve(0, "install", (), {MODEL: model, VALUES: nothing}, [MODEL])[MODEL])
         (process,) = [p for p in _servers() if p not in before]
         process.suspend()
-        calls = [backend.serve(0, "install", (), model + k, nothing)[0] for k in range(12)]
+        several = [{MODEL: model + k, VALUES: nothing} for k in range(12)]
+        calls = [backend.serve(0, "install", (), objects, [MODEL])[MODEL] for objects in several]
         process.kill()
         for k, found in enumerate(backend.get(calls)):
             np.testing.assert_array_equal(found, model + k)
