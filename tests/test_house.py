@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
-    "angles errors linalg memory random settings units",
+    "angles backend errors linalg memory random server_step settings units",
     "data files models paper",
     "evaluation training",
     "coresets local ordering signatures",
@@ -20,7 +20,6 @@ FLOORS = (
     "algorithms",
     "config",
     "clients report rundir",
-    "backend",
     "servers",
     "runtime",
     "api",
@@ -39,7 +38,6 @@ MOST = 7
 
 LARGER = {
     "rayfl.commands.newcomers._welcome",
-    "rayfl.servers.lps.combine",
     "rayfl.servers.queries.__init__",
     "rayfl.servers.rounds.__init__",
     "rayfl.servers.signatures._cluster",

@@ -478,8 +478,10 @@ def what_was_seen(method: Algorithm, s: Setup, state: ServerState, members: int)
     """Reports of the right shape, for methods that mix by them."""
     if not method.mixes_by_reports:
         return {"norms": np.ones(members)}
-    alike = np.abs(np.subtract.outer(np.arange(members), np.arange(members))) / members
-    return dict.fromkeys(method.reports(s, state), alike)
+    each = np.arange(members) / members
+    alike = np.abs(np.subtract.outer(each, each))
+    asked = method.reports(s, state).items()
+    return {name: alike if report.combined or report.needs_models else each for name, report in asked}
 
 
 @pytest.mark.parametrize("name", ALGORITHMS)

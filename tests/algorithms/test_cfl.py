@@ -19,6 +19,7 @@ from experiments.cfl import gap
 from rayfl.algorithms import RoundReport, ServerState, Setup
 from rayfl.algorithms.cfl import CFL, CFLState, path
 from rayfl.api import resume
+from rayfl.backend import RESULT, Done
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
 from rayfl.commands.newcomers import welcome
@@ -463,10 +464,8 @@ def keeper(rows: NDArray[np.float32]) -> Asking:
     ids, half = list(range(0, 2 * len(rows), 2)), len(rows) // 2
     updates.update(ids[: half + 1], np.concatenate([rows[:half], 0 * rows[:1]]))
     updates.update(ids[half:], rows[half:])
-    backend.run = (
-        lambda tasks: (  # type: ignore[method-assign]
-            (i, (None, t.args[0](*t.args[1:]))) for i, t in reversed(list(enumerate(tasks)))
-        )
+    backend.run = lambda tasks: (  # type: ignore[method-assign]
+        Done(i, None, {RESULT: t.job(*t.objects.values())}) for i, t in reversed(list(enumerate(tasks)))
     )
     servers = SimpleNamespace(backend=backend, updates=updates)
     stages = [SimpleNamespace(federation=SimpleNamespace(groups=None))]

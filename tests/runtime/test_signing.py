@@ -11,7 +11,7 @@ import pytest
 
 from rayfl.api import run
 from rayfl.backend import Backend
-from rayfl.clients.jobs import HostSpec, SignJob
+from rayfl.clients.jobs import SIGNATURES, HostSpec, SignJob
 from rayfl.clustering.cluster import Clusters, cluster_signatures
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import Curve
@@ -98,7 +98,7 @@ def test_blocks_of_any_size_come_in_order(clustering: Clustering, settings: dict
             3,
             np.zeros(federation.clients, np.int64),
         )
-        signatures = backend._host.sign(everyone)[1]
+        signatures = backend._host.sign(everyone, {}).objects[SIGNATURES]
         expected = cluster_signatures(clustering, signatures, groups=federation.groups, seed=3)
         for block_size in (1, 3, 4, 9, 31, 40):
             for tile_size in (2, 6, 30):
