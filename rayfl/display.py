@@ -14,6 +14,7 @@ from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from rayfl.errors import ConfigError, Damaged, DataError, OtherFormat
 from rayfl.units import UNKNOWN, duration, number, percent, size
 
 
@@ -81,7 +82,13 @@ class Display:
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Take the progress bar away; after a failure say how to go on, unless that has been said."""
         self.close()
-        if kind is not None and self._path is not None and (self._path / "checkpoints").is_dir():
+        if (
+            kind is None
+            or self._path is None
+            or isinstance(error, ConfigError | DataError | Damaged | OtherFormat)
+        ):
+            return  # which would meet whoever goes on, too
+        if (self._path / "checkpoints").is_dir():
             self._aside(f"go on with: rayfl resume {self._path}")
 
     def close(self) -> None:

@@ -47,6 +47,14 @@ class DiskError(RayflError):
         return f"{self.path} cannot be written: {self.why}"
 
 
+class Damaged(RayflError):
+    """A checkpoint cannot be read, or is not what was written."""
+
+
+class OtherFormat(RayflError):
+    """A checkpoint was written by a version of rayfl that writes another format."""
+
+
 class ResultsLost(RayflError):
     """Results of a round were lost with the node that held them: the round has to be done again."""
 

@@ -19,6 +19,7 @@ import contextlib
 import csv
 import io
 import json
+import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -125,8 +126,8 @@ class RunDirectory:
         Raises:
             ConfigError: if it is none.
         """
-        run = cls(Path(path).resolve())
-        if not (run.path / "config.yaml").is_file():
+        run = cls(Path(os.path.realpath(path)))  # Path.resolve raises where links go round in circles
+        if not os.path.isfile(run.path / "config.yaml"):  # Path.is_file raises where the path is too long
             raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
         return run
 

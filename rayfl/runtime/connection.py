@@ -31,6 +31,12 @@ _RELEASE_TIMEOUT = 5.0
 _NODES_TIMEOUT = 900.0
 """Seconds to wait for the nodes of an autoscaler."""
 
+_ASK = 2.0
+"""Seconds between two looks whether the cluster's head is there, and for its answer."""
+
+_HEAD_SILENCE = 15.0
+"""Seconds for which the head may be silent: it may be started anew where it keeps its state elsewhere."""
+
 _LONGEST = 40
 """Characters of a folder below which Ray's sockets may lie: the path of a socket has at most 107."""
 
@@ -66,12 +72,31 @@ def connect(config: Config) -> None:
         raise RayflError(f"Ray does not start on this machine: {line}; {advice}") from None
 
 
-def _reach(address: str) -> None:
+class Head:
+    """The head of the cluster (its GCS). Where it is gone nothing starts any more, and after a minute Ray
+    ends all processes."""
+
+    def __init__(self) -> None:
+        self.address = str(ray.get_runtime_context().gcs_address)
+        self._answered = self._asked = time.monotonic()
+
+    def silent(self) -> bool:
+        """Whether it has not answered for so long that it is held to be gone."""
+        now = time.monotonic()
+        if now - self._asked > _ASK:
+            self._asked = now
+            with contextlib.suppress(ConnectionError):
+                _reach(self.address, _ASK)
+                self._answered = time.monotonic()
+        return time.monotonic() - self._answered > _HEAD_SILENCE
+
+
+def _reach(address: str, timeout: float = 10.0) -> None:
     """Ray itself tries an address at which nobody answers for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
         try:
-            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+            socket.create_connection((host.strip("[]"), int(port)), timeout).close()
         except OSError as error:
             raise ConnectionError(f"nothing answers at {address} ({error})") from None
 

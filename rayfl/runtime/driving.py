@@ -19,7 +19,7 @@ from rayfl.data import Federation, fingerprint
 from rayfl.data.remarks import remarks
 from rayfl.errors import RayflError
 from rayfl.rundir import RunDirectory
-from rayfl.runtime.connection import available, await_room
+from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
@@ -38,6 +38,10 @@ _DRIVER_DEADLINE = 300.0
 
 _DRIVER_STOPS = 60.0
 """The same when it has been asked to stop: it may be writing a large checkpoint."""
+
+
+_HEADLESS = 30.0
+"""Seconds that the driver has for a last checkpoint when Ray's head is gone: then Ray ends it."""
 
 
 _MAX_DRIVER_DEATHS = 3
@@ -157,6 +161,10 @@ class _DriverDied(Exception):
     """The driver died, or was killed for its silence."""
 
 
+def _gone(head: Head, directory: RunDirectory) -> RayflError:
+    return RayflError(f"Ray's head at {head.address} is gone; go on with: rayfl resume {directory.path}")
+
+
 def _watch_driver(
     config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event, deadline: float
 ) -> None:
@@ -168,8 +176,15 @@ def _watch_driver(
     done = driver.actor.run.remote(config, directory.path)
     deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))
     told = False
+    head, headless = Head(), None
     try:
         while True:
+            if headless is None and head.silent():
+                listen(Event("note", {"text": f"Ray's head at {head.address} does not answer: stopping"}))
+                headless = Silence()
+                stop.set()
+            if headless is not None and headless.seconds > _HEADLESS:
+                raise _gone(head, directory)
             finished, _ = ray.wait([done], timeout=0)
             events, silence = driver.actor.poll.remote(0.0 if finished else 0.25), Silence()
             while not ray.wait([events], timeout=TICK)[0]:
@@ -182,6 +197,8 @@ def _watch_driver(
                     raise _DriverDied("did not answer")
             for event in ray.get(events):
                 listen(event)
+                if headless is not None and event.kind == "stopped":
+                    raise _gone(head, directory)
             if finished:
                 break
             if stop.is_set() and not told:

@@ -31,7 +31,7 @@ from safetensors.numpy import load_file, save_file
 
 from rayfl import files
 from rayfl.algorithms import ServerState
-from rayfl.errors import RayflError
+from rayfl.errors import Damaged, OtherFormat
 from rayfl.rundir import clean
 from rayfl.servers.serialisation import flatten, restore
 from rayfl.servers.states import Rows
@@ -44,14 +44,6 @@ _BLOCK = 256
 
 _NAME = re.compile(r"round-(\d{5,})(~?)")
 """Of a checkpoint; with ``~`` it is about to be replaced by another of the same round."""
-
-
-class Damaged(RayflError):
-    """A checkpoint cannot be read, or is not what was written."""
-
-
-class OtherFormat(RayflError):
-    """A checkpoint was written by a version of rayfl that writes another format."""
 
 
 @dataclass(frozen=True)
@@ -238,7 +230,8 @@ class Checkpoint:
                 files.rename(each, aside)
             return found, [f"{error}: going back to {path.name}" for error in wrong]
         if wrong:
-            raise wrong[0]
+            again = f"no checkpoint is sound; begin anew with: rayfl run {folder.parent / 'config.yaml'}"
+            raise Damaged(f"{wrong[0]}; {again}")
         return None, []
 
 

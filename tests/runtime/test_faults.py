@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -21,11 +23,11 @@ from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.errors import RayflError, ResultsLost
 from rayfl.rundir import RunDirectory
-from rayfl.runtime import processes
+from rayfl.runtime import connection, processes
 from rayfl.runtime.processes import Deadlines, Deaths, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
-from rayfl.servers.checkpoint import checkpoints
+from rayfl.servers.checkpoint import checkpoints, round_of
 from rayfl.servers.driver import Driver, Event, Interrupted
 from tests.runtime.conftest import METHODS, actors
 from tests.runtime.test_same_everywhere import assert_same
@@ -172,6 +174,54 @@ def test_a_node_that_comes_later_is_used(settings: dict[str, Any], tmp_path: Pat
     found = _on_two_nodes(settings, tmp_path, "blocks", "later")
     assert found["actors"] == 2
     assert_same(run(settings), Result(Path(found["path"])))
+
+
+# -- the head ---------------------------------------------------------------------------------------------
+
+
+def test_a_head_is_gone_when_nothing_has_answered_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(connection, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
+        head = connection.Head()
+        for now[0] in (1, 10, 100):
+            assert not head.silent()
+    for now[0] in (103, 106, 109, 112, 115):
+        assert not head.silent()
+    now[0] = 118
+    assert head.silent()
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_run_without_a_head_leaves_a_checkpoint_and_says_how_to_go_on(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    execution = {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 2}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**settings, "rounds": 10**6, "execution": execution}))
+    command = [sys.executable, "-m", "rayfl.cli", "run", str(file)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
+    with subprocess.Popen(
+        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if "round   2/" in line:
+                break
+        (head,) = (p for p in psutil.Process(process.pid).children(recursive=True) if "gcs_s" in p.name())
+        head.kill()
+        said, wrong = process.communicate(timeout=280)
+    (path,) = tmp_path.glob("t-*")
+    assert process.returncode == 2, wrong
+    assert wrong.splitlines()[-1].startswith("error: Ray's head at ")
+    assert wrong.splitlines()[-1].endswith(f"is gone; go on with: rayfl resume {path}")
+    rounds = round_of(checkpoints(path / "checkpoints")[-1])
+    assert f"stopped after {rounds} complete rounds" in said
+    more = [f"rounds={rounds + 1}", "execution.backend=inline"]
+    assert_same(run({**settings, "rounds": rounds + 1}), resume(path, more))
 
 
 # -- every failure of Ray has an outcome -------------------------------------------------------------------

@@ -16,8 +16,8 @@ import yaml
 
 from rayfl import files
 from rayfl.api import Result, resume, run
-from rayfl.errors import ConfigError, DiskError, RayflError
-from rayfl.servers.checkpoint import Checkpoint, Damaged, OtherFormat, checkpoints
+from rayfl.errors import ConfigError, Damaged, DiskError, OtherFormat, RayflError
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Event
 from tests.algorithms.fakes import Remembering
 from tests.runtime.conftest import METHODS
@@ -199,6 +199,15 @@ def test_a_flipped_bit_in_the_history_is_found(tmp_path: Path) -> None:
     assert found is not None
     assert found.state.round == 1
     assert len(wrong) == 1
+
+
+def test_where_no_checkpoint_is_sound_it_is_said_how_to_begin_anew(tmp_path: Path) -> None:
+    _checkpoint(1).save(tmp_path / "checkpoints", keep=2)
+    _flip(tmp_path / "checkpoints" / "history" / "rounds.jsonl", 0.1)
+    with pytest.raises(
+        Damaged, match=rf"no checkpoint is sound; begin anew with: rayfl run {tmp_path}/config"
+    ):
+        Checkpoint.newest(tmp_path / "checkpoints")
 
 
 @pytest.mark.parametrize("damage", ["manifest", "file", "all"])
