@@ -32,32 +32,29 @@ from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
 from rayfl.clustering.newcomers import Fit
 from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide, reference_of_half
+from rayfl.clustering.tree import ParameterTree
 from rayfl.training.reports import ClientReport, Reports, UpdateLengths
 
 
 @dataclass(frozen=True)
 class CFLState(ServerState):
-    """The parameter tree, and what the servers know of the latest updates.
+    """The parameter tree, and what is known of the latest updates.
 
     Attributes:
-        parent: of each node ``(K,)``, -1 of the root.
+        tree: whose nodes are the models.
         moved: how far each model moved in the last round ``(K,)``.
         complete: whether by the updates of all its members ``(K,)``.
         norms: of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
         reference: the norm with which each cluster's longest update is compared ``(K,)``.
         ripe: for how many rounds the criteria that look at norms have been met ``(K,)``.
-        sent: the sketches of all updates that the tree keeps ``(R, q)``.
-        edge: the child node whose edge holds each of them ``(R,)``.
     """
 
-    parent: NDArray[np.int64] = per_model(-1)
+    tree: ParameterTree = field(default_factory=ParameterTree)
     moved: NDArray[np.float64] = per_model(np.nan)
     complete: NDArray[np.bool_] = per_model(False)
     norms: NDArray[np.float64] = per_client(np.nan)
     reference: NDArray[np.float64] = per_model(0.0)
     ripe: NDArray[np.int64] = per_model(0)
-    sent: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
-    edge: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
 
 
 class CFL(Algorithm[CFLState]):
@@ -119,8 +116,7 @@ class CFL(Algorithm[CFLState]):
 
     def begin(self, setup: Setup) -> CFLState:
         """One cluster, the root of the tree."""
-        nothing = np.empty((0, self.tree_sketch), np.float32)
-        return CFLState(0, 1, np.zeros(setup.clients, np.int64), clustered=True, sent=nothing)
+        return CFLState(0, 1, np.zeros(setup.clients, np.int64), clustered=True)
 
     def mix(self, setup: Setup, state: CFLState, plan: Plan, reports: Reports) -> Mixing:
         """The mean of every cluster's updates, weighted or not."""
@@ -165,22 +161,21 @@ class CFL(Algorithm[CFLState]):
         A node that is split goes back to the model from which its members' updates were made: the newcomers'
         will be compared with those.
         """
-        assignment, norms = state.assignment.copy(), state.norms.copy()
-        parent, edge, reference = state.parent.tolist(), state.edge.tolist(), state.reference.tolist()
-        sent, splits = [state.sent], []
+        assignment, norms, reference = state.assignment.copy(), state.norms.copy(), state.reference.tolist()
+        tree, splits = state.tree, []
         for cluster in np.unique(assignment[setup.present]).tolist():
             found = self.examine(setup, state, cluster, clients)
             if found is None:
                 continue
             best, seen = found
-            halves, children = (best.first, best.second), (len(parent), len(parent) + 1)
+            halves = best.first, best.second
+            tree, children = tree.split(
+                cluster, [clients.sketches(half, self.tree_sketch) for half in halves]
+            )
             for half, node in zip(halves, children, strict=True):
-                parent.append(cluster)
                 assignment[half] = node
                 reference.append(reference_of_half(reference[0], norms[half]))
                 norms[half] = np.nan
-                edge += [node] * len(half)
-                sent.append(clients.sketches(half, self.tree_sketch))
             splits.append(
                 {
                     "cluster": cluster,
@@ -194,22 +189,13 @@ class CFL(Algorithm[CFLState]):
             )
         if not splits:
             return None
+        models, reference = len(tree.parent), np.array(reference)
         new = replace(
-            state,
-            models=len(parent),
-            assignment=assignment,
-            parent=np.array(parent),
-            norms=norms,
-            reference=np.array(reference),
-            sent=np.concatenate(sent),
-            edge=np.array(edge, np.int64),
+            state, models=models, assignment=assignment, norms=norms, reference=reference, tree=tree
         )
-        return Regrouping(
-            new,
-            parents=np.array([*range(state.models), *parent[state.models :]]),
-            facts={"splits": splits},
-            restored=np.unique(parent[state.models :]),
-        )
+        above = tree.parent[state.models :]
+        parents = np.concatenate([np.arange(state.models), above])
+        return Regrouping(new, parents, facts={"splits": splits}, restored=np.unique(above))
 
     def examine(
         self, setup: Setup, state: CFLState, cluster: int, clients: Clients
@@ -264,32 +250,15 @@ class CFL(Algorithm[CFLState]):
                     "gamma": halves.gamma,
                     "correct": is_correct(halves, clients.groups),
                 }
-            mean_relative, max_relative = seen.relative
-            row = {
-                "cluster": cluster,
-                "clients": len(members),
-                "mean_norm": seen.mean,
-                "max_norm": seen.max,
-                "mean_relative": mean_relative,
-                "max_relative": max_relative,
-                **more,
-            }
-            rows.append(row)
+            rows.append({"cluster": cluster, "clients": len(members), **seen.facts, **more})
         return rows
 
     def join(self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients) -> CFLState:
-        """Newcomers walk down the parameter tree (Algorithm 4).
-
-        As printed, the maxima ``a0`` and ``a1`` belong to the edges to ``v1`` and ``v2``; there are only
-        ``v0`` and ``v1``. Of equal similarities ``v1`` is taken, as printed.
-        """
+        """Newcomers walk down the parameter tree (Algorithm 4)."""
         at = np.zeros(len(newcomers), np.int64)
-        while len(walking := np.flatnonzero(np.isin(at, state.parent))):
+        while len(walking := np.flatnonzero(np.isin(at, state.tree.parent))):
             updates = clients.updates_from(newcomers[walking], at[walking], self.tree_sketch)
-            for place, update in zip(walking, updates, strict=True):
-                v0, v1 = np.flatnonzero(state.parent == at[place])
-                a0, a1 = (cosines.tile(update[None], state.sent[state.edge == v]).max() for v in (v0, v1))
-                at[place] = v0 if a0 > a1 else v1
+            at[walking] = [state.tree.down(*step) for step in zip(at[walking].tolist(), updates, strict=True)]
         assignment, norms = state.assignment.copy(), state.norms.copy()
         assignment[newcomers], norms[newcomers] = at, np.nan
         return replace(state, assignment=assignment, norms=norms)
@@ -297,22 +266,12 @@ class CFL(Algorithm[CFLState]):
     def fit(
         self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients
     ) -> Fit | None:
-        """At the last step down the tree: one minus the cosine to the most similar update of a child, of its
-        members to the most similar of the others. Without a split by the loss."""
+        """At the last step down the tree; without a split by the loss."""
         leaves = state.assignment[newcomers]
-        above = state.parent[leaves]
+        above = state.tree.parent[leaves]
         if (above < 0).any():
             return super().fit(setup, state, newcomers, clients)
-        updates = clients.updates_from(newcomers, above, self.tree_sketch)
-        nodes = np.flatnonzero(np.isin(state.parent, above))
-        distances, members = np.full((len(newcomers), len(nodes)), np.inf), []
-        for column, node in enumerate(nodes.tolist()):
-            theirs = state.sent[state.edge == node]
-            beside = above == state.parent[node]
-            distances[beside, column] = 1 - cosines.tile(updates[beside], theirs).max(axis=1)
-            others = cosines.tile(theirs, theirs) - 2 * np.eye(len(theirs))
-            members.append(1 - others.max(axis=1) if len(theirs) > 1 else np.empty(0))
-        return Fit.of("1 - cosine of updates", distances, members, nodes, leaves)
+        return state.tree.fit(clients.updates_from(newcomers, above, self.tree_sketch), leaves)
 
     def drift(self, setup: Setup, state: CFLState, drifted: NDArray[np.int64], clients: Clients) -> CFLState:
         """They find their cluster anew, as newcomers do."""
@@ -328,14 +287,6 @@ class CFL(Algorithm[CFLState]):
         present, models = setup.present, state.assignment.copy()
         losses = np.nan_to_num(losses_on("validation", present, clients), nan=np.inf)
         for client, own in zip(present, losses, strict=True):
-            way = path(state.parent, int(models[client]))
+            way = state.tree.path(int(models[client]))
             models[client] = way[int(np.argmin(own[way]))]
         return models
-
-
-def path(parent: NDArray[np.generic], node: int) -> list[int]:
-    """The nodes from ``node`` up to the root, both included; ``parent`` of each ``(K,)``, -1 of the root."""
-    way = [node]
-    while parent[way[-1]] >= 0:
-        way.append(int(parent[way[-1]]))
-    return way

@@ -56,6 +56,17 @@ class UpdateNorms:
             mean, largest = np.array([self.mean, self.max]) / np.array([orthogonal, self.reference])
         return float(mean), float(largest)
 
+    @property
+    def facts(self) -> dict[str, float]:
+        """A row's columns: both norms, and relative."""
+        mean, largest = self.relative
+        return {
+            "mean_norm": self.mean,
+            "max_norm": self.max,
+            "mean_relative": mean,
+            "max_relative": largest,
+        }
+
 
 def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
     """The :attr:`UpdateNorms.reference` with which a half of a split begins.

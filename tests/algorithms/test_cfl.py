@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 import rayfl
 from experiments.cfl import gap
 from rayfl.algorithms import RoundReport, ServerState, Setup
-from rayfl.algorithms.cfl import CFL, CFLState, path
+from rayfl.algorithms.cfl import CFL, CFLState
 from rayfl.api import resume
 from rayfl.backend import RESULT, Done
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
+from rayfl.clustering.tree import ParameterTree
 from rayfl.commands.newcomers import welcome
 from rayfl.config import load
 from rayfl.errors import ConfigError, RayflError
@@ -83,8 +84,10 @@ def cfl(eps1: float = 0.2, eps2: float = 1.0, tree_sketch: int = 8, **settings: 
 
 def at(method: CFL, s: Setup, leaf: Sequence[int], parent: Sequence[int] = (-1,)) -> CFLState:
     """A state with this tree, in which the clients are at these leaves."""
-    tree = {"models": len(parent), "parent": np.array(parent)}
-    return dataclasses.replace(method.begin(s), assignment=np.array(leaf), round=1, **tree)
+    tree = ParameterTree(np.array(parent))
+    return dataclasses.replace(
+        method.begin(s), models=len(parent), assignment=np.array(leaf), round=1, tree=tree
+    )
 
 
 def after_round(
@@ -141,11 +144,11 @@ def test_two_clients_by_hand(weighted: bool, mean: float, split: bool) -> None:
         return
     assert found.state.models == 3
     assert found.state.assignment.tolist() == [1, 2]
-    assert found.state.parent.tolist() == [-1, 0, 0]
+    assert found.state.tree.parent.tolist() == [-1, 0, 0]
     assert found.parents.tolist() == [0, 0, 0]  # both halves go on from the moved model
     assert found.restored.tolist() == [0]  # the node keeps the one that the updates were made from
-    assert found.state.edge.tolist() == [1, 2]
-    assert found.state.sent[:, :2].tolist() == [[3, 4], pytest.approx([-1, -1.2])]
+    assert found.state.tree.edge.tolist() == [1, 2]
+    assert found.state.tree.sent[:, :2].tolist() == [[3, 4], pytest.approx([-1, -1.2])]
     cosine = (-3 - 4.8) / (5 * np.sqrt(2.44))
     assert found.facts["splits"] == [
         {
@@ -190,11 +193,11 @@ def test_halves_are_ids_not_places() -> None:
     assert found is not None
     assert found.facts["splits"][0]["halves"] == [[5, 7], [6, 8, 9]]
     assert found.state.assignment.tolist() == [1] * 5 + [3, 4, 3, 4, 4]
-    assert found.state.parent.tolist() == [-1, 0, 0, 2, 2]
+    assert found.state.tree.parent.tolist() == [-1, 0, 0, 2, 2]
     assert found.parents.tolist() == [0, 1, 2, 2, 2]
     assert found.restored.tolist() == [2]
-    assert found.state.edge.tolist() == [3, 3, 4, 4, 4]
-    sent = found.state.sent[:, :2]
+    assert found.state.tree.edge.tolist() == [3, 3, 4, 4, 4]
+    sent = found.state.tree.sent[:, :2]
     assert sent == pytest.approx(np.array([updates[c] for c in (5, 7, 6, 8, 9)]))
 
 
@@ -365,12 +368,9 @@ def small_tree(method: CFL) -> tuple[Setup, CFLState]:
     s = setup("cfl", sizes=[10] * 7)
     state = at(method, s, [3, 2, 3, 4, 2, 0, 0], [-1, 0, 0, 1, 1])
     rows = [[0, 2], [1, 9], [-1, 4], [3, 0], [3, 1], [1, 0], [1, 1], [-1, 0]]
-    sent = {
-        "sent": np.pad(np.array(rows, np.float32), ((0, 0), (0, 6))),
-        "edge": np.array([1, 1, 1, 2, 2, 3, 3, 4]),
-        "norms": np.ones(7),
-    }
-    return s, dataclasses.replace(state, **sent)
+    sent, edge = np.pad(np.array(rows, np.float32), ((0, 0), (0, 6))), np.array([1, 1, 1, 2, 2, 3, 3, 4])
+    tree = dataclasses.replace(state.tree, sent=sent, edge=edge)
+    return s, dataclasses.replace(state, tree=tree, norms=np.ones(7))
 
 
 @pytest.mark.parametrize(
@@ -426,8 +426,8 @@ def test_the_tree_grows_with_the_clients() -> None:
 
 
 def test_paths() -> None:
-    parent = np.array([-1, 0, 0, 1, 1])
-    assert [path(parent, node) for node in range(5)] == [[0], [1, 0], [2, 0], [3, 1, 0], [4, 1, 0]]
+    tree = ParameterTree(np.array([-1, 0, 0, 1, 1]))
+    assert [tree.path(node) for node in range(5)] == [[0], [1, 0], [2, 0], [3, 1, 0], [4, 1, 0]]
 
 
 def test_a_client_falls_back_to_the_best_model_on_its_way_to_the_root() -> None:
@@ -638,7 +638,7 @@ def test_a_split_node_keeps_the_model_that_its_updates_were_made_from(
     last = saved(swapped)
     assert same(last.models[0], before.models[0])  # and nobody touches it again
     members = [client for half in one["halves"] for client in half]
-    sent = last.state.sent[np.isin(last.state.edge, one["into"])]
+    sent = last.state.tree.sent[np.isin(last.state.tree.edge, one["into"])]
     assert same(sent, sketch(np.asarray(after.update_rows)[members], 1024, 3))
 
 
@@ -654,7 +654,7 @@ def test_members_that_walk_down_the_tree_find_their_own_cluster(swapped: rayfl.R
         clients = driver._asking(dataclasses.replace(state, round=first))
         members = np.array([client for half in one["halves"] for client in half])
         again = clients.updates_from(members, np.zeros(12, np.int64), 1024)
-        np.testing.assert_allclose(again, state.sent[np.isin(state.edge, one["into"])], atol=1e-4)
+        np.testing.assert_allclose(again, state.tree.sent[np.isin(state.tree.edge, one["into"])], atol=1e-4)
         joined = driver.algorithm.join(driver.setup, state, np.arange(12), driver._asking(state))
         assert isinstance(joined, CFLState)
         assert joined.assignment.tolist() == state.assignment.tolist()
@@ -749,8 +749,8 @@ def test_fallback_never_tests_worse_models_and_trains_the_same(
     assert "model" not in runs[0].clients
     models, leaves = runs[1].clients["model"], runs[1].clients["cluster"]
     assert runs[1].summary["fallbacks"] == (models != leaves).sum() > 0
-    parent = saved(runs[1]).state.parent
-    assert all(model in path(parent, leaf) for model, leaf in zip(models, leaves, strict=True))
+    tree = saved(runs[1]).state.tree
+    assert all(model in tree.path(leaf) for model, leaf in zip(models, leaves, strict=True))
     assert runs[1].summary["accuracy_mean"] > runs[0].summary["accuracy_mean"]
 
 
@@ -809,8 +809,8 @@ def test_newcomers_in_a_run_find_their_group(settings: Callable[..., dict[str, A
     sent = result.communication
     walked = sent[sent["kind"] == "update"]
     assert walked["round"].tolist()[0] == 13
-    levels = saved(result).state.parent
-    steps = sum(len(path(levels, int(result.clients["cluster"][c]))) - 1 for c in (5, 9))
+    tree = saved(result).state.tree
+    steps = sum(len(tree.path(int(result.clients["cluster"][c]))) - 1 for c in (5, 9))
     weights = 64 * 24 + 24 + 24 * 10 + 10
     assert walked["bytes"].sum() == 4 * weights * steps
 

@@ -352,7 +352,7 @@ def run(settings) -> Run:
     return lambda algorithm, **sections: rayfl.run(settings(algorithm, **sections))
 
 
-def saved(result: rayfl.Result, kind: type[ServerState] = FLTState) -> Checkpoint:
+def saved(result: rayfl.Result, kind: type[ServerState] | None = None) -> Checkpoint:
     return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1], kind)
 
 
@@ -391,7 +391,7 @@ def test_a_round_on_an_overlapping_graph_against_numpy(run):
     partition = {"name": "tasks", "tasks": ring}
     training = {"epochs": 1, "batch_size": 20, "lr": 0.1, "engine": "loop"}
     one = {"rounds": 1, "partition": partition, "training": training}
-    last = saved(run("flt", clustering={**RAW, "gamma": 1.1}, **one))
+    last = saved(run("flt", clustering={**RAW, "gamma": 1.1}, **one), FLTState)
     state = last.state
     offsets, columns = state.relatives.indptr, state.relatives.indices
     graph = np.zeros((15, 15))
@@ -448,7 +448,7 @@ def test_a_run_on_the_graph_found(run, data):
     assert len(set(entry["labels"])) > 3, "sets of relatives are no clusters, and are not scored as such"
     assert entry["ari"] == result.summary["ari"] == 1.0
     assert result.rounds["ari"].tolist() == [1.0]
-    state = saved(result).state
+    state = saved(result, FLTState).state
     offsets, columns = state.relatives.indptr, state.relatives.indices
     kinds = [columns[start:end] for start, end in itertools.pairwise(offsets)]
     of, groups = [kinds[kind] for kind in state.assignment], np.array(OF_MANY)
@@ -579,7 +579,7 @@ def test_newcomers_by_signatures_that_are_no_codes(run, case, signature, gamma):
     proximity = {"subspace": "principal_angle", "label_histogram": "euclidean", "predictions": "cosine"}
     clustering["proximity"] = proximity.get(signature, "relevance")
     result = run(case, rounds=3, events=[JOIN], clustering=clustering, training=training)
-    state = saved(result).state
+    state = saved(result, FLTState).state
     for newcomer, group in ((4, 0), (11, 2)):
         like = [state.assignment[c] for c in range(12) if GROUPS[c] == group and c != newcomer]
         assert state.assignment[newcomer] in like

@@ -38,8 +38,8 @@ def dynamic(settings: dict[str, Any], method: str, events: list[dict[str, Any]],
     return run({**settings, "rounds": 5, "training": training, **own, "events": events, **changes})
 
 
-def last(result: Result) -> Checkpoint:
-    return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1], OneShotState)
+def last(result: Result, kind: type[OneShotState] | None = None) -> Checkpoint:
+    return Checkpoint.load(checkpoints(result.path / "checkpoints")[-1], kind)
 
 
 def signed(result: Result) -> list[int]:
@@ -205,7 +205,7 @@ def test_a_newcomer_without_a_signature_may_be_tolerated(blank: dict[str, Any]) 
     assert result.rounds["clients"].tolist() == [8, 8, 9, 9]
     for entry in result.clusters["timeline"][1:]:
         assert entry["labels"] == [0, 0, 0, 0, 1, 1, 1, 2, 0]
-    assert last(result).state.known.tolist() == [0] * 8 + [-1]
+    assert last(result, OneShotState).state.known.tolist() == [0] * 8 + [-1]
     assert signed(result) == [8 * VECTORS, 0, 0, 0, 0]
 
 

@@ -1,0 +1,81 @@
+"""CFL's parameter tree: the models before and after every split, and the updates that were parted there.
+
+Sattler, Mueller, Samek, *Clustered federated learning: model-agnostic distributed multi-task optimization
+under privacy constraints*, 2019, Algorithm 4 and Eq. 47.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.clustering import cosines
+from rayfl.clustering.newcomers import Fit
+
+
+@dataclass(frozen=True)
+class ParameterTree:
+    """K nodes, each a model; by default the root alone.
+
+    Attributes:
+        parent: of each node ``(K,)``, -1 of the root.
+        sent: sketches of the updates that were parted at the splits ``(R, q)``.
+        edge: the child node on whose side each of them came out ``(R,)``.
+    """
+
+    parent: NDArray[np.int64] = field(default_factory=lambda: np.array([-1]))
+    sent: NDArray[np.float32] = field(default_factory=lambda: np.empty((0, 0), np.float32))
+    edge: NDArray[np.int64] = field(default_factory=lambda: np.empty(0, np.int64))
+
+    def split(
+        self, node: int, halves: Sequence[NDArray[np.float32]]
+    ) -> tuple[ParameterTree, tuple[int, int]]:
+        """The tree in which a leaf has two children, and their numbers.
+
+        ``halves``: the sketches of each ``(m, q)``.
+        """
+        children = len(self.parent), len(self.parent) + 1
+        sent = [self.sent, *halves] if len(self.sent) else [*halves]
+        edge = np.repeat(children, [len(half) for half in halves])
+        tree = ParameterTree(
+            np.append(self.parent, [node, node]), np.concatenate(sent), np.concatenate([self.edge, edge])
+        )
+        return tree, children
+
+    def path(self, node: int) -> list[int]:
+        """The nodes from this one up to the root, both included."""
+        way = [node]
+        while self.parent[way[-1]] >= 0:
+            way.append(int(self.parent[way[-1]]))
+        return way
+
+    def down(self, node: int, update: NDArray[np.float32]) -> int:
+        """The child with the single most similar update (Algorithm 4).
+
+        As printed, the maxima ``a0`` and ``a1`` belong to the edges to ``v1`` and ``v2``; there are only
+        ``v0`` and ``v1``. Of equal similarities ``v1`` is taken, as printed.
+        """
+        v0, v1 = np.flatnonzero(self.parent == node)
+        a0, a1 = (cosines.tile(update[None], self.sent[self.edge == v]).max() for v in (v0, v1))
+        return int(v0 if a0 > a1 else v1)
+
+    def fit(self, updates: NDArray[np.float32], nodes: NDArray[np.int64]) -> Fit:
+        """How well newcomers fit the children that they went to: one minus the cosine to the most similar
+        update of a child, of its members to the most similar of the others.
+
+        Args:
+            updates: sketches of those that they made from the nodes above ``(B, q)``.
+            nodes: where they went ``(B,)``, not the root.
+        """
+        above = self.parent[nodes]
+        children = np.flatnonzero(np.isin(self.parent, above))
+        distances, members = np.full((len(nodes), len(children)), np.inf), []
+        for column, child in enumerate(children.tolist()):
+            theirs, here = self.sent[self.edge == child], above == self.parent[child]
+            distances[here, column] = 1 - cosines.tile(updates[here], theirs).max(axis=1)
+            others = cosines.tile(theirs, theirs) - 2 * np.eye(len(theirs))
+            members.append(1 - others.max(axis=1) if len(theirs) > 1 else np.empty(0))
+        return Fit.of("1 - cosine of updates", distances, members, children, nodes)
