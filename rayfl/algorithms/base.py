@@ -93,13 +93,13 @@ class Algorithm(Section, Generic[S]):
     takes_momentum: ClassVar[bool] = True
     """Whether ``training.momentum`` makes sense with it."""
 
+    takes: ClassVar[tuple[str, ...]] = ()
+    """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
+
     def __class_getitem__(cls, state: Any) -> type[Algorithm[Any]]:
         """``Algorithm[SeenState]`` is for type checkers; there is no class of its own for it, as pydantic
         would make, which could not be sent to another process."""
         return cls
-
-    takes: ClassVar[tuple[str, ...]] = ()
-    """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
 
     @property
     def public_samples(self) -> int:

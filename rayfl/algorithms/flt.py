@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, Setup, per_client
-from rayfl.algorithms.one_shot import OneShotClustered, OneShotState, those
+from rayfl.algorithms.one_shot import OneShotClustered, OneShotState, of_all
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.graph import kinds_of_clients, with_newcomers
 from rayfl.clustering.newcomers import Fit, fit_by_means, nearest_cluster
@@ -166,7 +166,7 @@ class FLT(OneShotClustered[FLTState]):
         if not _codes(setup):
             return super().find(setup, state, old, newcomers, clients)
         old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
-        return those(newcomers, new, nearest_cluster(codes, state.assignment[old], theirs))
+        return of_all(newcomers, new, nearest_cluster(codes, state.assignment[old], theirs))
 
     def fit(
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients

@@ -51,9 +51,13 @@ class OneShotState(ServerState):
     threshold: float | None = None
     again: bool = False
 
-    def sent(self, setup: Setup) -> NDArray[np.int64]:
-        """``known``, but -1 of present clients whose data have changed: they send their signature again."""
-        return np.where(self.stale & (setup.sizes > 0), -1, self.known)
+    def sent(self, setup: Setup, newcomers: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+        """``known``, but -1 of newcomers and of present clients whose data have changed, who send theirs
+        now."""
+        known = np.where(self.stale & (setup.sizes > 0), -1, self.known)
+        if newcomers is not None:
+            known[newcomers] = -1
+        return known
 
     def flagged(self, who: NDArray[np.int64]) -> Self:
         """These clients have raised a flag."""
@@ -215,15 +219,14 @@ class OneShotClustered(Algorithm[OS]):
             old, signatures, new, theirs = self.signatures(setup, state, old, newcomers, clients)
             labels, signatures = state.assignment[old], [*signatures, *theirs]
             found = place(clustering, signatures, labels, state.threshold, state.models)
-            return those(newcomers, new, found)
-        sent = state.sent(setup)
-        sent[newcomers] = -1
+            return of_all(newcomers, new, found)
+        sent = state.sent(setup, newcomers)
         if clustering.signature.needs_exchange and few and clustering.needs_signatures:
             ids, distances = clients.distances(clustering, everyone, sent[everyone])
             new = np.intersect1d(newcomers, ids)
             labels = np.where(np.isin(ids, old), state.assignment[ids], -1)
             found = place_by_distances(clustering, distances, labels, state.threshold, state.models)
-            return those(newcomers, new, found)
+            return of_all(newcomers, new, found)
         if clustering.needs_signatures and not clustering.embedding.joint:
             clustering = clustering.at(state.threshold)
         anew = clients.cluster(clustering, everyone, sent[everyone]).labels
@@ -249,8 +252,7 @@ class OneShotClustered(Algorithm[OS]):
         clients: Clients,
     ) -> tuple[NDArray[np.int64], list[NDArray[np.float32]], NDArray[np.int64], list[NDArray[np.float32]]]:
         """The old clients that have a signature, those signatures, and the same of the newcomers."""
-        everyone, sent = np.concatenate([old, newcomers]), state.sent(setup)
-        sent[newcomers] = -1
+        everyone, sent = np.concatenate([old, newcomers]), state.sent(setup, newcomers)
         found = clients.signatures(latest(setup, state), everyone, sent[everyone])
         old, new = (np.array([c for c in ids.tolist() if c in found], np.int64) for ids in (old, newcomers))
         return old, [found[c] for c in old.tolist()], new, [found[c] for c in new.tolist()]
@@ -285,7 +287,7 @@ def _features_change(setup: Setup, state: OneShotState) -> bool:
     return state.clustered and setup.clustering.again().features != latest(setup, state).features
 
 
-def those(
+def of_all(
     newcomers: NDArray[np.int64], new: NDArray[np.int64], found: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The clusters of all newcomers ``(B,)`` from those that have some, ascending; -1 for the others."""

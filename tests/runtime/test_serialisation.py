@@ -284,6 +284,12 @@ def test_a_method_of_ones_own_goes_on_with_its_state(counting: dict[str, Any]):
     assert_same_state(whole, resumed)
 
 
+def test_the_state_in_brackets_makes_no_class_of_its_own():
+    """Pydantic would make one, which a method sent to another process by value could not find there."""
+    assert Algorithm[VisitsState] is Algorithm
+    assert Visits.__bases__ == (Algorithm,)
+
+
 def test_a_state_that_cannot_be_written_is_refused_before_the_first_round(
     counting: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ):
