@@ -39,7 +39,7 @@ MOST = 7
 LARGER = {
     "rayfl.commands.newcomers._welcome",
     "rayfl.servers.queries.__init__",
-    "rayfl.servers.rounds.__init__",
+    "rayfl.servers.models.__init__",
     "rayfl.servers.signatures._cluster",
     "rayfl.servers.signatures._sign",
     "rayfl.servers.signatures.cluster_clients",

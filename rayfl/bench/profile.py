@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -17,9 +18,9 @@ import psutil
 from rayfl.bench.measure import running
 from rayfl.bench.workloads import WORKLOADS, Workload
 from rayfl.clients.host import ClientHost
+from rayfl.servers import driver
 from rayfl.servers.driver import Driver
 from rayfl.servers.lps import LocalServer
-from rayfl.servers.rounds import Servers
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Chain, Layer, Linear
 from rayfl.training.batched.network import BatchedNetwork, Network
@@ -29,8 +30,8 @@ from rayfl.training.batches import Batches
 _WARM = 5
 """Rounds before anything is measured."""
 
-Places = Sequence[tuple[type, str]]
-"""Methods: class and name."""
+Places = Sequence[tuple[type | ModuleType, str]]
+"""Methods: class and name; functions: the module that calls them, and name."""
 
 
 def stages() -> dict[str, Places]:
@@ -48,7 +49,7 @@ def stages() -> dict[str, Places]:
         "weighted sums": [(ClientHost, "_products")],
         "client side: start models, reports": [(ClientHost, "train")],
         "local parameter server": [(LocalServer, "reduce"), (LocalServer, "combine")],
-        "driver: tasks and their results": [(Servers, "train")],
+        "driver: tasks and their results": [(driver, "train")],
         "driver: cohort, plan, records": [(Driver, "round")],
     }
 

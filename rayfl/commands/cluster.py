@@ -33,8 +33,9 @@ from rayfl.runtime import driving
 from rayfl.runtime.connection import available, connect
 from rayfl.servers import building
 from rayfl.servers.building import block_rule
+from rayfl.servers.models import Servers
 from rayfl.servers.queries import Asking
-from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.rounds import Round
 from rayfl.servers.signatures import facts
 from rayfl.units import size
 

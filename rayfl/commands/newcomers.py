@@ -22,11 +22,12 @@ from rayfl.errors import DataError, RayflError
 from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
-from rayfl.servers import building
+from rayfl.servers import building, testing
 from rayfl.servers.building import block_rule, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.models import Servers
 from rayfl.servers.queries import Asking
-from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.rounds import Round
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, complement, length
 
@@ -271,9 +272,9 @@ def _welcome(
         if work is None:
             everyone = np.zeros(setup.clients, np.int64)
             everyone[newcomers] = models
-            correct, _ = servers.evaluate(everyone, clients=newcomers)
+            correct, _ = testing.evaluate(servers, everyone, clients=newcomers)
         else:
-            correct, _, _ = servers.adapt(Round.nobody(work, old.round, stage), newcomers, models)
+            correct, _, _ = testing.adapt(servers, Round.nobody(work, old.round, stage), newcomers, models)
         return accuracy(correct, federation.test.sizes[newcomers])
 
     # Where the run's clients adapt their models before every test, that is also how they train on.

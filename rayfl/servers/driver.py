@@ -25,11 +25,13 @@ from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsL
 from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory, clean
+from rayfl.servers import testing
 from rayfl.servers.building import block_rule, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
+from rayfl.servers.models import Servers
 from rayfl.servers.queries import HISTOGRAM, Asking
 from rayfl.servers.records import Records
-from rayfl.servers.rounds import AskedReport, Round, Servers
+from rayfl.servers.rounds import AskedReport, Round, train
 from rayfl.servers.serialisation import flatten
 from rayfl.servers.signatures import facts
 from rayfl.servers.states import ClientStates
@@ -305,7 +307,7 @@ class Driver:
         plan = self.servers.ordered(algorithm.plan(self.setup, state, cohort))
         turn = self._turn(state, plan)
         former = list(self.servers.models)
-        report = self.servers.train(turn, self._progress(state.round))
+        report = train(self.servers, turn, self._progress(state.round))
         self._account(state, plan, turn, report)
         new = algorithm.end(self.setup, state, plan, report)
         clients = self._asking(new)
@@ -457,9 +459,9 @@ class Driver:
         models = self._tested_with(state)
         adapting = self._adapting(state, turn)
         if adapting is None:
-            correct, losses = self.servers.evaluate(models, turn.work.personal, turn.local, who)
+            correct, losses = testing.evaluate(self.servers, models, turn.work.personal, turn.local, who)
         else:
-            correct, losses, _ = self.servers.adapt(adapting, who, models[who])
+            correct, losses, _ = testing.adapt(self.servers, adapting, who, models[who])
         return state, self.records.evaluation(state, who, correct, losses, weights)
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
@@ -523,9 +525,9 @@ class Driver:
         for first in range(0, len(wanted), block):
             some = wanted[first : first + block]
             if adapting is None:
-                rows = self.servers.client_models(some, models[some], turn.work.personal, turn.local)
+                rows = testing.client_models(self.servers, some, models[some], turn.work.personal, turn.local)
             else:
-                rows = self.servers.adapted_models(adapting, present, models[present], some)
+                rows = testing.adapted_models(self.servers, adapting, present, models[present], some)
             yield from zip(some.tolist(), rows, strict=True)
 
     def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
@@ -625,7 +627,7 @@ class Driver:
         models, present = self._tested_with(state), self.setup.present
         adapting = self._adapting(state, self._last_turn(state), epochs)
         assert adapting is not None
-        correct, losses, _ = self.servers.adapt(adapting, present, models[present])
+        correct, losses, _ = testing.adapt(self.servers, adapting, present, models[present])
         return self.records.finetuned(present, correct, losses)
 
     def _last_turn(self, state: ServerState) -> Round:

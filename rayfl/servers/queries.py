@@ -25,7 +25,9 @@ from rayfl.errors import RayflError
 from rayfl.evaluation import Transfer
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
-from rayfl.servers.rounds import Round, Servers
+from rayfl.servers import testing
+from rayfl.servers.models import Servers
+from rayfl.servers.rounds import Round
 from rayfl.servers.signatures import (
     NoSignature,
     Trainee,
@@ -87,12 +89,12 @@ class Asking:
             "validation": self.federation.validation,
             "test": self.federation.test,
         }[split]
-        return self.servers.losses(clients, ids, "test" if split == "test" else "train")
+        return testing.losses(self.servers, clients, ids, "test" if split == "test" else "train")
 
     def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         """Mean training loss of each client under the one model that it would start from ``(n,)``."""
-        return self.servers.own_losses(
-            clients, models, self.federation.train, "train", self.personal, self.local
+        return testing.own_losses(
+            self.servers, clients, models, self.federation.train, "train", self.personal, self.local
         )
 
     def cluster(
@@ -273,7 +275,7 @@ class Asking:
 
         Every client downloads its model and sends the update.
         """
-        _, _, updates = self.servers.adapt(self.turn(self.round), clients, models)
+        _, _, updates = testing.adapt(self.servers, self.turn(self.round), clients, models)
         sent = 4 * self.servers.spec.P * len(clients)
         self.account(Transfer(self.round, "client_lps", "down", "model", sent))
         self.account(Transfer(self.round, "client_lps", "up", "update", sent))

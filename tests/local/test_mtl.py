@@ -20,7 +20,8 @@ from rayfl.errors import ConfigError
 from rayfl.local.mtl import MTL
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.rounds import Round, Servers
+from rayfl.servers.models import Servers
+from rayfl.servers.rounds import Round, train
 from rayfl.training import LocalWork, LoopEngine
 from tests.algorithms.test_identities import GROUPS, N, P, Ran, Run, run, same, same_curves
 from tests.local.conftest import CLASSES, ETA, FEATURES, ROUND, Problem
@@ -286,7 +287,7 @@ def test_the_absent_count_when_trained_rows_travel(tmp_path: Path):
             mixing = Mixing(sp.csr_array(np.array(weights)[:, None]))
             plan = Plan(cohort, cohort * 0, cohort * 0)
             assignment = np.zeros(4, np.int64)
-            servers.train(Round(0, plan, work, mixing, local=config.local, assignment=assignment))
+            train(servers, Round(0, plan, work, mixing, local=config.local, assignment=assignment))
 
         turn(0, [1, 1, 1])
         first = np.array(servers.models[0])

@@ -26,8 +26,10 @@ from rayfl.local.sgd import SGD
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.global_step import gather, share
 from rayfl.servers.lps import Reduced
-from rayfl.servers.rounds import Servers
+from rayfl.servers.models import Servers
+from rayfl.servers.testing import losses, own_losses
 from rayfl.training import Batches
 
 D, CLASSES, LR, EPOCHS = 64, 10, 0.5, 2
@@ -285,13 +287,13 @@ def test_clients_meet_the_models_of_their_edge(cloud: dict[str, Any]) -> None:
         backend.start((federation,), host)
         servers = Servers(backend, host.spec, federation, block_size=lambda n: n, edges=np.array(EDGES))
         servers.models = [host.spec.initial(index=i) for i in range(6)]  # two models at three edges
-        both = servers.losses(who, federation.train, "train")
+        both = losses(servers, who, federation.train, "train")
         for model in range(2):
-            one = servers.own_losses(who, 0 * who + model, federation.train, "train", (), SGD())
+            one = own_losses(servers, who, 0 * who + model, federation.train, "train", (), SGD())
             np.testing.assert_allclose(both[:, model], one, rtol=1e-6)
             servers.places, servers.edges = 1, None
             place = 3 * model + np.array(EDGES)
-            plain = servers.own_losses(who, place, federation.train, "train", (), SGD())
+            plain = own_losses(servers, who, place, federation.train, "train", (), SGD())
             servers.places, servers.edges = 3, np.array(EDGES)
             np.testing.assert_array_equal(one, plain)
     finally:
@@ -368,12 +370,12 @@ def trained(*rows: tuple[list[float], Weight, Weight]) -> dict[int, Reduced]:
 
 def test_weights_add_up_until_the_global_step(servers: Servers) -> None:
     """Server 0 with 2 samples, then server 1 with 1, then server 0 with 1: 3 and 1."""
-    servers._gather(STEP, {0: Reduced(Partial(np.empty(0), 2.0), 2.0, 0.0)})
-    servers._gather(STEP, {1: Reduced(Partial(np.empty(0), 1.0), 1.0, 0.0)})
+    gather(servers, STEP, {0: Reduced(Partial(np.empty(0), 2.0), 2.0, 0.0)})
+    gather(servers, STEP, {1: Reduced(Partial(np.empty(0), 1.0), 1.0, 0.0)})
     last = trained(([3.0, 4.0], 1.0, 1.0))
-    servers._gather(STEP, last)
+    gather(servers, STEP, last)
     assert servers.gathered.tolist() == [[[3], [1]]]
-    assert servers._share(STEP, ((0, 2),), last) == (16, 16)
+    assert share(servers, STEP, ((0, 2),), last) == (16, 16)
     # (3 * 3 + 1 * 5) / 4 and (3 * 4 + 1 * 6) / 4; the third number stays
     np.testing.assert_array_equal(servers.models, [[3.5, 4.5, 3], [3.5, 4.5, 7]])
     assert servers.gathered.tolist() == [[[0], [0]]]
@@ -382,13 +384,13 @@ def test_weights_add_up_until_the_global_step(servers: Servers) -> None:
 def test_numbers_that_clients_leave_out_gather_weights_of_their_own(servers: Servers) -> None:
     """Sub-FedAvg: server 0 had number 0 kept by 2 samples before; now only number 1 is kept, by 3."""
     before = np.array([2.0, 0.0, 2.0])
-    servers._gather(STEP, {0: Reduced(Partial(np.empty(0), before), before, 0.0)})
+    gather(servers, STEP, {0: Reduced(Partial(np.empty(0), before), before, 0.0)})
     now = np.array([0.0, 3.0, 0.0])
     last = trained(
         ([1.0, 12.0], now[:2], now), ([10.0, 12.0], 2.0, 2.0)
     )  # sums; models where the weight is 0
-    servers._gather(STEP, last)
-    servers._share(STEP, ((0, 2),), last)
+    gather(servers, STEP, last)
+    share(servers, STEP, ((0, 2),), last)
     # number 0: (2 * 1 + 10) / 4; number 1: (12 + 12) / 5
     np.testing.assert_allclose(servers.models, [[3, 4.8, 3], [3, 4.8, 7]])
 
@@ -396,8 +398,8 @@ def test_numbers_that_clients_leave_out_gather_weights_of_their_own(servers: Ser
 def test_a_server_that_is_not_due_keeps_what_it_gathered(servers: Servers) -> None:
     later = replace(STEP, due=np.array([True, False]))
     last = trained(([2.0, 4.0], 2.0, 2.0), ([10.0, 12.0], 2.0, 2.0))
-    servers._gather(later, last)
-    assert servers._share(later, ((0, 2),), last) == (0, 0)  # alone
+    gather(servers, later, last)
+    assert share(servers, later, ((0, 2),), last) == (0, 0)  # alone
     np.testing.assert_array_equal(servers.models, MODELS)
     assert servers.gathered.tolist() == [[[2], [2]]]
 

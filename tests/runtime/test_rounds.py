@@ -25,7 +25,8 @@ from rayfl.local import OBJECTIVES
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.lps import merge
-from rayfl.servers.rounds import AskedReport, Round, Servers, cut_blocks
+from rayfl.servers.models import Servers
+from rayfl.servers.rounds import AskedReport, Round, cut_blocks, train
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Training
 from rayfl.training.reports import UpdateLengths
@@ -111,11 +112,11 @@ def test_a_round_is_the_weighted_mean_of_the_clients_models(settings: dict[str, 
         for i, client in enumerate(cohort):
             servers.models = [host.spec.initial()]
             one = Plan(cohort[i : i + 1], plan.start[:1], plan.group[:1])
-            servers.train(Round(0, one, work, Mixing(sp.csr_array(np.ones((1, 1))))))
+            train(servers, Round(0, one, work, Mixing(sp.csr_array(np.ones((1, 1))))))
             alone.append(servers.models[0].astype(np.float64))
             assert client == one.cohort[0]
         servers.models = [host.spec.initial()]
-        servers.train(Round(0, plan, work, mixing))
+        train(servers, Round(0, plan, work, mixing))
         expected = (sizes @ np.stack(alone) / sizes.sum()).astype(np.float32)
         np.testing.assert_allclose(servers.models[0], expected, rtol=0, atol=1e-7)
     finally:
@@ -143,16 +144,16 @@ def test_the_lengths_of_updates_are_told_if_wanted(settings: dict[str, Any], upd
         cohort = np.array([0, 4, 7])
         mixing = Mixing(sp.csr_array(federation.sizes[cohort][None, :].astype(np.float64)))
         plan, work = Plan(cohort, cohort * 0, cohort * 0), LocalWork(1, 10, 0.1)
-        quiet = servers.train(Round(0, plan, work, mixing))
+        quiet = train(servers, Round(0, plan, work, mixing))
         assert quiet.reports == {}
         servers.models = [host.spec.initial()]
         lengths = {"norms": AskedReport(UpdateLengths(), UpdateLengths())}
-        told = servers.train(Round(0, plan, work, mixing, updates=updates, reports=lengths))
+        told = train(servers, Round(0, plan, work, mixing, updates=updates, reports=lengths))
         for place, client in enumerate(cohort.tolist()):
             servers.models = [host.spec.initial()]
             alone = np.array([client])
             one = Mixing(sp.csr_array(np.ones((1, 1))))
-            servers.train(Round(0, Plan(alone, alone * 0, alone * 0), work, one))
+            train(servers, Round(0, Plan(alone, alone * 0, alone * 0), work, one))
             moved = servers.models[0].astype(np.float64) - host.spec.initial()
             assert told.reports["norms"][place] == pytest.approx(np.linalg.norm(moved), rel=1e-5)
     finally:
@@ -168,7 +169,7 @@ def test_a_failing_client_stops_the_round_and_is_named(settings: dict[str, Any])
         plan = Plan(everyone, everyone * 0, everyone * 0)
         mixing = Mixing(sp.csr_array(federation.sizes[None, :].astype(np.float64)))
         with pytest.raises(ClientError, match="client 5 failed in round 7: ValueError: boom"):
-            servers.train(Round(7, plan, LocalWork(1, 10, 0.1), mixing))
+            train(servers, Round(7, plan, LocalWork(1, 10, 0.1), mixing))
         np.testing.assert_array_equal(servers.models[0], host.spec.initial())
     finally:
         backend.close()
@@ -185,7 +186,7 @@ def test_a_tolerated_failure_is_left_out_of_the_average(settings: dict[str, Any]
             cohort = np.array(clients)
             servers.models = [host.spec.initial()]
             mixing = Mixing(sp.csr_array(federation.sizes[cohort][None, :].astype(np.float64)))
-            report = servers.train(Round(0, Plan(cohort, cohort * 0, cohort * 0), work, mixing))
+            report = train(servers, Round(0, Plan(cohort, cohort * 0, cohort * 0), work, mixing))
             return servers.models[0], report
 
         without, _ = trained([0, 1, 3])
@@ -216,7 +217,7 @@ def test_fednova_leaves_a_failure_out_of_its_steps(settings: dict[str, Any], mod
             assert keep is not None
             a, b = (sp.csr_array(np.tile(x, (models, 1))) for x in (weights, keep))
             plan = Plan(cohort, cohort * 0, cohort * 0)
-            report = servers.train(Round(0, plan, LocalWork(2, 10, 0.1), Mixing(a, keep=b), local=local))
+            report = train(servers, Round(0, plan, LocalWork(2, 10, 0.1), Mixing(a, keep=b), local=local))
             return servers.models[-1], report
 
         everybody, _ = trained([0, 1, 2, 4])

@@ -14,8 +14,9 @@ from rayfl.algorithms import Plan, ServerState
 from rayfl.algorithms.base import only_asked, sample_cohort
 from rayfl.config import load
 from rayfl.sampling import SAMPLINGS, Candidates
+from rayfl.servers import testing
 from rayfl.servers.building import build
-from rayfl.servers.rounds import Servers
+from rayfl.servers.models import Servers
 from rayfl.training import Batches
 from tests.algorithms.fakes import setup
 from tests.ordering.conftest import SETTINGS, Run
@@ -235,17 +236,17 @@ def test_layers_of_the_client_s_own_count(run: Run):
 def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: pytest.MonkeyPatch):
     """In every round all are asked: those who took part about their own model."""
     asked: list[np.ndarray] = []
-    own = Servers.own_losses
+    own = testing.own_losses
 
     def spy(self: Servers, clients: Any, models: Any, ids: Any, part: Any, *rest: Any) -> Any:
         found = own(self, clients, models, ids, part, *rest)
-        of_servers = self.losses(clients, ids, part)[:, 0]
+        of_servers = testing.losses(self, clients, ids, part)[:, 0]
         took_part = np.array([client in self.states for client in clients.tolist()])
         assert (~np.isclose(found, of_servers, rtol=1e-5)).tolist() == took_part.tolist()
         asked.append(took_part)
         return found
 
-    monkeypatch.setattr(Servers, "own_losses", spy)
+    monkeypatch.setattr(testing, "own_losses", spy)
     local = {"mtl": {"strength": 0.5}, "sub_fedavg": {"step": 0.3, "accuracy": 0.0}}[method]
     run(
         PARTIAL,
@@ -261,16 +262,16 @@ def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: py
 def test_each_client_is_asked_about_one_model(run: Run, monkeypatch: pytest.MonkeyPatch):
     """Not about those of other clusters."""
     asked: list[tuple[list[int], list[int]]] = []
-    own = Servers.own_losses
+    own = testing.own_losses
 
     def spy(self: Servers, clients: Any, models: Any, *rest: Any) -> Any:
         asked.append((clients.tolist(), models.tolist()))
         found = own(self, clients, models, *rest)
-        everything = self.losses(clients, *rest[:2])
+        everything = testing.losses(self, clients, *rest[:2])
         np.testing.assert_allclose(found, everything[np.arange(len(clients)), models], rtol=1e-5)
         return found
 
-    monkeypatch.setattr(Servers, "own_losses", spy)
+    monkeypatch.setattr(testing, "own_losses", spy)
     ran = run(
         PARTIAL,
         "seed=5",

@@ -1,0 +1,164 @@
+"""The LPSs multiply A with what clients have sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms import Mixing
+from rayfl.backend import Done, Key, Ref
+from rayfl.clients.jobs import (
+    ROWS,
+)
+from rayfl.clients.partial import Partial
+from rayfl.servers.lps import (
+    FACTS,
+    MODEL,
+    VECTOR,
+    CombineJob,
+    Optimizer,
+    ReduceJob,
+)
+from rayfl.training import Segments
+from rayfl.training.work import behind
+
+if TYPE_CHECKING:
+    pass
+
+from rayfl.servers.models import Servers
+
+_COMBINED = 1 << 23
+"""Numbers of output models that one call of an LPS makes from trained rows (64 MB in double precision)."""
+
+
+@dataclass(frozen=True)
+class Averaging:
+    """What the rows of A are multiplied with.
+
+    Attributes:
+        shared: the ranges of the model that clients send.
+        common: those that the GPS averages in this round.
+        blocks: places of each block in the cohort.
+        trained: what came of each block.
+        absent: how many clients of each model count though they did not take part; None if they do not.
+        optimizer: the server step, if any, for all models.
+    """
+
+    shared: Segments
+    common: Segments
+    blocks: Sequence[slice]
+    trained: Sequence[Done]
+    absent: NDArray[np.int64] | None
+    optimizer: Optimizer | None
+
+    def own_optimizer(self, models: Sequence[int]) -> Optimizer | None:
+        """The server step for some models."""
+        if self.optimizer is None:
+            return None
+        some = list(models)
+        return Optimizer(self.optimizer.step, self.optimizer.clients[some], self.optimizer.members[some])
+
+
+def reduce_sums(
+    servers: Servers,
+    averaging: Averaging,
+    members: NDArray[np.int64] | None,
+    rescaled: NDArray[np.float64] | None,
+) -> list[Ref]:
+    """Each LPS reduces its rows in the order of the blocks; by reference what the GPS may learn."""
+    parts: dict[int, dict[Key, Ref]] = {}  # output model -> its partial sums, in block order
+    for block, done in enumerate(averaging.trained):
+        for (kind, row), ref in done.refs.items():
+            if kind == "sum":
+                parts.setdefault(int(row), {})["sum", block] = ref
+    facts = []
+    for row in sorted(parts):
+        still = []
+        if averaging.absent is not None:
+            still.append(Partial(np.zeros(1), 0.0, keep=float(averaging.absent[row])))
+        if rescaled is not None and rescaled[row] != 1:
+            still.append(Partial(np.zeros(1), 0.0, scale=float(rescaled[row])))
+        job = ReduceJob(
+            row,
+            averaging.shared,
+            averaging.common,
+            tuple(still),
+            None if members is None else int(members[row]),
+            averaging.own_optimizer([row]),
+        )
+        objects, keeps = {MODEL: servers.models[row], **parts[row]}, [MODEL, FACTS]
+        if members is not None:
+            objects[VECTOR] = servers.vectors[row]
+            keeps.append(VECTOR)
+        if averaging.optimizer is not None:
+            objects.update(_memory(servers, row, 0))
+            keeps.append(("memory", 0))
+        found = servers.backend.serve(row, "reduce", job, objects, keeps)
+        servers.models[row] = found[MODEL]
+        if members is not None:
+            servers.vectors[row] = found[VECTOR]
+        if averaging.optimizer is not None:
+            _remember(servers, row, found["memory", 0])
+        facts.append(found[FACTS])
+    return facts
+
+
+def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list[Ref]:
+    """The LPSs multiply A with the trained rows, a few models in a call; by reference what the GPS may
+    learn."""
+    weights, blocks = mixing.weights.tocsr(), averaging.blocks
+    keep: NDArray[np.float64] = np.zeros(weights.shape[0])
+    kept = None if mixing.keep is None else mixing.keep.tocsr()
+    if kept is not None:
+        keep = np.asarray(kept.sum(axis=1), np.float64).ravel()
+    if averaging.absent is not None:
+        keep = keep + averaging.absent
+    filled = np.flatnonzero(np.diff(weights.indptr))
+    size = max(1, _COMBINED // max(1, servers.spec.P))
+    facts = []
+    for number, first in enumerate(range(0, len(filled), size)):
+        some: list[int] = filled[first : first + size].tolist()
+        dense = weights[some].toarray()
+        theirs = None if kept is None else kept[some].toarray()
+        wanted = [b for b, block in enumerate(blocks) if dense[:, block].any()]
+        job = CombineJob(
+            averaging.shared,
+            averaging.common,
+            models=tuple(some),
+            blocks=tuple(wanted),
+            weights=[dense[:, blocks[b]] for b in wanted],
+            kept=None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
+            keep=keep[some],
+            statistics=behind(averaging.shared, servers.spec.n_parameters),
+            optimizer=averaging.own_optimizer(some),
+        )
+        objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in some}
+        objects.update({("rows", b): averaging.trained[b].refs[ROWS] for b in wanted})
+        keeps: list[Key] = [*(("model", k) for k in some), FACTS]
+        if averaging.optimizer is not None:
+            for k in some:
+                objects.update(_memory(servers, k, k))
+            keeps += [("memory", k) for k in some]
+        found = servers.backend.serve(number, "combine", job, objects, keeps)
+        for k in some:
+            servers.models[k] = found["model", k]
+            if averaging.optimizer is not None:
+                _remember(servers, k, found["memory", k])
+        facts.append(found[FACTS])
+    return facts
+
+
+def _memory(servers: Servers, model: int, number: int) -> dict[Key, Ref]:
+    """What a server step keeps beside a model, if there is anything yet."""
+    ref = servers.memories[model] if servers.memories else None
+    return {} if ref is None else {("memory", number): ref}
+
+
+def _remember(servers: Servers, model: int, memory: Ref) -> None:
+    if not servers.memories:
+        servers.memories = [None] * len(servers.models)
+    servers.memories[model] = memory

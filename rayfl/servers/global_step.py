@@ -1,0 +1,87 @@
+"""The global step: the GPS averages layers over the LPSs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms import GlobalStep
+from rayfl.servers.lps import (
+    MODEL,
+    VALUES,
+    Reduced,
+    merge,
+)
+from rayfl.training import Segments, length
+
+if TYPE_CHECKING:
+    pass
+
+from rayfl.servers.models import Servers
+
+
+def gather(servers: Servers, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:
+    """What took part in this round counts in the next global step."""
+    each = np.zeros((len(servers.models), 1))
+    if any(np.ndim(fact.weight) for fact in facts.values()):
+        each = np.zeros((len(servers.models), servers.spec.P))
+    for row, fact in facts.items():
+        each[row] = fact.weight
+    before = (
+        servers.gathered if servers.gathered.size else np.zeros((len(step.layers), len(servers.models), 1))
+    )
+    servers.gathered = before + each
+
+
+def share(
+    servers: Servers, step: GlobalStep, sent: Segments, facts: Mapping[int, Reduced]
+) -> tuple[int, int]:
+    """The GPS averages layers over the LPSs that are due and sends them back; bytes up and down.
+
+    An LPS that is alone in its group has nothing to share, and keeps what it has gathered.
+
+    Args:
+        step: which layers, LPSs and weights.
+        sent: the ranges that the LPSs send, those of all layers.
+        facts: of the LPSs whose clients took part in this round.
+    """
+    up = down = 0
+    uploads = {row: fact.common for row, fact in facts.items()}
+    gathered = servers.gathered.copy()
+    for layer, (segments, groups) in enumerate(step.layers):
+        size, numbers = 4 * length(segments), _numbers(segments)
+        places = np.searchsorted(_numbers(sent), numbers)
+        for group in np.unique(groups[step.due]):
+            rows = np.flatnonzero(step.due & (groups == group))
+            weights = gathered[layer, rows] if step.weights is None else step.weights[rows, None]
+            senders = rows[weights.any(axis=1)].tolist()
+            if len(rows) == 1 or not senders:
+                continue
+            for row in senders:
+                if row not in uploads:
+                    found = servers.backend.serve(row, "upload", sent, {MODEL: servers.models[row]}, [VALUES])
+                    uploads[row] = servers.backend.get(found[VALUES])
+            sums = [uploads[row].take(places) for row in senders]
+            merged = merge(sums, [w[numbers] if len(w) > 1 else w for w in weights[weights.any(axis=1)]])
+            values = servers.backend.put(merged)
+            for row in rows.tolist():
+                objects = {MODEL: servers.models[row], VALUES: values}
+                servers.models[row] = servers.backend.serve(row, "install", segments, objects, [MODEL])[MODEL]
+            up, down = up + size * len(senders), down + size * len(rows)
+            if step.weights is None:
+                gathered[layer, rows] = 0
+    servers.gathered = gathered
+    return up, down
+
+
+def union(step: GlobalStep) -> Segments:
+    """The ranges of all layers of a global step, ascending."""
+    return tuple(sorted(segment for segments, _ in step.layers for segment in segments))
+
+
+def _numbers(segments: Segments) -> NDArray[np.int64]:
+    """The places in the model of the numbers that the ranges cover, ascending."""
+    return np.concatenate([np.arange(a, b) for a, b in segments])

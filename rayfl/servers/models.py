@@ -1,0 +1,132 @@
+"""The models at the servers and the states of the clients, by reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms import Plan
+from rayfl.backend import Backend, Ref
+from rayfl.data import Federation
+from rayfl.models import ModelSpec
+from rayfl.servers.states import ClientStates
+from rayfl.training import LocalWork
+
+if TYPE_CHECKING:
+    from rayfl.coresets.graphs import Graph
+
+
+class Servers:
+    """The models at the servers and the states of the clients, all by reference, and what is done with them.
+
+    Callers number the models 0 to K - 1. With E edges each is kept E times, model k at edge e in place
+    ``k E + e`` of :attr:`models`, and clients meet the one at their edge.
+
+    Args:
+        backend: who does the work.
+        spec: the model's flat layout.
+        federation: the clients' parts of the data; :attr:`federation` is set anew in every stage.
+        block_size: clients in a block, given how many train.
+        clients_per_actor: pins clients to actors if given.
+        tolerate: clients that may fail in a round.
+        batch_size: test samples in a forward pass.
+        edges: the edge of each client ``(N,)``; None, or all 0, for a single one.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        spec: ModelSpec,
+        federation: Federation,
+        *,
+        block_size: Callable[[int], int],
+        clients_per_actor: int | None = None,
+        tolerate: int = 0,
+        batch_size: int = 500,
+        edges: NDArray[np.int64] | None = None,
+    ) -> None:
+        self.backend, self.spec, self.federation = backend, spec, federation
+        self.block_size, self.clients_per_actor = block_size, clients_per_actor
+        self.tolerate, self.batch_size = tolerate, batch_size
+        self.edges = edges if edges is not None and edges.any() else None
+        self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
+        self.models: list[Ref] = []
+        self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
+        self.memories: list[Ref] = []  # (V, n) of a server step, one beside each model
+        # The weight that took part in each model since its last global step: (layers, K, 1), or
+        # (layers, K, P) where clients leave numbers out of the average; empty for methods without a GPS.
+        self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
+        self.states, self.updates = ClientStates(), ClientStates()
+        self.graph: tuple[Federation, Graph] | None = None  # of the clients, and of which stage
+
+    def begin(self, models: Sequence[Ref]) -> None:
+        """Start from these K models, at every edge."""
+        self.models = [model for model in models for _ in range(self.places)]
+
+    def at(self, models: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where these models are kept at the edges of these clients."""
+        return models if self.edges is None else models * self.places + self.edges[clients]
+
+    def name(self, place: int) -> str:
+        """The model's number, and behind it that of the edge if there are several."""
+        model, edge = divmod(place, self.places)
+        return f"{model}" if self.edges is None else f"{model}_edge_{edge}"
+
+    def ordered(self, plan: Plan) -> Plan:
+        """The plan sorted by (group, edge, id)."""
+        if self.edges is None:
+            return plan
+        order = np.lexsort((plan.cohort, self.at(plan.group, plan.cohort)))
+        return Plan(plan.cohort[order], plan.start[order], plan.group[order])
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything that a round changes, for :meth:`restore`."""
+        return {
+            "models": list(self.models),
+            "vectors": list(self.vectors),
+            "memories": list(self.memories),
+            "gathered": self.gathered,
+            "states": self.states.copy(),
+            "updates": self.updates.copy(),
+        }
+
+    def restore(self, snapshot: Mapping[str, Any]) -> None:
+        """Back to what :meth:`snapshot` took."""
+        for name, value in snapshot.items():
+            setattr(self, name, value)
+
+    def inherit(self, parents: NDArray[np.int64]) -> None:
+        """The models and the servers' own vectors are now copies of these; they divide what was gathered."""
+        parents = (parents[:, None] * self.places + np.arange(self.places)).ravel()
+        if self.gathered.size:
+            self.gathered = self.gathered[:, parents] / np.bincount(parents)[parents][:, None]
+        self.models = [self.models[parent] for parent in parents.tolist()]
+        if self.vectors:
+            self.vectors = [self.vectors[parent] for parent in parents.tolist()]
+        if self.memories:
+            self.memories = [self.memories[parent] for parent in parents.tolist()]
+
+    def members(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many clients each model has ``(L,)``, from the model of each client ``(N,)``."""
+        return np.bincount(assignment[self.federation.sizes > 0], minlength=len(self.models))
+
+    def keep(
+        self,
+        states: ClientStates,
+        plan: Plan,
+        blocks: Sequence[slice],
+        objects: Sequence[Ref],
+        failures: Mapping[int, str],
+    ) -> None:
+        """Keep what blocks of a cohort have sent, but of clients that failed."""
+        for block, ref in zip(blocks, objects, strict=True):
+            clients = plan.cohort[block].tolist()
+            states.update(clients, ref, [c not in failures for c in clients])
+        states.pack(self.backend)
+
+    def work_of(self, clients: NDArray[np.int64], work: LocalWork) -> float:
+        """Parameters times samples of these clients' local training."""
+        return float(self.spec.P * work.epochs * self.federation.sizes[clients].sum())

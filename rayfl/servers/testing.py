@@ -1,0 +1,270 @@
+"""Tests: forward passes of models over samples, also after clients have trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.backend import Key, Ref, Task
+from rayfl.clients.jobs import (
+    UPDATES,
+    AdaptJob,
+    EvalJob,
+    EvalReport,
+    ForwardPass,
+)
+from rayfl.clients.state import StateLayout, StateRow
+from rayfl.data import Ragged
+from rayfl.data.base import Part
+from rayfl.evaluation import EvaluationPlan
+from rayfl.local import LocalObjective
+from rayfl.local.sgd import SGD
+from rayfl.training import Segments
+
+if TYPE_CHECKING:
+    pass
+
+from rayfl.servers.models import Servers
+from rayfl.servers.rounds import Round
+
+_PASSES = 4
+"""Forward passes in one evaluation task."""
+
+
+def evaluate(
+    servers: Servers,
+    assignment: NDArray[np.int64],
+    personal: Segments = (),
+    local: LocalObjective = SGD(),  # noqa: B008 (frozen)
+    clients: NDArray[np.int64] | None = None,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Test clients, each on its own test data with the model that it would use.
+
+    Args:
+        assignment: the model of each client ``(N,)``.
+        personal: the ranges of the model that are the client's own, if any.
+        local: the local objective, which may make the model the client's own.
+        clients: ids ``(n,)``; default: all.
+
+    Returns:
+        Correctly classified test samples ``(n,)``, and sums of their losses ``(n,)`` in nats.
+    """
+    who = np.arange(len(assignment)) if clients is None else clients
+    assignment = servers.at(assignment, np.arange(len(assignment)))
+    # A client with personal layers has a model of its own, whatever it shares.
+    own = bool(personal) or local.personal
+    owner = who if own else assignment[who]
+    plan = EvaluationPlan.of(owner, servers.federation.test.take(who), servers.batch_size, batches=_PASSES)
+    return _pass(servers, plan, assignment if own else None, "test", personal, local)
+
+
+def own_losses(
+    servers: Servers,
+    clients: NDArray[np.int64],
+    models: NDArray[np.int64],
+    ids: Ragged,
+    part: Part,
+    personal: Segments,
+    local: LocalObjective,
+) -> NDArray[np.float64]:
+    """Mean loss of one model on samples of each client.
+
+    Args:
+        clients: ids ``(n,)``.
+        models: the server's model of each ``(n,)``.
+        ids: the samples of all N clients.
+        part: whether these are training or test samples.
+        personal: the ranges of the model that are the client's own, if any.
+        local: the local objective, which may make the model the client's own.
+
+    Returns:
+        ``(n,)``; NaN for clients without such samples.
+    """
+    some, assignment, own = ids.take(clients), np.zeros(len(ids), np.int64), personal or local.personal
+    models = servers.at(models, clients)
+    assignment[clients] = models
+    plan = EvaluationPlan.of(clients if own else models, some, servers.batch_size, batches=_PASSES)
+    _, sums = _pass(servers, plan, assignment if own else None, part, personal, local)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(sums / some.sizes, np.float64)
+
+
+def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part) -> NDArray[np.float64]:
+    """Mean loss of every model on samples of each client.
+
+    Args:
+        clients: ids ``(n,)``.
+        ids: the samples of all N clients.
+        part: whether these are training or test samples.
+
+    Returns:
+        ``(n, K)``; NaN for clients without such samples.
+    """
+    k, some = len(servers.models) // servers.places, ids.take(clients)
+    tiled = Ragged(np.tile(some.values, k), _tiled_offsets(some.sizes, k))
+    models = servers.at(np.repeat(np.arange(k), len(clients)), np.tile(clients, k))
+    plan = EvaluationPlan.of(models, tiled, servers.batch_size, batches=_PASSES)
+    _, sums = _pass(servers, plan, None, part, (), SGD())
+    with np.errstate(invalid="ignore"):
+        return (sums / tiled.sizes).reshape(k, len(clients)).T
+
+
+def _pass(
+    servers: Servers,
+    plan: EvaluationPlan,
+    assignment: NDArray[np.int64] | None,
+    part: Part,
+    personal: Segments,
+    local: LocalObjective,
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """Do the forward passes of a plan; with an ``assignment`` its models are those of clients."""
+    layout, tasks = StateLayout.of(servers.spec, personal, local), []
+    for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * servers.batch_size):
+        jobs = [plan.jobs[i] for i in group]
+        models = [job.model if assignment is None else int(assignment[job.model]) for job in jobs]
+        objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in sorted(set(models))}
+        located: tuple[StateRow, ...] = (None,) * len(jobs)
+        if assignment is not None:
+            states, located = servers.states.locate([job.model for job in jobs])
+            objects.update(states)
+        passes = tuple(
+            ForwardPass(model, state, job.samples)
+            for model, state, job in zip(models, located, jobs, strict=True)
+        )
+        message = EvalJob(passes, servers.batch_size, layout, local, part)
+        cost = float(sum(len(job.samples) for job in jobs))
+        tasks.append(Task("evaluate", message, objects, cost=cost, work=servers.spec.P * cost))
+    reports: list[EvalReport] = [done.report for done in servers.backend.run_in_order(tasks)]
+    return plan.gather([c for r in reports for c in r.correct], [x for r in reports for x in r.loss])
+
+
+def adapt(
+    servers: Servers,
+    turn: Round,
+    clients: NDArray[np.int64],
+    models: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64], list[tuple[NDArray[np.int64], Ref]]]:
+    """Let clients train on from these models, and test what comes of it; nothing is averaged or kept.
+
+    Args:
+        turn: round, stage and work.
+        clients: ids ``(n,)``.
+        models: the model of each ``(n,)``.
+
+    Returns:
+        Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: places in
+        ``clients``, and the rows ``(B, P)`` by reference.
+    """
+    blocks, tasks = _adapting(servers, "adapt", turn, clients, models)
+    correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
+    updates, everyone = [], np.arange(len(clients))
+    for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
+        correct[block], losses[block] = done.report.correct, done.report.losses
+        updates.append((everyone[block], done.refs[UPDATES]))
+    return correct, losses, updates
+
+
+def client_models(
+    servers: Servers,
+    clients: NDArray[np.int64],
+    models: NDArray[np.int64],
+    personal: Segments,
+    local: LocalObjective,
+) -> NDArray[np.float32]:
+    """The models with which :func:`evaluate` tests these clients ``(n, P)``, with what is their own.
+
+    Args:
+        clients: ids ``(n,)``.
+        models: the server's model of each ``(n,)``.
+        personal, local: as for :func:`evaluate`.
+    """
+    objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in np.unique(models).tolist()}
+    located: tuple[StateRow, ...] = (None,) * len(clients)
+    if personal or local.personal:
+        states, located = servers.states.locate(clients.tolist())
+        objects.update(states)
+    passes = tuple(
+        ForwardPass(int(model), state, np.empty(0, np.int32))
+        for model, state in zip(models, located, strict=True)
+    )
+    job = EvalJob(passes, servers.batch_size, StateLayout.of(servers.spec, personal, local), local)
+    (done,) = servers.backend.run([Task("models", job, objects)])
+    return np.stack(done.report)
+
+
+def adapted_models(
+    servers: Servers,
+    turn: Round,
+    clients: NDArray[np.int64],
+    models: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+) -> NDArray[np.float32]:
+    """The models that :func:`adapt` tests, of those ``wanted`` among the clients ``(n, P)``.
+
+    They train in the same blocks, as what a client gets may depend on its block in the last bit.
+    """
+    blocks, tasks = _adapting(servers, "adapted", turn, clients, models)
+    places = np.searchsorted(clients, wanted)
+    some = [
+        number for number, block in enumerate(blocks) if np.isin(range(block.start, block.stop), places).any()
+    ]
+    found = np.empty((len(wanted), servers.spec.P), np.float32)
+    for done in servers.backend.run([tasks[number] for number in some]):
+        block = blocks[some[done.task]]
+        inside = (block.start <= places) & (places < block.stop)
+        found[inside] = done.report[places[inside] - block.start]
+    return found
+
+
+def _adapting(
+    servers: Servers, method: str, turn: Round, clients: NDArray[np.int64], models: NDArray[np.int64]
+) -> tuple[list[slice], list[Task]]:
+    """The blocks in which clients train on from these models, and the task of each."""
+    size, layout = servers.block_size(len(clients)), turn.layout(servers.spec)
+    models = servers.at(models, clients)
+    tasks, blocks = [], []
+    for first in range(0, len(clients), size):
+        block = slice(first, first + size)
+        start = models[block]
+        objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in np.unique(start).tolist()}
+        states: tuple[StateRow, ...] = ()
+        if layout.size:
+            located, states = servers.states.locate(clients[block].tolist())
+            objects.update(located)
+        job = AdaptJob(
+            round=turn.round,
+            stage=turn.stage,
+            clients=clients[block],
+            start=start,
+            states=states,
+            layout=layout,
+            work=turn.work,
+            local=turn.local,
+            batch_size=servers.batch_size,
+        )
+        cost = float(servers.federation.sizes[clients[block]].sum())
+        keeps: tuple[Key, ...] = (UPDATES,) if method == "adapt" else ()
+        much = servers.work_of(clients[block], turn.work)
+        tasks.append(Task(method, job, objects, keeps, cost=cost, work=much))
+        blocks.append(block)
+    return blocks, tasks
+
+
+def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.tile(sizes, times))])
+
+
+def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:
+    """Consecutive positions in groups of at most ``limit`` in sum (or one position)."""
+    groups: list[list[int]] = []
+    total = limit + 1
+    for i, size in enumerate(sizes):
+        if total + size > limit:
+            groups.append([])
+            total = 0
+        groups[-1].append(i)
+        total += size
+    return groups
