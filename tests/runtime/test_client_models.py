@@ -16,6 +16,7 @@ from rayfl.cli import app
 from rayfl.errors import ConfigError, RayflError
 from rayfl.servers.building import build
 from rayfl.training import Batches
+from rayfl.units import size
 
 MLP = {"name": "mlp", "hidden": [12]}
 METHODS: dict[str, dict[str, Any]] = {
@@ -124,8 +125,7 @@ def test_the_run_is_left_as_it_was(tmp_path: Path) -> None:
 def test_the_command_writes_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ran = rayfl.run(settings(tmp_path, "lg_fedavg"))
     assert app(["models", str(ran.path), "2", "5"], standalone_mode=False) in (0, None)
-    size = 4 * (64 * 12 + 12 + 12 * 10 + 10) / 1e6
-    assert f"{size:.3g} MB a client" in capsys.readouterr().out
+    assert f"{size(4 * (64 * 12 + 12 + 12 * 10 + 10))} a client" in capsys.readouterr().out
     folder = ran.path / "models" / "clients"
     assert sorted(path.name for path in folder.iterdir()) == ["client_2.safetensors", "client_5.safetensors"]
     wanted, found = ran.client_model(5), load_file(folder / "client_5.safetensors")
