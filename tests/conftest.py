@@ -6,17 +6,24 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from filelock import FileLock
-from hypothesis import settings
+from hypothesis import settings as hypothesis_settings
+from numpy.typing import NDArray
 
-settings.register_profile("patient", deadline=None)  # a busy machine is no failure
-settings.load_profile("patient")
+import rayfl
+from tests.runs import SMALL, TASKS, Ran, Run
+
+hypothesis_settings.register_profile("patient", deadline=None)  # a busy machine is no failure
+hypothesis_settings.load_profile("patient")
 
 RealData = Callable[..., Path]
+Dataset = tuple[NDArray[np.uint8], NDArray[np.int64]]
 
 
 def _source() -> Path | None:
@@ -57,3 +64,70 @@ def real_news() -> Path:
     if source is None or not (source / "ag_news").is_dir():
         pytest.skip("no real articles: there is no ../shared/data/ag_news and RAYFL_TEST_DATA names none")
     return source
+
+
+def read(folder: Path, name: str) -> Dataset:
+    """Training images as rows of bytes, and their labels."""
+    with np.load(folder / f"{name}.npz") as arrays:
+        x, y = arrays["x_train"], arrays["y_train"]
+        return x.reshape(len(x), -1), y.astype(np.int64)
+
+
+@pytest.fixture(scope="session")
+def fashion(real_data: Callable[[str], Path]) -> Dataset:
+    return read(real_data("fashion_mnist"), "fashion_mnist")
+
+
+@pytest.fixture(scope="session")
+def cifar10(real_data: Callable[[str], Path]) -> Dataset:
+    return read(real_data("cifar10"), "cifar10")
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[None]:
+    """Ray with four logical CPUs and GPUs, so that several actors and fractions fit on any machine."""
+    import ray
+
+    if not ray.is_initialized():
+        ray.init(
+            address="local",
+            num_cpus=4,
+            num_gpus=4,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level="error",
+        )
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """A run of three rounds over nine clients in three planted groups, a second or less inline."""
+    return {
+        "name": "t",
+        "rounds": 3,
+        "seed": 3,
+        "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05},
+        "model": {"name": "mlp", "hidden": [16]},
+        "algorithm": "fedavg",
+        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
+        "execution": {"backend": "inline", "block_size": 2},
+        "output": {"root": str(tmp_path), "report": False, "tensorboard": False, "checkpoint_every": 1},
+    }
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """``run("rounds=1", order={...})``: :data:`SMALL` with other sections and overrides."""
+    output = {"root": str(tmp_path_factory.mktemp("runs")), "report": False, "tensorboard": False}
+    known: dict[str, Ran] = {}
+
+    def call(*overrides: str, **sections: Any) -> Ran:
+        settings = {**SMALL, "output": output, **sections}
+        name = repr((overrides, settings))
+        if name not in known:
+            known[name] = Ran(rayfl.run(settings, overrides))
+        return known[name]
+
+    return call

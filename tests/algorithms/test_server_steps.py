@@ -15,10 +15,7 @@ from rayfl.algorithms.fedadam import Adam
 from rayfl.algorithms.fedavgm import Momentum
 from rayfl.api import run
 from rayfl.server_step import Averaged
-from tests.runtime.conftest import settings
-from tests.runtime.test_hierarchy import CLASSES, LR, D, Data, last, load_initial, mean, with_cohorts
-
-__all__ = ["settings"]
+from tests.servers.test_hierarchy import CLASSES, LR, D, Data, last, load_initial, mean, with_cohorts
 
 Vector = NDArray[np.float64]
 

@@ -35,8 +35,7 @@ from rayfl.errors import RayflError
 from rayfl.runtime import processes
 from rayfl.servers.checkpoint import checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
-from tests.runtime.conftest import METHODS, TASKS, actors
-from tests.runtime.test_same_everywhere import assert_same
+from tests.runs import METHODS, TASKS, actors, assert_same
 
 ROUNDS = 5
 

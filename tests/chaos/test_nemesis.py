@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.chaos.nemesis import Report, schedule
-from tests.runtime.conftest import METHODS
+from tests.runs import METHODS
 
 SAMPLE = ("mt_hfl, scaffold", "cfl", "flt", "sub_fedavg", "ifca")
 """Client state, a tree, a graph, masks, models that clients choose."""

@@ -68,7 +68,7 @@ CLASSES = {
 def cases() -> dict[str, dict[str, Any]]:
     """The settings of all runs by name: presets by their own, methods on digits as ``digits/<method>``."""
     from rayfl.config import load, presets
-    from tests.runtime.conftest import METHODS, TASKS
+    from tests.runs import METHODS, TASKS
 
     digits = {
         "rounds": 3,

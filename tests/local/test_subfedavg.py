@@ -28,7 +28,7 @@ from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.training import Batches, LocalWork, LoopEngine, TrainedBlock, Training
-from tests.runtime.serving import reduce
+from tests.servers.serving import reduce
 from tests.training.bounds import rounding
 
 # A linear model of 3 features and 2 classes: 6 weights, then 2 biases.

@@ -17,13 +17,20 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, Event, Interrupted
-from tests.ordering.conftest import SETTINGS, Run
+from tests.runs import SMALL, Run
 from tests.training.bounds import rounding
 
 CURRICULUM = {"name": "curriculum"}
 P = 64 * 6 + 6 + 6 * 10 + 10
 
 # --- identities ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> dict[str, Any]:
+    """:data:`SMALL`, with outputs in a folder of the test's own."""
+    output = {"root": str(tmp_path), "report": False, "tensorboard": False, "checkpoint_every": 1}
+    return {**SMALL, "output": output}
 
 
 def test_shuffled_is_fedavg_and_a_curriculum_is_not(run: Run):
@@ -44,7 +51,7 @@ def test_random_with_all_samples_from_the_start_knows_neither_pacing_nor_score(r
 
 def test_with_whole_batches_every_order_is_fedavg(run: Run):
     """A batch of all samples at every step: the same gradients, summed in another order."""
-    smooth: dict[str, Any] = {"training": {**SETTINGS["training"], "batch_size": 2000}, "model": "linear"}
+    smooth: dict[str, Any] = {"training": {**SMALL["training"], "batch_size": 2000}, "model": "linear"}
     plain = run(**smooth)
     bound = rounding(int(plain.result.clients["n"].max()), steps=2 * len(plain.result.rounds))
     for which in ("curriculum", "anti", "random"):
@@ -100,7 +107,7 @@ def test_fedprox_without_its_term_and_fednova_with_equal_clients_are_fedavg(run:
             order=CURRICULUM,
             local=local,
             model="linear",
-            training={**SETTINGS["training"], "batch_size": 200},
+            training={**SMALL["training"], "batch_size": 200},
         )
         for local in ("fednova", "sgd")
     )
@@ -110,7 +117,7 @@ def test_fedprox_without_its_term_and_fednova_with_equal_clients_are_fedavg(run:
 
 def test_scaffold_starts_as_fedavg_and_shares_the_client_state(run: Run):
     """c = c_i = 0 in the first round, so clients train the same models; each keeps c_i beside its own."""
-    plain = {**SETTINGS["training"], "momentum": 0.0}
+    plain = {**SMALL["training"], "momentum": 0.0}
     order = {**CURRICULUM, "score": "local"}
     first = run("rounds=1", order=order, local="scaffold", training=plain)
     fedavg = run("rounds=1", order=order, training=plain)
@@ -141,7 +148,7 @@ def test_curricula_go_with_other_algorithms(run: Run, algorithm: str):
             "rounds=2",
             algorithm=algorithm,
             partition=partition,
-            training={**SETTINGS["training"], **own},
+            training={**SMALL["training"], **own},
             order=order,
         )
         for order in ("shuffled", {**CURRICULUM, "score": "both"})
@@ -165,7 +172,7 @@ EVERYTHING = {
     "order": {**CURRICULUM, "score": "both"},
     "sampling": {"name": "curriculum", "b": 0.5},
     "local": "scaffold",
-    "training": {**SETTINGS["training"], "participation": 0.5, "momentum": 0.0, "engine": "auto"},
+    "training": {**SMALL["training"], "participation": 0.5, "momentum": 0.0, "engine": "auto"},
     "rounds": 4,
 }
 """Both curricula, and two kinds of client state beside each other."""

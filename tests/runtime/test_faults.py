@@ -29,8 +29,7 @@ from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import checkpoints, round_of
 from rayfl.servers.driver import Driver, Event, Interrupted
-from tests.runtime.conftest import METHODS, actors
-from tests.runtime.test_same_everywhere import assert_same
+from tests.runs import METHODS, actors, assert_same
 
 ROOT = Path(__file__).resolve().parents[2]
 

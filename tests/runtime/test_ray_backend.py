@@ -27,7 +27,7 @@ from rayfl.servers import states
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, Event
 from rayfl.servers.lps import MODEL, VALUES
-from tests.runtime.conftest import METHODS, actors
+from tests.runs import METHODS, actors
 
 
 def _task(work: float, cost: float = 1.0) -> Task:

@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 import yaml
 
@@ -21,19 +20,7 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, Event, Interrupted
-from tests.runtime.conftest import METHODS, TASKS
-
-
-def assert_same(first: Result, second: Result) -> None:
-    """Equal in every bit and table; seconds aside."""
-    assert first.summary["models_sha256"] == second.summary["models_sha256"]
-    pd.testing.assert_frame_equal(
-        first.rounds.drop(columns="seconds"), second.rounds.drop(columns="seconds"), check_exact=True
-    )
-    pd.testing.assert_frame_equal(first.clients, second.clients, check_exact=True)
-    pd.testing.assert_frame_equal(first.groups, second.groups, check_exact=True)
-    pd.testing.assert_frame_equal(first.communication, second.communication, check_exact=True)
-    assert first.clusters == second.clusters
+from tests.runs import METHODS, TASKS, assert_same
 
 
 @pytest.fixture(scope="module")

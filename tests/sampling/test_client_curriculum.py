@@ -19,7 +19,7 @@ from rayfl.servers.building import build
 from rayfl.servers.models import Servers
 from rayfl.training import Batches
 from tests.algorithms.fakes import setup
-from tests.ordering.conftest import SETTINGS, Run
+from tests.runs import SMALL, Run
 
 LOSSES = np.array([0.5, 3.0, 1.0, 0.1, 2.0, 0.9, 4.0, 0.2, 5.0, 0.8])
 IDS = np.arange(100, 110)
@@ -189,7 +189,7 @@ def test_open_to_all_it_is_fedavg(run: Run):
 
 def test_the_first_clients_are_those_of_least_loss(run: Run):
     """The pool of round 0 is as large as the cohort: the two clients whose data the initial model likes."""
-    (stage, *_), host = build(load(SETTINGS))
+    (stage, *_), host = build(load(SMALL))
     federation = stage.federation
     module, batches = host.spec.build().eval(), Batches(federation.samples, torch.device("cpu"))
     with torch.inference_mode():

@@ -24,7 +24,7 @@ from rayfl.training import (
 )
 from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.graphs import CudaRecorder
-from tests.runtime.conftest import METHODS, TASKS
+from tests.runs import METHODS, TASKS
 from tests.training.conftest import make_samples
 from tests.training.test_graphs import MODEL_CASES, PLAIN, make_case
 from tests.training.test_terms import EXTRAS, OPTIONS, make_terms

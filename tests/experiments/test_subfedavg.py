@@ -17,7 +17,7 @@ import rayfl
 from rayfl.local.pruning import gammas
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments" / "subfedavg"
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "subfedavg"
 
 
 @pytest.fixture(scope="module")

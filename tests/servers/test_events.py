@@ -15,7 +15,7 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
-from tests.runtime.test_same_everywhere import assert_same
+from tests.runs import assert_same
 
 EVENTS = [
     {"name": "join", "round": 2, "clients": 1, "group": 0},  # it gets the last id, 8

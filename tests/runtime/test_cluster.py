@@ -26,7 +26,7 @@ import psutil
 import pytest
 import yaml
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "experiments" / "launch.py"
 BIN = Path(sys.executable).parent
 QUIET = ["output.report=false", "output.tensorboard=false"]

@@ -12,7 +12,7 @@ from rayfl.api import Result, resume, run
 from rayfl.errors import DataError
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from tests.runtime.conftest import TASKS
+from tests.runs import TASKS
 
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 2, 2]
 CODES = {"features": "pca", "embedding": "none", "gamma": "auto", "n_clusters": 3}

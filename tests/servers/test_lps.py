@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rayfl.clients.host import partial_product
 from rayfl.clients.partial import Partial
 from rayfl.servers.lps import accumulated, merge
-from tests.runtime.serving import combine, install, reduce
+from tests.servers.serving import combine, install, reduce
 
 ALL = ((0, 6),)
 rng = np.random.default_rng(0)

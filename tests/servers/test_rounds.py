@@ -30,7 +30,7 @@ from rayfl.servers.rounds import AskedReport, Round, cut_blocks, train
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Training
 from rayfl.training.reports import UpdateLengths
-from tests.runtime.serving import reduce
+from tests.servers.serving import reduce
 
 
 @given(

@@ -20,8 +20,7 @@ from rayfl.errors import ConfigError, Damaged, DiskError, OtherFormat, RayflErro
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Event
 from tests.algorithms.fakes import Remembering
-from tests.runtime.conftest import METHODS
-from tests.runtime.test_same_everywhere import assert_same
+from tests.runs import METHODS, assert_same
 
 
 class Crash(BaseException):

@@ -1,66 +1,22 @@
-"""A small federation on real digits, and one local Ray for all tests here."""
+"""Small runs that many tests begin, and what it means that two are the same."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import psutil
-import pytest
+
+import rayfl
+from rayfl.api import Result
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 
 TASKS = [
     {"labels": [0, 1, 2, 3], "clients": 4},
     {"labels": [4, 5, 6], "clients": 3},
     {"labels": [7, 8, 9], "clients": 2},
 ]
-
-
-@pytest.fixture(scope="session")
-def ray_cluster() -> Iterator[None]:
-    """Ray with four logical CPUs and GPUs, so that several actors and fractions fit on any machine."""
-    import ray
-
-    if not ray.is_initialized():
-        ray.init(
-            address="local",
-            num_cpus=4,
-            num_gpus=4,
-            include_dashboard=False,
-            log_to_driver=False,
-            logging_level="error",
-        )
-    yield
-    ray.shutdown()
-
-
-def actors(kind: str) -> set[psutil.Process]:
-    """The processes of Ray actors of this class that descend from this one."""
-    found = set()
-    for process in psutil.Process().children(recursive=True):
-        try:
-            if f"ray::{kind}" in " ".join(process.cmdline()):
-                found.add(process)
-        except psutil.Error:  # it has just ended
-            continue
-    return found
-
-
-@pytest.fixture
-def settings(tmp_path: Path) -> dict[str, Any]:
-    """A run of three rounds over nine clients in three planted groups, a second or less inline."""
-    return {
-        "name": "t",
-        "rounds": 3,
-        "seed": 3,
-        "partition": {"name": "tasks", "tasks": TASKS, "foreign": 0.05},
-        "model": {"name": "mlp", "hidden": [16]},
-        "algorithm": "fedavg",
-        "training": {"epochs": 2, "batch_size": 10, "lr": 0.05},
-        "execution": {"backend": "inline", "block_size": 2},
-        "output": {"root": str(tmp_path), "report": False, "tensorboard": False, "checkpoint_every": 1},
-    }
-
 
 CLUSTERED = {"clustering": {"n_clusters": 3}}
 
@@ -108,3 +64,55 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 """Methods and local objectives with settings that exercise them: partial participation, clusters, common
 layers, client state, servers that look at trained models before they mix."""
+
+SMALL: dict[str, Any] = {
+    "name": "t",
+    "rounds": 3,
+    "seed": 3,
+    "partition": {"name": "dirichlet", "clients": 8, "alpha": 0.3, "min_samples": 3},
+    "model": {"name": "mlp", "hidden": [6]},
+    "training": {"epochs": 2, "batch_size": 10, "lr": 0.1, "momentum": 0.5, "engine": "loop"},
+    "execution": {"backend": "inline", "block_size": 3},
+}
+"""Eight clients of very different sizes; the plain loop gives each the same bits in any company."""
+
+
+class Ran:
+    """A finished run and its last checkpoint."""
+
+    def __init__(self, result: rayfl.Result) -> None:
+        self.result, self.summary = result, result.summary
+        self.last = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
+        self.models, self.states = self.last.models, self.last.state_rows
+
+    @property
+    def bits(self) -> bytes:
+        """Of the servers' models."""
+        return self.models.tobytes()
+
+
+Run = Callable[..., Ran]
+
+
+def assert_same(first: Result, second: Result) -> None:
+    """Equal in every bit and table; seconds aside."""
+    assert first.summary["models_sha256"] == second.summary["models_sha256"]
+    pd.testing.assert_frame_equal(
+        first.rounds.drop(columns="seconds"), second.rounds.drop(columns="seconds"), check_exact=True
+    )
+    pd.testing.assert_frame_equal(first.clients, second.clients, check_exact=True)
+    pd.testing.assert_frame_equal(first.groups, second.groups, check_exact=True)
+    pd.testing.assert_frame_equal(first.communication, second.communication, check_exact=True)
+    assert first.clusters == second.clusters
+
+
+def actors(kind: str) -> set[psutil.Process]:
+    """The processes of Ray actors of this class that descend from this one."""
+    found = set()
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if f"ray::{kind}" in " ".join(process.cmdline()):
+                found.add(process)
+        except psutil.Error:  # it has just ended
+            continue
+    return found

@@ -34,7 +34,7 @@ from rayfl.training import Batches
 
 D, CLASSES, LR, EPOCHS = 64, 10, 0.5, 2
 P = D * CLASSES + CLASSES
-GROUPS = [0, 0, 0, 0, 1, 1, 1, 2, 2]  # tests/runtime/conftest.py
+GROUPS = [0, 0, 0, 0, 1, 1, 1, 2, 2]  # tests/runs.py
 
 Weighted = tuple[NDArray[np.float64], float]
 

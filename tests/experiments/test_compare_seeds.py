@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 TINY = ["rounds=1", "training.epochs=1", "execution.backend=inline", "output.report=false"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from rayfl.errors import ConfigError
 
-BASELINES = Path(__file__).resolve().parents[1] / "experiments" / "baselines"
+BASELINES = Path(__file__).resolve().parents[2] / "experiments" / "baselines"
 TINY = ["execution.backend=inline", "output.report=false", "output.tensorboard=false"]
 PLAN = """
 config: digits-demo

@@ -18,7 +18,7 @@ from rayfl.config import load
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from tests.runtime.serving import combine, reduce
+from tests.servers.serving import combine, reduce
 
 SIZES = (12, 40)
 SPEC = ModelSpec.of(MODELS["lenet5"](batch_norm=True), (1, 28, 28), 4, 0)

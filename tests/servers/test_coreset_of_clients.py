@@ -18,7 +18,7 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.servers.queries import histograms
-from tests.runtime.test_same_everywhere import assert_same
+from tests.runs import assert_same
 
 
 @pytest.fixture
