@@ -1,17 +1,65 @@
-"""The contract of an algorithm; its defaults are FedAvg (McMahan et al. 2017, Algorithm 1).
+"""How to write a method: the contract of an algorithm; its defaults are FedAvg (McMahan et al. 2017).
 
-Every aggregation of this project is ``W_new = A W``: the rows of ``W`` are the models trained in a round,
-row ``k`` of the mixing matrix ``A`` says how output model ``k`` is averaged. An algorithm never sees a
-model: it plans who trains from which model, and says what ``A`` is. The runtime trains, multiplies and
-keeps the models. States are immutable, and everything an algorithm remembers is in them, so a
-checkpoint is a state written down.
+**The idea.** Every aggregation is ``W_new = A W``: the rows of ``W`` are the models trained in a round; row
+``k`` of the mixing matrix ``A`` says how output model ``k`` is averaged. A method never sees a model. It says
+who trains from which model, and what ``A`` is; the servers train, multiply and keep the models.
 
-A round has these phases; each is a method here, most do nothing by default:
+**The round.** Each step is a hook, a method of :class:`Algorithm`; override those that are yours::
 
-``recluster`` (signatures, newcomers) -> ``cohort`` -> ``select`` (which model does the client want) ->
-``plan`` -> ``work`` -> training -> ``reports`` (what clients say of their trained models, by name) ->
-``mix`` -> ``server_step`` (what an LPS does with the average) -> ``global_step`` (what the GPS averages over
-the LPSs) -> ``end`` -> ``split``.
+    join, drift      clients came, or have other data                    a model for them, or new clusters
+    recluster        before a round                                      new clusters, if it is time
+    cohort, select   who takes part; which model does each want          ids; the state with their choice
+    plan, work       who starts from which model; epochs, rates          Plan, LocalWork
+      reports        what clients say of their trained models, by name   ClientReport -> arrays (M, ...)
+      mix            A, from the plan (and the reports)                  Mixing
+      server_step    what each server does with its average              ServerStep, with vectors it keeps
+      global_step    what the GPS averages over the servers              GlobalStep
+    end, split       after the round                                     the state, new clusters
+
+Hooks are pure functions of a frozen state: two calls give the same answer. Random numbers come of
+``rayfl.random.generator(setup.seed, "purpose", state.round)``. So a run that was killed goes on bit for bit.
+
+**State.** What a method remembers is a frozen dataclass of its own (:class:`ServerState`); hooks return a
+changed copy. Checkpoints write and read its fields, nothing has to be registered.
+
+**A method in one file.** Clients whose model was worse than average when they last took part count double::
+
+    @dataclass(frozen=True)
+    class BehindState(ServerState):
+        behind: NDArray[np.bool_] = per_client(False)  # (N,)
+
+    @dataclass(frozen=True)
+    class StartLosses(ClientReport):
+        floats = 1  # each client sends one number, which the ledger counts
+
+        def compute(self, trained: Trained) -> NDArray[np.floating]:
+            return trained.mean_losses(trained.start)  # (B,) of a block of B clients
+
+    class CatchUp(Algorithm[BehindState]):
+        name: Literal["catch_up"] = "catch_up"
+        factor: float = Field(2.0, gt=0, description="how much more a client counts that is behind")
+
+        def begin(self, setup: Setup) -> BehindState:
+            return BehindState(round=0, models=1, assignment=np.zeros(setup.clients, np.int64))
+
+        def reports(self, setup: Setup, state: BehindState) -> dict[str, ClientReport]:
+            return {"losses": StartLosses()}
+
+        def mix(self, setup: Setup, state: BehindState, plan: Plan, reports: Reports) -> Mixing:
+            mixing = super().mix(setup, state, plan, reports)
+            factors = np.where(state.behind[plan.cohort], self.factor, 1.0)  # (M,)
+            return replace(mixing, weights=sp.csr_array(mixing.weights.multiply(factors)))
+
+        def end(self, setup: Setup, state: BehindState, plan: Plan, report: RoundReport) -> BehindState:
+            losses, behind = report.reports["losses"], state.behind.copy()
+            behind[plan.cohort] = losses > np.nanmean(losses)  # NaN of clients that failed
+            return super().end(setup, replace(state, behind=behind), plan, report)
+
+To mix by what clients report in the same round, set ``mixes_by_reports``
+(:class:`~rayfl.algorithms.qfedavg.QFedAvg`). A server optimizer is a :class:`~rayfl.server_step.ServerStep`
+(:class:`~rayfl.algorithms.fedadam.FedAdam`). Signatures, losses and updates of clients are asked of
+:class:`~rayfl.algorithms.contract.Clients`, which most hooks get. ``tests/algorithms/test_guide.py`` runs the
+method above.
 """
 
 from __future__ import annotations
@@ -57,21 +105,6 @@ class Algorithm(Section, Generic[S]):
     """Base of all algorithms: a frozen set of parameters and pure functions.
 
     ``defaults`` holds what the method sets in other config sections unless the user does.
-
-    A method that remembers something between rounds has a state of its own, and begins with it::
-
-        @dataclass(frozen=True)
-        class SeenState(ServerState):
-            seen: NDArray[np.bool_] = per_client(False)  # (N,)
-
-        class Seen(Algorithm[SeenState]):
-            name: Literal["seen"] = "seen"
-
-            def begin(self, setup: Setup) -> SeenState:
-                return SeenState(0, 1, np.zeros(setup.clients, np.int64))
-
-    Hooks return a changed copy, ``dataclasses.replace(state, seen=...)``. Nothing has to be registered:
-    checkpoints write and read whatever fields the state has (which types: see :class:`ServerState`).
     """
 
     name: str = ""
