@@ -175,6 +175,7 @@ def cluster(
     from rayfl.algorithms import ALGORITHMS, OneShotClustered
     from rayfl.commands import cluster as clustering
     from rayfl.config import load, on_the_same_data, variant
+    from rayfl.report.clusterings import show
 
     changes = overrides or []
     one_shot = [name for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)]
@@ -196,8 +197,8 @@ def cluster(
             if named != ["all"]:
                 raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
             unfit.append(f"{name}: {error}")
-    found, refused = clustering.cluster_alone(on_the_same_data([*own, *others]))
-    clustering.show(found, out)
+    found, refused = clustering.cluster_without_training(on_the_same_data([*own, *others]))
+    show(found, out)
     for line in [*unfit, *refused]:
         _say(f"left out: {line}")
     for path in clustering.write(found, out_folder or Path(f"cluster-{first.name}")):
@@ -367,9 +368,9 @@ def newcomers(
     """Let clients that come after a run find their cluster, fine-tune, and be tested."""
     import pandas as pd
 
-    from rayfl.commands.newcomers import welcome
+    from rayfl.commands.newcomers import assign_newcomers
 
-    frame = welcome(path, data, epochs, local_epochs)
+    frame = assign_newcomers(path, data, epochs, local_epochs)
     table = Table(title="newcomers")
     for name in frame.columns:
         table.add_column(name.replace("_", " "), justify="right")

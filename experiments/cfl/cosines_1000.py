@@ -39,7 +39,7 @@ from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event
-from rayfl.servers.queries import Asking
+from rayfl.servers.queries import ClientQueries
 
 
 def own_bytes(pid: int) -> int:
@@ -87,16 +87,16 @@ def main() -> None:
     options = parser.parse_args()
     calls: list[tuple[float, float]] = []
     found: list[NDArray[np.float64]] = []
-    original = Asking.cosines
+    original = ClientQueries.cosines
 
-    def timed(self: Asking, clients: NDArray[np.int64]) -> NDArray[np.float64]:
+    def timed(self: ClientQueries, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         begun = time.perf_counter()
         similarities = original(self, clients)
         calls.append((begun, time.perf_counter()))
         found[:] = [similarities]
         return similarities
 
-    Asking.cosines = timed  # type: ignore[method-assign]
+    ClientQueries.cosines = timed  # type: ignore[method-assign]
     watch = Watch()
     watch.start()
     config = load(

@@ -25,7 +25,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rayfl import api
-from rayfl.commands.newcomers import welcome
+from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import Config, load, variant
 from rayfl.data import Federation, write_npz
 from rayfl.errors import ConfigError, RayflError, nearest
@@ -54,7 +54,7 @@ COMMON = ("rounds=30", "training.epochs=2", "evaluation.every=30", "execution.ba
 
 
 def split(config: Config, folder: Path) -> tuple[Path, Path]:
-    """Write the known clients' samples as one dataset, and the newcomers' as :func:`welcome` reads them."""
+    """Write the known clients' samples as one dataset, and the newcomers' for :func:`assign_newcomers`."""
     (stage, *_), _ = building.build(config)
     federation, folder = stage.federation, folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
@@ -92,7 +92,7 @@ def measure(
     rows = []
     longest = config.rounds * config.training.epochs
     for epochs in (EPOCHS, longest) if method == "solo" else (EPOCHS,):
-        frame = welcome(result.path, new, epochs, local_epochs=0)
+        frame = assign_newcomers(result.path, new, epochs, local_epochs=0)
         rows.append(
             {
                 "method": method if epochs == EPOCHS else f"{method}, {epochs} epochs",

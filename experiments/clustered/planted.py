@@ -26,7 +26,7 @@ import yaml
 
 from rayfl import api
 from rayfl.algorithms import OneShotClustered
-from rayfl.commands.cluster import cluster_alone
+from rayfl.commands.cluster import cluster_without_training
 from rayfl.config import Config, load, variant
 from rayfl.errors import ConfigError, RayflError
 
@@ -60,7 +60,7 @@ def measure(asked: str, config: Config) -> dict[str, Any]:
             row = {name: found[name] for name in ("clusters", "ari")}
             row["accuracy"] = found["accuracy_mean"]
         else:
-            (alone,), _ = cluster_alone([config])
+            (alone,), _ = cluster_without_training([config])
             row = {"clusters": alone.clusters.n_clusters, "ari": alone.clusters.ari}
     except RayflError as error:
         row = {"refused": str(error)}

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.spatial.distance import squareform
 
 from rayfl.clustering.predictions import clustering_error, disjoint_clusters, joint_clusters
-from rayfl.commands.cluster import cluster_alone
+from rayfl.commands.cluster import cluster_without_training
 from rayfl.config import Config, load
 from rayfl.data import Federation
 from rayfl.servers import building
@@ -56,7 +56,7 @@ def errors(
 def measure(config: Config, betas: Sequence[float]) -> pd.DataFrame:
     """The errors of one kind of server data."""
     groups = true_groups(building.build(config)[0][0].federation)
-    (found,), _ = cluster_alone([config])
+    (found,), _ = cluster_without_training([config])
     distances = found.clusters.distances
     assert distances is not None  # few clients
     frame = pd.DataFrame(errors(1 - distances, groups, betas))

@@ -352,13 +352,13 @@ class RoundReport:
 class Clients(Protocol):
     """What the servers may ask of the clients besides training. The answers are functions of the state, so
     asking again, after a resume for instance, gives the same answer.
-
-    Attributes:
-        groups: the planted group of each client ``(N,)`` where it is known: for diagnosis, and for groupings
-            that take them, not for methods.
     """
 
-    groups: NDArray[np.int64] | None
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """The planted group of each client ``(N,)`` where it is known: for diagnosis, and for groupings that
+        take them, not for methods."""
+        ...
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data, ``(n, K)``; NaN without data."""
@@ -374,7 +374,7 @@ class Clients(Protocol):
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        again: bool = False,
+        has_feature_map: bool = False,
     ) -> Clusters:
         """Cluster clients by their signatures.
 
@@ -383,7 +383,7 @@ class Clients(Protocol):
             clients: ids ``(n,)``, ascending; default: all that are present.
             known: of each, the round in which it sent the signature that the servers have ``(n,)``; -1 for a
                 client that sends one now; default: all do. Absent clients cannot send.
-            again: whether the clients have received the feature map before.
+            has_feature_map: whether the clients have received the feature map before.
 
         Returns:
             The clusters, with labels ``(N,)``: -1 for other clients, and for those that have no signature as

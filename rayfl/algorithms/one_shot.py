@@ -109,7 +109,7 @@ class OneShotClustered(Algorithm[OS]):
         if _features_change(setup, state):
             known[:] = -1  # codes of another encoder compare with none of before
         ids = np.flatnonzero((known >= 0) | (setup.sizes > 0))
-        found = clients.cluster(clustering.for_clients(len(ids)), ids, known[ids], again=True)
+        found = clients.cluster(clustering.for_clients(len(ids)), ids, known[ids], has_feature_map=True)
         return self.regroup(setup, state, found)
 
     def regroup(self, setup: Setup, state: OS, clusters: Clusters) -> Regrouping[OS]:

@@ -29,8 +29,8 @@ from rayfl.clients.jobs import (
     EvalReport,
     ForwardPass,
     HostSpec,
-    SignJob,
-    SignReport,
+    SignatureJob,
+    SignatureReport,
     TrainJob,
     TrainReport,
 )
@@ -46,6 +46,7 @@ from rayfl.random import key
 from rayfl.training import (
     Batches,
     Engine,
+    LocalWork,
     Terms,
     TrainedBlock,
     complement,
@@ -324,27 +325,14 @@ class ClientHost:
         scatter_(vector, job.layout.layers, job.layout.own_layers(state))
         return job.local.client_model(vector, job.layout.objective(state), self.spec)
 
-    def sign(self, job: SignJob, objects: Objects) -> Answer:
-        """The signatures of a block of clients: a :class:`SignReport`, and a list of them.
+    def signatures(self, job: SignatureJob, objects: Objects) -> Answer:
+        """Compute the signatures of a block of clients: a :class:`SignatureReport`, and a list of them.
 
         For signatures of trained models ``("report", "signature")`` and the start model ``("model", 0)`` come
         as objects, and every client sends its model.
         """
         if job.work is not None:
-            rows = self._gather(objects, "model", np.zeros(len(job.clients), np.int64), own=False)
-            clients = job.clients.tolist()
-            lists = [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
-            samples = Ragged.of(lists)
-            block = self.engine.train(job.work, 0, clients, samples, rows)
-            if block.failures:
-                errors = {clients[row]: text for row, text in block.failures.items()}
-                failed: dict[int, RayflError] = {c: ClientError(c, 0, text) for c, text in errors.items()}
-                return Answer(SignReport(np.empty(0, np.int64), failed), {SIGNATURES: []})
-            report: ClientReport = objects["report", "signature"]
-            trained = Trained(self.spec, self.engine.module, self.batches, block.rows, rows, samples)
-            seen = report.compute(trained).reshape(len(rows), -1).astype(np.float32)
-            sent = np.full(len(rows), self.spec.P)
-            return Answer(SignReport(sent, {}), {SIGNATURES: list(seen)})
+            return self._trained_signatures(job, job.work, objects)
         signatures: list[NDArray[np.float32]] = []
         failures: dict[int, RayflError] = {}
         for client, stage in zip(job.clients.tolist(), job.stages.tolist(), strict=True):
@@ -357,9 +345,25 @@ class ClientHost:
             else:
                 signatures.append(found)
         floats = np.array([job.signature.floats(s) for s in signatures], np.int64)
-        return Answer(SignReport(floats, failures), {SIGNATURES: signatures})
+        return Answer(SignatureReport(floats, failures), {SIGNATURES: signatures})
 
-    def relate(self, job: SignJob, objects: Objects) -> Answer:
+    def _trained_signatures(self, job: SignatureJob, work: LocalWork, objects: Objects) -> Answer:
+        rows = self._gather(objects, "model", np.zeros(len(job.clients), np.int64), own=False)
+        clients = job.clients.tolist()
+        samples = Ragged.of(
+            [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
+        )
+        block = self.engine.train(work, 0, clients, samples, rows)
+        if block.failures:
+            texts = {clients[row]: text for row, text in block.failures.items()}
+            failures: dict[int, RayflError] = {c: ClientError(c, 0, text) for c, text in texts.items()}
+            return Answer(SignatureReport(np.empty(0, np.int64), failures), {SIGNATURES: []})
+        report: ClientReport = objects["report", "signature"]
+        trained = Trained(self.spec, self.engine.module, self.batches, block.rows, rows, samples)
+        seen = report.compute(trained).reshape(len(rows), -1).astype(np.float32)
+        return Answer(SignatureReport(np.full(len(rows), self.spec.P), {}), {SIGNATURES: list(seen)})
+
+    def relations(self, job: SignatureJob, objects: Objects) -> Answer:
         """The second step of an exchange, with the signatures of all blocks ``("signatures", block)``: one
         row ``r(i, .)`` for every client i of the block, ``(B, N)``."""
         blocks = range(len(objects))
@@ -379,7 +383,7 @@ class ClientHost:
         return Answer(None, {RESULT: function(*objects.values())})
 
     def _features(
-        self, client: int, stage: int, job: SignJob
+        self, client: int, stage: int, job: SignatureJob
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         samples, indices = self.samples, self.stages[stage].train[client]
         inputs = raw_features(samples.inputs("train", indices), len(samples.vocabulary), samples.scaling)

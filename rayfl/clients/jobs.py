@@ -196,7 +196,7 @@ class AdaptReport:
 
 
 @dataclass(frozen=True)
-class SignJob:
+class SignatureJob:
     """Ask a block of clients for their signatures, or for their relations to all others.
 
     Attributes:
@@ -205,8 +205,8 @@ class SignJob:
         features: the fitted feature map Phi that the server sent to everybody.
         seed: the run's seed, for signatures that draw random numbers.
         stages: the stage of the federation whose data each client's signature is of ``(B,)``.
-        first: position of the first client among all that sign.
-        work: what they train first, as in round 0, for signatures of trained models.
+        first: position of the block's first client among all whose signatures are compared.
+        work: the local work of round 0, for signatures of trained models: the clients train first.
     """
 
     clients: NDArray[np.int64]
@@ -219,7 +219,7 @@ class SignJob:
 
 
 @dataclass(frozen=True)
-class SignReport:
+class SignatureReport:
     """What the driver learns about a block's signatures.
 
     Attributes:

@@ -11,8 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.clustering import grouping, two_stage
@@ -46,6 +48,9 @@ from rayfl.memory import free_memory
 from rayfl.random import generator, key
 
 Array = NDArray[np.float64]
+
+CURVE = 1000
+"""Steps of the beta -> number curve that are written for each of its halves: few clusters, and many."""
 
 SUBSET = 2000
 """Clients on which the agreement of representatives with the exact way is estimated."""
@@ -89,6 +94,47 @@ class Clusters:
     agreement: float | None = None
     graph: Graph | None = None
     gamma: float | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """How the clusters were found, for ``clusters.json``: the cut, and the beta -> number curve.
+
+        Of a graph gamma and the mean number of a client's relatives.
+
+        The curve is whole up to ``CURVE`` clusters; of its steps to more, at most ``CURVE`` are kept.
+        """
+        found: dict[str, Any] = {"threshold": self.threshold, "suggested": self.suggested, "curve": None}
+        if self.curve is not None:
+            thresholds, counts = self.curve.thresholds, self.curve.counts
+            many = int((counts > CURVE).sum())
+            kept = np.r_[: many : max(1, -(-many // CURVE)), many : len(counts)]
+            found["curve"] = {"threshold": thresholds[kept].tolist(), "n_clusters": counts[kept].tolist()}
+        if self.graph is not None:
+            clients = int((self.labels >= 0).sum())
+            relatives = (self.graph.nnz - clients) / clients
+            found["graph"] = {"gamma": self.gamma, "relatives": relatives}
+        if self.representatives is not None:
+            found["two_stage"] = {
+                "representatives": self.representatives,
+                "radius": self.radius,
+                "agreement": self.agreement,
+            }
+        return found
+
+    def without_distances(self) -> Clusters:
+        """The same without the N^2 numbers: distances and tree."""
+        return replace(self, distances=None, linkage=None)
+
+    def among(self, ids: NDArray[np.int64], clients: int) -> Clusters:
+        """Clusters of the clients ``ids`` as clusters of all: label -1, and no relatives, for the others."""
+        if len(ids) == clients:
+            return self
+        labels, graph = np.full(clients, -1, np.int64), self.graph
+        labels[ids] = self.labels
+        if graph is not None:
+            entries = graph.tocoo()
+            where = ids[entries.coords[0]], ids[entries.coords[1]]
+            graph = sp.csr_array((entries.data, where), shape=(clients, clients))
+        return replace(self, labels=labels, graph=graph)
 
 
 def cluster_signatures(

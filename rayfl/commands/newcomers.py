@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from rayfl.algorithms import Algorithm, Plan, Regrouping, ServerState, Setup
+from rayfl.algorithms import Plan, Regrouping
 from rayfl.algorithms.base import only_asked
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
@@ -23,16 +23,17 @@ from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers import building, testing
-from rayfl.servers.building import block_rule, setup_of, stage_of
+from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.models import Servers
-from rayfl.servers.queries import Asking
+from rayfl.servers.queries import ClientQueries
 from rayfl.servers.rounds import Round
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, complement, length
 
 
-def welcome(path: Path | str, data: Path, epochs: int = 5, local_epochs: int | None = None) -> pd.DataFrame:
+def assign_newcomers(
+    path: Path | str, data: Path, epochs: int = 5, local_epochs: int | None = None
+) -> pd.DataFrame:
     """Assign newcomers to the clusters of a run, as it ended or was stopped; fine-tune and test them.
 
     Args:
@@ -79,14 +80,15 @@ def welcome(path: Path | str, data: Path, epochs: int = 5, local_epochs: int | N
     new = read_newcomers(config, stages[0].federation.samples, data)
     stages = with_newcomers(stages, saved.state.round, new)
     backend = InlineBackend()
-    transfers: list[Transfer] = []
     try:
         backend.start(tuple(stage.federation for stage in stages), host)
-        frame = _welcome(config, host, backend, saved, stages, epochs, local_epochs, transfers.append)
+        newcomers = _Newcomers(config, host, backend, saved, stages)
+        frame = newcomers.assigned()
+        newcomers.add_accuracies(frame, epochs, local_epochs)
     finally:
         backend.close()
     directory.write_frame("newcomers.csv", frame)
-    directory.write_frame("newcomers_communication.csv", Ledger().add(*transfers).to_frame())
+    directory.write_frame("newcomers_communication.csv", Ledger().add(*newcomers.transfers).to_frame())
     return frame
 
 
@@ -206,108 +208,109 @@ def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, n
     )
 
 
-def _welcome(
-    config: Config,
-    host: HostSpec,
-    backend: Backend,
-    saved: Checkpoint,
-    stages: Sequence[Stage],
-    epochs: int,
-    local_epochs: int | None,
-    account: Callable[[Transfer], None],
-) -> pd.DataFrame:
-    algorithm, stage = config.algorithm, len(stages) - 1
-    federation, newcomers = stages[stage].federation, stages[stage].joined
-    edges = config.hierarchy.place(int(newcomers[0]), config.seed)
-    edges = np.concatenate([edges, (newcomers - newcomers[0]) % (edges.max() + 1)])  # dealt in turn
-    servers = Servers(
-        backend,
-        host.spec,
-        federation,
-        block_size=block_rule(config, federation, host),
-        tolerate=config.execution.tolerate_failures,
-        batch_size=config.evaluation.batch_size,
-        edges=edges,
-    )
-    setup = setup_of(config, federation, host.spec, servers.edges)
-    servers.models = [backend.put(row) for row in saved.models]
-    servers.states = ClientStates.restore(backend, saved.state_clients, saved.state_rows)
-    servers.updates = ClientStates.restore(backend, saved.update_clients, saved.update_rows)
-    old = algorithm.grow(setup, saved.state)
-    work = config.training.work(max(0, old.round - 1), config.rounds)
+class _Newcomers:
+    """B newcomers, and the servers of the run as it left them.
 
-    def turn(round: int) -> Round:
-        work = algorithm.work(setup, replace(old, round=min(round, config.rounds - 1)))
-        return Round.nobody(work, round, stage)
+    Args:
+        config: of the run.
+        host: what clients run.
+        backend: who does the work; started.
+        saved: the run's last checkpoint.
+        stages: see :func:`with_newcomers`.
+    """
 
-    def ask(account: Callable[[Transfer], None]) -> Asking:
-        return Asking(servers, stages, stage, config.seed, old.round, turn, account)
+    def __init__(
+        self, config: Config, host: HostSpec, backend: Backend, saved: Checkpoint, stages: Sequence[Stage]
+    ) -> None:
+        self.config, self.host, self.saved, self.stages = config, host, saved, stages
+        self.federation, self.ids = stages[-1].federation, stages[-1].joined
+        servers = self.servers = servers_of(config, host, backend, self.federation, len(self.ids))
+        servers.models = [backend.put(row) for row in saved.models]
+        servers.states = ClientStates.restore(backend, saved.state_clients, saved.state_rows)
+        servers.updates = ClientStates.restore(backend, saved.update_clients, saved.update_rows)
+        self.setup = setup_of(config, self.federation, host.spec, servers.edges)
+        self.before = config.algorithm.grow(self.setup, saved.state)  # the state before they are assigned
+        self.state = self.before
+        self.transfers: list[Transfer] = []
 
-    state = algorithm.join(setup, old, newcomers, ask(account))
-    founded = np.zeros(len(newcomers), np.bool_)
-    if isinstance(state, Regrouping):
-        servers.inherit(state.parents)
-        parents, state = state.parents, state.state
-        founded = parents[state.assignment[newcomers]] != state.assignment[newcomers]
-    account(_downloads(algorithm, setup, old, state, newcomers))
-    clients = ask(lambda transfer: None)
-    models = algorithm.tested_with(setup, state, clients)
-    frame = pd.DataFrame(
-        {
-            "client": newcomers,
-            "n": federation.sizes[newcomers],
-            "cluster": state.assignment[newcomers],
-            "new_cluster": founded,
-        }
-    )
-    if models is not state.assignment:
-        frame["model"] = models[newcomers]
-    fit = algorithm.fit(setup, state, newcomers, clients)
-    if fit is not None:
-        for name in ("distance", "next_distance", "usual", "measure", "far"):
-            frame[name] = getattr(fit, name)
-
-    def accuracies(models: NDArray[np.int64], work: LocalWork | None) -> NDArray[np.float64]:
-        """Of the newcomers with these models ``(B,)``, after that work."""
-        if work is None:
-            everyone = np.zeros(setup.clients, np.int64)
-            everyone[newcomers] = models
-            correct, _ = testing.evaluate(servers, everyone, clients=newcomers)
-        else:
-            correct, _, _ = testing.adapt(servers, Round.nobody(work, old.round, stage), newcomers, models)
-        return accuracy(correct, federation.test.sizes[newcomers])
-
-    # Where the run's clients adapt their models before every test, that is also how they train on.
-    adaptation = algorithm.adaptation(setup, state)
-    frame["accuracy"] = accuracies(models[newcomers], adaptation)
-    if epochs:
-        frame["accuracy_finetuned"] = accuracies(
-            models[newcomers], replace(adaptation or work, epochs=epochs)
+    def assigned(self) -> pd.DataFrame:
+        """Assign them; the columns up to ``far`` of :func:`assign_newcomers`."""
+        algorithm, ids, before = self.config.algorithm, self.ids, self.before
+        state = algorithm.join(self.setup, before, ids, self._queries(self.transfers.append))
+        founded = np.zeros(len(ids), np.bool_)
+        if isinstance(state, Regrouping):
+            self.servers.inherit(state.parents)
+            parents, state = state.parents, state.state
+            founded = parents[state.assignment[ids]] != state.assignment[ids]
+        self.state = state
+        self.transfers.append(self._downloads())
+        clients = self._queries()
+        self.models = algorithm.tested_with(self.setup, state, clients)
+        frame = pd.DataFrame(
+            {
+                "client": ids,
+                "n": self.federation.sizes[ids],
+                "cluster": state.assignment[ids],
+                "new_cluster": founded,
+            }
         )
-    everybody = np.full(len(newcomers), len(servers.models) // servers.places)
-    members = np.arange(len(saved.state.assignment))
-    places = servers.at(saved.state.assignment, members)
-    average = _average(saved.models, places, stages[stage - 1].federation.sizes[members])
-    servers.models += [backend.put(average)] * servers.places
-    frame["accuracy_global"] = accuracies(everybody, adaptation)
-    alone = round(old.round * config.training.epochs * config.training.participation)
-    alone = max(1, alone) if local_epochs is None else local_epochs
-    if alone:
-        servers.models += [backend.put(host.hide(host.spec.initial()))] * servers.places
-        first = config.training.work(0, config.rounds)
-        frame["accuracy_local"] = accuracies(everybody + 1, replace(first, epochs=alone))
-    return frame
+        if self.models is not state.assignment:
+            frame["model"] = self.models[ids]
+        fit = algorithm.fit(self.setup, state, ids, clients)
+        if fit is not None:
+            for name in ("distance", "next_distance", "usual", "measure", "far"):
+                frame[name] = getattr(fit, name)
+        return frame
 
+    def add_accuracies(self, frame: pd.DataFrame, epochs: int, local_epochs: int | None) -> None:
+        """Test them, as :func:`assign_newcomers` says; adds the columns from ``accuracy`` on."""
+        config, saved, rounds = self.config, self.saved, self.before.round
+        models = self.models[self.ids]
+        # Where the run's clients adapt their models before every test, that is also how they train on.
+        adaptation = config.algorithm.adaptation(self.setup, self.state)
+        frame["accuracy"] = self._accuracies(models, adaptation)
+        if epochs:
+            work = adaptation or config.training.work(max(0, rounds - 1), config.rounds)
+            frame["accuracy_finetuned"] = self._accuracies(models, replace(work, epochs=epochs))
+        members = np.arange(len(saved.state.assignment))
+        used = self.servers.at(saved.state.assignment, members)
+        average = self._add_model(_average(saved.models, used, self.stages[-2].federation.sizes[members]))
+        frame["accuracy_global"] = self._accuracies(average, adaptation)
+        alone = round(rounds * config.training.epochs * config.training.participation)
+        alone = max(1, alone) if local_epochs is None else local_epochs
+        if alone:
+            untrained = self._add_model(self.host.hide(self.host.spec.initial()))
+            work = replace(config.training.work(0, config.rounds), epochs=alone)
+            frame["accuracy_local"] = self._accuracies(untrained, work)
 
-def _downloads(
-    algorithm: Algorithm, setup: Setup, old: ServerState, state: ServerState, newcomers: NDArray[np.int64]
-) -> Transfer:
-    """The bytes of the models that newcomers receive: one each, or all among which they choose."""
-    models = state.assignment[newcomers]
-    plan = Plan(newcomers, models, models)
-    count = algorithm.downloads(setup, old, plan) - only_asked(setup, old, plan)
-    size = 4 * length(complement(algorithm.work(setup, state).personal, setup.spec.P))
-    return Transfer(old.round, "client_lps", "down", "model", count * size)
+    def _queries(self, account: Callable[[Transfer], None] = lambda transfer: None) -> ClientQueries:
+        return ClientQueries(self.config, self.servers, self.stages, self.before, account)
+
+    def _add_model(self, vector: NDArray[np.float32]) -> NDArray[np.int64]:
+        """Give the servers another model ``(P,)``; its number, for each newcomer ``(B,)``."""
+        number = len(self.servers.models) // self.servers.places
+        self.servers.models += [self.servers.backend.put(vector)] * self.servers.places
+        return np.full(len(self.ids), number)
+
+    def _accuracies(self, models: NDArray[np.int64], work: LocalWork | None) -> NDArray[np.float64]:
+        """Accuracies of the newcomers with these models ``(B,)``, in percent, after that work."""
+        if work is None:
+            everyone = np.zeros(self.setup.clients, np.int64)
+            everyone[self.ids] = models
+            correct, _ = testing.evaluate(self.servers, everyone, clients=self.ids)
+        else:
+            last = Round.nobody(work, self.before.round, len(self.stages) - 1)
+            correct, _, _ = testing.adapt(self.servers, last, self.ids, models)
+        return accuracy(correct, self.federation.test.sizes[self.ids])
+
+    def _downloads(self) -> Transfer:
+        """The bytes of the models that newcomers receive: one each, or all among which they choose."""
+        algorithm, setup, before = self.config.algorithm, self.setup, self.before
+        models = self.state.assignment[self.ids]
+        plan = Plan(self.ids, models, models)
+        count = algorithm.downloads(setup, before, plan) - only_asked(setup, before, plan)
+        size = 4 * length(complement(algorithm.work(setup, self.state).personal, setup.spec.P))
+        return Transfer(before.round, "client_lps", "down", "model", count * size)
 
 
 def _average(

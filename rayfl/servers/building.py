@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Setup
+from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.data import Federation, Samples
@@ -20,6 +21,7 @@ from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
+from rayfl.servers.models import Servers
 from rayfl.training import choose_engine
 from rayfl.units import size
 
@@ -168,3 +170,28 @@ def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callab
     """Clients in a block, given how many train in a round."""
     work = host.spec.P * float(federation.sizes.mean()) * config.training.epochs
     return lambda cohort: config.execution.clients_per_block(cohort, work)
+
+
+def servers_of(
+    config: Config, host: HostSpec, backend: Backend, federation: Federation, newcomers: int = 0
+) -> Servers:
+    """The servers of a run, without any model yet.
+
+    Args:
+        config: of the run.
+        host: what the client actors run.
+        backend: who does the work.
+        federation: the clients' data.
+        newcomers: the last so many clients came after the run, and are dealt to its edges in turn.
+    """
+    edges = config.hierarchy.place(federation.clients - newcomers, config.seed)
+    return Servers(
+        backend,
+        host.spec,
+        federation,
+        block_size=block_rule(config, federation, host),
+        clients_per_actor=config.execution.clients_per_actor,
+        tolerate=config.execution.tolerate_failures,
+        batch_size=config.evaluation.batch_size,
+        edges=np.concatenate([edges, np.arange(newcomers) % (edges.max() + 1)]),
+    )

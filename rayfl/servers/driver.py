@@ -26,14 +26,12 @@ from rayfl.evaluation.ledger import Transfer
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import testing
-from rayfl.servers.building import block_rule, setup_of, stage_of
+from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
-from rayfl.servers.models import Servers
-from rayfl.servers.queries import HISTOGRAM, Asking
+from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
 from rayfl.servers.rounds import AskedReport, Round, train
 from rayfl.servers.serialisation import flatten
-from rayfl.servers.signatures import facts
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport
@@ -95,16 +93,7 @@ class Driver:
         federations = backend.get(self._data)
         self.stages = [replace(s, federation=f) for s, f in zip(stages, federations, strict=True)]
         self.algorithm = config.algorithm
-        self.servers = Servers(
-            backend,
-            host.spec,
-            self.stages[0].federation,
-            block_size=block_rule(config, self.stages[0].federation, host),
-            clients_per_actor=config.execution.clients_per_actor,
-            tolerate=config.execution.tolerate_failures,
-            batch_size=config.evaluation.batch_size,
-            edges=config.hierarchy.place(self.stages[0].federation.clients, config.seed),
-        )
+        self.servers = servers_of(config, host, backend, self.stages[0].federation)
         self._nothing = self.servers.snapshot()
         self.records = self._blank()
         self._enter(0)
@@ -239,7 +228,7 @@ class Driver:
         for number in range(self.stage + 1, len(self.stages)):
             stage = self.stages[number]
             changed = np.union1d(stage.joined, stage.drifted)
-            failures = self._asking(state).without_signature(clustering, changed, number)
+            failures = self._queries(state, number).missing_signatures(clustering, changed)
             if len(failures) > self.config.execution.tolerate_failures:
                 raise DataError(f"after {stage.round} rounds {failures[min(failures)]}")
 
@@ -300,7 +289,7 @@ class Driver:
         """One local round in every cluster: events, clusters, plan, training, mixing, tests, records."""
         begun, algorithm = time.perf_counter(), self.algorithm
         state = self._events(state)
-        clients = self._asking(state)
+        clients = self._queries(state)
         state = self._regroup(state, algorithm.recluster(self.setup, state, clients))
         state, cohort = algorithm.cohort(self.setup, state, clients)
         state = algorithm.select(self.setup, state, cohort, clients)
@@ -310,7 +299,7 @@ class Driver:
         report = train(self.servers, turn, self._progress(state.round))
         self._account(state, plan, turn, report)
         new = algorithm.end(self.setup, state, plan, report)
-        clients = self._asking(new)
+        clients = self._queries(new)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
         new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True, former=former)
         new, metrics = self._evaluate(new, turn)
@@ -367,25 +356,13 @@ class Driver:
             )
         return AskedReport(report, self._reports[report])
 
-    def _asking(self, state: ServerState) -> Asking:
-        """What the algorithm may ask of the clients now."""
+    def _queries(self, state: ServerState, stage: int | None = None) -> ClientQueries:
+        """What the algorithm may ask of the clients now, or would in a later stage."""
+        stages = self.stages[: (self.stage if stage is None else stage) + 1]
+        return ClientQueries(self.config, self.servers, stages, state, self._sent, self._note)
 
-        def turn(round: int) -> Round:
-            work = self.algorithm.work(self.setup, replace(state, round=round))
-            return Round.nobody(work, round, self.stage)
-
-        return Asking(
-            self.servers,
-            self.stages,
-            self.stage,
-            self.config.seed,
-            state.round,
-            turn,
-            self._sent,
-            self.algorithm.work(self.setup, state).personal,
-            local=self.config.local,
-            tell=lambda text: self.emit(Event("note", {"text": text})),
-        )
+    def _note(self, text: str) -> None:
+        self.emit(Event("note", {"text": text}))
 
     def _sent(self, transfer: Transfer) -> None:
         """Enter what clients sent, label histograms once a stage; the ledger also knows it after a resume."""
@@ -399,7 +376,7 @@ class Driver:
         for number in range(self.stage + 1, stage_of(self.stages, state.round) + 1):
             self._enter(number)
             self.records.entered()
-            stage, clients = self.stages[number], self._asking(state)
+            stage, clients = self.stages[number], self._queries(state)
             text = ", ".join(
                 f"{len(ids)} clients {what}"
                 for ids, what in ((stage.joined, "join"), (stage.left, "leave"), (stage.drifted, "drift"))
@@ -441,7 +418,7 @@ class Driver:
         self.servers.inherit(regrouping.parents)
         for model in regrouping.restored.tolist():
             self.servers.models[model] = former[model]
-        found = {} if regrouping.clusters is None else facts(regrouping.clusters)
+        found = {} if regrouping.clusters is None else regrouping.clusters.facts()
         entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts}, after)
         shown = {k: v for k, v in entry.items() if k != "labels"}
         seconds = 0.0 if regrouping.clusters is None else regrouping.clusters.seconds
@@ -454,7 +431,7 @@ class Driver:
             return state, {}
         who, weights = self._tested(state)
         if self.algorithm.selects:
-            state = self.algorithm.select(self.setup, state, who, self._asking(state))
+            state = self.algorithm.select(self.setup, state, who, self._queries(state))
             self.records.selection(state)
         models = self._tested_with(state)
         adapting = self._adapting(state, turn)
@@ -471,14 +448,14 @@ class Driver:
             return present, None
         if self._coreset is None or self._coreset[0] != self.stage:
             before = replace(state, round=state.round - 1)  # a test belongs to the round before
-            graph = self._asking(before).relatedness()
+            graph = self._queries(before).relatedness()
             self._coreset = self.stage, evaluation_coreset(graph, few, seed=self.config.seed)
         core = self._coreset[1]
         return present[core.ids], core.weights
 
     def _tested_with(self, state: ServerState) -> NDArray[np.int64]:
         """The model that each client is tested with ``(N,)``."""
-        models = self.algorithm.tested_with(self.setup, state, self._asking(state))
+        models = self.algorithm.tested_with(self.setup, state, self._queries(state))
         self.records.tested_with(models if models is not state.assignment else None)
         return models
 

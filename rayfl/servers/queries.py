@@ -4,39 +4,41 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from rayfl.algorithms import ServerState, Setup
 from rayfl.algorithms.contract import Split
-from rayfl.backend import RESULT, Ref, Task
+from rayfl.backend import RESULT, Key, Ref, Task
+from rayfl.clients.jobs import RELATIONS, SIGNATURES, SignatureJob
 from rayfl.clustering import cosines
-from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.cluster import Clusters, refuse
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.proximity import BLOCK
+from rayfl.config import Config
 from rayfl.coresets.clients import client_graph
 from rayfl.coresets.graphs import Graph
-from rayfl.data import Federation
+from rayfl.data import Federation, Samples
 from rayfl.data.events import Stage
 from rayfl.errors import RayflError
 from rayfl.evaluation import Transfer
-from rayfl.local import LocalObjective
-from rayfl.local.sgd import SGD
+from rayfl.random import generator, key
 from rayfl.servers import testing
+from rayfl.servers.building import setup_of
 from rayfl.servers.models import Servers
 from rayfl.servers.rounds import Round
 from rayfl.servers.signatures import (
-    NoSignature,
-    Trainee,
-    Wanted,
-    check_clients,
-    cluster_clients,
-    sign_clients,
+    Grouping,
+    SignatureRequest,
+    Signatures,
+    cluster_blocks,
+    cluster_relations,
 )
-from rayfl.training import Segments
+from rayfl.signatures.features.base import Fitted
+from rayfl.training import raw_features
 
 HISTOGRAM = "histogram"
 """The kind of transfer of label histograms; the servers keep them as long as the data are the same."""
@@ -44,43 +46,41 @@ HISTOGRAM = "histogram"
 _TILE = 128
 """Updates in a block of the cosine matrix."""
 
-Answer = TypeVar("Answer")
 
+@dataclass(frozen=True)
+class ClientQueries:
+    """The :class:`~rayfl.algorithms.contract.Clients` of a run in one state of it, of newcomers after a run,
+    and of a clustering without training.
 
-class Asking:
-    """The :class:`~rayfl.algorithms.contract.Clients` of a run.
-
-    Args:
-        servers: the models and the latest updates.
-        stages: the data from one event to the next.
-        stage: which of them is now.
-        seed: the run's seed.
-        round: the coming round.
-        turn: the work of a round (by its number) without average, for clients that train on.
+    Attributes:
+        config: its algorithm says what clients train that train for an answer.
+        servers: the models and the clients' latest updates.
+        stages: the data from one event to the next, up to now.
+        state: of the servers; its round is the coming one.
         account: told what is sent.
-        personal: the ranges of the model that are the client's own, if any.
-        local: the local objective, which may make a client's model its own.
         tell: told in a line of clients that have no signature, where that is tolerated.
     """
 
-    def __init__(
-        self,
-        servers: Servers,
-        stages: Sequence[Stage],
-        stage: int,
-        seed: int,
-        round: int,
-        turn: Callable[[int], Round],
-        account: Callable[[Transfer], None],
-        personal: Segments = (),
-        local: LocalObjective = SGD(),  # noqa: B008 (frozen)
-        tell: Callable[[str], None] = lambda text: None,
-    ) -> None:
-        self.servers, self.stages, self.stage = servers, stages, stage
-        self.federation = federation = stages[stage].federation
-        self.seed, self.round, self.turn, self.account = seed, round, turn, account
-        self.backend, self.groups, self.personal = servers.backend, federation.groups, personal
-        self.local, self.tell = local, tell
+    config: Config
+    servers: Servers
+    stages: Sequence[Stage]
+    state: ServerState
+    account: Callable[[Transfer], None]
+    tell: Callable[[str], None] = lambda text: None
+
+    @property
+    def federation(self) -> Federation:
+        """The clients' data as they are now."""
+        return self.stages[-1].federation
+
+    @property
+    def groups(self) -> NDArray[np.int64] | None:
+        """The planted group of each client ``(N,)``, where it is known."""
+        return self.federation.groups
+
+    @cached_property
+    def _setup(self) -> Setup:
+        return setup_of(self.config, self.federation, self.servers.spec, self.servers.edges)
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
         """Mean loss of every model on a part of each client's data ``(n, K)``."""
@@ -93,8 +93,10 @@ class Asking:
 
     def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         """Mean training loss of each client under the one model that it would start from ``(n,)``."""
+        personal = self.config.algorithm.work(self._setup, self.state).personal
+        train = self.federation.train
         return testing.own_losses(
-            self.servers, clients, models, self.federation.train, "train", self.personal, self.local
+            self.servers, clients, models, train, "train", personal, self.config.local
         )
 
     def cluster(
@@ -102,36 +104,42 @@ class Asking:
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        again: bool = False,
-        whole: bool = False,
+        has_feature_map: bool = False,
+        keep_distances: bool = False,
     ) -> Clusters:
         """Cluster clients; labels ``(N,)``, -1 for the others.
 
         Args:
-            clustering: the settings.
-            clients: ids, ascending; default: all that are present.
-            known: the round in which each sent the signature that the servers have, -1: it sends one now.
-            again: whether the clients have the feature map from the time before.
-            whole: with the distances and the tree, if the clients are few enough.
+            clustering, clients, known, has_feature_map: as in the protocol.
+            keep_distances: with the distances and the tree, if the clients are few enough.
+
+        Raises:
+            RayflError: before any signature is computed, if the clients are too many (see
+                :func:`rayfl.clustering.cluster.refuse`); or if more clients than may fail have no signature.
         """
-        present = np.flatnonzero(self.federation.sizes > 0)
+        federation, backend = self.federation, self.servers.backend
+        present = np.flatnonzero(federation.sizes > 0)
+        request = self._request(clustering, present if clients is None else clients, known, has_feature_map)
+        refuse(clustering, len(request.clients))
 
-        def ask(who: Wanted) -> tuple[Clusters, list[Transfer]]:
-            clusters, transfers = cluster_clients(
-                self.backend,
-                self.federation,
-                clustering,
-                self.seed,
-                self.round,
-                self.servers.block_size(len(who.ids)),
-                who=who,
-                trained=self._trainee(clustering),
-                whole=whole,
-                again=again,
-            )
-            return spread(clusters, who.ids, self.federation.clients), transfers
+        def grouping(request: SignatureRequest) -> Grouping:
+            ids, seed = request.clients, self.config.seed
+            groups = None if federation.groups is None else federation.groups[ids]
+            return Grouping(clustering, len(ids), groups, seed, keep_distances)
 
-        return self._answered(ask, self._wanted(present if clients is None else clients, known))
+        if not clustering.needs_signatures:
+            task = cluster_blocks(backend, grouping(request), (), 1)
+            return backend.get(task).among(request.clients, federation.clients)  # type: ignore[no-any-return]
+        found = self._signatures(request)
+        request, exchanged = found.request, clustering.signature.needs_exchange
+        if exchanged:
+            relations = self._relations(found)
+            task = cluster_relations(backend, grouping(request), request.received, relations)
+        else:
+            task = cluster_blocks(backend, grouping(request), found.refs, len(found.jobs[0].clients))
+        clusters: Clusters = backend.get(task)
+        self._account(found, exchanged)
+        return clusters.among(request.clients, federation.clients)
 
     def distances(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
@@ -139,48 +147,115 @@ class Asking:
         """The clients that have a signature, and the distances of these, condensed."""
         exact = max(clustering.exact_up_to, len(clients))
         clustering = clustering.model_copy(update={"exact_up_to": exact})
-        clusters = self.cluster(clustering, clients, known, whole=True)
+        clusters = self.cluster(clustering, clients, known, keep_distances=True)
         assert clusters.distances is not None, f"of at most {BLOCK} clients"
         return np.flatnonzero(clusters.labels >= 0), clusters.distances
 
-    def _wanted(self, ids: NDArray[np.int64], known: NDArray[np.int64] | None) -> Wanted:
-        """Signatures of clients: those of now, or of the stages in which they were sent."""
-        if known is None:
-            known = np.full(len(ids), -1)
-        begun = np.array([stage.round for stage in self.stages])
-        sends = known < 0
-        stages = np.where(sends, self.stage, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
-        present = self.federation.sizes[ids] > 0
-        if present.all():
-            return Wanted(ids, stages, sends)
-        # Whoever sent its signature later received those of before; of two absent clients at least one did.
-        active = np.array([stage.active[ids] for stage in self.stages])
-        when = np.where(sends, self.round, known)
-        heard = (when[:, None] > when) | active[stages].T
-        return Wanted(ids, stages, sends, present, heard)
+    def signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+    ) -> dict[int, NDArray[np.float32]]:
+        """The signatures of those clients that have one; ``known`` as for :meth:`cluster`."""
+        found = self._signatures(self._request(clustering, clients, known))
+        blocks = self.servers.backend.get(list(found.refs))
+        self._account(found, exchanged=False)
+        ids = found.request.clients.tolist()
+        return dict(zip(ids, itertools.chain.from_iterable(blocks), strict=True))
 
-    def _answered(self, ask: Callable[[Wanted], tuple[Answer, list[Transfer]]], who: Wanted) -> Answer:
-        """An answer of all that have a signature; as many others are left out as may fail.
+    def missing_signatures(
+        self, clustering: Clustering, clients: NDArray[np.int64]
+    ) -> Mapping[int, RayflError]:
+        """Which clients have no signature of their data, and why; nothing is sent."""
+        return self._compute(self._request(clustering, clients)).failures if len(clients) else {}
+
+    def _request(
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64],
+        known: NDArray[np.int64] | None = None,
+        has_feature_map: bool = False,
+    ) -> SignatureRequest:
+        """Signatures of the data of now, or of the stages in which they were sent."""
+        known = np.full(len(clients), -1) if known is None else known
+        begun = np.array([stage.round for stage in self.stages])
+        sends, now = known < 0, len(self.stages) - 1
+        stages = np.where(sends, now, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
+        present, received = self.federation.sizes[clients] > 0, None
+        if not present.all():
+            # Who sent its signature later had received the earlier ones; of two absent clients one did.
+            active = np.array([stage.active[clients] for stage in self.stages])
+            when = np.where(sends, self.state.round, known)
+            received = (when[:, None] > when) | active[stages].T
+        return SignatureRequest(clustering, clients, stages, sends, present, received, has_feature_map)
+
+    def _signatures(self, request: SignatureRequest) -> Signatures:
+        """The signatures of all clients that have one; as many others are left out as may fail.
 
         Raises:
             RayflError: the first failure, if more do.
         """
         failures: dict[int, RayflError] = {}
         while True:
-            try:
-                found, transfers = ask(who)
+            found = self._compute(request)
+            if not found.failures:
                 break
-            except NoSignature as error:
-                failures |= error.failures
-                who = who.without(list(failures))
-                if len(failures) > self.servers.tolerate or not len(who.ids):
-                    raise failures[min(failures)] from None
+            failures |= found.failures
+            request = request.without(failures)
+            if len(failures) > self.servers.tolerate or not len(request.clients):
+                raise failures[min(failures)]
         for client in sorted(failures):
-            self.tell(f"round {self.round}: {failures[client]}; it is left out of the clustering")
-        for transfer in transfers:
-            if transfer.bytes:
-                self.account(transfer)
+            self.tell(f"round {self.state.round}: {failures[client]}; it is left out of the clustering")
         return found
+
+    def _compute(self, request: SignatureRequest) -> Signatures:
+        """Have the signatures computed by their clients, a block of these in a task."""
+        clustering, seed, backend = request.clustering, self.config.seed, self.servers.backend
+        signature, fitted = clustering.signature, self._feature_map(clustering)
+        objects: dict[Key, Ref] = {}
+        work = None
+        if signature.trained:
+            # Trained from w_0 as in round 0, they are functions of the data, and newcomers' compare with old.
+            report = backend.put(signature.report().prepare(self.federation.samples, seed))
+            model, work = backend.put(self.servers.spec.initial()), self._round(0).work
+            objects = {("report", "signature"): report, ("model", 0): model}
+        size = self.servers.block_size(len(request.clients))
+        blocks = [slice(first, first + size) for first in range(0, len(request.clients), size)]
+        jobs = [
+            SignatureJob(
+                request.clients[block], signature, fitted, seed, request.stages[block], block.start, work
+            )
+            for block in blocks
+        ]
+        tasks = [Task("signatures", job, objects, (SIGNATURES,), self._cost(job)) for job in jobs]
+        blocks_done = backend.run_in_order(tasks)
+        floats = np.concatenate([done.report.floats for done in blocks_done])
+        failures = {c: error for done in blocks_done for c, error in done.report.failures.items()}
+        refs = [done.refs[SIGNATURES] for done in blocks_done]
+        return Signatures(request, jobs, refs, floats, fitted.floats, failures)
+
+    def _relations(self, found: Signatures) -> list[Ref]:
+        """The second step of an exchange: every client receives all signatures, and answers with a row."""
+        everyone: dict[Key, Ref] = {("signatures", block): ref for block, ref in enumerate(found.refs)}
+        tasks = [Task("relations", job, everyone, (RELATIONS,), self._cost(job)) for job in found.jobs]
+        return [done.refs[RELATIONS] for done in self.servers.backend.run_in_order(tasks)]
+
+    def _cost(self, job: SignatureJob) -> float:
+        return float(self.federation.sizes[job.clients].sum())
+
+    def _feature_map(self, clustering: Clustering) -> Fitted:
+        """The feature map that the server fits to samples that no client has, and sends to the clients."""
+        seed = self.config.seed
+        sample = public_sample(self.federation.samples, clustering.features.public_samples, seed)
+        return clustering.features.fit(sample, key(seed, "features"))
+
+    def _account(self, found: Signatures, exchanged: bool) -> None:
+        for transfer in found.transfers(self.state.round, exchanged):
+            self.account(transfer)
+
+    def _round(self, number: int) -> Round:
+        """Clients train as in this round, or the last one if it comes after that; nothing is averaged."""
+        state = replace(self.state, round=min(number, self.config.rounds - 1))
+        work = self.config.algorithm.work(self._setup, state)
+        return Round.nobody(work, number, len(self.stages) - 1)
 
     def relatedness(self) -> Graph:
         """The graph of the clients that are there, each joined with those of like label histograms.
@@ -188,52 +263,11 @@ class Asking:
         They send these: a number for each label.
         """
         size = 4 * self.federation.samples.classes * int((self.federation.sizes > 0).sum())
-        self.account(Transfer(self.round, "client_lps", "up", HISTOGRAM, size))
+        self.account(Transfer(self.state.round, "client_lps", "up", HISTOGRAM, size))
         if self.servers.graph is None or self.servers.graph[0] is not self.federation:
             vectors = histograms(self.federation)[self.federation.sizes > 0]
             self.servers.graph = (self.federation, client_graph(vectors))  # once a stage
         return self.servers.graph[1]
-
-    def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
-    ) -> dict[int, NDArray[np.float32]]:
-        """The signatures of those clients that have one; ``known`` as for :meth:`cluster`."""
-
-        def ask(who: Wanted) -> tuple[dict[int, NDArray[np.float32]], list[Transfer]]:
-            signatures, transfers = sign_clients(
-                self.backend,
-                self.federation,
-                clustering,
-                self.seed,
-                self.round,
-                self.servers.block_size(len(who.ids)),
-                who,
-                self._trainee(clustering),
-            )
-            return dict(zip(who.ids.tolist(), signatures, strict=True)), transfers
-
-        return self._answered(ask, self._wanted(clients, known))
-
-    def without_signature(
-        self, clustering: Clustering, clients: NDArray[np.int64], stage: int
-    ) -> Mapping[int, RayflError]:
-        """Which of some clients will have no signature of their data in a later stage, and why."""
-        size, who = self.servers.block_size(max(1, len(clients))), Wanted.of(clients, stage)
-        federation = self.stages[stage].federation
-        try:
-            check_clients(self.backend, federation, clustering, self.seed, self.round, size, who)
-        except NoSignature as error:
-            return error.failures
-        return {}
-
-    def _trainee(self, clustering: Clustering) -> Trainee | None:
-        """What clients train for signatures of trained models: w_0, as in round 0.
-
-        So signatures are functions of the data, and those of newcomers compare with those of old clients.
-        """
-        if not clustering.signature.trained:
-            return None
-        return Trainee(self.backend.put(self.servers.spec.initial()), self.turn(0).work)
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cosine similarities of the clients' latest updates ``(n, n)``, in tiles on the client actors."""
@@ -244,29 +278,19 @@ class Asking:
         return found
 
     def _cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        blocks, found = self._blocks(clients), np.zeros((len(clients), len(clients)))
+        blocks, found = self._updates(clients), np.zeros((len(clients), len(clients)))
         pairs = list(itertools.combinations_with_replacement(range(len(blocks)), 2))
         tasks = [Task.calling(cosines.tile, blocks[i], blocks[j]) for i, j in pairs]
-        for done in self.backend.run(tasks):
+        for done in self.servers.backend.run(tasks):
             rows, columns = (slice(k * _TILE, (k + 1) * _TILE) for k in pairs[done.task])
-            tile = self.backend.get(done.refs[RESULT])
+            tile = self.servers.backend.get(done.refs[RESULT])
             found[rows, columns] = tile
             found[columns, rows] = tile.T
         return np.triu(found) + np.triu(found, 1).T  # a product's two halves may round differently
 
-    def _blocks(self, clients: NDArray[np.int64]) -> list[Ref]:
-        """Their latest updates, in blocks of ``_TILE`` rows."""
-        blocks = []
-        for first in range(0, len(clients), _TILE):
-            some = clients[first : first + _TILE].tolist()
-            if any(client not in self.servers.updates for client in some):
-                raise ValueError("a client that never sent an update has no row")
-            blocks.append(self.servers.updates.packed(self.backend, some))
-        return blocks
-
     def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
         """Sketches of the clients' latest updates ``(n, size)``."""
-        return self._sketched(self._blocks(clients), size)
+        return self._sketched(self._updates(clients), size)
 
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
@@ -275,18 +299,34 @@ class Asking:
 
         Every client downloads its model and sends the update.
         """
-        _, _, updates = testing.adapt(self.servers, self.turn(self.round), clients, models)
+        _, _, updates = testing.adapt(self.servers, self._round(self.state.round), clients, models)
         sent = 4 * self.servers.spec.P * len(clients)
-        self.account(Transfer(self.round, "client_lps", "down", "model", sent))
-        self.account(Transfer(self.round, "client_lps", "up", "update", sent))
+        self.account(Transfer(self.state.round, "client_lps", "down", "model", sent))
+        self.account(Transfer(self.state.round, "client_lps", "up", "update", sent))
         return self._sketched([rows for _, rows in updates], size)
 
-    def _sketched(self, blocks: list[Ref], size: int) -> NDArray[np.float32]:
-        tasks = [Task.calling(cosines.sketch, rows, size, self.seed) for rows in blocks]
+    def _updates(self, clients: NDArray[np.int64]) -> list[Ref]:
+        """The clients' latest updates, in blocks of ``_TILE`` rows, by reference."""
+        blocks = []
+        for first in range(0, len(clients), _TILE):
+            some = clients[first : first + _TILE].tolist()
+            if any(client not in self.servers.updates for client in some):
+                raise ValueError("a client that never sent an update has no row")
+            blocks.append(self.servers.updates.packed(self.servers.backend, some))
+        return blocks
+
+    def _sketched(self, blocks: Sequence[Ref], size: int) -> NDArray[np.float32]:
+        tasks = [Task.calling(cosines.sketch, rows, size, self.config.seed) for rows in blocks]
         found: list[NDArray[np.float32]] = [np.empty((0, size), np.float32)] * len(tasks)
-        for done in self.backend.run(tasks):
-            found[done.task] = self.backend.get(done.refs[RESULT])
+        for done in self.servers.backend.run(tasks):
+            found[done.task] = self.servers.backend.get(done.refs[RESULT])
         return np.concatenate(found)
+
+
+def public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:
+    """What the server looks at to fit a feature map: samples that no client has."""
+    x = samples.public(count, generator(seed, "public sample"))
+    return raw_features(x, len(samples.vocabulary), samples.scaling)
 
 
 def histograms(federation: Federation) -> NDArray[np.float64]:
@@ -296,16 +336,3 @@ def histograms(federation: Federation) -> NDArray[np.float64]:
     cells = owners * samples.classes + samples.labels("train", train.values)
     counts = np.bincount(cells, minlength=len(train) * samples.classes).reshape(len(train), samples.classes)
     return np.asarray(counts / np.maximum(1, train.sizes)[:, None], np.float64)
-
-
-def spread(clusters: Clusters, present: NDArray[np.int64], clients: int) -> Clusters:
-    """Clusters of some clients as clusters of all N: label -1, and no relatives, for the others."""
-    if len(present) == clients:
-        return clusters
-    labels, graph = np.full(clients, -1, np.int64), clusters.graph
-    labels[present] = clusters.labels
-    if graph is not None:
-        entries = graph.tocoo()
-        where = present[entries.coords[0]], present[entries.coords[1]]
-        graph = sp.csr_array((entries.data, where), shape=(clients, clients))
-    return replace(clusters, labels=labels, graph=graph)

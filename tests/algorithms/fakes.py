@@ -116,7 +116,7 @@ class FakeClients:
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        again: bool = False,
+        has_feature_map: bool = False,
     ) -> Clusters:
         self.asked.append("cluster")
         return clusters(self._labels, threshold=clustering.threshold)

@@ -23,7 +23,7 @@ from rayfl.backend import RESULT, Done
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
 from rayfl.clustering.tree import ParameterTree
-from rayfl.commands.newcomers import welcome
+from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.errors import ConfigError, RayflError
 from rayfl.rundir import RunDirectory
@@ -32,7 +32,7 @@ from rayfl.servers import checkpoint, queries
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
-from rayfl.servers.queries import Asking
+from rayfl.servers.queries import ClientQueries
 from rayfl.servers.states import ClientStates
 from rayfl.training import Batches
 from tests.algorithms.fakes import NOBODY, FakeClients, assert_same_state, plan_of, report, setup
@@ -458,7 +458,7 @@ def test_a_client_falls_back_to_the_best_model_on_its_way_to_the_root() -> None:
 # --- what may be asked of updates -----------------------------------------------------------------------
 
 
-def keeper(rows: NDArray[np.float32]) -> Asking:
+def keeper(rows: NDArray[np.float32]) -> ClientQueries:
     """The latest updates of clients 0, 2, 4, ... in two objects, one of which is partly out of date."""
     backend, updates = InlineBackend(), ClientStates()
     ids, half = list(range(0, 2 * len(rows), 2)), len(rows) // 2
@@ -468,8 +468,8 @@ def keeper(rows: NDArray[np.float32]) -> Asking:
         Done(i, None, {RESULT: t.job(*t.objects.values())}) for i, t in reversed(list(enumerate(tasks)))
     )
     servers = SimpleNamespace(backend=backend, updates=updates)
-    stages = [SimpleNamespace(federation=SimpleNamespace(groups=None))]
-    return Asking(servers, stages, 0, 5, 0, lambda round: None, lambda transfer: None)  # type: ignore[arg-type]
+    state = ServerState(0, 1, np.zeros(0, np.int64))
+    return ClientQueries(load({"seed": 5}), servers, [], state, lambda transfer: None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("block", [1, 3, 128])
@@ -651,11 +651,11 @@ def test_members_that_walk_down_the_tree_find_their_own_cluster(swapped: rayfl.R
     try:
         state = driver.start()
         first, one = splits(swapped)[0]
-        clients = driver._asking(dataclasses.replace(state, round=first))
+        clients = driver._queries(dataclasses.replace(state, round=first))
         members = np.array([client for half in one["halves"] for client in half])
         again = clients.updates_from(members, np.zeros(12, np.int64), 1024)
         np.testing.assert_allclose(again, state.tree.sent[np.isin(state.tree.edge, one["into"])], atol=1e-4)
-        joined = driver.algorithm.join(driver.setup, state, np.arange(12), driver._asking(state))
+        joined = driver.algorithm.join(driver.setup, state, np.arange(12), driver._queries(state))
         assert isinstance(joined, CFLState)
         assert joined.assignment.tolist() == state.assignment.tolist()
     finally:
@@ -842,7 +842,7 @@ def test_newcomers_after_a_run_walk_too_and_may_fall_back(
         client_train=owner,
         client_test=owner,
     )
-    frame = welcome(result.path, data, epochs=0)
+    frame = assign_newcomers(result.path, data, epochs=0)
     clusters = saved(result).state.assignment
     assert frame["cluster"].tolist() == [clusters[0], clusters[7]]
     assert set(frame["model"]) <= {0, *frame["cluster"]}

@@ -23,8 +23,8 @@ from rayfl.clients.host import ClientHost
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.numbering import most_used
-from rayfl.commands.cluster import cluster_alone
-from rayfl.commands.newcomers import welcome
+from rayfl.commands.cluster import cluster_without_training
+from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError
@@ -72,7 +72,7 @@ class Related(FakeClients):
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        again: bool = False,
+        has_feature_map: bool = False,
     ) -> Clusters:
         self.asked.append("cluster")
         present = self.graph.any(axis=1)
@@ -432,7 +432,7 @@ def test_planted_groups_are_found(settings, data, features, count, seed):
     clustering = {"features": features, "gamma": "auto", "n_clusters": count}
     partition = {"name": "tasks", "tasks": MANY}
     config = load(settings("flt", seed=seed, partition=partition, clustering=clustering))
-    (found,), _ = cluster_alone([config])
+    (found,), _ = cluster_without_training([config])
     assert found.clusters.labels.tolist() == OF_MANY
     assert found.clusters.ari == 1.0
     graph = found.clusters.graph.toarray()
@@ -507,13 +507,13 @@ def test_fcr_runs_again_in_fine_tune_mode(settings, data, case, monkeypatch):
     are compared by codes like those that the clusters were found by. The decoder goes with the encoder."""
     encoder = {**ENCODER, "fine_tune_again": 1}
     seen: list[tuple[int, int]] = []
-    sign = ClientHost.sign
+    signatures = ClientHost.signatures
 
     def watched(self, job, *objects):
         seen.append((len(job.clients), job.features.fine_tune))
-        return sign(self, job, *objects)
+        return signatures(self, job, *objects)
 
-    monkeypatch.setattr(ClientHost, "sign", watched)
+    monkeypatch.setattr(ClientHost, "signatures", watched)
     clustering = {"features": encoder, "gamma": "auto", "every": 2}
     events = [{"name": "join", "round": t, "clients": 1} for t in (1, 3)]
     execution = {"backend": "inline", "block_size": 100}
@@ -524,7 +524,8 @@ def test_fcr_runs_again_in_fine_tune_mode(settings, data, case, monkeypatch):
     whole = sum(np.size(w) for w in weights_of(ConvAE((1, 8, 8), 32)).values())
     assert sent.to_dict() == {0: 10 * 4 * whole, 1: 4 * whole, 3: 4 * whole}
     first = {**encoder, "fine_tune": 1, "fine_tune_again": None}
-    (alone,), _ = cluster_alone([load(settings(case, clustering={**clustering, "features": first}))])
+    config = load(settings(case, clustering={**clustering, "features": first}))
+    (alone,), _ = cluster_without_training([config])
     assert alone.clusters.gamma != result.clusters["timeline"][0]["graph"]["gamma"]
 
 
@@ -624,7 +625,7 @@ def test_newcomers_after_the_run(run, tmp_path):
     x, y = samples.x_test[ids], samples.y_test[ids]
     half = len(ids) // 2
     np.savez(tmp_path / "new.npz", x_train=x[:half], y_train=y[:half], x_test=x[half:], y_test=y[half:])
-    frame = welcome(result.path, tmp_path / "new.npz", epochs=1)
+    frame = assign_newcomers(result.path, tmp_path / "new.npz", epochs=1)
     assert frame["cluster"][0] in saved(result).state.assignment[9:]
 
 

@@ -13,9 +13,10 @@ from scipy.cluster.hierarchy import fcluster, linkage
 
 import rayfl
 from rayfl.clustering.linkage import number_by_first
-from rayfl.commands.cluster import cluster_alone, show, write
+from rayfl.commands.cluster import cluster_without_training, write
 from rayfl.config import load
 from rayfl.errors import ConfigError
+from rayfl.report.clusterings import show
 
 CLUSTERS = {"clustering": {"n_clusters": 3}}
 
@@ -23,7 +24,7 @@ CLUSTERS = {"clustering": {"n_clusters": 3}}
 @pytest.mark.parametrize("method", ["pacfl", "mt_hfl", "flis_hc"])
 def test_as_a_run_finds_them(method: str, settings: dict[str, Any]) -> None:
     config = load({**settings, **CLUSTERS, "algorithm": method})
-    (alone,), refused = cluster_alone([config])
+    (alone,), refused = cluster_without_training([config])
     result = rayfl.run(config)
     assert refused == []
     assert alone.clusters.labels.tolist() == result.clusters["timeline"][0]["labels"]
@@ -35,7 +36,7 @@ def test_as_a_run_finds_them(method: str, settings: dict[str, Any]) -> None:
 
 def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) -> None:
     configs = [load({**settings, **CLUSTERS, "algorithm": name}) for name in ("pacfl", "mt_hfl")]
-    found, _ = cluster_alone(configs)
+    found, _ = cluster_without_training(configs)
     paths = write(found, tmp_path / "out")
     names = ["clusters.json", "pacfl.png", "pacfl.npz", "mt_hfl.png", "mt_hfl.npz"]
     assert [p.name for p in paths] == names
@@ -53,7 +54,7 @@ def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) 
 
 
 def test_the_table_has_a_line_a_method(settings: dict[str, Any]) -> None:
-    found, _ = cluster_alone([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
+    found, _ = cluster_without_training([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
     console = Console(record=True, width=120)
     show(found, console)
     text = console.export_text()
@@ -64,20 +65,20 @@ def test_the_table_has_a_line_a_method(settings: dict[str, Any]) -> None:
 def test_one_of_several_may_be_refused(settings: dict[str, Any]) -> None:
     fits = load({**settings, **CLUSTERS, "algorithm": "pacfl"})
     too_many = load({**settings, "clustering": {"n_clusters": 10}, "algorithm": "pacfl"})
-    found, refused = cluster_alone([fits, too_many])
+    found, refused = cluster_without_training([fits, too_many])
     assert len(found) == 1
     assert refused[0].startswith("pacfl: clustering.n_clusters: 10 of 9 clients")
     with pytest.raises(ConfigError, match="10 of 9"):
-        cluster_alone([too_many])
+        cluster_without_training([too_many])
 
 
 def test_methods_that_cluster_later_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cfl does not cluster before training"):
-        cluster_alone([load({**settings, "algorithm": "cfl"})])
+        cluster_without_training([load({**settings, "algorithm": "cfl"})])
 
 
 def test_a_single_client_is_drawn_without_a_tree(settings: dict[str, Any], tmp_path: Path) -> None:
     config = load({**settings, "algorithm": "pacfl", "partition": {"name": "iid", "clients": 1}})
-    found, _ = cluster_alone([config])
+    found, _ = cluster_without_training([config])
     assert found[0].clusters.labels.tolist() == [0]
     assert write(found, tmp_path)[1].read_bytes().startswith(b"\x89PNG")

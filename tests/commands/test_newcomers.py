@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import rayfl
 from rayfl.cli import app
 from rayfl.clustering.newcomers import fit_by_distances, fit_by_means
-from rayfl.commands.newcomers import read_newcomers, welcome, with_newcomers
+from rayfl.commands.newcomers import assign_newcomers, read_newcomers, with_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
@@ -102,7 +102,7 @@ def finished(settings: dict[str, Any]):  # type: ignore[no-untyped-def]
 @pytest.mark.parametrize("method", METHODS)
 def test_newcomers_find_their_like(method: str, finished: Any, tmp_path: Path) -> None:
     result = finished(**METHODS[method])
-    frame = welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=2)
+    frame = assign_newcomers(result.path, write(tmp_path / "new.npz", GROUPS), epochs=2)
     assert frame["client"].tolist() == [9, 10, 11]
     assert frame["n"].tolist() == [40, 40, 40]
     clients = result.clients
@@ -120,7 +120,7 @@ def test_a_newcomer_unlike_everybody_founds_a_cluster(finished: Any, tmp_path: P
     partition = {"name": "tasks", "tasks": tasks}
     result = finished(algorithm="pacfl", clustering={"threshold": 12.0}, partition=partition)
     assert result.summary["clusters"] == 2
-    frame = welcome(result.path, write(tmp_path / "new.npz", [(0, 1), (6, 7)]), epochs=0)
+    frame = assign_newcomers(result.path, write(tmp_path / "new.npz", [(0, 1), (6, 7)]), epochs=0)
     assert frame["cluster"].tolist() == [0, 2]
     assert frame["new_cluster"].tolist() == [False, True]
     assert frame["distance"].isna().tolist() == frame["usual"].isna().tolist() == [False, True]
@@ -129,7 +129,7 @@ def test_a_newcomer_unlike_everybody_founds_a_cluster(finished: Any, tmp_path: P
 
 def test_without_owners_there_is_one_newcomer(finished: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "new.npz", GROUPS[:1], client_train=None, client_test=None)
-    assert welcome(finished().path, path, epochs=0)["n"].tolist() == [40]
+    assert assign_newcomers(finished().path, path, epochs=0)["n"].tolist() == [40]
 
 
 def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
     alpha = 0.2
     result = finished(algorithm={"name": "per_fedavg", "alpha": alpha, "beta": 0.1})
     path = write(tmp_path / "new.npz", GROUPS)
-    one, five, none = (welcome(result.path, path, epochs=k) for k in (1, 5, 0))
+    one, five, none = (assign_newcomers(result.path, path, epochs=k) for k in (1, 5, 0))
     assert one["accuracy_finetuned"].tolist() == one["accuracy"].tolist() == none["accuracy"].tolist()
     assert five["accuracy_finetuned"].mean() > five["accuracy"].mean()
 
@@ -160,7 +160,7 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
 def test_others_in_the_file_change_nothing_for_a_newcomer(method: str, finished: Any, tmp_path: Path) -> None:
     """Alone, with noise, with 2,000 white images: models see what they saw in training."""
     result = finished(**METHODS[method])
-    alone = welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=1)
+    alone = assign_newcomers(result.path, write(tmp_path / "new.npz", GROUPS), epochs=1)
     rng = np.random.default_rng(2)
     for other in (rng.integers(0, 256, (40, 1, 8, 8)), np.full((2000, 1, 8, 8), 255)):
         own = np.load(tmp_path / "new.npz")
@@ -176,13 +176,14 @@ def test_others_in_the_file_change_nothing_for_a_newcomer(method: str, finished:
             )
         }
         np.savez(tmp_path / "more.npz", **more)
-        pd.testing.assert_frame_equal(welcome(result.path, tmp_path / "more.npz", epochs=1)[:3], alone)
+        found = assign_newcomers(result.path, tmp_path / "more.npz", epochs=1)
+        pd.testing.assert_frame_equal(found[:3], alone)
 
 
 def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
     result = finished(**METHODS["pacfl"])
     before = {p.name: p.read_bytes() for p in result.path.glob("*.csv")}
-    welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
+    assign_newcomers(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
     after = {p.name: p.read_bytes() for p in result.path.glob("*.csv") if "newcomers" not in p.name}
     assert after == before
 
@@ -205,12 +206,12 @@ def test_the_run_itself_stays_as_it_was(finished: Any, tmp_path: Path) -> None:
 def test_files_that_do_not_fit(changes: dict[str, Any], message: str, finished: Any, tmp_path: Path) -> None:
     path = write(tmp_path / "new.npz", GROUPS[:1], **changes)
     with pytest.raises(DataError, match=message):
-        welcome(finished().path, path)
+        assign_newcomers(finished().path, path)
 
 
 def test_no_run_no_newcomers(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
-        welcome(tmp_path, write(tmp_path / "new.npz", GROUPS))
+        assign_newcomers(tmp_path, write(tmp_path / "new.npz", GROUPS))
 
 
 def test_newcomers_of_a_run_stopped_before_an_event_meet_the_clients_that_are_there(
@@ -232,7 +233,7 @@ def test_newcomers_of_a_run_stopped_before_an_event_meet_the_clients_that_are_th
     with pytest.raises(Interrupted):
         Driver(config, stages, backend, directory, host, watch, lambda: bool(stopping)).run()
     backend.close()
-    frame = welcome(directory.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
+    frame = assign_newcomers(directory.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
     assert frame["client"].tolist() == [9, 10, 11]
     assert frame["cluster"].tolist() == [0, 1, 2]
     assert frame["accuracy"].min() > 50
@@ -257,7 +258,7 @@ def test_the_servers_own_samples_are_those_of_the_run(
     monkeypatch.setattr(PCA, "fit", fitted)
     monkeypatch.setattr(ServerData, "draw", drawn)
     result = finished(**METHODS[method])
-    welcome(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
+    assign_newcomers(result.path, write(tmp_path / "new.npz", GROUPS), epochs=0)
     first, *others = seen
     assert others
     for other in others:
@@ -289,7 +290,7 @@ def test_who_is_far_from_its_cluster_is_marked(method: str, finished: Any, tmp_p
             "algorithm": "flt",
             "clustering": {"features": "pca", "embedding": "none", "gamma": "auto"},
         }
-    frame = welcome(finished(**sections).path, noise(tmp_path / "new.npz"), epochs=0, local_epochs=0)
+    frame = assign_newcomers(finished(**sections).path, noise(tmp_path / "new.npz"), epochs=0, local_epochs=0)
     placed = ~frame["new_cluster"]
     assert frame["far"][placed].tolist() == [False, False, False, True][: placed.sum()]
     assert placed[:3].all()
@@ -339,7 +340,7 @@ def test_the_global_model_and_training_alone(finished: Any, tmp_path: Path) -> N
     """By hand: the mean of three clusters' models by their samples, and plain SGD from w_0."""
     result = finished(**METHODS["pacfl"])
     path = write(tmp_path / "new.npz", GROUPS)
-    frame = welcome(result.path, path, epochs=0, local_epochs=3)
+    frame = assign_newcomers(result.path, path, epochs=0, local_epochs=3)
 
     config = RunDirectory(result.path).config
     stages, host = build(config)
@@ -375,7 +376,7 @@ def test_the_global_model_and_training_alone(finished: Any, tmp_path: Path) -> N
 )
 def test_bytes_of_three_newcomers(method: str, up: int, down: int, finished: Any, tmp_path: Path) -> None:
     result = finished(**METHODS[method])
-    welcome(result.path, write(tmp_path / "new.npz", GROUPS), 0, 0)
+    assign_newcomers(result.path, write(tmp_path / "new.npz", GROUPS), 0, 0)
     sent = pd.read_csv(result.path / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
     assert sent.to_dict() == {name: 3 * 4 * count for name, count in (("down", down), ("up", up)) if count}
 
@@ -403,7 +404,7 @@ def test_clients_that_see_labels_differently(method: str, finished: Any, tmp_pat
             own = maps[federation.train[like][0] // count]
             arrays[f"y_{part}"][theirs] = own[arrays[f"y_{part}"][theirs]]
     np.savez(path, **arrays)
-    frame = welcome(result.path, path, epochs=0, local_epochs=0)
+    frame = assign_newcomers(result.path, path, epochs=0, local_epochs=0)
     clients = result.clients
     for newcomer, group in zip(frame.itertuples(), (0, 1), strict=True):
         assert newcomer.cluster in set(clients[clients["group"] == group]["cluster"])
@@ -440,5 +441,5 @@ def test_layout_and_size_of_the_runs_own_data(finished: Any, tmp_path: Path) -> 
     np.savez(path, **arrays)
     data = {"name": "npz", "path": str(path), "layout": "hwc", "size": 12}
     result = finished(data=data, partition={"name": "iid", "clients": 3})
-    frame = welcome(result.path, path, epochs=0, local_epochs=0)
+    frame = assign_newcomers(result.path, path, epochs=0, local_epochs=0)
     assert frame["n"].tolist() == [40, 40, 40]

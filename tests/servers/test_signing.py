@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,18 +12,20 @@ import pytest
 
 from rayfl.api import run
 from rayfl.backend import Backend
-from rayfl.clients.jobs import SIGNATURES, HostSpec, SignJob
-from rayfl.clustering.cluster import Clusters, cluster_signatures
+from rayfl.clients.jobs import SIGNATURES, HostSpec, SignatureJob
+from rayfl.clustering.cluster import CURVE, Clusters, cluster_signatures
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import Curve
 from rayfl.clustering.proximity import BLOCK
 from rayfl.config import load
 from rayfl.data import Federation
 from rayfl.errors import ConfigError, RayflError
+from rayfl.evaluation import Transfer
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
-from rayfl.servers.building import build
-from rayfl.servers.signatures import CURVE, cluster_clients, facts
+from rayfl.servers import signatures
+from rayfl.servers.building import build, servers_of, setup_of
+from rayfl.servers.queries import ClientQueries
 from rayfl.signatures.features.identity import Identity
 from rayfl.signatures.spectrum import Spectrum
 from rayfl.signatures.subspace import Subspace
@@ -41,27 +44,42 @@ def settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def started(backend: Backend, settings: dict[str, Any]) -> Iterator[tuple[Backend, Federation]]:
-    stages, host = build(load(settings))
+def started(backend: Backend, settings: dict[str, Any]) -> Iterator[ClientQueries]:
+    """What may be asked before training."""
+    config = load(settings)
+    stages, host = build(config)
     federation = stages[0].federation
     try:
         backend.start(backend.put((federation,)), host)
-        yield backend, federation
+        servers = servers_of(config, host, backend, federation)
+        state = config.algorithm.begin(setup_of(config, federation, host.spec))
+        yield ClientQueries(config, servers, stages, state, lambda transfer: None)
     finally:
         backend.close()
 
 
+def ask(
+    clients: ClientQueries, clustering: Clustering, block_size: int = 4, tile_size: int = BLOCK
+) -> tuple[Clusters, list[Transfer]]:
+    """The clusters, and what was sent for them."""
+    transfers: list[Transfer] = []
+    clients.servers.block_size = lambda count: block_size
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(signatures, "TILE", tile_size)
+        return replace(clients, account=transfers.append).cluster(clustering), transfers
+
+
 def clustered(
     backend: Backend, settings: dict[str, Any], clustering: Clustering, tile_size: int = BLOCK
-) -> tuple[Clusters, Any]:
-    with started(backend, settings) as (running, federation):
-        return cluster_clients(running, federation, clustering, 3, 0, 4, tile_size)
+) -> tuple[Clusters, list[Transfer]]:
+    with started(backend, settings) as clients:
+        return ask(clients, clustering, tile_size=tile_size)
 
 
 def assert_same(first: Clusters, second: Clusters) -> None:
     """Equal in every bit; seconds aside."""
     assert first.labels.tolist() == second.labels.tolist()
-    assert facts(first) == facts(second)
+    assert first.facts() == second.facts()
     assert first.ari == second.ari
 
 
@@ -86,27 +104,23 @@ def test_tiles_are_what_one_task_finds(proximity: str, settings: dict[str, Any])
 @pytest.mark.parametrize("clustering", [EXACT, STAGED], ids=["exact", "two-stage"])
 def test_blocks_of_any_size_come_in_order(clustering: Clustering, settings: dict[str, Any]) -> None:
     """What the tasks find is what one process finds that holds all signatures in the order of the ids."""
-    stages, host = build(load(settings))
-    federation = stages[0].federation
     backend = InlineBackend()
-    try:
-        backend.start((federation,), host)
-        everyone = SignJob(
+    with started(backend, settings) as clients:
+        federation = clients.federation
+        everyone = SignatureJob(
             np.arange(federation.clients),
             Subspace(),
             Identity().fit(np.zeros(0), 0),
             3,
             np.zeros(federation.clients, np.int64),
         )
-        signatures = backend._host.sign(everyone, {}).objects[SIGNATURES]
-        expected = cluster_signatures(clustering, signatures, groups=federation.groups, seed=3)
+        found = backend._host.signatures(everyone, {}).objects[SIGNATURES]
+        expected = cluster_signatures(clustering, found, groups=federation.groups, seed=3)
         for block_size in (1, 3, 4, 9, 31, 40):
             for tile_size in (2, 6, 30):
-                found, _ = cluster_clients(backend, federation, clustering, 3, 0, block_size, tile_size)
-                assert found.labels.tolist() == expected.labels.tolist()
-                assert found.representatives == expected.representatives
-    finally:
-        backend.close()
+                clusters, _ = ask(clients, clustering, block_size, tile_size)
+                assert clusters.labels.tolist() == expected.labels.tolist()
+                assert clusters.representatives == expected.representatives
 
 
 @pytest.mark.ray
@@ -188,11 +202,11 @@ def test_an_exchange_is_one_task_whatever_the_tile(settings: dict[str, Any]) -> 
 def test_a_long_curve_is_thinned_where_clusters_are_many() -> None:
     counts = np.arange(5000, 0, -1)
     clusters = Clusters(np.zeros(5000, np.int64), 1, curve=Curve(np.arange(5000.0), counts))
-    curve = facts(clusters)["curve"]
+    curve = clusters.facts()["curve"]
     assert len(curve["threshold"]) == len(curve["n_clusters"]) <= 2 * CURVE
     assert curve["threshold"][0] == 0
     assert curve["n_clusters"][-CURVE:] == list(range(CURVE, 0, -1))
     points = dict(zip(np.arange(5000.0).tolist(), counts.tolist(), strict=True))
     assert all(points[t] == n for t, n in zip(curve["threshold"], curve["n_clusters"], strict=True))
     short = Clusters(np.zeros(3, np.int64), 1, curve=Curve(np.arange(3.0), np.array([3, 2, 1])))
-    assert facts(short)["curve"] == {"threshold": [0, 1, 2], "n_clusters": [3, 2, 1]}
+    assert short.facts()["curve"] == {"threshold": [0, 1, 2], "n_clusters": [3, 2, 1]}

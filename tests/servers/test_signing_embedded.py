@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.embeddings.base import Embedding
-from rayfl.config import load
 from rayfl.runtime.inline import InlineBackend
-from rayfl.servers.building import build
-from rayfl.servers.signatures import cluster_clients, facts
 from rayfl.signatures.centroids import Centroids
+from tests.runtime.test_signing import ask, started
 
 TASKS = [
     {"labels": [0, 1, 2, 3], "clients": 14},
@@ -41,17 +39,11 @@ class Whitened(Embedding):
 @pytest.mark.parametrize("block_size", [4, 31])
 def test_tiles_see_what_all_signatures_make_together(settings: dict[str, Any], block_size: int) -> None:
     partition = {"name": "tasks", "tasks": TASKS, "foreign": 0.05}
-    stages, host = build(load({**settings, "partition": partition}))
-    federation = stages[0].federation
     clustering = Clustering(signature=Centroids(), grouping="graph", gamma="auto", n_clusters=3)
     clustering = clustering.model_copy(update={"embedding": Whitened()})
-    backend = InlineBackend()
-    try:
-        backend.start(backend.put((federation,)), host)
-        whole, sent = cluster_clients(backend, federation, clustering, 3, 0, block_size)
-        tiled, sent_again = cluster_clients(backend, federation, clustering, 3, 0, block_size, tile_size=6)
-    finally:
-        backend.close()
+    with started(InlineBackend(), {**settings, "partition": partition}) as clients:
+        whole, sent = ask(clients, clustering, block_size)
+        tiled, sent_again = ask(clients, clustering, block_size, tile_size=6)
     assert sent == sent_again
     assert sent[0].bytes == 4 * 31 * 5 * 64  # as the clients send them
     assert tiled.labels.tolist() == whole.labels.tolist()
@@ -59,6 +51,6 @@ def test_tiles_see_what_all_signatures_make_together(settings: dict[str, Any], b
     assert tiled.graph is not None
     assert whole.graph is not None
     assert abs(tiled.graph - whole.graph).nnz <= 2  # pairs at gamma itself
-    found = facts(whole)
+    found = whole.facts()
     assert found["graph"] == {"gamma": whole.gamma, "relatives": (whole.graph.nnz - 31) / 31}
     assert found["curve"] is None
