@@ -180,7 +180,7 @@ class ClientQueries:
         sends, now = known < 0, len(self.stages) - 1
         stages = np.where(sends, now, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
         present, received = self.federation.sizes[clients] > 0, None
-        if not present.all():
+        if clustering.signature.needs_exchange and not present.all():
             # Who sent its signature later had received the earlier ones; of two absent clients one did.
             active = np.array([stage.active[clients] for stage in self.stages])
             when = np.where(sends, self.state.round, known)
