@@ -95,9 +95,7 @@ class ClientQueries:
         """Mean training loss of each client under the one model that it would start from ``(n,)``."""
         personal = self.config.algorithm.work(self._setup, self.state).personal
         train = self.federation.train
-        return testing.own_losses(
-            self.servers, clients, models, train, "train", personal, self.config.local
-        )
+        return testing.own_losses(self.servers, clients, models, train, "train", personal, self.config.local)
 
     def cluster(
         self,
