@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from pydantic import Field
-from threadpoolctl import threadpool_limits
 
 from rayfl.algorithms.base import Algorithm, average, choose_by_loss, only_asked
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, per_client
-from rayfl.random import key
+from rayfl.clustering.centers import first_centers
 from rayfl.training.reports import ClientReport, Reports, Trained
 
 
@@ -139,32 +138,3 @@ class PairwiseDistances(ClientReport):
         distances = np.block([[tile(left, right) for right in blocks] for left in blocks])
         np.fill_diagonal(distances, 0.0)
         return np.asarray(np.maximum(distances, distances.T).clip(min=0), np.float64)
-
-
-def first_centers(
-    distances: NDArray[np.float64], centers: int, seed: int, sizes: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """k-means of points of which only distances are known, in coordinates that have these distances.
-
-    Args:
-        distances: squared Euclidean ones ``(M, M)``.
-        centers: C; of fewer (different) points each is one.
-        seed: the run's seed.
-        sizes: how much each point counts ``(M,)``.
-
-    Returns:
-        The center of each ``(M,)``, numbered by first occurrence.
-    """
-    # Classical scaling: the centred inner products, and their root.
-    inner = distances - distances.mean(axis=0)
-    inner = -0.5 * (inner - inner.mean(axis=1, keepdims=True))
-    different = len(np.unique(distances, axis=0))
-    from sklearn.cluster import KMeans  # deferred: it takes a second; before its threads are limited
-
-    with threadpool_limits(1):
-        values, vectors = np.linalg.eigh((inner + inner.T) / 2)
-        points = vectors * np.sqrt(values.clip(min=0))
-        kmeans = KMeans(min(centers, different), n_init=10, random_state=key(seed, "fedsem centers") % 2**32)
-        labels = kmeans.fit_predict(points, sample_weight=sizes)
-    _, first, found = np.unique(labels, return_index=True, return_inverse=True)
-    return np.asarray(first.argsort().argsort()[found], np.int64)

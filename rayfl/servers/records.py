@@ -430,10 +430,9 @@ class Records:
     def restore(self, arrays: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         """Take up what :meth:`save` gave."""
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
-        self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
+        self.perplexity = np.array(arrays["perplexity"], np.float64)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
-        self.groups = list(tables.get("groups", ()))  # older checkpoints have none
-        self.diagnostics = list(tables["diagnostics"])
+        self.groups, self.diagnostics = list(tables["groups"]), list(tables["diagnostics"])
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
 
     def close(self) -> None:

@@ -11,7 +11,8 @@ import torch
 from sklearn.metrics import adjusted_rand_score
 
 from rayfl.algorithms import ServerState
-from rayfl.algorithms.fedsem import Distances, FedSEMState, PairwiseDistances, first_centers
+from rayfl.algorithms.fedsem import Distances, FedSEMState, PairwiseDistances
+from rayfl.clustering.centers import first_centers
 from rayfl.training.reports import Trained
 from tests.algorithms.fakes import SIZES, FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, P, Run, run, same, same_curves
