@@ -17,7 +17,7 @@ import torch
 
 from rayfl.config import Config, load
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, DataError, DiskError
+from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import Listener, drive, drive_on_ray
@@ -105,9 +105,10 @@ def run(
     on_event(Event("begun", {"path": str(directory.path)}))
     try:
         return _execute(resolved, directory, on_event)
-    except (ConfigError, DataError, DiskError):
-        if directory.is_empty():  # nothing was trained
-            shutil.rmtree(directory.path, ignore_errors=True)
+    except RayflError as error:
+        refused = isinstance(error, ConfigError | DataError | DiskError)
+        if directory.is_empty() and (refused or not (directory.path / "checkpoints").is_dir()):
+            shutil.rmtree(directory.path, ignore_errors=True)  # nothing was trained
         raise
 
 

@@ -48,7 +48,7 @@ class DiskError(RayflError):
 
 
 class Damaged(RayflError):
-    """A checkpoint cannot be read, or is not what was written."""
+    """A checkpoint, or another file of a run, cannot be read, or is not what was written."""
 
 
 class OtherFormat(RayflError):

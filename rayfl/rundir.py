@@ -34,7 +34,7 @@ from rayfl import files
 from rayfl.config import Config, reload
 from rayfl.data.arrays import one_line
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, DiskError, RayflError
+from rayfl.errors import ConfigError, Damaged, DiskError, RayflError
 
 ROUND_COLUMNS = (
     "round",
@@ -191,7 +191,7 @@ class RunDirectory:
         """A JSON file of the run, or None if it is not there.
 
         Raises:
-            RayflError: if it is damaged.
+            Damaged
         """
         path = self.path / name
         if not path.is_file():
@@ -199,9 +199,9 @@ class RunDirectory:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise RayflError(f"{path}: is damaged ({one_line(error)})") from None
+            raise Damaged(f"{path}: is damaged ({one_line(error)})") from None
         if not isinstance(found, dict):
-            raise RayflError(f"{path}: is damaged (it holds a {type(found).__name__})")
+            raise Damaged(f"{path}: is damaged (it holds a {type(found).__name__})")
         return found
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:

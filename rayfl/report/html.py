@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ import pandas as pd
 from markupsafe import Markup
 from numpy.typing import NDArray
 
+from rayfl import files
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, Value, numbers
 from rayfl.report.tables import Cell, Table
@@ -89,10 +89,12 @@ def render(template: str, **values: Any) -> str:
 
 
 def write(path: Path, text: str) -> Path:
-    """Replace a file at once."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+    """Replace a file at once.
+
+    Raises:
+        DiskError
+    """
+    files.write(path, text)
     return path
 
 

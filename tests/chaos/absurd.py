@@ -26,13 +26,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
+import psutil
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 CPU_SECONDS = 10
 """After so much CPU time, a case hangs; those that are right take about one."""
 SILENT_SECONDS = 120
-"""A case that waits for so long, hangs."""
+"""A case that waits for so long, hangs: one that gets no CPU time on a busy machine does not wait."""
+_TRACE = 0.1
+"""Seconds of CPU time, no more than what a process needs that waits."""
 MEMORY = 3 << 30
 """Bytes that a case may allocate beyond what the parent has mapped."""
 
@@ -553,8 +556,6 @@ def _in_child(case: Case, folder: Path, out: Path, err: Path) -> None:
         limit = int(used) + CPU_SECONDS
         resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
         sys.argv = ["rayfl", *case.args]
-        import psutil
-
         from rayfl import cli
 
         there = psutil.virtual_memory()._replace(total=MEMORY, available=MEMORY)
@@ -576,10 +577,14 @@ def _wait(child: int) -> int | None:
     """The status of a child; None if it had to be killed for its silence."""
     watched = os.pidfd_open(child)
     try:
-        if not select.select([watched], [], [], SILENT_SECONDS)[0]:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
+        worked = -1.0
+        while not select.select([watched], [], [], SILENT_SECONDS)[0]:
+            times = psutil.Process(child).cpu_times()
+            before, worked = worked, times.user + times.system
+            if worked <= before + _TRACE:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                return None
         return os.waitpid(child, 0)[1]
     finally:
         os.close(watched)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -198,16 +199,8 @@ def test_a_head_is_gone_when_nothing_has_answered_for_long(monkeypatch: pytest.M
 def test_a_run_without_a_head_leaves_a_checkpoint_and_says_how_to_go_on(
     settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    execution = {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 2}
-    file = tmp_path / "config.yaml"
-    file.write_text(yaml.safe_dump({**settings, "rounds": 10**6, "execution": execution}))
-    command = [sys.executable, "-m", "rayfl.cli", "run", str(file)]
-    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        for line in process.stdout:
+    with _run({**settings, "rounds": 10**6}, tmp_path) as (process, lines):
+        for line in lines:
             if "round   2/" in line:
                 break
         (head,) = (p for p in psutil.Process(process.pid).children(recursive=True) if "gcs_s" in p.name())
@@ -221,6 +214,68 @@ def test_a_run_without_a_head_leaves_a_checkpoint_and_says_how_to_go_on(
     assert f"stopped after {rounds} complete rounds" in said
     more = [f"rounds={rounds + 1}", "execution.backend=inline"]
     assert_same(run({**settings, "rounds": rounds + 1}), resume(path, more))
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _run(
+    settings: dict[str, Any], tmp_path: Path, **environment: str
+) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """``rayfl run`` with two actors on a Ray of its own, whose settings are in the environment."""
+    execution = {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5, "block_size": 2}
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump({**settings, "execution": execution}))
+    command = [sys.executable, "-m", "rayfl.cli", "run", str(file)]
+    environment = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | environment
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as process:
+        assert process.stdout is not None
+        yield process, process.stdout
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_what_ray_kills_for_lack_of_memory_is_done_again(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Another program takes the memory, and gives it back when Ray has killed some of ours for it."""
+    memory = psutil.virtual_memory()
+    if memory.available < 8 << 30:
+        pytest.skip("3 GB are taken for a moment, and 8 GB are not free")
+    threshold = 1 - (memory.available - (2 << 30)) / memory.total
+    limits = {"RAY_memory_usage_threshold": f"{threshold:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
+    settings |= {"algorithm": "mt_hfl", **METHODS["mt_hfl, scaffold"], "rounds": 200}
+    settings["output"]["checkpoint_every"] = 20
+    with _run(settings, tmp_path, **limits) as (process, lines):
+        for line in lines:
+            if "round   2/" in line:
+                break
+        tree = psutil.Process(process.pid)
+        before = {p for p in tree.children(recursive=True) if "ray::" in " ".join(p.cmdline())}
+        taking = "x = b'x' * (3 << 30); input()"
+        with subprocess.Popen([sys.executable, "-c", taking], stdin=subprocess.PIPE) as hog:
+            gone, _ = psutil.wait_procs(before, timeout=120, callback=lambda p: hog.kill())
+        _, wrong = process.communicate(timeout=280)
+    assert gone
+    assert process.returncode == 0, wrong
+    (path,) = tmp_path.glob("t-*")
+    assert_same(run(settings), Result(path))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_full_object_store_on_a_full_disk_is_one_line(settings: dict[str, Any], tmp_path: Path) -> None:
+    settings |= {"data": {"name": "synthetic", "features": 1000, "samples": 40_000}}
+    settings |= {"partition": {"name": "iid", "clients": 9}}
+    full = {
+        "RAY_DEFAULT_OBJECT_STORE_MAX_MEMORY_BYTES": "80000000",
+        "RAY_local_fs_capacity_threshold": "1e-6",
+    }
+    with _run(settings, tmp_path, **full) as (process, _):
+        _, wrong = process.communicate(timeout=280)
+    assert process.returncode == 2, wrong
+    assert wrong.splitlines()[-1].startswith("error: the disk to which Ray spills objects is full; free some")
+    assert not list(tmp_path.glob("t-*"))
 
 
 # -- every failure of Ray has an outcome -------------------------------------------------------------------
