@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.backend import Backend
@@ -210,6 +210,8 @@ def _watch_driver(
     except RayError as error:
         if not died(error):
             raise
-        raise _DriverDied("died") from None
+        cause = error.cause if isinstance(error, RayTaskError) else error
+        memory = isinstance(cause, OutOfMemoryError)
+        raise _DriverDied("was killed for lack of memory" if memory else "died") from None
     finally:
         driver.drop()

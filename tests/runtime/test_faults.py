@@ -240,9 +240,9 @@ def _run(
 def test_what_ray_kills_for_lack_of_memory_is_done_again(settings: dict[str, Any], tmp_path: Path) -> None:
     """Another program takes the memory, and gives it back when Ray has killed some of ours for it."""
     memory = psutil.virtual_memory()
-    if memory.available < 8 << 30:
-        pytest.skip("3 GB are taken for a moment, and 8 GB are not free")
-    threshold = 1 - (memory.available - (2 << 30)) / memory.total
+    if memory.available < 12 << 30:
+        pytest.skip("6 GB are taken for a moment, and 12 GB are not free")
+    threshold = 1 - (memory.available - (5 << 30)) / memory.total
     limits = {"RAY_memory_usage_threshold": f"{threshold:.4f}", "RAY_memory_monitor_refresh_ms": "100"}
     settings |= {"algorithm": "mt_hfl", **METHODS["mt_hfl, scaffold"], "rounds": 200}
     settings["output"]["checkpoint_every"] = 20
@@ -252,7 +252,7 @@ def test_what_ray_kills_for_lack_of_memory_is_done_again(settings: dict[str, Any
                 break
         tree = psutil.Process(process.pid)
         before = {p for p in tree.children(recursive=True) if "ray::" in " ".join(p.cmdline())}
-        taking = "x = b'x' * (3 << 30); input()"
+        taking = "x = b'x' * (6 << 30); input()"
         with subprocess.Popen([sys.executable, "-c", taking], stdin=subprocess.PIPE) as hog:
             gone, _ = psutil.wait_procs(before, timeout=120, callback=lambda p: hog.kill())
         _, wrong = process.communicate(timeout=280)
