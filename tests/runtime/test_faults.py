@@ -256,7 +256,7 @@ def test_what_ray_kills_for_lack_of_memory_is_done_again(settings: dict[str, Any
         with subprocess.Popen([sys.executable, "-c", taking], stdin=subprocess.PIPE) as hog:
             gone, _ = psutil.wait_procs(before, timeout=120, callback=lambda p: hog.kill())
         _, wrong = process.communicate(timeout=280)
-    assert gone
+    assert gone, wrong
     assert process.returncode == 0, wrong
     (path,) = tmp_path.glob("t-*")
     assert_same(run(settings), Result(path))
