@@ -322,7 +322,7 @@ def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tup
 
     def losses() -> NDArray[np.float64]:
         assert clients is not None
-        return clients.own_losses(setup.present, state.assignment[setup.present])
+        return clients.local_losses(setup.present, state.assignment[setup.present])
 
     def relatedness() -> Graph:
         assert clients is not None

@@ -361,12 +361,13 @@ class Clients(Protocol):
         ...
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
-        """Mean loss of every model on a part of each client's data, ``(n, K)``; NaN without data."""
+        """Mean loss of every model on a part of each client's data, ``(n, K)`` in nats; NaN for clients
+        without such samples."""
         ...
 
-    def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Mean training loss ``(n,)`` of what each client would start from: the servers' model ``models[i]``,
-        with the client's own layers where it has some."""
+    def local_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Mean training loss ``(n,)``, in nats, of what each client would start from: the servers' model
+        ``models[i]``, with what the client keeps of its own; NaN for clients without training samples."""
         ...
 
     def cluster(
@@ -387,41 +388,51 @@ class Clients(Protocol):
 
         Returns:
             The clusters, with labels ``(N,)``: -1 for other clients, and for those that have no signature as
-            far as such failures are tolerated.
+            far as such failures are tolerated. Without distances and tree.
+
+        Raises:
+            RayflError: if the clients are too many for the memory, or more than may fail have no signature.
         """
         ...
 
     def relatedness(self) -> Graph:
-        """The graph of the clients that are there: neighbours have like data."""
+        """The graph of the clients that are present, by their places among these: neighbours have similar
+        label histograms, which the clients send once a stage."""
         ...
 
     def distances(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The clients that have a signature, and the distances of these, condensed; of at most ``BLOCK``
-        clients. ``known`` as for :meth:`cluster`."""
+        """The ids of those clients that have a signature ``(m,)``, ascending, and their distances by
+        ``clustering.measure``, condensed ``(m (m - 1) / 2,)``. For at most ``BLOCK`` clients; ``known`` as
+        for :meth:`cluster`."""
         ...
 
     def signatures(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
     ) -> dict[int, NDArray[np.float32]]:
-        """The signatures of some clients by id, in this order, without those that have none; ``known`` as for
-        :meth:`cluster`."""
+        """The signatures of some clients by id, in the order of ``clients``, without those that have none;
+        their shapes are those of ``clustering.signature``. ``known`` as for :meth:`cluster`."""
         ...
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Cosine similarities of the clients' latest updates, ``(n, n)``.
+        """Cosine similarities of the clients' latest updates, symmetric ``(n, n)`` with ones on the diagonal.
 
-        Clients that never sent one have similarity NaN. Only for algorithms with ``keeps_updates``.
+        Those with clients that never sent an update are NaN. Only for algorithms with ``keeps_updates``.
         """
         ...
 
     def sketches(self, clients: NDArray[np.int64], size: int) -> NDArray[np.float32]:
-        """Random projections of the clients' latest updates to ``size`` numbers, ``(n, size)``."""
+        """Random projections of the clients' latest updates to ``size`` numbers, ``(n, size)``.
+
+        Raises:
+            ValueError: if a client never sent one.
+        """
         ...
 
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
-        """Train each client from ``models[i]``, without averaging: sketches of updates ``(n, size)``."""
+        """Train each client from ``models[i]`` as in this round, without averaging: sketches of the updates
+        ``(n, size)``. Each client downloads its model and sends its update."""
         ...

@@ -91,11 +91,13 @@ class ClientQueries:
         }[split]
         return testing.losses(self.servers, clients, ids, "test" if split == "test" else "train")
 
-    def own_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
+    def local_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
         """Mean training loss of each client under the one model that it would start from ``(n,)``."""
         personal = self.config.algorithm.work(self._setup, self.state).personal
         train = self.federation.train
-        return testing.own_losses(self.servers, clients, models, train, "train", personal, self.config.local)
+        return testing.local_losses(
+            self.servers, clients, models, train, "train", personal, self.config.local
+        )
 
     def cluster(
         self,

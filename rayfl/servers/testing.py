@@ -61,7 +61,7 @@ def evaluate(
     return _pass(servers, plan, assignment if own else None, "test", personal, local)
 
 
-def own_losses(
+def local_losses(
     servers: Servers,
     clients: NDArray[np.int64],
     models: NDArray[np.int64],

@@ -123,7 +123,7 @@ class Losses:
     def __init__(self, losses: np.ndarray, asked: list[bool]) -> None:
         self.losses, self.asked = losses, asked
 
-    def own_losses(self, clients: np.ndarray, models: np.ndarray) -> np.ndarray:
+    def local_losses(self, clients: np.ndarray, models: np.ndarray) -> np.ndarray:
         self.asked.append(True)
         return self.losses[clients]
 
@@ -236,7 +236,7 @@ def test_layers_of_the_client_s_own_count(run: Run):
 def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: pytest.MonkeyPatch):
     """In every round all are asked: those who took part about their own model."""
     asked: list[np.ndarray] = []
-    own = testing.own_losses
+    own = testing.local_losses
 
     def spy(self: Servers, clients: Any, models: Any, ids: Any, part: Any, *rest: Any) -> Any:
         found = own(self, clients, models, ids, part, *rest)
@@ -246,7 +246,7 @@ def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: py
         asked.append(took_part)
         return found
 
-    monkeypatch.setattr(testing, "own_losses", spy)
+    monkeypatch.setattr(testing, "local_losses", spy)
     local = {"mtl": {"strength": 0.5}, "sub_fedavg": {"step": 0.3, "accuracy": 0.0}}[method]
     run(
         PARTIAL,
@@ -262,7 +262,7 @@ def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: py
 def test_each_client_is_asked_about_one_model(run: Run, monkeypatch: pytest.MonkeyPatch):
     """Not about those of other clusters."""
     asked: list[tuple[list[int], list[int]]] = []
-    own = testing.own_losses
+    own = testing.local_losses
 
     def spy(self: Servers, clients: Any, models: Any, *rest: Any) -> Any:
         asked.append((clients.tolist(), models.tolist()))
@@ -271,7 +271,7 @@ def test_each_client_is_asked_about_one_model(run: Run, monkeypatch: pytest.Monk
         np.testing.assert_allclose(found, everything[np.arange(len(clients)), models], rtol=1e-5)
         return found
 
-    monkeypatch.setattr(testing, "own_losses", spy)
+    monkeypatch.setattr(testing, "local_losses", spy)
     ran = run(
         PARTIAL,
         "seed=5",

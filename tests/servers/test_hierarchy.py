@@ -29,7 +29,7 @@ from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.global_step import gather, share
 from rayfl.servers.lps import Reduced
 from rayfl.servers.models import Servers
-from rayfl.servers.testing import losses, own_losses
+from rayfl.servers.testing import local_losses, losses
 from rayfl.training import Batches
 
 D, CLASSES, LR, EPOCHS = 64, 10, 0.5, 2
@@ -289,11 +289,11 @@ def test_clients_meet_the_models_of_their_edge(cloud: dict[str, Any]) -> None:
         servers.models = [host.spec.initial(index=i) for i in range(6)]  # two models at three edges
         both = losses(servers, who, federation.train, "train")
         for model in range(2):
-            one = own_losses(servers, who, 0 * who + model, federation.train, "train", (), SGD())
+            one = local_losses(servers, who, 0 * who + model, federation.train, "train", (), SGD())
             np.testing.assert_allclose(both[:, model], one, rtol=1e-6)
             servers.places, servers.edges = 1, None
             place = 3 * model + np.array(EDGES)
-            plain = own_losses(servers, who, place, federation.train, "train", (), SGD())
+            plain = local_losses(servers, who, place, federation.train, "train", (), SGD())
             servers.places, servers.edges = 3, np.array(EDGES)
             np.testing.assert_array_equal(one, plain)
     finally:

@@ -13,7 +13,7 @@ from rayfl.clustering.config import Clustering
 from rayfl.clustering.embeddings.base import Embedding
 from rayfl.runtime.inline import InlineBackend
 from rayfl.signatures.centroids import Centroids
-from tests.servers.test_signing import ask, started
+from tests.servers.test_signatures import ask, started
 
 TASKS = [
     {"labels": [0, 1, 2, 3], "clients": 14},
