@@ -30,7 +30,7 @@ FLOORS = (
 )
 """From the ground up. A room imports rooms of lower floors only, not those beside it."""
 
-DRAWS = {"bench", "cli", "commands", "display", "report"}
+DRAWS = {"bench", "cli", "display", "report"}
 """The rooms that may import what draws and prints."""
 
 MOST = 7
