@@ -147,7 +147,8 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
     deaths, reached = 0, -1
     while True:
         try:
-            _watch_driver(config, directory, listen, stop, deadline)
+            # Doubled each time: on a machine that is very busy it may just be slow.
+            _watch_driver(config, directory, listen, stop, deadline * 2.0**deaths)
             return
         except _DriverDied as error:
             rounds = directory.rounds_complete()
