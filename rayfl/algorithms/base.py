@@ -257,7 +257,7 @@ class Algorithm(Section, Generic[S]):
         return state.assignment
 
     @property
-    def private(self) -> bool:
+    def permutes(self) -> bool:
         """Whether clients permute all that they send by a permutation that the servers do not know."""
         return False
 

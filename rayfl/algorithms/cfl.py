@@ -110,7 +110,7 @@ class CFL(Algorithm[CFLState]):
     )
 
     @property
-    def private(self) -> bool:
+    def permutes(self) -> bool:
         """``permute``."""
         return self.permute
 

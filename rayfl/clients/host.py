@@ -208,7 +208,7 @@ class ClientHost:
 
     def _sent(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the servers may see them."""
-        return _tensor(self.host.hide(rows.cpu().numpy())).to(rows.device) if self.host.private else rows
+        return _tensor(self.host.hide(rows.cpu().numpy())).to(rows.device) if self.host.permutes else rows
 
     def _states(
         self, job: TrainJob | AdaptJob, objects: Objects, rows: torch.Tensor

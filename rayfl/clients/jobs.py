@@ -36,7 +36,7 @@ class HostSpec:
         why: why that one, in a line.
         device: ``cpu`` or ``cuda``.
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
-        private: whether clients permute all that they send, and put what they receive back in order.
+        permutes: whether clients permute all that they send, and put what they receive back in order.
         cuda_graphs: whether steps may be replayed as CUDA graphs, on a GPU.
     """
 
@@ -46,16 +46,16 @@ class HostSpec:
     why: str = ""
     device: str = "cpu"
     gpu_fraction: float = 0.0
-    private: bool = False
+    permutes: bool = False
     cuda_graphs: bool = True
 
     def hide(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """What the servers see of models ``(..., P)``: running statistics stay behind the parameters."""
-        return self._permuted(permute, rows) if self.private else rows
+        return self._permuted(permute, rows) if self.permutes else rows
 
     def reveal(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """The inverse of :meth:`hide`."""
-        return self._permuted(restore, rows) if self.private else rows
+        return self._permuted(restore, rows) if self.permutes else rows
 
     def _permuted(self, how: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         n = self.spec.n_parameters

@@ -84,8 +84,8 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)
-    private, graphs = config.algorithm.private, config.training.cuda_graphs == "auto"
-    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, private, graphs)
+    permutes, graphs = config.algorithm.permutes, config.training.cuda_graphs == "auto"
+    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, permutes, graphs)
 
 
 def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:

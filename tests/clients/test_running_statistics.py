@@ -120,7 +120,7 @@ def spec_of(result: rayfl.Result) -> ModelSpec:
 
 def test_hidden_and_revealed() -> None:
     """Parameters among themselves, statistics among themselves."""
-    host = HostSpec(SPEC, 3, "loop", private=True)
+    host = HostSpec(SPEC, 3, "loop", permutes=True)
     rows = np.random.default_rng(0).random((2, SPEC.P)).astype(np.float32)
     hidden = host.hide(rows)
     assert (host.reveal(hidden) == rows).all()
