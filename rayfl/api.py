@@ -107,7 +107,8 @@ def run(
         return _execute(resolved, directory, on_event)
     except RayflError as error:
         refused = isinstance(error, ConfigError | DataError | DiskError)
-        if directory.is_empty() and (refused or not (directory.path / "checkpoints").is_dir()):
+        resumable = (directory.path / "checkpoints").is_dir() or str(directory.path) in str(error)
+        if directory.is_empty() and (refused or not resumable):
             shutil.rmtree(directory.path, ignore_errors=True)  # nothing was trained
         raise
 

@@ -388,3 +388,16 @@ def test_where_ray_does_not_start_nothing_is_left_behind(
     with pytest.raises(RayflError, match=r"Ray does not start on this machine: The current node timed out"):
         run({**settings, "execution": {"backend": "ray"}})
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_only_a_run_directory_that_no_line_names_is_removed(
+    resumable: bool, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(config: object, directory: RunDirectory, *more: object) -> None:
+        raise RayflError(f"go on with: rayfl resume {directory.path}" if resumable else "the disk is full")
+
+    monkeypatch.setattr("rayfl.api.drive", fail)
+    with pytest.raises(RayflError):
+        run(settings)
+    assert len(list(tmp_path.glob("t-*"))) == resumable
