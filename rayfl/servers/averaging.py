@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Mixing
 from rayfl.backend import Done, Key, Ref
-from rayfl.clients.jobs import (
-    ROWS,
-)
+from rayfl.clients.jobs import ROWS
 from rayfl.clients.partial import Partial
 from rayfl.servers.lps import (
     FACTS,
@@ -23,13 +20,9 @@ from rayfl.servers.lps import (
     Optimizer,
     ReduceJob,
 )
+from rayfl.servers.models import Servers
 from rayfl.training import Segments
 from rayfl.training.work import behind
-
-if TYPE_CHECKING:
-    pass
-
-from rayfl.servers.models import Servers
 
 _COMBINED = 1 << 23
 """Numbers of output models that one call of an LPS makes from trained rows (64 MB in double precision)."""

@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.algorithms import GlobalStep
-from rayfl.servers.lps import (
-    MODEL,
-    VALUES,
-    Reduced,
-    merge,
-)
-from rayfl.training import Segments, length
-
-if TYPE_CHECKING:
-    pass
-
+from rayfl.servers.lps import MODEL, VALUES, Reduced, merge
 from rayfl.servers.models import Servers
+from rayfl.training import Segments, length
 
 
 def gather(servers: Servers, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:

@@ -263,7 +263,7 @@ def _next(
     """The new model from the sums of its row, and the memory of a server step; where the weight is zero the
     old numbers stay."""
     shared, common, total, weight = job.shared, job.common, row.total, row.weight
-    memory = None if own is None else own.memory
+    memory = None if own is None else _kept(own, len(total) - row.statistics)
     new = np.array(model, dtype=np.float32)
     if not np.any(weight):
         return new, Reduced(Partial(_take(model.astype(np.float64), common), 0.0), 0.0, 0.0), memory
@@ -298,15 +298,19 @@ def _next(
     return new, Reduced(Partial(total if common else total[:0], sent), weight, moved), memory
 
 
+def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:
+    """The memory of a server step ``(V, n)``, at first as its vectors begin."""
+    if own.memory is not None:
+        return own.memory
+    return np.repeat(np.array(list(own.step.vectors().values()), np.float64)[:, None], n, axis=1)
+
+
 def _stepped(
     own: _OwnStep, old: NDArray[np.float64], averages: NDArray[np.float64], statistics: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The numbers after the server step, and its memory; running statistics at the end are averages."""
     n = len(old) - statistics
-    start = own.step.vectors()
-    memory = own.memory
-    if memory is None:
-        memory = np.repeat(np.array(list(start.values()), np.float64)[:, None], n, axis=1)
+    start, memory = own.step.vectors(), _kept(own, n)
     averaged = Averaged(old[:n], averages[:n], own.clients, own.members)
     stepped, vectors = own.step.apply(averaged, dict(zip(start, memory, strict=True)))
     kept = np.stack([vectors[name] for name in start]) if start else np.empty((0, n))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import scipy.sparse as sp
@@ -29,20 +28,13 @@ from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
 from rayfl.ordering.shuffled import Shuffled
 from rayfl.server_step import ServerStep
-from rayfl.servers.lps import (
-    Optimizer,
-    Reduced,
-)
-from rayfl.servers.mixing import block_mixings, scales, without
-from rayfl.training import LocalWork, complement
-from rayfl.training.reports import ClientReport, Reports
-
-if TYPE_CHECKING:
-    pass
-
 from rayfl.servers.averaging import Averaging, combine_rows, reduce_sums
 from rayfl.servers.global_step import gather, share, union
+from rayfl.servers.lps import Optimizer, Reduced
+from rayfl.servers.mixing import block_mixings, scales, without
 from rayfl.servers.models import Servers
+from rayfl.training import LocalWork, complement
+from rayfl.training.reports import ClientReport, Reports
 
 Progress = Callable[[int, int], None]
 """Called with (tasks done, tasks in all)."""

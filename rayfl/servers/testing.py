@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,13 +21,9 @@ from rayfl.data.base import Part
 from rayfl.evaluation import EvaluationPlan
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
-from rayfl.training import Segments
-
-if TYPE_CHECKING:
-    pass
-
 from rayfl.servers.models import Servers
 from rayfl.servers.rounds import Round
+from rayfl.training import Segments
 
 _PASSES = 4
 """Forward passes in one evaluation task."""

@@ -14,7 +14,9 @@ from rayfl.algorithms import ALGORITHMS
 from rayfl.algorithms.fedadam import Adam
 from rayfl.algorithms.fedavgm import Momentum
 from rayfl.api import run
+from rayfl.clients.partial import Partial
 from rayfl.server_step import Averaged
+from rayfl.servers.lps import MODEL, LocalServer, Optimizer, ReduceJob
 from tests.servers.test_hierarchy import CLASSES, LR, D, Data, last, load_initial, mean, with_cohorts
 
 Vector = NDArray[np.float64]
@@ -122,3 +124,14 @@ def test_what_a_server_keeps_follows_its_model_and_its_checkpoint(softmax: dict[
     assert kept.shape == (1, 2, D * CLASSES + CLASSES)
     assert (kept[0, 1] > 0).all()
     assert np.abs(kept[0, 0]).max() > 0
+
+
+def test_a_server_keeps_something_also_where_nobody_delivered() -> None:
+    """Of a model whose clients all failed in its first round; a checkpoint writes it."""
+    optimizer = Optimizer(Momentum(0.5, 1.0), np.array([0]), np.array([2]))
+    job = ReduceJob(0, ((0, 3),), (), optimizer=optimizer)
+    model = np.array([1, 2, 3], np.float32)
+    objects = {MODEL: model, ("sum", 0): Partial(np.zeros(3), 0.0)}
+    found = LocalServer().reduce(job, objects).objects
+    assert found[MODEL].tolist() == [1, 2, 3]
+    assert found["memory", 0].tolist() == [[0, 0, 0]]
