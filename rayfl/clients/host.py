@@ -40,7 +40,6 @@ from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part
 from rayfl.errors import ClientError, DataError, RayflError
 from rayfl.local import Outcome, Start
-from rayfl.models import ModelSpec
 from rayfl.ordering import Arrival
 from rayfl.random import key
 from rayfl.training import (
@@ -58,7 +57,7 @@ from rayfl.training import (
     scatter_,
 )
 from rayfl.training.batched.linear_kernels import weighted_sum
-from rayfl.training.reports import ClientReport, Trained
+from rayfl.training.reports import ClientReport, Trained, updates_of
 from rayfl.training.work import behind
 
 
@@ -117,7 +116,7 @@ class ClientHost:
         kept: dict[Key, Any] = self._products(job, block, outcome, has_vectors)
         small = self._reports(job, objects, block, start.models, indices, kept)
         if job.updates:
-            kept[UPDATES] = self._sent(_updates(block.rows, start.models, spec)).cpu().numpy()
+            kept[UPDATES] = self._sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
         if layout.size:
             own = gather(block.rows, layout.layers)
             kept[STATES] = layout.joined(own, outcome.state, job.order.keep(block.rows)).cpu().numpy()
@@ -269,7 +268,7 @@ class ClientHost:
         for row, client in enumerate(job.clients.tolist()):
             right, loss = self._test(after[row], "test", tests[client], job.batch_size)
             correct[row], losses[row] = right.sum(), float(loss.sum())
-        updates = self._sent(_updates(after, before, self.spec)).cpu().numpy()
+        updates = self._sent(updates_of(after, before, self.spec)).cpu().numpy()
         return Answer(AdaptReport(correct, losses), {UPDATES: updates})
 
     def adapted(self, job: AdaptJob, objects: Objects) -> Answer:
@@ -439,13 +438,6 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
         part = slice(start, start + together)
         sums += (rows[part].to(torch.float64) * factors[part]).sum(0)
     return sums
-
-
-def _updates(rows: torch.Tensor, before: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
-    """``w_i - w`` ``(B, P)``, 0 for running statistics: those follow the inputs, they are no descent."""
-    updates = rows - before
-    updates[:, spec.n_parameters :] = 0
-    return updates
 
 
 def _overlay(rows: torch.Tensor, layout: StateLayout, states: torch.Tensor, fresh: NDArray[np.bool_]) -> None:

@@ -120,13 +120,10 @@ def train(servers: Servers, turn: Round, progress: Progress = lambda done, total
     if has_vectors and not servers.vectors:
         zeros = servers.backend.put(np.zeros(local.server_size(servers.spec), np.float32))
         servers.vectors = [zeros] * len(servers.models)
-    parts: list[BlockMixing | None] = [None] * len(blocks)
-    if turn.mixing is not None:
-        cut = block_mixings(turn.mixing, blocks)
-        # Where blocks would send more sums than they have clients, the trained rows are sent.
-        if sum(len(part.rows) for part in cut) <= len(plan.cohort):
-            parts = [*cut]
-    deliver = parts[:1] == [None]
+    cut = None if turn.mixing is None else block_mixings(turn.mixing, blocks)
+    # Where blocks would send more sums than they have clients, the trained rows are sent.
+    deliver = cut is None or sum(len(part.rows) for part in cut) > len(plan.cohort)
+    parts: Sequence[BlockMixing | None] = [None] * len(blocks) if cut is None or deliver else cut
     assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
     tasks = [_task(servers, turn, layout, block, part) for block, part in zip(blocks, parts, strict=True)]
     trained = _trained_blocks(servers, tasks, turn.round, progress)

@@ -59,10 +59,8 @@ class Trained:
     models: Sequence[torch.Tensor] = ()
 
     def updates(self) -> torch.Tensor:
-        """``w_i - w`` ``(B, P)``, 0 for running statistics: those follow the inputs, they are no descent."""
-        updates = self.rows - self.start
-        updates[:, self.spec.n_parameters :] = 0
-        return updates
+        """``w_i - w`` ``(B, P)``, see :func:`updates_of`."""
+        return updates_of(self.rows, self.start, self.spec)
 
     def outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The logits of a model ``(P,)`` on inputs ``(n, ...)``, as it is tested."""
@@ -80,6 +78,13 @@ class Trained:
             if len(labels):
                 losses[row] = float(functional.cross_entropy(self.outputs(model, inputs).double(), labels))
         return losses
+
+
+def updates_of(rows: torch.Tensor, start: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
+    """``w_i - w`` ``(B, P)``, 0 for running statistics: those follow the inputs, they are no descent."""
+    updates = rows - start
+    updates[:, spec.n_parameters :] = 0
+    return updates
 
 
 class ClientReport(ABC):
