@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A process takes whole files, and one takes all those that start Ray (tests/conftest.py).
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all format clean
@@ -26,10 +28,10 @@ test: $(STAMP)  ## lint, types, tests (without the slow ones)
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
-	@$(BIN)/pytest
+	@$(BIN)/pytest $(PARALLEL)
 
 test-all: $(STAMP)  ## all tests, the slow ones too
-	@$(BIN)/pytest -m ''
+	@$(BIN)/pytest $(PARALLEL) -m ''
 
 format: $(STAMP)  ## format and mend what ruff can
 	@$(BIN)/ruff check --fix .

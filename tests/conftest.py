@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,27 @@ from numpy.typing import NDArray
 import rayfl
 from tests.runs import SMALL, TASKS, Ran, Run
 
+ROOT = Path(__file__).resolve().parents[1]
+
 hypothesis_settings.register_profile("patient", deadline=None)  # a busy machine is no failure
 hypothesis_settings.load_profile("patient")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Of several workers (``-n``) each takes whole files, and one takes all those that start Ray."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class Files(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return _scope(nodeid.partition("::")[0])
+
+    return Files(config, log)
+
+
+@cache
+def _scope(file: str) -> str:
+    return "ray" if "pytest.mark.ray" in (ROOT / file).read_text() else file
+
 
 RealData = Callable[..., Path]
 Dataset = tuple[NDArray[np.uint8], NDArray[np.int64]]
@@ -29,7 +49,7 @@ Dataset = tuple[NDArray[np.uint8], NDArray[np.int64]]
 def _source() -> Path | None:
     """The folder with the compact real datasets, if there is one."""
     named = os.environ.get("RAYFL_TEST_DATA")
-    folder = Path(named) if named else Path(__file__).resolve().parents[2] / "shared" / "data"
+    folder = Path(named) if named else ROOT.parent / "shared" / "data"
     return folder if (folder / "unpack.py").is_file() else None
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import pandas as pd
-import psutil
+from typing import TYPE_CHECKING, Any
 
 import rayfl
-from rayfl.api import Result
-from rayfl.servers.checkpoint import Checkpoint, checkpoints
+
+if TYPE_CHECKING:  # torch takes seconds, and conftest.py imports this file for everybody
+    import psutil
 
 TASKS = [
     {"labels": [0, 1, 2, 3], "clients": 4},
@@ -81,6 +79,8 @@ class Ran:
     """A finished run and its last checkpoint."""
 
     def __init__(self, result: rayfl.Result) -> None:
+        from rayfl.servers.checkpoint import Checkpoint, checkpoints
+
         self.result, self.summary = result, result.summary
         self.last = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1])
         self.models, self.states = self.last.models, self.last.state_rows
@@ -94,8 +94,10 @@ class Ran:
 Run = Callable[..., Ran]
 
 
-def assert_same(first: Result, second: Result) -> None:
+def assert_same(first: rayfl.Result, second: rayfl.Result) -> None:
     """Equal in every bit and table; seconds aside."""
+    import pandas as pd
+
     assert first.summary["models_sha256"] == second.summary["models_sha256"]
     pd.testing.assert_frame_equal(
         first.rounds.drop(columns="seconds"), second.rounds.drop(columns="seconds"), check_exact=True
@@ -108,6 +110,8 @@ def assert_same(first: Result, second: Result) -> None:
 
 def actors(kind: str) -> set[psutil.Process]:
     """The processes of Ray actors of this class that descend from this one."""
+    import psutil
+
     found = set()
     for process in psutil.Process().children(recursive=True):
         try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,15 +23,6 @@ from rayfl.servers.queries import histograms
 from rayfl.training import raw_features
 
 HABITS = ("red green blue", "one two three four", "so it goes on", "up and down")
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """As in the client actors; two are slower for such small networks."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

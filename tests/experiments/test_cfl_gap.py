@@ -15,7 +15,6 @@ from rayfl.clustering import bipartition, cosines, quality
 @pytest.fixture(scope="module")
 def trained(real_data: Callable[[str], Path]):
     """Twenty clients in four groups with two labels swapped, after five rounds of FedAvg."""
-    torch.set_num_threads(1)
     x, y = gap.read(real_data("fashion_mnist") / "fashion_mnist.npz")
     federation = gap.label_swap(x, y, clients=20, groups=4, samples=100, seed=0)
     _, table, updates = gap.federated(federation, gap.initial(0), 5, gap.Settings(), seed=0)
@@ -60,7 +59,6 @@ def test_sketches_of_real_updates_give_a_correct_bipartition(trained):
 
 @pytest.mark.slow
 def test_algorithm_5_finds_the_four_groups_and_stops(real_data: Callable[[str], Path]):
-    torch.set_num_threads(1)
     x, y = gap.read(real_data("fashion_mnist") / "fashion_mnist.npz")
     federation = gap.label_swap(x, y, clients=20, groups=4, samples=100, seed=0)
     clusters, _ = gap.cfl(federation, gap.initial(0), 40, gap.Settings(), 0, eps1=0.12, eps2=0.35, gamma=0.0)

@@ -69,10 +69,8 @@ def test_the_smaller_network_answers_as_the_client_did(
     export, _ = scripts
     saved = Checkpoint.load(checkpoints(pruned.path / "checkpoints")[-1])
     client = int(saved.state_clients[0])
-    threads = torch.get_num_threads()
     file = tmp_path / "small.safetensors"
     assert export.main([str(pruned.path), "--client", str(client), "--out", str(file)]) == 0
-    torch.set_num_threads(threads)
     text = capsys.readouterr().out
     # What the run measured for this client is what the file's network does.
     assert f"{pruned.clients['accuracy_last'][client]:.2f} %" in text

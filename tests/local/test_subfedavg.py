@@ -375,8 +375,6 @@ def test_two_rounds_against_the_engine_and_numpy(settings: dict[str, Any]):
         return float((logits.argmax(1) == y.numpy()).mean())
 
     model, masks, sent = spec.initial(), np.ones((5, P), np.bool_), []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     for round in range(2):
         rows = torch.from_numpy(np.stack([model] * 5))
         terms = rayfl.training.Terms(mask=torch.from_numpy(masks.astype(np.float32)))
@@ -392,7 +390,6 @@ def test_two_rounds_against_the_engine_and_numpy(settings: dict[str, Any]):
         model = np.where(count > 0, own.sum(0, dtype=np.float64) / np.maximum(count, 1), model)
         model = model.astype(np.float32)
         sent.append(int(4 * masks.sum() + 5 * -(-444 // 8)))
-    torch.set_num_threads(threads)
     pruned = 1 - masks[:, weight].mean(1)
     assert 0.2 < pruned.min() <= pruned.max() < 0.55  # something was at stake
     assert (count == 0).any()  # and somebody's weight was kept by nobody

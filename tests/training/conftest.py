@@ -5,20 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
-import torch
 
 from rayfl.data import Samples
 from rayfl.models import MODELS, ModelSpec
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """As in the client actors."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def make_samples(shape: tuple[int, ...], n: int = 80, classes: int = 4, uint8: bool = True) -> Samples:
