@@ -15,7 +15,9 @@ from typing import Any
 import pandas as pd
 import torch
 
+from rayfl import plugins
 from rayfl.config import Config, load
+from rayfl.config.kinds import KINDS
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.rundir import RunDirectory
@@ -114,7 +116,10 @@ def run(
 
 
 def resume(
-    path: Path | str, overrides: Sequence[str] = (), on_event: Listener = lambda event: None
+    path: Path | str,
+    overrides: Sequence[str] = (),
+    on_event: Listener = lambda event: None,
+    changed_plugins: bool = False,
 ) -> Result:
     """Go on with a stopped run, bit for bit as if it had not stopped.
 
@@ -122,11 +127,22 @@ def resume(
         path: the run directory.
         overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` (but its root) only.
         on_event: called with everything that happens.
+        changed_plugins: go on with plug-ins that have changed since the run began, as they are now.
 
     Raises:
-        ConfigError: if it is not a run, or another setting is changed.
+        ConfigError: if it is not a run, another setting is changed, or a plug-in has changed.
     """
     directory = RunDirectory.open(path)
+    changed = directory.changed_plugins()
+    if changed and not changed_plugins:
+        raise ConfigError(
+            f"plug-in {changed[0].given}",
+            "has changed since the run began",
+            f"--changed-plugins goes on with it as it is; as it was it lies in {directory.path}/plugins",
+        )
+    for plugin in changed:
+        plugins.restore(plugin, plugin.folder, KINDS.values())
+        on_event(Event("note", {"text": f"plug-in {plugin.given} has changed since the run began"}))
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise ConfigError(
@@ -145,6 +161,8 @@ def resume(
         on_event(Event("note", {"text": f"all {config.rounds} rounds are complete; nothing to resume"}))
         return Result(directory.path)
     check(config)
+    if changed:
+        directory.write_plugins()
     on_event(Event("begun", {"path": str(directory.path)}))
     return _execute(config, directory, on_event)
 

@@ -6,6 +6,7 @@ import importlib
 import json
 import pkgutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,22 @@ def _say(text: str) -> None:
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="settings such as rounds=50 training.lr=0.05", show_default=False)
 ]
+
+
+@app.callback()
+def begin(
+    plugin: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="a module or file with parts of your own; more than one may be given", metavar="MODULE"
+        ),
+    ] = None,
+) -> None:
+    """Import the plug-ins named on the command line."""
+    if plugin:
+        from rayfl.config import kinds
+
+        kinds.bring(plugin)
 
 
 @app.command()
@@ -119,13 +136,16 @@ def _show_plan(config: Config) -> None:
 def resume(
     path: Annotated[Path, typer.Argument(help="the run directory of a stopped run")],
     overrides: Overrides = None,
+    changed_plugins: Annotated[
+        bool, typer.Option("--changed-plugins", help="go on with plug-ins that have changed, as they are now")
+    ] = False,
 ) -> None:
     """Go on with a stopped run, bit for bit as if it had not stopped."""
     from rayfl import api
     from rayfl.display import Display, closing
 
     with Display(out, f"resuming {short(path)}") as display:
-        result = api.resume(path, overrides or [], on_event=display)
+        result = api.resume(path, overrides or [], display, changed_plugins)
     out.print(closing([result.summary], out.width))
     _say(f"run directory: {short(result.path)}")
 
@@ -250,22 +270,22 @@ def prepare(
         _say(config.data.prepare(root))
 
 
-PARTS = {
-    "methods": ("rayfl.algorithms", "rayfl.algorithms.base", "Algorithm"),
-    "local": ("rayfl.local", "rayfl.local.base", "LocalObjective"),
-    "order": ("rayfl.ordering", "rayfl.ordering.base", "Ordering"),
-    "sampling": ("rayfl.sampling", "rayfl.sampling.base", "Sampling"),
-    "models": ("rayfl.models", "rayfl.models.base", "Model"),
-    "datasets": ("rayfl.data.datasets", "rayfl.data.base", "Dataset"),
-    "partitions": ("rayfl.data.partitions", "rayfl.data.base", "Partition"),
-    "measures": ("rayfl.data.heterogeneity.measures", "rayfl.data.heterogeneity.base", "Measure"),
-    "signatures": ("rayfl.signatures", "rayfl.signatures.base", "Signature"),
-    "features": ("rayfl.signatures.features", "rayfl.signatures.features.base", "FeatureMap"),
-    "embeddings": ("rayfl.clustering.embeddings", "rayfl.clustering.embeddings.base", "Embedding"),
-}
-"""What ``rayfl list`` shows: where the parts of each kind lie, and their base class, with its module."""
-
-KINDS = (*PARTS, "coresets", "presets")
+KINDS = (
+    "methods",
+    "local",
+    "order",
+    "sampling",
+    "models",
+    "datasets",
+    "partitions",
+    "measures",
+    "signatures",
+    "features",
+    "embeddings",
+    "coresets",
+    "presets",
+)
+"""What ``rayfl list`` shows."""
 
 
 @app.command("list")
@@ -278,8 +298,10 @@ def list_parts(
 ) -> None:
     """List methods, all other parts that have names, and the presets, one line each; or one preset whole."""
     from rayfl import config
-    from rayfl.settings import discover, summary
+    from rayfl.config import kinds
+    from rayfl.settings import summary
 
+    kinds.bring()
     if schema:
         print(json.dumps(config.json_schema(), indent=1))
         return
@@ -296,9 +318,7 @@ def list_parts(
         elif title == "coresets":
             entries = {name: summary(module) for name, module in _coresets().items()}
         else:
-            package, module, base = PARTS[title]
-            parts = discover(package, getattr(importlib.import_module(module), base))
-            entries = {name: summary(part) for name, part in parts.items()}
+            entries = {name: summary(part) for name, part in kinds.KINDS[title].items()}
         heading = f"{title} (from Python: rayfl.coresets.<name>.select)" if title == "coresets" else title
         table = Table(title=heading, title_justify="left", box=None, show_header=False, padding=(0, 2))
         for name, line in entries.items():
@@ -498,10 +518,24 @@ def doctor() -> None:
     out.print(table)
 
 
+def _plugins_first(arguments: Sequence[str]) -> list[str]:
+    """``--plugin x`` may stand behind the command, too."""
+    plugins: list[str] = []
+    others: list[str] = []
+    left = list(arguments)
+    while left:
+        each = left.pop(0)
+        if each == "--plugin" and left:
+            plugins += [each, left.pop(0)]
+        else:
+            (plugins if each.startswith("--plugin=") else others).append(each)
+    return [*plugins, *others]
+
+
 def main() -> None:
     """The entry point: mistakes of the user are one line and exit code 2, an interrupt is 130."""
     try:
-        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="rayfl", standalone_mode=False))
+        sys.exit(app(_plugins_first(sys.argv[1:]) or ["--help"], prog_name="rayfl", standalone_mode=False))
     except ClientError as error:
         traceback = "" if error.diverged else f"{error.cause.rstrip()}\n"
         print(f"{traceback}error: {error}", file=sys.stderr)

@@ -9,6 +9,7 @@ runs/<name>-<algorithm>-<time>/
   clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
   checkpoints/       state and models             models/            final models, one safetensors file each
   events.out.*       TensorBoard                  report.html        plots and tables
+  plugins.json       code from outside of rayfl, with the hash of its source; plugins/: the source itself
   summary.json       the numbers of the closing table, and the hash of the final models
 ```
 """
@@ -30,8 +31,9 @@ import numpy as np
 import pandas as pd
 from filelock import FileLock, Timeout
 
-from rayfl import files
+from rayfl import files, plugins
 from rayfl.config import Config, reload
+from rayfl.config.kinds import KINDS
 from rayfl.data.arrays import one_line
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, Damaged, DiskError, RayflError
@@ -112,6 +114,7 @@ class RunDirectory:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
             run = cls(path.resolve())
             try:
+                run.write_plugins()
                 run.write_config(config)
             except DiskError:
                 shutil.rmtree(path, ignore_errors=True)
@@ -146,8 +149,55 @@ class RunDirectory:
 
     @property
     def config(self) -> Config:
-        """The resolved config of the run."""
+        """The resolved config of the run; its plug-ins are imported, as they were.
+
+        Raises:
+            ConfigError: if one of them cannot be.
+        """
+        for plugin in self.recorded_plugins():
+            if plugin.installed:
+                plugins.restore(plugin, None, KINDS.values())
+            else:
+                unchanged = plugin.now() == plugin
+                plugins.restore(plugin, plugin.folder if unchanged else self._sources, KINDS.values())
         return reload(self.path / "config.yaml")
+
+    @property
+    def _sources(self) -> Path:
+        return self.path / "plugins"
+
+    def recorded_plugins(self) -> list[plugins.Plugin]:
+        """The code from outside of rayfl with which the run began.
+
+        Raises:
+            Damaged
+        """
+        found = self.read_json("plugins.json") or {"plugins": []}
+        try:
+            return [plugins.Plugin.from_dict(each) for each in found["plugins"]]
+        except (KeyError, TypeError) as error:
+            raise Damaged(f"{self.path / 'plugins.json'}: is damaged ({one_line(error)})") from None
+
+    def write_plugins(self) -> None:
+        """``plugins.json`` and ``plugins/``: code from outside of rayfl that this process has imported."""
+        found = plugins.loaded()
+        if not found:
+            return
+        for plugin in found:
+            for name, content in plugin.source().items():
+                files.make((self._sources / name).parent, parents=True)
+                files.write(self._sources / name, content)
+        self.write_json("plugins.json", {"plugins": [plugin.to_dict() for plugin in found]})
+
+    def changed_plugins(self) -> list[plugins.Plugin]:
+        """Those that are no longer what they were when the run began; not those whose files are gone."""
+        here = {plugin.module: plugin for plugin in plugins.loaded()}
+        found = []
+        for plugin in self.recorded_plugins():
+            now = here.get(plugin.module) or plugin.now()
+            if now is not None and now.sha256 != plugin.sha256:
+                found.append(plugin)
+        return found
 
     @property
     def scaling(self) -> Scaling | None:

@@ -2,9 +2,8 @@
 
 A *part* is a class that is at once a config section (its fields are the settings, with ranges and
 descriptions) and the thing itself (its methods do the work): a dataset, a partition, a model, a
-signature, an algorithm. Parts are discovered: every module of a package is imported, and each subclass
-of the package's base class that has a ``name`` field with a literal default is a choice. To add one,
-add a file.
+signature, an algorithm. The parts of a kind are in a :class:`Registry`: to add one to rayfl, add a file to
+its package; to bring one from outside, see :mod:`rayfl.plugins`.
 """
 
 from __future__ import annotations
@@ -14,22 +13,23 @@ import inspect
 import os
 import pkgutil
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, Union
+from types import ModuleType
+from typing import Annotated, Any, TypeVar
 
 from annotated_types import Le, Lt
 from pydantic import (
     BaseModel,
-    BeforeValidator,
     ConfigDict,
-    Field,
+    GetCoreSchemaHandler,
     GetJsonSchemaHandler,
     ValidationInfo,
     field_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Section(BaseModel):
@@ -79,7 +79,62 @@ def part_name(part: type[Section]) -> str | None:
     return (field.default or None) if field is not None and isinstance(field.default, str) else None
 
 
-def discover(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
+class Registry(Mapping[str, type[PartT]]):
+    """The parts of one kind by name, in alphabetical order: rayfl's own, and those that plug-ins bring.
+
+    rayfl's own are found when the registry is first asked: every module of the package is imported, and each
+    class of the base that has a ``name`` field with a literal default is a choice.
+
+    Args:
+        kind: what one of them is called, for messages: ``model``.
+        package: where rayfl's own lie.
+        base: the class of all parts of the kind.
+    """
+
+    def __init__(self, kind: str, package: str, base: type[PartT]) -> None:
+        self.kind, self.package, self.base = kind, package, base
+        self._own: dict[str, type[PartT]] | None = None
+        self._added: dict[str, type[PartT]] = {}
+
+    def __getitem__(self, name: str) -> type[PartT]:
+        return self._parts()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts())
+
+    def __len__(self) -> int:
+        return len(self._parts())
+
+    def _parts(self) -> dict[str, type[PartT]]:
+        if self._own is None:
+            self._own = _found_in(self.package, self.base)
+        return dict(sorted({**self._own, **self._added}.items())) if self._added else self._own
+
+    def register(self, part: type[PartT]) -> None:
+        """Take a part from outside of rayfl; the same class of a module that is imported anew replaces it.
+
+        Raises:
+            ValueError: if it has no name of its own, or another part has it.
+        """
+        name = part_name(part)
+        if name is None:
+            raise ValueError(f"{part.__name__} has no name of its own; add: name: Literal['...'] = '...'")
+        known = self.get(name)
+        if known is not None and (known.__module__, known.__qualname__) != (
+            part.__module__,
+            part.__qualname__,
+        ):
+            raise ValueError(
+                f"a {self.kind} named {name!r} exists already ({known.__module__}); choose another name"
+            )
+        self._added[name] = part
+
+    def withdraw(self, name: str) -> None:
+        """Forget a part that was registered."""
+        self._added.pop(name, None)
+
+
+def _found_in(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
     """All parts of kind ``base`` defined in the modules of ``package``, by name, in alphabetical order.
 
     Raises:
@@ -88,48 +143,68 @@ def discover(package: str, base: type[PartT]) -> dict[str, type[PartT]]:
     found: dict[str, type[PartT]] = {}
     path = importlib.import_module(package).__path__
     for info in pkgutil.iter_modules(path, prefix=package + "."):
-        module = importlib.import_module(info.name)
-        for _, cls in inspect.getmembers(module, inspect.isclass):
-            if not issubclass(cls, base) or cls.__module__ != info.name:
-                continue
+        for cls in parts_of(importlib.import_module(info.name), base):
             name = part_name(cls)
-            if name is None:
-                continue
+            assert name is not None
             if name in found:
                 raise ValueError(f"{cls} and {found[name]} are both named {name!r}")
             found[name] = cls
     return dict(sorted(found.items()))
 
 
-def _name_alone(value: object) -> object:
-    """``algorithm: pacfl`` is short for ``algorithm: {name: pacfl}``."""
-    return {"name": value} if isinstance(value, str) else value
+def parts_of(module: ModuleType, base: type[PartT]) -> list[type[PartT]]:
+    """The classes of kind ``base`` with a name that are defined in a module, or below it in a package."""
+    within = module.__name__ + "."
+    return [
+        cls
+        for _, cls in inspect.getmembers(module, inspect.isclass)
+        if issubclass(cls, base) and part_name(cls) and (cls.__module__ + ".").startswith(within)
+    ]
 
 
-class _ShortForm:
-    """Says in the JSON schema that the name alone will do."""
+@dataclass(frozen=True)
+class Choice:
+    """Annotates a config field that holds one of ``parts``, chosen by its ``name`` when it is validated.
 
-    def __init__(self, parts: Mapping[str, type[Section]]) -> None:
-        self.names = [
-            name
-            for name, part in parts.items()
-            if not any(f.is_required() for f in part.model_fields.values())
-        ]
+    The name alone is short for a section with nothing else: ``algorithm: pacfl``. An object is taken as it
+    is.
+    """
+
+    parts: Mapping[str, type[Section]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_plain_validator_function(self._chosen)
+
+    def _chosen(self, value: object) -> Section:
+        if isinstance(value, self._classes()):
+            return value
+        name = value.get("name") if isinstance(value, Mapping) else value
+        if not isinstance(name, str):
+            raise PydanticCustomError("part_type", "expected a name, or a section with one")
+        if name not in self.parts:
+            raise PydanticCustomError("no_such_part", "no part has this name", {"part": name})
+        part = self.parts[name]
+        return part.model_validate(value if isinstance(value, Mapping) else {"name": name})
+
+    def _classes(self) -> tuple[type[Section], ...]:
+        return (self.parts.base,) if isinstance(self.parts, Registry) else tuple(self.parts.values())
 
     def __get_pydantic_json_schema__(
         self, core: CoreSchema, handler: GetJsonSchemaHandler
     ) -> JsonSchemaValue:
-        full = handler(core)
-        return {"anyOf": [{"enum": self.names, "type": "string"}, *full.get("oneOf", [full])]}
+        complete = [
+            name
+            for name, part in self.parts.items()
+            if not any(f.is_required() for f in part.model_fields.values())
+        ]
+        sections = [handler(part.__pydantic_core_schema__) for part in self.parts.values()]
+        return {"anyOf": [{"enum": complete, "type": "string"}, *sections]}
 
 
-def choice(parts: dict[str, type[PartT]]) -> Any:
-    """The annotation of a config field that holds one of ``parts``, chosen by its ``name``."""
-    classes = tuple(parts.values())
-    short = BeforeValidator(_name_alone), _ShortForm(parts)
-    if len(classes) == 1:
-        return Annotated[(classes[0], *short)]
-    return Annotated[(Union[classes], Field(discriminator="name"), *short)]  # noqa: UP007
+def choice(parts: Mapping[str, type[PartT]]) -> Any:
+    """The annotation of a config field that holds one of ``parts``."""
+    base = parts.base if isinstance(parts, Registry) else Section
+    return Annotated[base, Choice(parts)]
 
 
 def summary(part: object) -> str:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
     "angles backend errors linalg memory random server_step settings units",
+    "plugins",
     "data files models paper",
     "evaluation training",
     "coresets local ordering signatures",
@@ -56,7 +57,7 @@ def modules(root: Path = ROOT) -> Mapping[str, ast.Module]:
 def imports(module: ast.Module, name: str) -> Iterator[str]:
     """The dotted names that a module imports, wherever in it: at once, deferred, or for types only.
 
-    ``from a import b`` is ``a.b``. A package that discovers parts imports all modules in it.
+    ``from a import b`` is ``a.b``. A registry of parts imports all modules of its package.
     """
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
@@ -64,13 +65,12 @@ def imports(module: ast.Module, name: str) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{name}: imports are absolute"
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in (
-            "discover",
-            "import_module",
-        ):
-            first = node.args[0]
-            if isinstance(first, ast.Constant):
-                yield f"{first.value}.*" if ast.unparse(node.func) == "discover" else str(first.value)
+        elif isinstance(node, ast.Call):
+            called = ast.unparse(node.func).split(".")[-1]
+            if called == "Registry":
+                yield f"{ast.literal_eval(node.args[1])}.*"
+            elif called == "import_module" and isinstance(node.args[0], ast.Constant):
+                yield str(node.args[0].value)
 
 
 @cache
@@ -192,14 +192,14 @@ def test_no_function_takes_more_than_seven_arguments() -> None:
 
 
 def test_what_the_tests_above_would_find(tmp_path: Path) -> None:
-    """Deferred imports, imports for types, discovered parts and circles through them."""
+    """Deferred imports, imports for types, registries and circles through them."""
     root = tmp_path / "rayfl"
     for path, text in {
         "__init__.py": "",
         "errors.py": "def late():\n    from rayfl.config import load\n",
         "config.py": "if TYPE_CHECKING:\n    import rayfl.cli\n",
         "cli.py": "",
-        "local/__init__.py": "PARTS = discover('rayfl.local', Base)\n",
+        "local/__init__.py": "PARTS = Registry('objective', 'rayfl.local', Base)\n",
         "local/sgd.py": "from rayfl.local import PARTS\n",
         "local/base.py": "from rayfl.local.other import x\n",
         "local/other.py": "def f():\n    from rayfl.local import base\n",

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rayfl.settings import Section, choice, discover, part_name, summary
+from rayfl.settings import Registry, Section, choice, part_name, summary
 
 
 class Animal(Section):
@@ -64,13 +64,13 @@ def test_parts_are_found_in_their_own_files(package):
         b="class Zebra(Animal):\n    name: Literal['zebra'] = 'zebra'\n",
         a="class Ant(Animal):\n    name: Literal['ant'] = 'ant'\n\nclass Abstract(Animal):\n    pass\n",
     )
-    assert list(discover(name, Animal)) == ["ant", "zebra"]  # not Cat, which is only imported there
+    assert list(Registry("animal", name, Animal)) == ["ant", "zebra"]  # not Cat, which is only imported there
 
 
 def test_two_parts_of_one_name_are_refused(package):
     text = "class Ant(Animal):\n    name: Literal['ant'] = 'ant'\n"
     with pytest.raises(ValueError, match="both named 'ant'"):
-        discover(package("zoo_twice", a=text, b=text), Animal)
+        list(Registry("animal", package("zoo_twice", a=text, b=text), Animal))
 
 
 def test_part_name():

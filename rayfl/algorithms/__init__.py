@@ -16,9 +16,9 @@ from rayfl.algorithms.contract import (
     per_model,
 )
 from rayfl.algorithms.one_shot import OneShotClustered, OneShotState
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-ALGORITHMS = discover("rayfl.algorithms", Algorithm)
+ALGORITHMS = Registry("method", "rayfl.algorithms", Algorithm)
 
 __all__ = [
     "ALGORITHMS",

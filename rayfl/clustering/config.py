@@ -11,20 +11,22 @@ from rayfl.clustering.embeddings.none import NoEmbedding
 from rayfl.clustering.linkage import Method
 from rayfl.clustering.proximity import POINTS, PROXIMITIES
 from rayfl.errors import nearest
-from rayfl.settings import Section, choice, discover
+from rayfl.settings import Registry, Section, choice
 from rayfl.signatures.base import Signature
 from rayfl.signatures.features.base import FeatureMap
 from rayfl.signatures.features.identity import Identity
 from rayfl.signatures.subspace import Subspace
+
+SIGNATURES = Registry("signature", "rayfl.signatures", Signature)
+FEATURES = Registry("feature map", "rayfl.signatures.features", FeatureMap)
+EMBEDDINGS = Registry("embedding", "rayfl.clustering.embeddings", Embedding)
 
 if TYPE_CHECKING:
     AnySignature = Signature
     AnyFeatureMap = FeatureMap
     AnyEmbedding = Embedding
 else:
-    AnySignature = choice(discover("rayfl.signatures", Signature))
-    AnyFeatureMap = choice(discover("rayfl.signatures.features", FeatureMap))
-    AnyEmbedding = choice(discover("rayfl.clustering.embeddings", Embedding))
+    AnySignature, AnyFeatureMap, AnyEmbedding = choice(SIGNATURES), choice(FEATURES), choice(EMBEDDINGS)
 
 Grouping = Literal["hierarchical", "graph", "planted", "single", "singletons", "random"]
 

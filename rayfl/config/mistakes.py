@@ -14,11 +14,20 @@ from rayfl.settings import Section, part_name
 
 
 class _Place(NamedTuple):
-    """Where an error lies: its dotted path, the section with its last element, and what is expected there."""
+    """Where an error lies.
+
+    Attributes:
+        path: dotted, in parts.
+        owner: the section with its last element.
+        siblings: the parts that the owner was chosen from, by name.
+        choices: the parts that may be chosen here, by name.
+        expected: what may stand here, in words.
+    """
 
     path: tuple[str, ...]
     owner: type[BaseModel] | None
-    siblings: Mapping[str | None, type[BaseModel]]
+    siblings: Mapping[str, type[BaseModel]]
+    choices: Mapping[str, type[BaseModel]]
     expected: str
 
 
@@ -27,7 +36,8 @@ def explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError:
     found = error.errors()
     outer = {e["loc"][:depth] for e in found for depth in range(len(e["loc"]))}
     # A list whose items are wrong counts as too short, too: the items are the mistake.
-    errors = [(e, _locate(e["loc"])) for e in found if e["type"] != "too_short" or e["loc"] not in outer]
+    meant = [e for e in found if e["type"] != "too_short" or e["loc"] not in outer]
+    errors = [(e, _locate(e["loc"], settings)) for e in meant]
     # Where a name or a section is possible, mistakes within a section that was given say more.
     around = {p.path[:k] for _, p in errors for k in range(len(p.path))}
     errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in around]
@@ -43,11 +53,10 @@ def explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError:
         part = part_name(place.owner) if place.owner and owner and issubclass(place.owner, Section) else None
         within = f" in {owner}" + (f" ({part})" if part else "") if owner else ""
         return ConfigError(dotted, f"no such setting{within}{more}", _right_key(last, place))
-    if kind == "union_tag_invalid":
-        names = [t.strip(" '") for t in str(first["ctx"]["expected_tags"]).split(",")]
-        tag = str(first["ctx"]["tag"])
+    if kind == "no_such_part":
+        name = str(first["ctx"]["part"])
         kind = last if not last.isdigit() else place.path[-2].rstrip("s")
-        return ConfigError(dotted, f"no {kind} named {tag!r}{more}", nearest(tag, names))
+        return ConfigError(dotted, f"no {kind} named {name!r}{more}", nearest(name, place.choices))
     if kind in ("value_error", "assertion_error"):
         return ConfigError(dotted or "config", _sentence(first["msg"]) + more)
     what = "missing" if kind == "missing" else shown(given)
@@ -83,17 +92,17 @@ def _sentence(message: str) -> str:
     return message[:1].lower() + message[1:] if message[:2].istitle() else message
 
 
-def _locate(loc: Sequence[int | str]) -> _Place:
+def _locate(loc: Sequence[int | str], settings: Any) -> _Place:
     """Where an error lies.
 
-    Pydantic's own path repeats the name of a chosen part (``algorithm.pacfl.x``) and names the branch of
-    a plain union (``execution.actors.int``); neither is part of what users write.
+    Pydantic's own path names the branch of a plain union (``execution.actors.int``), which is no part of what
+    users write.
     """
     where: list[str] = []
     owner: type[BaseModel] | None = Config
-    siblings: Mapping[str | None, type[BaseModel]] = {}  # what the owner was chosen from
-    chosen: Mapping[str | None, type[BaseModel]] = {}
-    inner: dict[str | None, type[BaseModel]] = {None: Config}  # sections that the next step may lie in
+    siblings: Mapping[str, type[BaseModel]] = {}
+    choices: Mapping[str, type[BaseModel]] = {}
+    inner: type[BaseModel] | None = Config  # the section that the next step lies in
     annotation: Any = None  # what the value at this place has to be
     metadata: Sequence[Any] = ()
     branched = False
@@ -101,16 +110,25 @@ def _locate(loc: Sequence[int | str]) -> _Place:
         if isinstance(step, int) and item_of(annotation) is not None:
             where.append(str(step))
             annotation, metadata = item_of(annotation), ()
+            settings = settings[step] if isinstance(settings, (list, tuple)) else None
         elif mixed(annotation) and not branched:
             branched = True  # Pydantic's name of the branch
             continue
-        elif None in inner:
-            owner, siblings, chosen = inner[None], chosen, {}
+        elif inner is not None:
+            owner, siblings = inner, choices
             where.append(one_line(str(step)))
             field = owner.model_fields.get(str(step))
             annotation, metadata = (field.annotation, field.metadata) if field else (None, ())
-            inner = sections(annotation)
-        elif step in inner:
-            chosen, inner = inner, {None: inner[str(step)]}
+            settings = settings.get(step) if isinstance(settings, Mapping) else None
+        found = sections(annotation, metadata)
+        inner, choices = found.get(None), {} if None in found else found
+        if choices:
+            inner = choices.get(_name(settings))
         branched = False
-    return _Place(tuple(where), owner, siblings, describe(annotation, metadata))
+    return _Place(tuple(where), owner, siblings, choices, describe(annotation, metadata))
+
+
+def _name(settings: Any) -> str:
+    """The name of the part that settings choose; empty if they name none."""
+    name = settings.get("name") if isinstance(settings, Mapping) else settings
+    return name if isinstance(name, str) else ""

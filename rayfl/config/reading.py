@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from rayfl.algorithms import ALGORITHMS, Algorithm
+from rayfl.config import kinds
 from rayfl.config.mistakes import explain
 from rayfl.config.schema import USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse
@@ -61,10 +62,11 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[st
         ConfigError: one line: where, what, and what would be right.
     """
     settings = read(source)
-    algorithm = algorithm_of(with_overrides(settings, overrides))
-    if algorithm is not algorithm_of(settings):
-        settings = used(settings, algorithm)
-    return resolve(with_overrides(settings, overrides))
+    wanted = with_overrides(settings, overrides)
+    bring_plugins(wanted)
+    if algorithm_of(wanted) is not algorithm_of(settings):
+        wanted = with_overrides(used(settings, algorithm_of(wanted)), overrides)
+    return resolve(wanted)
 
 
 def reload(path: Path) -> Config:
@@ -74,7 +76,19 @@ def reload(path: Path) -> Config:
         ConfigError: as :func:`load`.
     """
     settings = read(path)
+    bring_plugins(settings)
     return resolve(used(settings, algorithm_of(settings)))
+
+
+def bring_plugins(settings: Mapping[str, Any]) -> None:
+    """Import what settings name as their plug-ins; what is no list of names is refused later.
+
+    Raises:
+        ConfigError: if one cannot be imported.
+    """
+    named = settings.get("plugins")
+    given = named if isinstance(named, (list, tuple)) else ()
+    kinds.bring(each for each in given if isinstance(each, str) and each)
 
 
 def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
@@ -209,7 +223,7 @@ def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, 
         if field is not None and isinstance(default, Section):
             if value is None:
                 continue
-            choices = sections(field.annotation)
+            choices = sections(field.annotation, field.metadata)
             if isinstance(value, Mapping):
                 if None not in choices and "name" not in value:
                     value = {"name": part_name(type(default)), **value}

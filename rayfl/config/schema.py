@@ -148,6 +148,9 @@ class Config(Section):
     name: str = Field(
         "run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="begins the run directory"
     )
+    plugins: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="modules or files with parts of your own, such as my_method.py"
+    )
     seed: int = Field(0, ge=0, le=2**63 - 1, description="of all randomness")
     rounds: int = Field(20, ge=1, description="local rounds: every cluster trains and averages once in each")
     data: DatasetChoice = Field(default_factory=lambda: DATASETS["digits"](), description="the dataset")

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.algorithms import ALGORITHMS, Algorithm
-from rayfl.config.reading import algorithm_of, load, read, resolve, used, with_overrides
+from rayfl.config.reading import algorithm_of, bring_plugins, load, read, resolve, used, with_overrides
 from rayfl.config.schema import Config
 
 _OF_SIGNATURES = (
@@ -37,7 +37,9 @@ def variant(
     Raises:
         ConfigError: as :func:`load`.
     """
-    settings = _for_another(read(source), algorithm)
+    given = read(source)
+    bring_plugins(with_overrides(given, overrides))
+    settings = _for_another(given, algorithm)
     settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])
     return resolve(used(settings, ALGORITHMS.get(algorithm)))
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rayfl.settings import Section, part_name
+from rayfl.settings import Choice
 
 _KINDS = {
     bool: "true or false",
@@ -26,6 +26,9 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     """What a setting may be, for people: ``an integer >= 1 or 'auto'``."""
+    chosen = next((m for m in metadata if isinstance(m, Choice)), None)
+    if chosen is not None:
+        return "one of " + ", ".join(chosen.parts)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
         extra = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
@@ -33,9 +36,6 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is Literal:
         return _either([repr(a) for a in args])
     if origin in (Union, UnionType):
-        parts = [name for a in args if (name := isinstance(a, type) and _chosen_as(a))]
-        if parts:
-            return "one of " + ", ".join(parts)
         words = [w for a in args for w in (map(repr, get_args(a)) if get_origin(a) is Literal else [a])]
         return _either(
             [w if isinstance(w, str) else describe(w, () if w is NoneType else metadata) for w in words]
@@ -94,18 +94,14 @@ def item_of(annotation: Any) -> Any:
     return None
 
 
-def sections(annotation: Any) -> dict[str | None, type[BaseModel]]:
+def sections(annotation: Any, metadata: Sequence[Any] = ()) -> Mapping[Any, type[BaseModel]]:
     """The sections that a field may hold: by part name if there is a choice, else under None."""
-    found = [
-        a for a in (annotation, *_flat_args(annotation)) if isinstance(a, type) and issubclass(a, BaseModel)
-    ]
-    if len(found) == 1:
-        return {None: found[0]}
-    return {part_name(a): a for a in found if issubclass(a, Section)}
-
-
-def _chosen_as(kind: type) -> str | None:
-    return part_name(kind) if issubclass(kind, Section) else None
+    known = [annotation, *metadata, *_flat_args(annotation)]
+    chosen = next((a for a in known if isinstance(a, Choice)), None)
+    if chosen is not None:
+        return chosen.parts
+    found = [a for a in known if isinstance(a, type) and issubclass(a, BaseModel)]
+    return {None: found[0]} if found else {}
 
 
 def _flat_args(annotation: Any) -> list[Any]:

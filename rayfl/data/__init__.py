@@ -6,10 +6,10 @@ from rayfl.data.arrays import fingerprint, read_npz, write_npz
 from rayfl.data.base import IGNORED, Assignment, Dataset, Federation, Partition, Ragged, Samples, data_root
 from rayfl.data.events import Event, Stage, build_stages
 from rayfl.data.federation import build_federation, describe
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-DATASETS = discover("rayfl.data.datasets", Dataset)
-PARTITIONS = discover("rayfl.data.partitions", Partition)
+DATASETS = Registry("dataset", "rayfl.data.datasets", Dataset)
+PARTITIONS = Registry("partition", "rayfl.data.partitions", Partition)
 
 __all__ = [
     "DATASETS",

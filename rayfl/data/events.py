@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal, Union
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ from rayfl.data.federation import check_settings, client_tests, most_tests, spli
 from rayfl.data.population import Ids, Population, Shares, Wish, new_samples
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
-from rayfl.settings import Section
+from rayfl.settings import Section, choice
 
 
 class BaseEvent(Section):
@@ -151,7 +151,7 @@ class Outage(BaseEvent):
 if TYPE_CHECKING:
     Event = BaseEvent
 else:
-    Event = Annotated[Union[Join, Leave, Drift, Outage], Field(discriminator="name")]  # noqa: UP007
+    Event = choice({"join": Join, "leave": Leave, "drift": Drift, "outage": Outage})
 
 
 @dataclass(frozen=True)

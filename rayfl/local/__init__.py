@@ -1,8 +1,8 @@
 """What a client optimises in a round: the local objective, composed with any algorithm."""
 
 from rayfl.local.base import LocalObjective, Outcome, Start
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-OBJECTIVES = discover("rayfl.local", LocalObjective)
+OBJECTIVES = Registry("local objective", "rayfl.local", LocalObjective)
 
 __all__ = ["OBJECTIVES", "LocalObjective", "Outcome", "Start"]

@@ -2,8 +2,8 @@
 
 from rayfl.models.base import Model
 from rayfl.models.flat import ModelSpec
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-MODELS = discover("rayfl.models", Model)
+MODELS = Registry("model", "rayfl.models", Model)
 
 __all__ = ["MODELS", "Model", "ModelSpec"]

@@ -1,8 +1,8 @@
 """In which order, and how often, a client visits its samples in a round."""
 
 from rayfl.ordering.base import Arrival, Ordering
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-ORDERINGS = discover("rayfl.ordering", Ordering)
+ORDERINGS = Registry("order", "rayfl.ordering", Ordering)
 
 __all__ = ["ORDERINGS", "Arrival", "Ordering"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import secrets
@@ -10,15 +11,17 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ray
 import torch
 from ray.autoscaler.sdk import request_resources
+from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
 
+from rayfl import plugins
 from rayfl.config import Config
 from rayfl.errors import ConfigError, RayflError
 from rayfl.memory import free_memory
@@ -48,21 +51,21 @@ def connect(config: Config) -> None:
         ConfigError: if the cluster cannot be reached.
         RayflError: if Ray does not start.
     """
-    if ray.is_initialized():
+    if _connected():
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     logging.getLogger("ray").setLevel(logging.ERROR)
-    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     address = config.execution.address
     try:
         _reach(address or os.environ.get("RAY_ADDRESS", ""))
-        if address is not None:
-            ray.init(address=address, **quiet)
-        elif "RAY_ADDRESS" in os.environ:
-            ray.init(**quiet)
-        else:
-            _guard_token(Path.home() / ".ray" / "auth_token")
-            ray.init(address="local", include_dashboard=False, _temp_dir=short_folder(), **quiet)
+        with _options() as options:
+            if address is not None:
+                ray.init(address=address, **options)
+            elif "RAY_ADDRESS" in os.environ:
+                ray.init(**options)
+            else:
+                _guard_token(Path.home() / ".ray" / "auth_token")
+                ray.init(address="local", include_dashboard=False, _temp_dir=short_folder(), **options)
     except Exception as error:  # Ray raises bare Exceptions where it cannot start
         line = one_line(error) or type(error).__name__
         if address is not None or "RAY_ADDRESS" in os.environ:
@@ -70,6 +73,59 @@ def connect(config: Config) -> None:
             raise ConfigError(where, line, _token_hint()) from None
         advice = "'rayfl doctor' shows what is there, execution.backend=inline runs without Ray"
         raise RayflError(f"Ray does not start on this machine: {line}; {advice}") from None
+    _brought.append(_travelling())
+
+
+_brought: list[tuple[str, ...]] = []
+"""Which plug-ins came with the connections that were made here: the hashes of their sources."""
+
+
+def _travelling() -> tuple[str, ...]:
+    return tuple(plugin.sha256 for plugin in plugins.travelling())
+
+
+def _connected() -> bool:
+    """Whether there is a connection that serves; one of rayfl's own without all plug-ins is given up.
+
+    Raises:
+        ConfigError: if the user has connected, and workers do not have the plug-ins.
+    """
+    if not ray.is_initialized():
+        _brought.clear()
+        return False
+    if _brought:
+        if _brought[-1] == _travelling():
+            return True
+        ray.shutdown()
+        return False
+    names = [plugin.module for plugin in plugins.loaded()]
+    if names:
+        try:
+            ray.get(ray.remote(_import_all).options(num_cpus=0).remote(names))
+        except (RayError, ImportError) as error:
+            raise ConfigError(
+                "plugins",
+                f"Ray was connected without them ({one_line(error)})",
+                "let rayfl connect, or: ray.init(runtime_env={'py_modules': ['my_method.py']})",
+            ) from None
+    return True
+
+
+def _import_all(names: Sequence[str]) -> None:
+    for name in names:
+        importlib.import_module(name)
+
+
+@contextlib.contextmanager
+def _options() -> Iterator[dict[str, Any]]:
+    """What ``ray.init`` is told: to be quiet, and the source that workers need."""
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if not plugins.travelling():
+        yield quiet
+        return
+    with tempfile.TemporaryDirectory(prefix="rayfl-plugins-") as folder:
+        modules = [str(path) for path in plugins.pack(Path(folder))]
+        yield {**quiet, "runtime_env": {"py_modules": modules, "env_vars": plugins.variables()}}
 
 
 class Head:

@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from rayfl import plugins
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
+from rayfl.config.kinds import KINDS
 from rayfl.data import Federation, fingerprint
 from rayfl.data.remarks import remarks
 from rayfl.errors import RayflError
@@ -108,8 +110,15 @@ class DriverActor:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
 
-    def run(self, config: Config, path: Path) -> bool:
-        """Run to the end; false if it was stopped."""
+    def run(self, config: Config, path: Path, modules: Sequence[str]) -> bool:
+        """Run to the end; false if it was stopped.
+
+        Args:
+            config: of the run.
+            path: the run directory.
+            modules: plug-ins whose parts are to be known here, by name.
+        """
+        plugins.adopt(modules, KINDS.values())
         settle()
         try:
             drive(config, RunDirectory(path), self._events.put, self._stop.is_set)
@@ -174,7 +183,7 @@ def _watch_driver(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {**UNRECORDED, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
-    done = driver.actor.run.remote(config, directory.path)
+    done = driver.actor.run.remote(config, directory.path, [p.module for p in plugins.loaded()])
     deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))
     told = False
     head, headless = Head(), None

@@ -1,8 +1,8 @@
 """Who is asked to take part in a round."""
 
 from rayfl.sampling.base import Candidates, Sampling
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-SAMPLINGS = discover("rayfl.sampling", Sampling)
+SAMPLINGS = Registry("sampling", "rayfl.sampling", Sampling)
 
 __all__ = ["SAMPLINGS", "Candidates", "Sampling"]

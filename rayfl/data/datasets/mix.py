@@ -14,7 +14,7 @@ from rayfl.data.base import Dataset, Samples
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.datasets._torchvision import TorchvisionDataset
 from rayfl.errors import nearest
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
 MIX_4 = ("cifar10", "svhn", "fashion_mnist", "usps")
 """The datasets of PACFL's mix."""
@@ -93,7 +93,7 @@ class Mix(Dataset):
 def _image_datasets() -> dict[str, ImageDataset]:
     """The image datasets that need no setting, and their divisions, by name."""
     known: dict[str, ImageDataset] = {}
-    for name, part in discover("rayfl.data.datasets", ImageDataset).items():
+    for name, part in Registry("dataset", "rayfl.data.datasets", ImageDataset).items():
         if part.needs_settings():
             continue
         known[name] = dataset = part()

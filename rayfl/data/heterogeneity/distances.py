@@ -11,9 +11,9 @@ from rayfl.data.base import Federation
 from rayfl.data.heterogeneity.base import Array, Measure, matrix
 from rayfl.errors import DataError
 from rayfl.random import generator
-from rayfl.settings import discover
+from rayfl.settings import Registry
 
-MEASURES = discover("rayfl.data.heterogeneity.measures", Measure)
+MEASURES = Registry("measure", "rayfl.data.heterogeneity.measures", Measure)
 """The measures, by name."""
 
 

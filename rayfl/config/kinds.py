@@ -1,0 +1,42 @@
+"""All kinds of parts that are chosen by name: what ``rayfl list`` shows, and a plug-in may bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rayfl import plugins
+from rayfl.algorithms import ALGORITHMS
+from rayfl.clustering.config import EMBEDDINGS, FEATURES, SIGNATURES
+from rayfl.data import DATASETS, PARTITIONS
+from rayfl.data.heterogeneity.distances import MEASURES
+from rayfl.local import OBJECTIVES
+from rayfl.models import MODELS
+from rayfl.ordering import ORDERINGS
+from rayfl.sampling import SAMPLINGS
+from rayfl.settings import Registry
+
+KINDS: Mapping[str, Registry[Any]] = {
+    "methods": ALGORITHMS,
+    "local": OBJECTIVES,
+    "order": ORDERINGS,
+    "sampling": SAMPLINGS,
+    "models": MODELS,
+    "datasets": DATASETS,
+    "partitions": PARTITIONS,
+    "measures": MEASURES,
+    "signatures": SIGNATURES,
+    "features": FEATURES,
+    "embeddings": EMBEDDINGS,
+}
+"""The registries by the title under which ``rayfl list`` shows them."""
+
+
+def bring(named: Iterable[str] = ()) -> None:
+    """Import plug-ins, those of the environment and of installed packages first, and offer their parts.
+
+    Raises:
+        ConfigError: where one cannot be imported, or brings a part under a name that is taken.
+    """
+    plugins.load_everywhere(KINDS.values())
+    plugins.load(named, KINDS.values())

@@ -1,0 +1,437 @@
+"""Code from outside of rayfl: modules with parts, networks and data of a user's own.
+
+A plug-in is a module, by its name or as a file. Each class in it that is a part with a name becomes a choice
+like rayfl's own. Plug-ins are named in a config (``plugins: [my_method, nets/my_net.py]``), on the command
+line (``--plugin``), in the environment (``RAYFL_PLUGINS``, separated by commas), by installed packages (entry
+points of the group ``rayfl.parts``), and by targets such as ``model.target: my_net:MyNet``.
+
+What a plug-in imports from its own folder belongs to it: it travels to the workers of a cluster, is copied
+into the run directory, and enters the hash by which a changed plug-in is noticed. Installed packages are left
+where they are; a cluster must have them, as it must have rayfl.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import hashlib
+import importlib
+import importlib.metadata
+import importlib.util
+import inspect
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rayfl.errors import ConfigError, nearest
+from rayfl.settings import Registry, parts_of
+
+ENTRY_POINTS = "rayfl.parts"
+"""The group of entry points by which an installed package brings parts."""
+
+ENVIRONMENT = "RAYFL_PLUGINS"
+"""The variable that names plug-ins, separated by commas."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """A module from outside of rayfl that has been imported.
+
+    Attributes:
+        module: its name in Python.
+        given: how the user named it.
+        folder: where its top module lies; None where it has no source.
+        files: the source files that belong to it, below the folder, sorted.
+        sha256: of these files and their names.
+        installed: whether it is an installed package, which stays where it is.
+    """
+
+    module: str
+    given: str
+    folder: Path | None
+    files: tuple[str, ...]
+    sha256: str
+    installed: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``plugins.json``."""
+        return {
+            "module": self.module,
+            "given": self.given,
+            "folder": None if self.folder is None else str(self.folder),
+            "files": list(self.files),
+            "sha256": self.sha256,
+            "installed": self.installed,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Plugin:
+        """What :meth:`to_dict` gave.
+
+        Raises:
+            KeyError, TypeError: if it did not.
+        """
+        folder = values["folder"]
+        return cls(
+            str(values["module"]),
+            str(values["given"]),
+            None if folder is None else Path(folder),
+            tuple(map(str, values["files"])),
+            str(values["sha256"]),
+            bool(values["installed"]),
+        )
+
+    def now(self) -> Plugin | None:
+        """The same with the hash of the files as they are now; None if one of them is gone."""
+        if self.folder is None:
+            return self
+        try:
+            return replace(self, sha256=_hash(self.folder, self.files))
+        except OSError:
+            return None
+
+    def source(self) -> dict[str, bytes]:
+        """Its files by their names; none of an installed package.
+
+        Raises:
+            OSError
+        """
+        if self.folder is None or self.installed:
+            return {}
+        return {name: (self.folder / name).read_bytes() for name in self.files}
+
+
+_loaded: dict[str, Plugin] = {}
+"""The plug-ins of this process by module, in the order in which they were imported."""
+
+_restored: set[str] = set()
+"""Those that came from an earlier run: they stand for whatever lies where the user named them then."""
+
+
+def loaded() -> tuple[Plugin, ...]:
+    """The plug-ins of this process, in the order in which they were imported."""
+    return tuple(_loaded.values())
+
+
+def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
+    """Import plug-ins and offer their parts; one that has been imported is not imported again.
+
+    Args:
+        named: modules or files.
+        registries: those that may take a part.
+
+    Raises:
+        ConfigError: where one cannot be imported, with its file, line and error; or brings a part under a
+            name that is taken.
+    """
+    for given in named:
+        _offer(_import(given, "plugins"), registries)
+
+
+def restore(recorded: Plugin, folder: Path | None, registries: Iterable[Registry[Any]]) -> None:
+    """Import a plug-in of an earlier run, unless this process has it, in whatever version.
+
+    Args:
+        recorded: what was noted of it.
+        folder: where its files lie now; None for an installed package.
+        registries: those that may take a part.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    if recorded.module not in _loaded:
+        module = _imported(recorded.module, recorded.given, "plugins", folder)
+        _loaded[recorded.module] = _describe(module, recorded.given)
+        _restored.add(recorded.module)
+    _offer(sys.modules[recorded.module], registries)
+
+
+def load_everywhere(registries: Iterable[Registry[Any]]) -> None:
+    """Import the plug-ins of the environment and of installed packages.
+
+    Raises:
+        ConfigError: as :func:`load`.
+    """
+    given = [name.strip() for name in os.environ.get(ENVIRONMENT, "").split(",") if name.strip()]
+    load([*given, *_entry_points()], registries)
+
+
+@cache
+def _entry_points() -> tuple[str, ...]:
+    found = importlib.metadata.entry_points(group=ENTRY_POINTS)
+    return tuple(sorted({point.module for point in found}))
+
+
+def adopt(modules: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
+    """In a worker: offer the parts of plug-ins that have travelled here, by their names in Python."""
+    for name in modules:
+        _offer(importlib.import_module(name), registries)
+
+
+def resolve(target: str, where: str) -> Any:
+    """The object that a target names.
+
+    Args:
+        target: ``module:attribute`` or ``path/to/file.py:attribute``; the attribute may be dotted.
+        where: the setting, for messages.
+
+    Raises:
+        ConfigError: if there is no such module or attribute, or its module cannot be imported.
+    """
+    source, colon, attribute = target.rpartition(":")
+    if not colon or not source or not attribute:
+        raise ConfigError(where, f"{target!r} names nothing", "expected module:name or path/to/file.py:name")
+    module = _import(source, where)
+    found: Any = module
+    for step in attribute.split("."):
+        if not hasattr(found, step):
+            public = [name for name in vars(found) if not name.startswith("_")] if found is module else []
+            raise ConfigError(where, f"{source} has no {attribute!r}", nearest(attribute, public))
+        found = getattr(found, step)
+    return found
+
+
+def target_of(thing: Any) -> str:
+    """The target that names a class or function; the module that it lies in becomes a plug-in.
+
+    Raises:
+        ConfigError: if no other process could import it: it lies in a notebook, or in a function.
+    """
+    module, name = thing.__module__, thing.__qualname__
+    if module == "__main__":
+        file = getattr(sys.modules["__main__"], "__file__", None)
+        module = str(Path(file).resolve()) if file else ""
+    if not module or "<locals>" in name:
+        raise ConfigError(
+            name, "other processes cannot import it", "put it into a file of its own, at the top level"
+        )
+    return f"{module}:{name}"
+
+
+def _import(given: str, where: str) -> ModuleType:
+    """Import a module by its name or its file, and remember it as a plug-in."""
+    is_file = given.endswith(".py") or os.sep in given
+    name = Path(given).stem if is_file else given
+    if name not in _loaded or (is_file and not _same_file(name, given)):
+        folder = Path.cwd()
+        if is_file and name not in _travelled():
+            _check_file(given, name, where)
+            folder = Path(given).expanduser().resolve().parent
+        _loaded[name] = _describe(_imported(name, given, where, folder), given)
+    elif not _loaded[name].installed and _loaded[name].now() not in (None, _loaded[name]):
+        raise ConfigError(where, f"{given}: has changed since it was imported", "start Python anew")
+    return sys.modules[name]
+
+
+def _same_file(name: str, given: str) -> bool:
+    """Whether a file is the one from which a module was imported; also if it is gone."""
+    if name in _restored:
+        return True
+    file = getattr(sys.modules[name], "__file__", None)
+    path = Path(given).expanduser()
+    return not path.is_file() or (file is not None and path.resolve() == Path(file).resolve())
+
+
+def _travelled() -> frozenset[str]:
+    """Modules that were brought to this worker: their files need not lie where the user named them."""
+    return frozenset(filter(None, os.environ.get(_TRAVELLED, "").split(",")))
+
+
+_TRAVELLED = "RAYFL_TRAVELLED_PLUGINS"
+
+
+def travelling() -> tuple[Plugin, ...]:
+    """The plug-ins of this process whose source goes where its objects go."""
+    return tuple(plugin for plugin in loaded() if plugin.folder is not None and not plugin.installed)
+
+
+def pack(folder: Path) -> list[Path]:
+    """Copy the source of the plug-ins that travel to a folder.
+
+    Returns:
+        The files and packages in it: what has to be on a worker's path.
+
+    Raises:
+        OSError
+    """
+    for plugin in travelling():
+        for name, content in plugin.source().items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+    return sorted(folder.iterdir())
+
+
+def variables() -> dict[str, str]:
+    """Of the environment of workers: they tell what has been brought."""
+    return {_TRAVELLED: ",".join(plugin.module for plugin in travelling())}
+
+
+def _check_file(given: str, name: str, where: str) -> None:
+    path = Path(given).expanduser()
+    if not path.is_file():
+        raise ConfigError(where, f"{given}: no such file")
+    if not name.isidentifier():
+        raise ConfigError(
+            where, f"{given}: {name!r} is no module's name", "rename the file, e.g. my_method.py"
+        )
+    if name in sys.modules:
+        other = getattr(sys.modules[name], "__file__", None)
+    else:
+        with contextlib.suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(name)
+            if spec is None:
+                return
+            other = spec.origin
+    if other is None or Path(other).resolve() != path.resolve():
+        raise ConfigError(
+            where, f"{given}: there is another module named {name!r} ({other})", "rename the file"
+        )
+
+
+def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleType:
+    if folder is not None and str(folder) not in sys.path:
+        sys.path.append(str(folder))  # last: it hides nothing
+        importlib.invalidate_caches()
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name + ".").startswith(error.name + "."):
+            raise ConfigError(where, f"no module named {name!r} here, nor installed") from None
+        raise _broken(error, given) from None
+    except (Exception, SystemExit) as error:
+        raise _broken(error, given) from None
+
+
+def _broken(error: BaseException, given: str) -> ConfigError:
+    """File, line and error of what went wrong in somebody else's code."""
+    where = f"plug-in {given}"
+    if isinstance(error, SyntaxError) and error.filename:
+        return ConfigError(f"{error.filename}:{error.lineno}", f"not Python: {error.msg}")
+    own = str(Path(__file__).parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((own, "<")) and "importlib" not in frame.filename
+    ]
+    if frames:
+        where = f"{frames[-1].filename}:{frames[-1].lineno}"
+        for frame in reversed(frames):  # the last line of code that is the user's own
+            if not _is_installed(Path(frame.filename)):
+                where = f"{frame.filename}:{frame.lineno}"
+                break
+    text = " ".join(str(error).split())
+    return ConfigError(where, f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def _offer(module: ModuleType, registries: Iterable[Registry[Any]]) -> None:
+    """Register the parts of a module with the registry of their kind."""
+    for registry in registries:
+        for part in parts_of(module, registry.base):
+            try:
+                registry.register(part)
+            except ValueError as error:
+                file = inspect.getsourcefile(part) or module.__name__
+                raise ConfigError(file, str(error)) from None
+
+
+def _describe(module: ModuleType, given: str) -> Plugin:
+    file = getattr(module, "__file__", None)
+    if file is None or not file.endswith(".py"):
+        return Plugin(module.__name__, given, None, (), "", installed=True)
+    # The folder that has to be on the path: above the top package.
+    depth = module.__name__.count(".") + (Path(file).name == "__init__.py")
+    folder = Path(file).resolve().parents[depth]
+    installed = _is_installed(folder / "x")
+    if installed:
+        files = sorted(_package_files(module, folder))
+    else:
+        files = sorted({path.relative_to(folder).as_posix() for path in _belonging(module, folder)})
+    return Plugin(module.__name__, given, folder, tuple(files), _hash(folder, files), installed)
+
+
+def _package_files(module: ModuleType, folder: Path) -> Iterator[str]:
+    """The files of an installed package."""
+    top = sys.modules[module.__name__.partition(".")[0]]
+    paths = [Path(p) for p in getattr(top, "__path__", ())]
+    for path in paths:
+        yield from (each.resolve().relative_to(folder).as_posix() for each in path.rglob("*.py"))
+    if not paths:
+        yield Path(str(module.__file__)).resolve().relative_to(folder).as_posix()
+
+
+def _belonging(module: ModuleType, folder: Path) -> set[Path]:
+    """The files of a module and of all that it imports, directly or not, from its own folder."""
+    found: set[Path] = set()
+    left = [module]
+    while left:
+        each = left.pop()
+        file = getattr(each, "__file__", None)
+        path = Path(file).resolve() if file else None
+        if path is None or path in found or not _lies_in(path, folder):
+            continue
+        found.add(path)
+        for name in _imports(each, path):
+            steps = name.split(".")
+            above = (".".join(steps[:k]) for k in range(1, len(steps) + 1))
+            left += [sys.modules[part] for part in above if part in sys.modules]
+        parent = each.__name__.rpartition(".")[0]
+        left += [sys.modules[parent]] if parent in sys.modules else []
+    return found
+
+
+def _lies_in(path: Path, folder: Path) -> bool:
+    rayfl = Path(__file__).resolve().parent
+    return (
+        path.suffix == ".py"
+        and path.is_relative_to(folder)
+        and not path.is_relative_to(rayfl)
+        and not _is_installed(path)
+    )
+
+
+def _imports(module: ModuleType, path: Path) -> Iterator[str]:
+    """The dotted names that a module imports, wherever in it."""
+    package = module.__name__ if path.name == "__init__.py" else module.__name__.rpartition(".")[0]
+    for node in ast.walk(ast.parse(path.read_bytes())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.split(".")[: len(package.split(".")) - node.level + 1]
+                base = ".".join([*above, *([base] if base else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+@cache
+def _site() -> tuple[Path, ...]:
+    paths = sysconfig.get_paths()
+    kept = {paths[key] for key in ("purelib", "platlib", "stdlib", "platstdlib")}
+    return tuple(Path(each).resolve() for each in kept)
+
+
+def _is_installed(path: Path) -> bool:
+    """Whether a file is Python's own or of an installed package."""
+    if {"site-packages", "dist-packages"} & set(path.parts):
+        return True
+    return any(path.is_relative_to(each) for each in _site())
+
+
+def _hash(folder: Path, files: Sequence[str]) -> str:
+    """Of the names and contents of files.
+
+    Raises:
+        OSError
+    """
+    digest = hashlib.sha256()
+    for name in files:
+        content = (folder / name).read_bytes()
+        digest.update(f"{name}\0{len(content)}\0".encode() + content)
+    return digest.hexdigest()

@@ -1,0 +1,290 @@
+"""Parts from a user's own folder."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from rayfl import plugins
+from rayfl.algorithms import ALGORITHMS
+from rayfl.api import resume, run
+from rayfl.cli import _plugins_first
+from rayfl.config import load
+from rayfl.config.kinds import KINDS, bring
+from rayfl.errors import ConfigError
+from rayfl.rundir import RunDirectory
+
+METHOD = """
+from typing import Literal
+from rayfl.algorithms.fedavg import FedAvg
+
+class Own(FedAvg):
+    '''FedAvg, my way.'''
+    name: Literal["{name}"] = "{name}"
+    strength: float = 0.5
+"""
+
+SMALL = {
+    "rounds": 2,
+    "partition": {"clients": 4},
+    "execution": {"backend": "inline"},
+    "output": {"root": "runs", "report": False, "tensorboard": False},
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Path]]:
+    """An own folder, in which the test works, with files; this process knows no plug-in before, nor after."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(plugins, "_loaded", {})
+    monkeypatch.setattr(plugins, "_restored", set())
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    for registry in KINDS.values():
+        monkeypatch.setattr(registry, "_added", {})
+
+    def write(**files: str) -> Path:
+        for name, text in files.items():
+            path = tmp_path / (name.replace("_in_", "/") + ".py")
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        importlib.invalidate_caches()
+        return tmp_path
+
+    yield write
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def forget() -> None:
+    """As in a new process."""
+    for plugin in plugins.loaded():
+        for name in plugin.files:
+            sys.modules.pop(name.removesuffix(".py").removesuffix("/__init__").replace("/", "."), None)
+            sys.path[:] = [path for path in sys.path if path != str(plugin.folder)]
+    plugins._loaded.clear()
+    plugins._restored.clear()
+    for registry in KINDS.values():
+        registry._added.clear()
+    importlib.invalidate_caches()
+
+
+@pytest.mark.parametrize("given", ["own_a.py", "own_a", "./own_a.py"])
+def test_a_method_in_an_own_file_is_a_choice(folder, given):
+    folder(own_a=METHOD.format(name="half"))
+    config = load({**SMALL, "plugins": [given], "algorithm": {"name": "half", "strength": 0.25}})
+    assert config.algorithm.model_dump() == {"name": "half", "strength": 0.25}
+    assert "half" in ALGORITHMS
+    assert load(config) == config
+
+
+def test_methods_of_a_package_and_the_environment(folder, monkeypatch):
+    folder(
+        own_pack_in___init__="from own_pack.inner import Own",
+        own_pack_in_inner=METHOD.format(name="packed"),
+        own_env=METHOD.format(name="surrounding"),
+    )
+    monkeypatch.setenv("RAYFL_PLUGINS", "own_env.py, own_pack")
+    assert load({**SMALL, "algorithm": "packed"}).algorithm.name == "packed"
+    assert {"packed", "surrounding"} <= set(ALGORITHMS)
+
+
+def test_an_installed_package_brings_its_parts_by_its_entry_point(folder, monkeypatch):
+    root = folder(
+        own_site_in_own_installed=METHOD.format(name="installed"),
+    )
+    info = root / "own_site" / "own_installed-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: own-installed\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[rayfl.parts]\nmine = own_installed\n")
+    monkeypatch.syspath_prepend(str(root / "own_site"))
+    plugins._entry_points.cache_clear()
+    try:
+        assert load({**SMALL, "algorithm": "installed"}).algorithm.name == "installed"
+    finally:
+        plugins._entry_points.cache_clear()
+
+
+def test_what_a_plug_in_imports_from_its_own_folder_belongs_to_it(folder):
+    folder(
+        own_b="import json, numpy\nfrom own_helper import x\ndef f():\n    from own_parts import deep\nf()",
+        own_helper="import own_third\nx = 1",
+        own_third="",
+        own_other="",
+        own_parts_in___init__="",
+        own_parts_in_deep="from . import sibling",
+        own_parts_in_sibling="",
+    )
+    bring(["own_b.py"])
+    [plugin] = plugins.loaded()
+    assert plugin.files == (
+        "own_b.py",
+        "own_helper.py",
+        "own_parts/__init__.py",
+        "own_parts/deep.py",
+        "own_parts/sibling.py",
+        "own_third.py",
+    )
+    assert plugin.now() == plugin
+    Path("own_third.py").write_text("y = 2")
+    changed = plugin.now()
+    assert changed is not None
+    assert changed.sha256 != plugin.sha256
+    Path("own_third.py").unlink()
+    assert plugin.now() is None
+
+
+def test_only_modules_of_the_folder_are_packed(folder, tmp_path):
+    folder(own_c="import own_d", own_d="", own_p_in___init__="")
+    bring(["own_c.py", "own_p", "statistics"])
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    assert [path.name for path in plugins.pack(packed)] == ["own_c.py", "own_d.py", "own_p"]
+    assert [plugin.installed for plugin in plugins.loaded()] == [False, False, True]
+    assert plugins.variables() == {"RAYFL_TRAVELLED_PLUGINS": "own_c,own_p"}
+
+
+BAD = {
+    "no file": ("missing.py", {}, "plugins: missing.py: no such file"),
+    "no module": ("no_such_module", {}, "plugins: no module named 'no_such_module' here, nor installed"),
+    "syntax": ("own_s.py", {"own_s": "a = 1\ndef f(:\n"}, r"own_s.py:2: not Python: "),
+    "raises": ("own_r.py", {"own_r": "x = 1\nx / 0\n"}, r"own_r.py:2: ZeroDivisionError: division by zero"),
+    "raises below": (
+        "own_q.py",
+        {"own_q": "import own_z", "own_z": "\n\nraise ValueError('two\\nlines')"},
+        r"own_z.py:3: ValueError: two lines$",
+    ),
+    "raises in a library": (
+        "own_j.py",
+        {"own_j": "import json\njson.loads('{')\n"},
+        r"own_j.py:2: JSONDecode",
+    ),
+    "leaves": ("own_l.py", {"own_l": "import sys\nsys.exit(3)"}, r"own_l.py:2: SystemExit: 3"),
+    "imports what is missing": (
+        "own_m.py",
+        {"own_m": "import no_such_thing"},
+        r"own_m.py:1: ModuleNotFoundError: No module named 'no_such_thing'",
+    ),
+    "a taken name": (
+        "own_t.py",
+        {"own_t": METHOD.format(name="fedprox")},
+        r"own_t.py: a method named 'fedprox' exists already \(rayfl.algorithms.fedprox\); choose",
+    ),
+    "a taken module": (
+        "json.py",
+        {"json": ""},
+        r"plugins: json.py: there is another module named 'json' \(.*json/__init__.py\); rename the file",
+    ),
+    "a module that is not imported yet": ("this.py", {"this": ""}, r"another module named 'this'"),
+    "a name that is none": (
+        "own-x.py",
+        {"own-x": ""},
+        r"plugins: own-x.py: 'own-x' is no module's name; rename",
+    ),
+    "half of a package": ("own_p.no", {"own_p_in___init__": ""}, r"no module named 'own_p.no' here"),
+    "not text": ("own_n.py", {"own_n": "\x00"}, r"own_n.py"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_broken_plug_in_is_one_line(folder, kind):
+    given, files, expected = BAD[kind]
+    folder(**files)
+    with pytest.raises(ConfigError, match=expected) as caught:
+        load({**SMALL, "plugins": [given]})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("value", ["own.py", 3, [3], [""], {"a": 1}])
+def test_plugins_is_a_list_of_names(folder, value):
+    with pytest.raises(ConfigError, match=r"plugins(\.0)?: "):
+        load({**SMALL, "plugins": value})
+
+
+TARGETS = {
+    "own_u": "nothing",
+    "own_u:": "nothing",
+    ":thing": "nothing",
+    "own_u:thinf": "has no 'thinf'; did you mean 'thing'",
+    "own_u:thing.deeper": "has no 'thing.deeper'",
+    "own_v:thing": "no module named 'own_v'",
+    "nets/own_v.py:thing": "no such file",
+}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_that_is_none(folder, target):
+    folder(own_u="thing = 3")
+    with pytest.raises(ConfigError, match=TARGETS[target]) as caught:
+        plugins.resolve(target, "model.target")
+    assert str(caught.value).startswith("model.target: ")
+
+
+def test_targets(folder):
+    folder(own_u="class A:\n    b = 3", nets_in_own_v="thing = 4")
+    assert plugins.resolve("own_u:A.b", "x") == 3
+    assert plugins.resolve("nets/own_v.py:thing", "x") == 4
+    assert plugins.resolve("json:dumps", "x") is json.dumps
+    assert [plugin.module for plugin in plugins.travelling()] == ["own_u", "own_v"]
+    own_u = plugins.resolve("own_u:A", "x")
+    assert plugins.target_of(own_u) == "own_u:A"
+    with pytest.raises(ConfigError, match="other processes cannot import it"):
+        plugins.target_of(lambda: 0)
+
+
+def test_a_run_keeps_its_plug_ins_and_notices_changes(folder):
+    root = folder(own_e="import own_f\n" + METHOD.format(name="kept"), own_f="")
+    first = run({**SMALL, "plugins": ["own_e.py"], "algorithm": "kept"})
+    folder_of_sources = first.path / "plugins"
+    assert sorted(path.name for path in folder_of_sources.iterdir()) == ["own_e.py", "own_f.py"]
+    assert first.config.algorithm.name == "kept"
+    forget()
+    assert RunDirectory(first.path).config.algorithm.name == "kept"  # a new process: the file is there
+    assert plugins.loaded()[0].folder == root
+
+    forget()
+    (root / "own_e.py").write_text(METHOD.format(name="kept") + "    more: int = 3\n")
+    with pytest.raises(ConfigError, match=r"own_e.py: has changed since the run began; --changed-plugins"):
+        resume(first.path, ["rounds=3"])
+    assert RunDirectory(first.path).config.algorithm.model_dump() == {"name": "kept", "strength": 0.5}
+    assert plugins.loaded()[0].folder == folder_of_sources  # who only reads takes what there was
+
+    forget()
+    resume(first.path, ["rounds=3"], changed_plugins=True)
+    assert "more" in (folder_of_sources / "own_e.py").read_text()
+    assert first.config.algorithm.model_dump()["more"] == 3
+
+    forget()
+    (root / "own_e.py").unlink()
+    assert resume(first.path, ["rounds=4"]).rounds.shape[0] == 4  # it is gone: the run has it
+
+
+def test_changed_in_mid_process(folder):
+    root = folder(own_g=METHOD.format(name="moving"))
+    load({**SMALL, "plugins": ["own_g.py"]})
+    (root / "own_g.py").write_text("")
+    with pytest.raises(ConfigError, match=r"own_g.py: has changed since it was imported; start Python anew"):
+        load({**SMALL, "plugins": ["own_g.py"]})
+
+
+def test_the_command_line(folder):
+    folder(own_h=METHOD.format(name="typed"))
+    assert _plugins_first(["list", "--plugin", "a", "x", "--plugin=b"]) == [
+        "--plugin",
+        "a",
+        "--plugin=b",
+        "list",
+        "x",
+    ]
+    from rayfl.cli import app
+
+    found = CliRunner().invoke(app, ["--plugin", "own_h.py", "list", "methods"])
+    assert "typed" in found.output
+    assert "FedAvg, my way." in found.output
