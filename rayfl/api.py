@@ -18,6 +18,7 @@ import torch
 from rayfl import plugins
 from rayfl.config import Config, load
 from rayfl.config.kinds import KINDS
+from rayfl.data.events import client_number
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.rundir import RunDirectory
@@ -68,7 +69,7 @@ class Result:
         """Planted groups, and the clusters over time."""
         return dict(RunDirectory(self.path).read_json("clusters.json"))
 
-    def client_model(self, client: int, finetuned: bool = False) -> dict[str, torch.Tensor]:
+    def client_model(self, client: int | str, finetuned: bool = False) -> dict[str, torch.Tensor]:
         """The model that a client was tested with last, see :func:`client_models`."""
         return next(client_models(self.path, [client], finetuned))[1]
 
@@ -168,8 +169,8 @@ def resume(
 
 
 def client_models(
-    path: Path | str, clients: Sequence[int] | None = None, finetuned: bool = False
-) -> Iterator[tuple[int, dict[str, torch.Tensor]]]:
+    path: Path | str, clients: Sequence[int | str] | None = None, finetuned: bool = False
+) -> Iterator[tuple[int | str, dict[str, torch.Tensor]]]:
     """Rebuild the models with which clients of a run were tested last: those of ``accuracy_last``.
 
     That is the server's model with what the client has of its own (layers, a mask, a whole model), after the
@@ -179,15 +180,15 @@ def client_models(
 
     Args:
         path: the run directory.
-        clients: ids; None for all that are there in the end.
+        clients: ids, the user's own where the partition has such; None for all that are there in the end.
         finetuned: the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
 
     Yields:
-        The client's id and its model, tensors by their names in the module, as in ``models/*.safetensors``;
-        in the order of the ids.
+        The client's id (the user's own, if there is one) and its model, tensors by their names in the module,
+        as in ``models/*.safetensors``; in the order of the clients' numbers.
 
     Raises:
-        ConfigError: if it is no run, or one without fine-tuning.
+        ConfigError: if it is no run, or one without fine-tuning; or there is no such client.
         RayflError: if there is no checkpoint yet, or a client was not there.
     """
     directory = RunDirectory.open(path)
@@ -200,8 +201,11 @@ def client_models(
     backend = InlineBackend()
     try:
         driver = Driver(config, stages, backend, directory, host)
-        for client, row in driver.tested_models(clients, finetuned):
-            yield client, tensors_of(host.spec, row)
+        names = stages[0].federation.names
+        known = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+        numbers = None if clients is None else [client_number(c, known, str(path)) for c in clients]
+        for client, row in driver.tested_models(numbers, finetuned):
+            yield (client if names is None else str(names[client])), tensors_of(host.spec, row)
     finally:
         backend.close()
 

@@ -399,8 +399,9 @@ def newcomers(
     out.print(table)
     for row in frame[frame["far"]].itertuples() if "far" in frame else ():
         _say(
-            f"warning: newcomer {row.client} lies {row.distance:.3g} from cluster {row.cluster}, whose "
-            f"members lie within {row.usual:.3g} ({row.measure}): nothing that the run has seen is like it"
+            f"warning: newcomer {getattr(row, 'name', row.client)} lies {row.distance:.3g} from cluster "
+            f"{row.cluster}, whose members lie within {row.usual:.3g} ({row.measure}): nothing that the run "
+            "has seen is like it"
         )
     means = ", ".join(
         f"{name.replace('_', ' ')} {frame[name].mean():.1f} %" for name in frame.columns if "accuracy" in name
@@ -416,7 +417,7 @@ def newcomers(
 def models(
     path: Annotated[Path, typer.Argument(help="a run directory")],
     clients: Annotated[
-        list[int] | None, typer.Argument(help="ids; all if left out", show_default=False)
+        list[str] | None, typer.Argument(help="ids; all if left out", show_default=False)
     ] = None,
     finetuned: Annotated[bool, typer.Option("--finetuned", help="after evaluation.finetune_epochs")] = False,
     out_folder: Annotated[
@@ -424,6 +425,8 @@ def models(
     ] = None,
 ) -> None:
     """Write the models with which clients were tested last, a .safetensors file each, from the checkpoint."""
+    from urllib.parse import quote
+
     from safetensors.torch import save_file
 
     from rayfl.api import client_models
@@ -433,7 +436,7 @@ def models(
         if number == 1:
             _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
             folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / f"client_{client}.safetensors")
+        save_file(tensors, folder / f"client_{quote(str(client), safe=' ')}.safetensors")
     _say(f"written: {number} models to {short(folder)}")
 
 

@@ -63,14 +63,15 @@ class ClientError(RayflError):
     """A client's local work failed.
 
     Args:
-        client: the client's id.
+        client: the client's number.
         round: the round in which it happened (0-based).
         cause: the original traceback as text.
+        name: the user's own id of the client, quoted; empty if there is none.
     """
 
-    def __init__(self, client: int, round: int, cause: str) -> None:
-        self.client, self.round, self.cause = client, round, cause
-        super().__init__(client, round, cause)
+    def __init__(self, client: int, round: int, cause: str, name: str = "") -> None:
+        self.client, self.round, self.cause, self.name = client, round, cause, name
+        super().__init__(client, round, cause, name)
 
     @property
     def diverged(self) -> bool:
@@ -82,7 +83,7 @@ class ClientError(RayflError):
         return self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
 
     def __str__(self) -> str:
-        return f"client {self.client} failed in round {self.round}: {self._last}"
+        return f"client {self.name or self.client} failed in round {self.round}: {self._last}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

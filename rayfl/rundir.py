@@ -268,7 +268,8 @@ class RunDirectory:
 
     def read_frame(self, name: str) -> pd.DataFrame:
         """A CSV file of the run."""
-        return pd.read_csv(self.path / name, float_precision="round_trip")  # the default is an ulp off
+        # The default precision is an ulp off; ids of clients are text, whatever they look like.
+        return pd.read_csv(self.path / name, float_precision="round_trip", converters={"name": str})
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:

@@ -617,6 +617,7 @@ PARTS = [
 REQUIRED = {
     "npz": {"path": "a.npz"},
     "leaf": {"folder": "leaf"},
+    "file": {"path": "owners.csv"},
     "tasks": {"tasks": [{"labels": [0, 1], "clients": 2}]},
 }
 

@@ -37,7 +37,7 @@ from rayfl.clients.jobs import (
 from rayfl.clients.partial import Partial, Weight
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
-from rayfl.data.base import Part
+from rayfl.data.base import Part, called
 from rayfl.errors import ClientError, DataError, RayflError
 from rayfl.local import Outcome, Start
 from rayfl.ordering import Arrival
@@ -340,7 +340,7 @@ class ClientHost:
                     *self._features(client, stage, job), key(job.seed, "signature", client)
                 )
             except DataError as error:
-                failures[client] = DataError(f"client {client}: {error}")
+                failures[client] = DataError(f"client {called(self.stages[stage].names, client)}: {error}")
             else:
                 signatures.append(found)
         floats = np.array([job.signature.floats(s) for s in signatures], np.int64)

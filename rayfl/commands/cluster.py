@@ -73,7 +73,9 @@ def _cluster(config: Config) -> ClusteringResult:
     finally:
         backend.close()
     method, clustering = config.algorithm.name, config.clustering
-    return ClusteringResult(method, clustering, clusters, federation.groups, tuple(transfers), seconds)
+    return ClusteringResult(
+        method, clustering, clusters, federation.groups, tuple(transfers), seconds, federation.names
+    )
 
 
 def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
@@ -108,6 +110,7 @@ def _to_dict(result: ClusteringResult) -> dict[str, Any]:
             "bytes_down": result.bytes("down"),
             "seconds": result.seconds,
             "labels": result.clusters.labels,
+            **({} if result.names is None else {"names": result.names}),
             "groups": result.groups,
             **result.clusters.facts(),
         }

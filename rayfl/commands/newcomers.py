@@ -16,6 +16,7 @@ from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.data import Federation, Ragged, Samples, read_npz
+from rayfl.data.base import Names, called, in_order
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
 from rayfl.errors import DataError, RayflError
@@ -39,9 +40,9 @@ def assign_newcomers(
     Args:
         path: the run directory.
         data: an .npz file with ``x_train``, ``y_train``, ``x_test``, ``y_test``, and ``client_train`` and
-            ``client_test``, the number of the newcomer (from 0) that each sample belongs to; without the
-            latter two all samples are one newcomer's. Colour images have the axes of ``data.layout`` if the
-            run's data do; labels are as the newcomers see them.
+            ``client_test``, the number of the newcomer (from 0) that each sample belongs to, or its id as
+            text; without the latter two all samples are one newcomer's. Colour images have the axes of
+            ``data.layout`` if the run's data do; labels are as the newcomers see them.
         epochs: of fine-tuning; 0 for none.
         local_epochs: of training alone; 0 for none. By default as many as a client of the run has had on
             average.
@@ -49,7 +50,8 @@ def assign_newcomers(
     Returns:
         A row a newcomer. It is written to ``newcomers.csv`` in the run directory:
 
-        - ``client``: its id, after those of the run; ``n``: training samples;
+        - ``client``: its number, after those of the run; ``name``: its id, if the file has ids; ``n``:
+          training samples;
         - ``cluster``, and ``new_cluster``: whether it has founded that;
         - ``model``, if the method lets it use another than its cluster's;
         - ``distance`` to its cluster, ``next_distance`` to the nearest other cluster, ``usual``, the largest
@@ -84,6 +86,8 @@ def assign_newcomers(
         backend.start(tuple(stage.federation for stage in stages), host)
         newcomers = _Newcomers(config, host, backend, saved, stages)
         frame = newcomers.assigned()
+        if new.names is not None:
+            frame.insert(1, "name", new.names.tolist())
         newcomers.add_accuracies(frame, epochs, local_epochs)
     finally:
         backend.close()
@@ -99,11 +103,13 @@ class NewSamples:
     Attributes:
         samples: theirs alone.
         train, test: the places in these of each one's, ``B`` arrays.
+        names: their ids ``(B,)``, if the file has ids and not numbers.
     """
 
     samples: Samples
     train: list[NDArray[np.int64]]
     test: list[NDArray[np.int64]]
+    names: Names | None = None
 
 
 def read_newcomers(config: Config, own: Samples, data: Path) -> NewSamples:
@@ -123,15 +129,15 @@ def read_newcomers(config: Config, own: Samples, data: Path) -> NewSamples:
     top = int(max(new.y_train.max(), new.y_test.max()))
     if top >= own.classes:
         raise DataError(f"{data}: has label {top}; the run's model knows labels 0 to {own.classes - 1}")
-    train, test = _owners(data, new)
+    train, test, names = _owners(data, new)
     count = int(max(train.max(), test.max())) + 1
     for name, owners in (("client_train", train), ("client_test", test)):
         # Of n samples one of the first n + 1 newcomers has none.
         missing = np.setdiff1d(np.arange(min(count, len(owners) + 1)), owners)
         if len(missing):
-            raise DataError(f"{data}: newcomer {missing[0]} has no sample in {name}")
+            raise DataError(f"{data}: newcomer {called(names, missing[0])} has no sample in {name}")
     lists = [[np.flatnonzero(owners == c) for c in range(count)] for owners in (train, test)]
-    return NewSamples(new, *lists)
+    return NewSamples(new, lists[0], lists[1], names)
 
 
 def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tuple[Stage, ...]:
@@ -181,8 +187,8 @@ def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tupl
     return (*before, Stage(round, federation, federation.sizes > 0, joined=newcomers))
 
 
-def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The newcomer of each training and test sample."""
+def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], Names | None]:
+    """The newcomer of each training and test sample, and the newcomers' ids if the file has such."""
     found = []
     with np.load(data, allow_pickle=False) as content:
         for name, count in (("client_train", len(samples.y_train)), ("client_test", len(samples.y_test))):
@@ -190,11 +196,22 @@ def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np
                 owners = np.asarray(content[name]) if name in content else np.zeros(count, np.int64)
             except ValueError:  # objects, which may be code
                 owners = np.empty(0)
+            text = owners.shape == (count,) and owners.dtype.kind == "U"
             whole = owners.shape == (count,) and owners.dtype.kind in "iu"
-            if not whole or owners.astype(np.int64).min() < 0:
-                raise DataError(f"{data}: {name} must hold {count} numbers from 0, one a sample")
-            found.append(owners.astype(np.int64))
-    return found[0], found[1]
+            if not text and (not whole or owners.astype(np.int64).min() < 0):
+                raise DataError(
+                    f"{data}: {name} must hold {count} numbers from 0, one a sample, or ids as text"
+                )
+            found.append(owners if text else owners.astype(np.int64))
+    kinds = {owners.dtype.kind for owners in found}
+    if "U" not in kinds:
+        return found[0], found[1], None
+    if len(kinds) > 1:
+        raise DataError(f"{data}: client_train and client_test must both hold numbers, or both ids as text")
+    names = np.array(in_order(np.unique(np.concatenate(found)).tolist()))
+    number = pd.Index(names)
+    train, test = (number.get_indexer(pd.Index(owners)).astype(np.int64) for owners in found)
+    return train, test, names
 
 
 def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, now: int) -> Ragged:

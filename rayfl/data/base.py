@@ -7,8 +7,8 @@ workers of a node without a copy, and a client costs its indices only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Literal, Union
 
@@ -33,6 +33,51 @@ ServerShare = Union[  # noqa: UP007
     Annotated[float, Field(ge=0, lt=1)], Annotated[int, Field(ge=1, strict=True)], Literal["auto"]
 ]
 """What the server holds out for itself: a fraction of the training samples, a number, or what it needs."""
+
+
+Names = NDArray[np.str_]
+"""What the user calls the clients ``(N,)``."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """What else is known of every sample, and may say whose it is: a hospital, a writer.
+
+    Attributes:
+        values: what occurs, as text ``(V,)``, each once, in the order of :func:`in_order`.
+        train: the place in ``values`` of each training sample ``(n,)``, int32.
+        test: the same of test samples; None if it is not known of them.
+    """
+
+    values: Names
+    train: NDArray[np.int32]
+    test: NDArray[np.int32] | None = None
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """Where the samples of a source went, for those who speak of them by their number in it.
+
+    Attributes:
+        train: of each sample of the source its place among the training samples, -1 if it is none of them.
+        test: the same of test samples; None: they are numbered by their place.
+        split: whether ``test`` counts the same samples as ``train``: one source was split in two parts.
+    """
+
+    train: NDArray[np.int64]
+    test: NDArray[np.int64] | None = None
+    split: bool = False
+
+
+def in_order(ids: Sequence[str]) -> list[str]:
+    """Ids of clients in the order in which they are numbered: whole numbers by size, others as text."""
+    numbers = all(text.isascii() and text.isdecimal() for text in ids)
+    return sorted(ids, key=(lambda text: (int(text), text)) if numbers else None)
+
+
+def called(names: Names | None, client: int) -> str:
+    """A client as messages speak of it: by the user's own id, or its number."""
+    return str(client) if names is None else repr(str(names[client]))
 
 
 @dataclass(frozen=True)
@@ -63,6 +108,9 @@ class Samples:
             (:mod:`rayfl.data.held_out`); None if there are none.
         scaling: how models take the inputs (:meth:`Dataset.normalised`); None: images with their own mean
             and deviation, all else as it is.
+        columns: what else is known of the samples, by name. Looked at by partitions only.
+        numbering: how the samples were numbered where they come from; None: by their places. Looked at by
+            partitions only.
 
     Raises:
         DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.
@@ -83,6 +131,8 @@ class Samples:
     label_maps: NDArray[np.int64] | None = None
     x_server: NDArray[np.generic] | None = None
     scaling: Scaling | None = None
+    columns: Mapping[str, Column] = field(default_factory=dict)
+    numbering: Numbering | None = None
 
     def __post_init__(self) -> None:
         if self.label_maps is not None:
@@ -211,6 +261,8 @@ class Federation:
         test: per client, ids of test samples, following the client's label distribution. Clients share
             test samples.
         groups: the planted (ground-truth) group of each client ``(N,)``, int64, or None if there is none.
+        names: the ids that the user gave the clients ``(N,)``, or None: they are called by their numbers.
+        notes: what the user should know of the division, lines.
     """
 
     samples: Samples
@@ -218,6 +270,8 @@ class Federation:
     validation: Ragged
     test: Ragged
     groups: NDArray[np.int64] | None = None
+    names: Names | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def clients(self) -> int:
@@ -323,6 +377,8 @@ class Assignment:
             they are.
         label_maps: ``(V, classes)``, as in :class:`Samples`; goes with ``label_map``.
         test: indices of each client's own test samples; None: test samples that follow its labels.
+        names: the user's ids of the clients ``(N,)``, each once; None: they are called by their numbers.
+        notes: what the user should know of the division, lines.
     """
 
     clients: list[NDArray[np.integer]]
@@ -330,6 +386,8 @@ class Assignment:
     label_map: NDArray[np.int64] | None = None
     label_maps: NDArray[np.int64] | None = None
     test: list[NDArray[np.integer]] | None = None
+    names: Names | None = None
+    notes: tuple[str, ...] = ()
 
 
 class Partition(Section):

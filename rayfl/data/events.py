@@ -6,7 +6,8 @@ which a client that is not there has no samples. All stages share one object wit
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,8 +15,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
 
-from rayfl.data.base import Assignment, Federation, Partition, Ragged, Samples
-from rayfl.data.federation import check_settings, client_tests, most_tests, split, with_label_maps
+from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, called
+from rayfl.data.federation import (
+    check_settings,
+    client_tests,
+    divided,
+    most_tests,
+    split,
+    with_label_maps,
+    worth_naming,
+)
 from rayfl.data.population import Ids, Population, Shares, Wish, new_samples
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
@@ -37,15 +46,19 @@ class ClientEvent(BaseEvent):
     fraction is drawn at random; a group alone means all of it.
     """
 
-    clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, description="how many clients, drawn at random, or the ids of the clients"
+    clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)] | str, ...] | None = Field(
+        None,
+        description="how many clients, drawn at random, or the ids of the clients: your own, where the "
+        "partition has such (file, column, python)",
     )
     group: int | None = Field(None, ge=0, description="only clients of this planted group")
 
     @field_validator("clients")
     @classmethod
-    def _somebody_once(cls, clients: int | tuple[int, ...] | None) -> int | tuple[int, ...] | None:
-        if isinstance(clients, tuple) and (not clients or len(set(clients)) < len(clients)):
+    def _somebody_once(
+        cls, clients: int | tuple[int | str, ...] | None
+    ) -> int | tuple[int | str, ...] | None:
+        if isinstance(clients, tuple) and (not clients or len(set(map(str, clients))) < len(clients)):
             raise ValueError("name at least one client, and none twice")
         return clients
 
@@ -213,8 +226,10 @@ def build_stages(
     assignment = partition.assign(samples, seed)
     newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)
     assignment, newcomers = _reordered(assignment, newcomers)
-    newcomers = _named(events, newcomers, len(assignment.clients))
-    samples, maps = with_label_maps(samples, assignment)
+    names = worth_naming(assignment.names)
+    events = numbered(events, names)
+    newcomers = _named(events, newcomers, names, len(assignment.clients))
+    samples, maps = with_label_maps(divided(samples), assignment)
     shares = Shares(validation, most_tests(test_samples, len(assignment.clients)), seed)
     population = _at_first(samples, assignment, maps, newcomers, shares)
 
@@ -239,7 +254,7 @@ def build_stages(
     if samples.label_maps is not None or len(population.rows) > 1:
         samples = replace(samples, label_maps=np.array(population.rows, np.int64))
     return (
-        Stage(0, first.federation(samples), first.active),
+        Stage(0, replace(first.federation(samples), notes=assignment.notes), first.active),
         *(Stage(after, at.federation(samples), at.active, *changes) for after, at, changes in steps),
     )
 
@@ -280,11 +295,55 @@ def _reordered(assignment: Assignment, newcomers: dict[int, Ids]) -> tuple[Assig
         groups=None if assignment.groups is None else assignment.groups[order],
         label_map=None if assignment.label_map is None else np.asarray(assignment.label_map)[order],
         test=None if assignment.test is None else [assignment.test[i] for i in order],
+        names=None if assignment.names is None else assignment.names[order],
     )
     return reordered, ids
 
 
-def _named(events: Sequence[BaseEvent], newcomers: dict[int, Ids], clients: int) -> dict[int, Ids]:
+def numbered(events: Sequence[BaseEvent], names: Names | None) -> list[BaseEvent]:
+    """Events that name clients by their numbers, whatever ids the user gave them.
+
+    Raises:
+        ConfigError: if there is no client of that id.
+    """
+    known = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+    return [
+        event.model_copy(
+            update={
+                "clients": tuple(client_number(c, known, f"events.{place}.clients") for c in event.clients)
+            }
+        )
+        if isinstance(event, ClientEvent) and isinstance(event.clients, tuple)
+        else event
+        for place, event in enumerate(events)
+    ]
+
+
+def client_number(client: int | str, known: Mapping[str, int], where: str) -> int:
+    """The number of a client.
+
+    Args:
+        client: the user's id of it, or its number.
+        known: the numbers of the user's ids; empty: clients have none but their numbers.
+        where: the setting, for errors.
+
+    Raises:
+        ConfigError: if there is no client of that id.
+    """
+    if known:
+        if str(client) not in known:
+            near = difflib.get_close_matches(str(client), known, n=1)
+            remedy = f"did you mean {near[0]!r}?" if near else "name clients as the partition does"
+            raise ConfigError(where, f"there is no client {str(client)!r}", remedy)
+        return known[str(client)]
+    if not str(client).isdecimal():
+        raise ConfigError(where, f"there is no client {client!r}", "clients have numbers here, from 0")
+    return int(client)
+
+
+def _named(
+    events: Sequence[BaseEvent], newcomers: dict[int, Ids], names: Names | None, clients: int
+) -> dict[int, Ids]:
     """``newcomers`` and those that the events name."""
     waiting = np.zeros(clients, bool)
     for ids in newcomers.values():
@@ -293,11 +352,11 @@ def _named(events: Sequence[BaseEvent], newcomers: dict[int, Ids], clients: int)
     for place, event in enumerate(events):
         if not isinstance(event, Join) or event.returning or not isinstance(event.clients, tuple):
             continue
-        ids = choose(event, place, np.ones(clients, bool), None, generator(0, "no draw"))
+        ids = choose(event, place, np.ones(clients, bool), None, generator(0, "no draw"), names)
         if waiting[ids].any():
             raise ConfigError(
                 f"events.{place}.clients",
-                f"client {ids[waiting[ids]][0]} joins in another event already",
+                f"client {called(names, ids[waiting[ids]][0])} joins in another event already",
                 "newcomers that are not named have the last ids; 'returning: true' is for clients that left",
             )
         waiting[ids] = True
@@ -317,7 +376,8 @@ def _at_first(
     """The population at the start: everybody has their data, newcomers are not there."""
     assigned, groups = Ragged.of(assignment.clients), assignment.groups
     train, held_out = split(assigned, shares.validation, shares.seed)
-    tests = client_tests(samples, assigned, assignment.test, shares.limit, shares.seed)
+    names = worth_naming(assignment.names)
+    tests = client_tests(samples, assigned, assignment.test, shares.limit, shares.seed, names)
     active = np.ones(len(assigned), bool)
     for ids in newcomers.values():
         active[ids] = False
@@ -333,18 +393,21 @@ def _at_first(
         active,
         known=active,
         first_new_group=0 if groups is None else int(groups.max()) + 1,
+        names=names,
     )
 
 
 def _join(population: Population, event: Join, place: int, newcomers: Ids | None, seed: int) -> Population:
     if newcomers is None:
         away = population.known & ~population.active
-        newcomers = choose(event, place, away, population.groups, generator(seed, "event", place))
+        rng = generator(seed, "event", place)
+        newcomers = choose(event, place, away, population.groups, rng, population.names)
     return population.came(newcomers)
 
 
 def _leave(population: Population, event: Leave, place: int, seed: int) -> Population:
-    ids = choose(event, place, population.active, population.groups, generator(seed, "event", place))
+    rng = generator(seed, "event", place)
+    ids = choose(event, place, population.active, population.groups, rng, population.names)
     population = population.left(ids)
     if not population.active.any():
         raise ConfigError(f"events.{place}", f"nobody would be left after {event.round} rounds")
@@ -363,7 +426,7 @@ def _drift(
         among = population.active & ~drifted
         if event.to is not None and not isinstance(event.clients, tuple) and population.groups is not None:
             among &= population.groups != event.to
-        ids = choose(event, place, among, population.groups, rng)
+        ids = choose(event, place, among, population.groups, rng, population.names)
         drifted[ids] = True
         if event.kind == "permuted_labels":
             renaming.append((place, event, ids))
@@ -397,7 +460,7 @@ def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], sha
     for (place, event, wish), lists, short in zip(moving, lists_of, short_of, strict=True):
         lacking = np.flatnonzero(short)
         if len(lacking):
-            client, needs = int(wish.ids[lacking[0]]), int(short[lacking[0]])
+            client, needs = called(population.names, int(wish.ids[lacking[0]])), int(short[lacking[0]])
             raise DataError(
                 f"events.{place}: client {client} would need {needs} more samples that fit and nobody holds "
                 f"({len(lacking)} such clients); "
@@ -455,23 +518,29 @@ def permutation(count: int, rng: np.random.Generator) -> Ids:
 
 
 def choose(
-    event: ClientEvent, place: int, among: NDArray[np.bool_], groups: Ids | None, rng: np.random.Generator
+    event: ClientEvent,
+    place: int,
+    among: NDArray[np.bool_],
+    groups: Ids | None,
+    rng: np.random.Generator,
+    names: Names | None = None,
 ) -> Ids:
     """Whom an event concerns, ascending ids.
 
     Args:
-        event: the event.
+        event: the event, with clients by their numbers (:func:`numbered`).
         place: its place in the list, for errors.
         among: the clients in question ``(N,)``.
         groups: the planted groups ``(N,)``.
         rng: draws numbers and fractions.
+        names: the user's ids of the clients, for errors.
 
     Raises:
         ConfigError: if there are no such clients.
     """
     where = f"events.{place}"
     if isinstance(event.clients, tuple):
-        ids = np.array(sorted(event.clients), np.int64)
+        ids = np.array(sorted(map(int, event.clients)), np.int64)
         if ids[-1] >= len(among):
             raise ConfigError(
                 f"{where}.clients", f"there is no client {ids[-1]}", f"ids run from 0 to {len(among) - 1}"
@@ -484,7 +553,8 @@ def choose(
                 "drift": "is not there, or drifts twice",
             }
             raise ConfigError(
-                f"{where}.clients", f"client {wrong[0]} {state[event.name]} after {event.round} rounds"
+                f"{where}.clients",
+                f"client {called(names, wrong[0])} {state[event.name]} after {event.round} rounds",
             )
         return ids
     pool = np.flatnonzero(among)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.base import Assignment, Federation, Partition, Ragged, Samples
+from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, called
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
 
@@ -51,13 +51,29 @@ def build_federation(
     check_settings(samples, validation, test_samples)
     assignment = partition.assign(samples, seed)
     assigned = Ragged.of(assignment.clients)
-    samples, maps = with_label_maps(samples, assignment)
+    samples, maps = with_label_maps(divided(samples), assignment)
+    names = worth_naming(assignment.names)
     train, held_out = split(assigned, validation, seed)
-    test = client_tests(samples, assigned, assignment.test, most_tests(test_samples, len(assigned)), seed)
+    cap = most_tests(test_samples, len(assigned))
+    test = client_tests(samples, assigned, assignment.test, cap, seed, names)
     if maps is not None:
         train, held_out = (seen_through(lists, maps, len(samples.y_train)) for lists in (train, held_out))
         test = seen_through(test, maps, len(samples.y_test))
-    return Federation(samples, train, held_out, test, assignment.groups)
+    return Federation(samples, train, held_out, test, assignment.groups, names, assignment.notes)
+
+
+def divided(samples: Samples) -> Samples:
+    """Samples without what only partitions look at."""
+    if not samples.columns and samples.numbering is None:
+        return samples
+    return replace(samples, columns={}, numbering=None)
+
+
+def worth_naming(names: Names | None) -> Names | None:
+    """The clients' names; None if they are the numbers 0, 1, 2, ... that the clients have anyway."""
+    if names is None or np.array_equal(names, np.arange(len(names)).astype(str)):
+        return None
+    return names
 
 
 def check_settings(
@@ -142,6 +158,7 @@ def client_tests(
     own: list[NDArray[np.integer]] | None,
     cap: int | None,
     seed: int,
+    names: Names | None = None,
 ) -> Ragged:
     """The test samples of every client: ``own``, or those that follow its training samples; ``cap`` at most.
 
@@ -149,13 +166,13 @@ def client_tests(
         DataError: if a client has none.
     """
     if own is None:
-        return _following(samples, assigned, cap, seed)
+        return _following(samples, assigned, cap, seed, names)
     tests = Ragged.of(own)
     without = np.flatnonzero(tests.sizes == 0)
     if len(without):
         raise DataError(
-            f"dataset {samples.name}: client {without[0]} has no test sample ({len(without)} such clients); "
-            "every client needs one"
+            f"dataset {samples.name}: client {called(names, without[0])} has no test sample "
+            f"({len(without)} such clients); every client needs one"
         )
     if cap is None or tests.sizes.max() <= cap:
         return _sorted(tests.values.copy(), tests.sizes)
@@ -166,7 +183,7 @@ def client_tests(
     return _sorted(np.concatenate(lists), np.minimum(tests.sizes, cap))
 
 
-def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -> Ragged:
+def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, names: Names | None) -> Ragged:
     """The test samples of every client, in the proportions of its training samples.
 
     Strata ``c`` are the pairs of domain and label. With ``p_ic`` the share of stratum c among client i's
@@ -190,7 +207,7 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int) -
     without = np.flatnonzero(size == 0)
     if len(without):
         raise DataError(
-            f"dataset {samples.name}: no test sample has a label of client {without[0]} "
+            f"dataset {samples.name}: no test sample has a label of client {called(names, without[0])} "
             f"({len(without)} such clients); every label in the training data needs test samples"
         )
 
@@ -247,7 +264,7 @@ def describe(federation: Federation) -> pd.DataFrame:
     """One row a client: ``n``, ``validation``, ``test`` (numbers of samples), ``group``, ``class_0``, ...
 
     The class columns count training samples, under the labels that the client sees. ``group`` is missing
-    (NA) if no groups were planted.
+    (NA) if no groups were planted. Where the user gave ids, they come first, as ``name``.
     """
     import pandas as pd  # deferred: workers do without it
 
@@ -257,6 +274,7 @@ def describe(federation: Federation) -> pd.DataFrame:
     counts = np.bincount(cells, minlength=len(train) * samples.classes).reshape(len(train), samples.classes)
     groups = [pd.NA] * len(train) if federation.groups is None else federation.groups
     columns = {
+        **({} if federation.names is None else {"name": federation.names}),
         "n": train.sizes,
         "validation": federation.validation.sizes,
         "test": federation.test.sizes,

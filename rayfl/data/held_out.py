@@ -10,8 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
-from rayfl.data.base import Dataset, Samples, ServerShare
+from rayfl.data.base import Dataset, Numbering, Samples, ServerShare
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError
 from rayfl.random import generator
@@ -71,6 +72,7 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
             )
         return samples
     domains, targets = samples.domain_train, samples.targets_train
+    columns = {name: replace(c, train=c.train[~held]) for name, c in samples.columns.items()}
     return replace(
         samples,
         x_train=samples.x_train[~held],
@@ -78,4 +80,14 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
         domain_train=None if domains is None else domains[~held],
         targets_train=None if targets is None else targets[~held],
         x_server=samples.x_train[held],
+        columns=columns,
+        numbering=_renumbered(samples.numbering, held),
     )
+
+
+def _renumbered(before: Numbering | None, held: NDArray[np.bool_]) -> Numbering:
+    """The numbering without the training samples that are ``held`` ``(n,)``."""
+    places = np.where(held, -1, np.cumsum(~held) - 1)
+    if before is None:
+        return Numbering(places)
+    return replace(before, train=np.where(before.train < 0, -1, places[before.train]))

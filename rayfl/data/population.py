@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.base import Federation, Ragged, Samples
+from rayfl.data.base import Federation, Names, Ragged, Samples
 from rayfl.data.federation import client_tests, seen_through, split, strata_of
 from rayfl.data.redeal import redeal
 
@@ -43,6 +43,7 @@ class Population:
         active: who is there ``(N,)``.
         known: who has ever been there ``(N,)``.
         founded: what the groups behind the partition's have in common, one key a group.
+        names: the user's ids of the clients ``(N,)`` or None.
     """
 
     samples: Samples
@@ -56,6 +57,7 @@ class Population:
     known: NDArray[np.bool_]
     first_new_group: int = 0
     founded: tuple[tuple[object, ...], ...] = ()
+    names: Names | None = None
 
     def everything(self, client: int) -> NDArray[np.int32]:
         """All samples of a client but its test samples."""
@@ -109,7 +111,8 @@ class Population:
         """``ids`` have the samples ``lists`` instead of theirs."""
         new = Ragged.of(lists)
         train, validation = split(new, shares.validation, shares.seed, event)
-        test = client_tests(self.samples, new, None, shares.limit, shares.seed)
+        names = None if self.names is None else self.names[ids]
+        test = client_tests(self.samples, new, None, shares.limit, shares.seed, names)
         return replace(
             self,
             train=_with(self.train, ids, train),
@@ -130,6 +133,7 @@ class Population:
             seen(self.validation, len(samples.y_train)),
             seen(self.test, len(samples.y_test)),
             self.groups,
+            self.names,
         )
 
 

@@ -11,7 +11,7 @@ from rayfl.data.federation import scarce_strata, strata_of
 def remarks(federation: Federation) -> list[str]:
     """Lines about inputs, labels and the server's data, for the start of a run."""
     samples = federation.samples
-    return [*_server(samples), *_table(samples), *_scarce(samples), *_unknown(samples)]
+    return [*federation.notes, *_server(samples), *_table(samples), *_scarce(samples), *_unknown(samples)]
 
 
 def _server(samples: Samples) -> list[str]:

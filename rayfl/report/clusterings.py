@@ -19,6 +19,7 @@ from scipy.spatial.distance import squareform
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.data.base import Names
 from rayfl.evaluation import Transfer
 from rayfl.units import size
 
@@ -41,6 +42,7 @@ class ClusteringResult:
         clustering: the settings.
         clusters: with distances and tree where the clients are few enough.
         groups: the planted groups ``(N,)``, if known.
+        names: the user's ids of the clients ``(N,)``, if there are any.
         transfers: what the signatures cost.
         seconds: from the data in memory to the clusters.
     """
@@ -51,6 +53,7 @@ class ClusteringResult:
     groups: NDArray[np.int64] | None
     transfers: tuple[Transfer, ...]
     seconds: float
+    names: Names | None = None
 
     def bytes(self, direction: str) -> int:
         """Bytes that the clients sent (``up``) or received (``down``)."""

@@ -71,7 +71,7 @@ class RunFiles:
 
         def table(name: str) -> pd.DataFrame:
             try:
-                frame: pd.DataFrame = pd.read_csv(regular(path / name))
+                frame: pd.DataFrame = pd.read_csv(regular(path / name), converters={"name": str})
                 return frame
             except (OSError, ValueError) as error:
                 missing.append(f"{name} ({_reason(error)})")

@@ -21,9 +21,13 @@ from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
 MOST_ROWS = 40
 """Rows of the cluster table; larger clusterings show their largest clusters."""
+FEW_CLIENTS = 10
+"""Of more named clients than :data:`MOST_ROWS`, so many of the least and of the most accurate."""
 MOST_GROUPS = 20
 MOST_LINES = 12
 """Groups in one chart; of more groups there is only the table."""
+MOST_NAMES = 8
+"""Members of a cluster that are named, where clients have ids of the user's own."""
 FEW_CLUSTERS = 8
 """Up to so many clusters the table alone shows the sizes."""
 
@@ -253,7 +257,22 @@ def _clients(run: RunFiles) -> Section | None:
     if gone.any():
         note += f" Those that left ({int(gone.sum()):,}) are not shown."
     alt = f"Histogram of client accuracies, mean {np.nanmean(last):.1f} %"
-    return Section("Clients", note, figures.picture(figures.accuracy_histogram(last), alt, height=2.8))
+    figure = figures.picture(figures.accuracy_histogram(last), alt, height=2.8)
+    return Section("Clients", note, figure, _named_clients(run, last))
+
+
+def _named_clients(run: RunFiles, last: NDArray[np.float64]) -> tuple[Table, ...]:
+    """Where clients have ids of the user's own: the least and the most accurate of them."""
+    if "name" not in run.clients:
+        return ()
+    order = np.argsort(last, kind="stable")[: int((~np.isnan(last)).sum())]
+    shown = order if len(order) <= MOST_ROWS else np.concatenate([order[:FEW_CLIENTS], order[-FEW_CLIENTS:]])
+    columns = [("n", "samples"), ("test_samples", "test samples"), ("cluster", "cluster")]
+    rows = [
+        [str(row["name"]), percent(row["accuracy_last"]), *(_id(row.get(column)) for column, _ in columns)]
+        for row in run.clients.iloc[shown].to_dict("records")
+    ]
+    return (Table.of(["client, lowest accuracy first", "accuracy", *(title for _, title in columns)], rows),)
 
 
 def _gone(run: RunFiles) -> NDArray[np.bool_]:
@@ -269,6 +288,8 @@ def _clusters(run: RunFiles) -> Section | None:
     if labels is None:
         return None
     clients = pd.DataFrame({"cluster": labels})
+    if "name" in run.clients and len(run.clients) == len(labels):
+        clients["name"] = run.clients["name"].astype(str)
     last = numbers(run.clients, "accuracy_last")
     if last is not None and len(last) == len(labels):
         clients["accuracy"] = last
@@ -304,6 +325,10 @@ def _clusters(run: RunFiles) -> Section | None:
             for group in crossed
         ]
         note += ", and how many members come from each planted group"
+    if "name" in clients:
+        header.append("members")
+        named = clients.groupby("cluster")["name"].agg(list)
+        columns.append([Cell(_some(named[i])) for i in shown])
     note += "." if len(sizes) <= MOST_ROWS else f". The {MOST_ROWS} largest of {len(sizes):,} clusters."
     tables = [Table(header, list(zip(*columns, strict=True)))]
 
@@ -372,6 +397,12 @@ def _groups(run: RunFiles) -> pd.Series[Any] | None:
     if run.clusters.get("groups"):
         return pd.Series(run.clusters["groups"])
     return run.clients["group"] if numbers(run.clients, "group") is not None else None
+
+
+def _some(names: list[str]) -> str:
+    """The first of the names, and how many more there are."""
+    more = len(names) - MOST_NAMES
+    return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _id(value: object) -> str:

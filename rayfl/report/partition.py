@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rayfl.config import Config
@@ -282,7 +283,10 @@ def _client_table(found: View) -> Table:
     clients = len(ids)
     few = counts.shape[1] <= SHOWN_CLASSES
     table = _table("training samples by client" + (" and class" if few else ""))
+    names = found.federation.names
     table.add_column("client", justify="right")
+    if names is not None:
+        table.add_column("name")
     if groups is not None:
         table.add_column("group", justify="right")
     table.add_column("samples", justify="right")
@@ -294,6 +298,8 @@ def _client_table(found: View) -> Table:
         row = [f"{ids[client]:,}", f"{counts[client].sum():,}"]
         if groups is not None:
             row.insert(1, str(groups[client]))
+        if names is not None:
+            row.insert(1, escape(str(names[ids[client]])))
         if few:
             row += [f"{count:,}" if count else "·" for count in counts[client]]
         else:
@@ -367,7 +373,9 @@ def _pairs(found: View) -> pd.DataFrame:
     """One row a pair of compared clients, one column a measure."""
     i, j = np.triu_indices(len(found.compared), 1)
     columns = {part.measure.name: part.values[i, j] for part in found.measured if part.values is not None}
-    return pd.DataFrame({"client": found.compared[i], "other": found.compared[j], **columns})
+    first, second, names = found.compared[i], found.compared[j], found.federation.names
+    called = {} if names is None else {"name": names[first], "other_name": names[second]}
+    return pd.DataFrame({"client": first, "other": second, **called, **columns})
 
 
 def _draw_classes(found: View, path: Path) -> None:

@@ -20,6 +20,7 @@ from rayfl.clients.state import StateLayout
 from rayfl.config import Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
+from rayfl.data.base import called
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
@@ -318,13 +319,14 @@ class Driver:
             }
         )
         self.emit(Event("round", {**row, "rounds": self.config.rounds, "busy": dict(report.seconds)}))
+        names = self.federation.names
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
-            self.emit(
-                Event("note", {"text": f"round {state.round}: client {client} failed, left out: {line}"})
-            )
+            line = f"round {state.round}: client {called(names, client)} failed, left out: {line}"
+            self.emit(Event("note", {"text": line}))
         for text, ids in report.remarks.items():
-            shown = ", ".join(map(str, sorted(ids)[:5])) + (f" and {len(ids) - 5} more" if ids[5:] else "")
+            first = [called(names, client) for client in sorted(ids)[:5]]
+            shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
             self.emit(Event("note", {"text": f"round {state.round}: client {shown}: {text}"}))
         return new
 
@@ -492,8 +494,9 @@ class Driver:
         wanted = present if clients is None else np.unique(np.array(clients, np.int64))
         missing = np.setdiff1d(wanted, present)
         if len(missing):
+            client = called(self.federation.names, missing[0])
             raise RayflError(
-                f"{self.run_dir.path}: client {missing[0]} was not there after round {state.round}; "
+                f"{self.run_dir.path}: client {client} was not there after round {state.round}; "
                 f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
             )
         turn, models = self._last_turn(state), self._tested_with(state)

@@ -344,6 +344,8 @@ class Records:
                 "test_samples": self.federation.test.sizes,
             }
         )
+        if self.federation.names is not None:
+            frame.insert(1, "name", self.federation.names.tolist())
         if self.federation.samples.tokens:
             frame["perplexity_last"], frame["perplexity_best"] = self.perplexity
         if self._tested_with is not None:
@@ -355,8 +357,15 @@ class Records:
         self.run.write_frame("clients.csv", frame)
 
     def _write_clusters(self) -> None:
-        groups = None if self.federation.groups is None else self.federation.groups.tolist()
-        self.run.write_json("clusters.json", {"groups": groups, "timeline": self.timeline})
+        groups, names = self.federation.groups, self.federation.names
+        self.run.write_json(
+            "clusters.json",
+            {
+                **({} if names is None else {"names": names.tolist()}),
+                "groups": None if groups is None else groups.tolist(),
+                "timeline": self.timeline,
+            },
+        )
 
     def summary(self, state: ServerState) -> dict[str, Any]:
         """The numbers of the closing table."""

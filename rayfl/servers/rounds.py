@@ -21,6 +21,7 @@ from rayfl.clients.jobs import (
     TrainReport,
 )
 from rayfl.clients.state import StateLayout, StateRow
+from rayfl.data.base import called
 from rayfl.errors import ClientError
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
@@ -187,7 +188,7 @@ def _trained_blocks(servers: Servers, tasks: Sequence[Task], round: int, progres
         failures.update(done.report.failures)
         if len(failures) > servers.tolerate:
             client = min(failures)
-            raise ClientError(client, round, failures[client])
+            raise ClientError(client, round, failures[client], called(servers.federation.names, client))
         progress(len(trained), len(tasks))
     return sorted(trained, key=lambda done: done.task)
 

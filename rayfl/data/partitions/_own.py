@@ -1,0 +1,86 @@
+"""Clients that the user knows: who owns which sample, and what the clients are called."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from rayfl.data.base import Assignment, Names, Partition
+from rayfl.data.partitions._dealing import Owners, by_owner
+from rayfl.errors import DataError
+
+_LONGEST = 200
+"""Characters of a client's id."""
+
+
+class OwnPartition(Partition):
+    """A partition whose clients, with their ids, are given and not drawn."""
+
+    clients: int = Field(
+        0, ge=0, description="left out: as many as are named; else a number that they must agree with"
+    )
+    tests: Literal["own", "labels"] = Field(
+        "own",
+        description="own: a client is tested on the test samples that are its own, if it is known whose they "
+        "are; labels: on test samples that follow its labels, as in other partitions",
+    )
+
+    def assignment(
+        self, train: Owners, test: Owners | None, names: Names, notes: Sequence[str] = ()
+    ) -> Assignment:
+        """What belongs to whom.
+
+        Args:
+            train: the client of each training sample ``(n,)``, -1 for none.
+            test: of each test sample; None if that is not known.
+            names: the ids of the clients ``(N,)``.
+            notes: what the user should know.
+
+        Raises:
+            DataError: if a client has no training sample, or no test sample of its own; or there are other
+                clients than ``clients`` says.
+        """
+        where, count = f"partition: {self.name}", len(names)
+        if self.clients not in (0, count):
+            raise DataError(f"partition.clients: {self.clients}, but {count} clients are named; leave it out")
+        sizes = np.bincount(train[train >= 0], minlength=count)
+        if not sizes.all():
+            raise DataError(
+                f"{where}: client {str(names[sizes.argmin()])!r} has no training sample "
+                f"({_such(sizes)}; samples may be in the test part, or held by the server: data.server_share)"
+            )
+        tests = None
+        if test is not None and self.tests == "own":
+            own = np.bincount(test[test >= 0], minlength=count)
+            if not own.all():
+                raise DataError(
+                    f"{where}: client {str(names[own.argmin()])!r} has no test sample of its own "
+                    f"({_such(own)}); give it one, or set partition.tests=labels"
+                )
+            tests = by_owner(test, count)
+        unowned = np.flatnonzero(train < 0)
+        if len(unowned):
+            notes = (
+                *notes,
+                f"partition: {len(unowned):,} of {len(train):,} training samples belong to no client and are "
+                "not used",
+            )
+        return Assignment(by_owner(train, count), test=tests, names=names, notes=tuple(notes))
+
+
+def _such(sizes: NDArray[np.integer]) -> str:
+    count = int((sizes == 0).sum())
+    return "the only one" if count == 1 else f"{count:,} such clients"
+
+
+def fault(name: str) -> str:
+    """Why this is no id of a client, which every table and file could show; empty if it is one."""
+    if not name:
+        return "the client is empty"
+    if len(name) > _LONGEST or not name.isprintable():
+        return f"client {name[:20]!r}...: an id has at most {_LONGEST} printable characters"
+    return ""

@@ -1,0 +1,200 @@
+"""Clients as a file says: whose each sample is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.base import Assignment, Names, Numbering, Samples, in_order
+from rayfl.data.partitions._dealing import Owners
+from rayfl.data.partitions._own import OwnPartition, fault
+from rayfl.data.tables import line_of, read_table, require
+from rayfl.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class FromFile(OwnPartition):
+    """File: a table says which client owns which sample; clients keep the ids that it gives them.
+
+    The table has the columns ``sample`` and ``client``: the place of a training sample in the dataset, from
+    0, and any text or number. A column ``part`` with ``train`` and ``test``, or a second table ``test_path``,
+    says the same of test samples; without, test samples follow the client's labels. Where the dataset is one
+    source that was split into training and test samples (``data.test_fraction``), ``sample`` is the place in
+    the source and says both.
+
+    Clients are numbered in the order of their ids: whole numbers by size, others as text. Samples that are
+    not in the table belong to nobody.
+    """
+
+    name: Literal["file"] = "file"
+    path: Path = Field(description="a .csv or .parquet file with columns sample, client and optionally part")
+    test_path: Path | None = Field(
+        None, description="the same for test samples, with columns sample and client"
+    )
+
+    @override
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        numbering = samples.numbering or Numbering(np.arange(len(samples.y_train)))
+        train, test = self._rows(numbering.split)
+        names = train.names
+        if test is not None:
+            test = test.among(names)
+        if numbering.split:
+            assert numbering.test is not None
+            owners = _owners(train, len(numbering.train), "sample")
+            return self.assignment(
+                _placed(owners, numbering.train, len(samples.y_train)),
+                _placed(owners, numbering.test, len(samples.y_test)),
+                names,
+            )
+        owners = _owners(train, len(numbering.train), "training sample")
+        own = _placed(owners, numbering.train, len(samples.y_train))
+        tests = None if test is None else _owners(test, len(samples.y_test), "test sample")
+        return self.assignment(own, tests, names)
+
+    def _rows(self, split: bool) -> tuple[_Rows, _Rows | None]:
+        """What the files say of training and of test samples."""
+        frame = read_table(self.path, text=True)
+        require(frame, ("sample", "client"), str(self.path))
+        if "part" not in frame and self.test_path is None:
+            return _Rows.of(frame, self.path), None
+        if split:
+            where = self.test_path or f"{self.path}: part"
+            raise DataError(
+                f"{where}: the dataset was split into training and test samples itself; give the owner of "
+                "each sample once, without part or test_path"
+            )
+        if self.test_path is not None:
+            if "part" in frame:
+                raise DataError(f"{self.path}: has a column part, and there is partition.test_path; give one")
+            others = read_table(self.test_path, text=True)
+            require(others, ("sample", "client"), str(self.test_path))
+            return _Rows.of(frame, self.path), _Rows.of(others, self.test_path)
+        part = frame["part"].astype(str).str.strip()
+        wrong = np.flatnonzero(~part.isin(["train", "test"]))
+        if len(wrong):
+            where = line_of(self.path, frame.index[wrong[0]])
+            raise DataError(f"{where}: part is {part.iloc[wrong[0]]!r}; expected train or test")
+        training = frame[part == "train"]
+        if training.empty:
+            raise DataError(f"{self.path}: part is test in all rows; no client has a training sample")
+        tests = frame[part == "test"]
+        return _Rows.of(training, self.path), None if tests.empty else _Rows.of(tests, self.path)
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a table of owners.
+
+    Attributes:
+        path: the file.
+        rows: their places in it ``(m,)``.
+        samples: the numbers of the samples ``(m,)``.
+        clients: places in ``names`` ``(m,)``.
+        names: the clients that occur, in order.
+    """
+
+    path: Path
+    rows: NDArray[np.int64]
+    samples: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    names: Names
+
+    @classmethod
+    def of(cls, frame: pd.DataFrame, path: Path) -> _Rows:
+        """From a table with columns ``sample`` and ``client``.
+
+        Raises:
+            DataError: if a sample is no number, or a client no id.
+        """
+        import pandas as pd
+
+        numbers = pd.to_numeric(frame["sample"], errors="coerce").to_numpy(np.float64)
+        with np.errstate(invalid="ignore"):
+            whole = (numbers >= 0) & (numbers < _MOST) & (numbers == np.floor(numbers))
+        if not whole.all():
+            wrong = int(np.flatnonzero(~whole)[0])
+            given = str(frame["sample"].iloc[wrong])
+            raise DataError(
+                f"{line_of(path, frame.index[wrong])}: sample {given[:40]!r} is no place in the dataset; "
+                "expected an integer from 0"
+            )
+        codes, given_ids = pd.factorize(frame["client"], use_na_sentinel=False)
+        ids = ["" if pd.isna(given) else str(given).strip() for given in given_ids]
+        for code, name in enumerate(ids):
+            if fault(name):
+                where = line_of(path, int(frame.index[int((codes == code).argmax())]))
+                raise DataError(f"{where}: {fault(name)}")
+        names = np.array(in_order(sorted(set(ids))))
+        clients = pd.Index(names).get_indexer(pd.Index(ids))[codes]
+        return cls(path, frame.index.to_numpy(np.int64), numbers.astype(np.int64), clients, names)
+
+    def at(self, row: int) -> str:
+        """Where a row lies."""
+        return line_of(self.path, int(self.rows[row]))
+
+    def among(self, names: Names) -> _Rows:
+        """The same, with clients as places in ``names``.
+
+        Raises:
+            DataError: if one is none of them.
+        """
+        import pandas as pd
+
+        clients = pd.Index(names).get_indexer(pd.Index(self.names))[self.clients]
+        unknown = np.flatnonzero(clients < 0)
+        if len(unknown):
+            name = str(self.names[self.clients[unknown[0]]])
+            raise DataError(f"{self.at(unknown[0])}: client {name!r} has no training sample")
+        return replace(self, clients=clients, names=names)
+
+
+_MOST = 2**31
+
+
+def _owners(rows: _Rows, total: int, what: str) -> Owners:
+    """The client of each sample of a source ``(total,)``, -1 for none.
+
+    Args:
+        rows: the table.
+        total: how many samples the source has.
+        what: the samples are, for errors.
+
+    Raises:
+        DataError: if there is no such sample, or it has two owners.
+    """
+    import pandas as pd
+
+    beyond = np.flatnonzero(rows.samples >= total)
+    if len(beyond):
+        row = beyond[0]
+        raise DataError(
+            f"{rows.at(row)}: there is no {what} {rows.samples[row]}; they are numbered 0 to {total - 1}"
+        )
+    again = np.flatnonzero(pd.Series(rows.samples).duplicated())
+    if len(again):
+        row = again[0]
+        first = int((rows.samples == rows.samples[row]).argmax())
+        owner = str(rows.names[rows.clients[first]])
+        raise DataError(
+            f"{rows.at(row)}: {what} {rows.samples[row]} belongs to {owner!r} already ({rows.at(first)})"
+        )
+    owners = np.full(total, -1, np.int64)
+    owners[rows.samples] = rows.clients
+    return owners
+
+
+def _placed(owners: Owners, places: NDArray[np.int64], count: int) -> Owners:
+    """The client of each sample by its place in its part ``(count,)``, from those by the source's numbers."""
+    found = np.full(count, -1, np.int64)
+    known = places >= 0
+    found[places[known]] = owners[known]
+    return found

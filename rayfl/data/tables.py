@@ -1,0 +1,112 @@
+"""Tables from files, CSV or Parquet, with one line for whatever is wrong with them."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rayfl.data.arrays import one_line
+from rayfl.errors import DataError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def read_table(path: Path, text: bool = False) -> pd.DataFrame:
+    """A table with a header.
+
+    Args:
+        path: a CSV file (commas, UTF-8), or Parquet if its name ends in ``.parquet``.
+        text: all values of a CSV file as the text that is there; by default numbers where a column has
+            nothing else, and NaN for what is empty or says so (``NA``, ``nan``).
+
+    Returns:
+        The rows that are not empty. Row ``i`` of the index is line ``i + 2`` of a CSV file.
+
+    Raises:
+        DataError: if it is not there, has no rows, or cannot be read.
+    """
+    import pandas as pd  # deferred: workers do without it
+
+    if not path.is_file():
+        raise DataError(f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+    try:
+        if path.suffix == ".parquet":
+            frame = _read_parquet(path)
+        else:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header
+                frame = pd.read_csv(
+                    path,
+                    dtype=str if text else None,
+                    na_filter=not text,
+                    index_col=False,
+                    skip_blank_lines=False,
+                    encoding="utf-8-sig",
+                    low_memory=False,
+                )
+            _check_header(path)
+            blank = (frame == "").all(axis=1) if text else frame.isna().all(axis=1)
+            frame = frame[~blank]
+    except DataError:
+        raise
+    except pd.errors.EmptyDataError:
+        raise DataError(f"{path}: the file is empty; expected a header and rows") from None
+    except pd.errors.ParserWarning:
+        raise DataError(f"{path}: a row has more cells than the header has columns") from None
+    except Exception as error:  # broken bytes make pandas and pyarrow raise nearly anything
+        raise DataError(f"{path}: cannot be read as a table ({one_line(error)})") from error
+    if not len(frame):
+        raise DataError(f"{path}: has no rows")
+    frame.columns = [str(name).strip() for name in frame.columns]
+    return frame
+
+
+def _check_header(path: Path) -> None:
+    """Refuse two columns of one name, which pandas would rename.
+
+    Raises:
+        DataError
+    """
+    import pandas as pd
+
+    header = pd.read_csv(path, header=None, nrows=1, dtype=str, na_filter=False, encoding="utf-8-sig")
+    names = header.iloc[0].str.strip()
+    twice = names[names.duplicated()]
+    if len(twice):
+        raise DataError(f"{path}: has two columns {twice.iloc[0]!r}")
+
+
+def _read_parquet(path: Path) -> pd.DataFrame:
+    import pandas as pd
+
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError:
+        raise DataError(f"{path}: Parquet needs pyarrow: pip install 'rayfl[parquet]'") from None
+    return pd.read_parquet(path).reset_index(drop=True)
+
+
+def line_of(path: Path, row: int) -> str:
+    """Where a row of :func:`read_table`'s index lies: ``owners.csv:17``."""
+    return f"{path}, row {row}" if path.suffix == ".parquet" else f"{path}:{row + 2}"
+
+
+def require(frame: pd.DataFrame, columns: tuple[str, ...], where: str) -> None:
+    """Refuse a table without some columns.
+
+    Raises:
+        DataError
+    """
+    for name in columns:
+        if name not in frame:
+            has = ", ".join(map(str, frame.columns[:_SHOWN]))
+            has += ", ..." if len(frame.columns) > _SHOWN else ""
+            close = nearest(name, map(str, frame.columns))
+            near = f"; {close}" if close.startswith("did") else ""
+            raise DataError(f"{where}: has no column {name!r}, only {has}{near}")
+
+
+_SHOWN = 8
+"""So many columns are named in a message."""
