@@ -434,7 +434,7 @@ def test_borrowed_samples_are_given_back() -> None:
         ),
         ({"name": "leave", "round": 1, "clients": [2], "group": 1}, "need neither group nor fraction"),
         ({"name": "join", "round": 1, "fraction": 0.5}, "Extra inputs"),
-        ({"name": "arrive", "round": 1, "clients": 2}, "does not match any of the expected tags"),
+        ({"name": "arrive", "round": 1, "clients": 2}, "no part has this name"),
         ({"name": "drift", "round": 1, "clients": 2}, "kind"),
         (
             {"name": "drift", "round": 1, "clients": 2, "kind": "group", "classes": [1]},
