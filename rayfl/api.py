@@ -88,6 +88,7 @@ def run(
     config: Config | str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     on_event: Listener = lambda event: None,
+    **parts: Any,
 ) -> Result:
     """Run a config to the end.
 
@@ -95,12 +96,13 @@ def run(
         config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
         overrides: dotted settings such as ``"rounds=5"``.
         on_event: called with everything that happens.
+        parts: objects in place of sections, see :func:`~rayfl.config.load`.
 
     Raises:
         ConfigError, DataError: before anything starts, in one line.
         Interrupted: after SIGINT or SIGTERM; the run can be resumed.
     """
-    resolved = load(config, overrides)
+    resolved = load(config, overrides, **parts)
     check(resolved)
     if resolved.execution.backend == "ray":
         connect(resolved)  # first: where Ray does not start no run directory is left behind

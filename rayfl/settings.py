@@ -37,6 +37,14 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
+    @classmethod
+    def standing_for(cls, thing: Any) -> Section | None:
+        """The part of this kind that stands for an object of a user's, such as a network or arrays.
+
+        None if there is none.
+        """
+        return None
+
     @field_validator("*")
     @classmethod
     def _usable(cls, value: Any, info: ValidationInfo) -> Any:

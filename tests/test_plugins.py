@@ -7,15 +7,17 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from typer.testing import CliRunner
 
 from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS
+from rayfl.algorithms.fedavg import FedAvg
 from rayfl.api import resume, run
 from rayfl.cli import _plugins_first
-from rayfl.config import load
+from rayfl.config import Config, load
 from rayfl.config.kinds import KINDS, bring
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
@@ -288,3 +290,29 @@ def test_the_command_line(folder):
     found = CliRunner().invoke(app, ["--plugin", "own_h.py", "list", "methods"])
     assert "typed" in found.output
     assert "FedAvg, my way." in found.output
+
+
+def test_parts_as_objects(folder):
+    folder(own_k=METHOD.format(name="object"))
+    sys.path.append(str(Path.cwd()))
+    own = importlib.import_module("own_k")
+    half = load(SMALL, algorithm=own.Own(strength=0.25))
+    assert half == load({**SMALL, "algorithm": {"name": "object", "strength": 0.25}})
+    assert load(SMALL, ["algorithm.strength=0.75"], algorithm=own.Own).algorithm.strength == 0.75
+    assert load(Config(algorithm=own.Own(strength=1))).algorithm.strength == 1
+    assert [plugin.module for plugin in plugins.travelling()] == ["own_k"]
+    assert run(SMALL, algorithm=own.Own).config.algorithm.name == "object"
+
+
+@pytest.mark.parametrize("thing", [object(), 3, [1, 2], int, lambda: 0])
+def test_objects_that_are_no_part(thing):
+    with pytest.raises(ConfigError, match=r"^algorithm: got .*; expected "):
+        load(SMALL, algorithm=thing)
+
+
+def test_a_class_that_other_processes_cannot_import():
+    class Hidden(FedAvg):
+        name: Literal["hidden"] = "hidden"
+
+    with pytest.raises(ConfigError, match="Hidden: other processes cannot import it; put it into a file"):
+        load(SMALL, algorithm=Hidden)

@@ -6,6 +6,7 @@ Each module uses only those above it:
 - ``words``: what a setting may be, in words;
 - ``kinds``: the parts that may be chosen, and plug-ins with more;
 - ``schema``: the sections, and :class:`Config`;
+- ``objects``: what Python users give in place of settings;
 - ``mistakes``: what is wrong, in one line that says where, what, and what would be right;
 - ``reading``: presets, files and overrides to a config;
 - ``variants``: the same settings for another algorithm.

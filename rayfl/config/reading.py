@@ -13,6 +13,7 @@ from pydantic import BaseModel, ValidationError
 from rayfl.algorithms import ALGORITHMS, Algorithm
 from rayfl.config import kinds
 from rayfl.config.mistakes import explain
+from rayfl.config.objects import bring_classes, plain
 from rayfl.config.schema import USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse
 from rayfl.config.words import describe, one_line, sections, shown
@@ -48,7 +49,9 @@ def paper_of(path: Path) -> Paper:
         raise ConfigError(f"{path}: {where}", first["msg"], "see the block of a preset") from None
 
 
-def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = ()) -> Config:
+def load(
+    source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[str] = (), **parts: Any
+) -> Config:
     """Read, complete and validate a configuration.
 
     Where ``overrides`` name another algorithm than the source, the source's settings of sections that it
@@ -57,11 +60,13 @@ def load(source: str | Path | Mapping[str, Any] | Config, overrides: Sequence[st
     Args:
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
         overrides: dotted settings such as ``"training.lr=0.1"``; the value is read as YAML.
+        parts: sections as Python has them, in place of the source's: ``algorithm=MyMethod(rate=0.1)``,
+            ``model=MyNet`` (an ``nn.Module`` class), ``data=(x_train, y_train, x_test, y_test)``.
 
     Raises:
         ConfigError: one line: where, what, and what would be right.
     """
-    settings = read(source)
+    settings = {**read(source), **plain(parts)}
     wanted = with_overrides(settings, overrides)
     bring_plugins(wanted)
     if algorithm_of(wanted) is not algorithm_of(settings):
@@ -92,10 +97,11 @@ def bring_plugins(settings: Mapping[str, Any]) -> None:
 
 
 def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
-    """The settings of a source, without what it says of a paper."""
+    """The settings of a source, without what it says of a paper, and without objects."""
     if isinstance(source, Config):
+        bring_classes(source)
         return source.to_dict()
-    settings = dict(source) if isinstance(source, Mapping) else _read_yaml(source)
+    settings = plain(source) if isinstance(source, Mapping) else _read_yaml(source)
     settings.pop("paper", None)
     return settings
 
