@@ -1,10 +1,11 @@
 """A model as one vector: the flat layout, its layers, and deterministic initialisation.
 
 Outside of training a model is a float32 vector of ``P`` numbers. Parameters come first, in the order of
-``named_parameters``, then all floating-point buffers in the order of ``named_buffers``: the running mean
+``named_parameters``, then the floating-point buffers in the order of ``named_buffers``: the running mean
 and variance of BatchNorm are part of the vector, so they are aggregated, sent, saved and evaluated like
-weights. Integer buffers (BatchNorm's ``num_batches_tracked``, which only a momentum of None would read)
-are not.
+weights. Other buffers are not: integers (BatchNorm's ``num_batches_tracked``, which only a momentum of None
+reads), and buffers registered with ``persistent=False`` (tables that the module computes). They start every
+client's training from their initial values.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class ModelSpec:
         shape: shape of one sample, ``(C, H, W)``, ``(D,)`` or ``(L,)``.
         classes: number of outputs: of classes, or of words.
         seed: the run's seed, which fixes :meth:`initial`.
-        names: every parameter, then every floating-point buffer, by its dotted name.
+        names: every parameter, then every persistent floating-point buffer, by its dotted name.
         shapes: the shape of each.
         slices: where each lies in the flat vector, ``[start, stop)``.
         n_parameters: how many of the ``P`` numbers are parameters; the rest are buffers.
@@ -218,9 +219,16 @@ def _build(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.M
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """The tensors of the flat vector in its order: parameters, then floating-point buffers."""
+    """The tensors of the flat vector in its order: parameters, then floating-point buffers that persist."""
     yield from module.named_parameters()
-    yield from ((name, buffer) for name, buffer in module.named_buffers() if buffer.is_floating_point())
+    passing = {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, part in module.named_modules()
+        for name in part._non_persistent_buffers_set
+    }
+    for name, buffer in module.named_buffers():
+        if buffer.is_floating_point() and name not in passing:
+            yield name, buffer
 
 
 def _layers(model: Model, places: dict[str, slice]) -> dict[str, list[Interval]]:
@@ -228,7 +236,7 @@ def _layers(model: Model, places: dict[str, slice]) -> dict[str, list[Interval]]
     owner: dict[str, str] = {}
     for layer, submodules in model.layers.items():
         for name in places:
-            if any(name.startswith(submodule + ".") for submodule in submodules):
+            if any((name + ".").startswith(submodule + ".") for submodule in submodules):
                 if name in owner:
                     raise ValueError(f"{name} belongs to two layers, {owner[name]} and {layer}")
                 owner[name] = layer

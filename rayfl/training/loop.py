@@ -35,11 +35,14 @@ class LoopEngine:
         spec: the model and its flat layout.
         batches: where samples come from.
         seed: the run's seed.
+        channels_last: whether images lie pixel by pixel, which is faster for many convolutions on a CPU.
     """
 
-    def __init__(self, spec: ModelSpec, batches: Batches, seed: int) -> None:
+    def __init__(self, spec: ModelSpec, batches: Batches, seed: int, channels_last: bool = False) -> None:
         self.spec, self.batches, self.seed = spec, batches, seed
         self.module = spec.build().to(batches.device)
+        self._channels_last = channels_last and len(spec.shape) == 3
+        self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
 
     def train(
         self,
@@ -103,6 +106,9 @@ class LoopEngine:
         x, y = self.batches.train(indices)
         module = self.module.train()
         self.spec.load(module, vector)
+        for name, buffer in module.named_buffers():
+            if name in self._rest:  # no part of the model, so nothing passes from client to client
+                buffer.copy_(self._rest[name])
         parameters = list(module.parameters())
         offsets = None if offset is None else self._like(parameters, offset)
         masks = None if mask is None else self._like(parameters, mask)
@@ -114,8 +120,12 @@ class LoopEngine:
 
         def descent(positions: NDArray[np.intp]) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
             batch = torch.from_numpy(positions).to(x.device)
-            loss = functional.cross_entropy(module(x[batch]), y[batch])
-            return loss.detach(), torch.autograd.grad(loss, parameters)
+            inputs = x[batch]
+            if self._channels_last:
+                inputs = inputs.contiguous(memory_format=torch.channels_last)
+            loss = functional.cross_entropy(module(inputs), y[batch])
+            # A parameter that the network does not use has a gradient of zero.
+            return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 
         for step, batches in enumerate(plan):
             if work.inner_lr:
@@ -134,7 +144,7 @@ class LoopEngine:
             if step + 1 == snapshot_step:
                 kept = torch.from_numpy(self.spec.flatten(module))
         mean = float(total) / max(1, seen)
-        numbers = (t for t in (*parameters, *module.buffers()) if t.is_floating_point())
+        numbers = (*parameters, *(b for name, b in module.named_buffers() if name not in self._rest))
         norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in numbers])
         check_diverged(mean, float(torch.linalg.vector_norm(norms.double())))
         self.spec.store(module, vector)

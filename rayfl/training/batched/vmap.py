@@ -2,56 +2,233 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from rayfl.models import ModelSpec
+from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import Network, Unsupported
+from rayfl.training.batched.parameters import Sgd
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
+from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
+
+_LEAST = 8
+"""Clients below which a vectorised step takes longer than as many plain ones, on a CPU."""
+
+_SHARED = 1 << 14
+"""Activations of a sample above which this is so for any number of clients: the calls are so long that
+their overhead does not count, and the activations of one client fill the cache."""
+
+_BATCH = 32
+"""Samples of a usual batch, to tell whether a step reads more activations or more weights."""
+
+Tensors = dict[str, torch.Tensor]
 
 
 class VmapNetwork(Network):
     """The network's own forward pass, with autograd, vectorised over clients.
 
-    Modules that draw random numbers or change buffers are refused: the draws would not be the clients' own,
-    and changes of buffers do not pass through ``vmap``.
+    Buffers that are part of the model are the client's own, like its parameters. Where batches are padded,
+    BatchNorm leaves the padding out of its statistics. Modules that draw random numbers are refused: the
+    draws would not be the client's own.
+
+    Attributes:
+        activations: numbers a sample that the forward pass keeps for the backward pass.
 
     Raises:
-        Unsupported: for such modules.
+        Unsupported: for modules that draw random numbers, and for networks that predict every word.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        module = spec.build()
+        if spec.model.tokens:
+            raise Unsupported("it predicts every word")
+        module = spec.build().train()
         for name, part in module.named_modules():
             if isinstance(part, _RANDOM):
                 raise Unsupported(f"{name} draws random numbers")
-        if spec.model.tokens:
-            raise Unsupported("it predicts every word")
-        if any(True for _ in module.buffers()):
-            raise Unsupported("the model has buffers")
-        module.train()
+        self._module = module
+        # Buffers that are not in the vector, such as BatchNorm's counter, start anew with every client.
+        self._rest = {name: b.clone() for name, b in module.named_buffers() if name not in spec.names}
+        self.activations = _rehearse(module, spec)
+        self._lengths: Sequence[int] | None = None
+        inputs = 0, 0, None, 0, 0, 0
+        self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
 
-        def loss(
-            values: dict[str, torch.Tensor], x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
-        ) -> torch.Tensor:
-            logits = functional_call(module, values, (x,))
-            return (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
+    def _loss(
+        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor,
+        weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
+        """One client's loss, and its buffers after the forward pass."""
+        values = {**parameters, **buffers, **rest}
+        counted = (weights > 0).to(x.dtype)
+        with nullcontext() if self._lengths is None else _WithoutPadding(counted, min(self._lengths)):
+            logits = functional_call(self._module, values, (x,))
+        loss = (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
+        return loss, {name: values[name] for name in buffers}  # a module may have put others in their place
 
-        self._gradients: Any = vmap(grad_and_value(loss))
+    @override
+    def load(
+        self,
+        models: torch.Tensor,
+        rows: torch.Tensor,
+        sgd: Sgd,
+        offset: torch.Tensor | None = None,
+        mask: torch.Tensor | None = None,
+    ) -> None:
+        super().load(models, rows, sgd, offset, mask)
+        self._current = {name: b.to(models.device, copy=True) for name, b in self._rest.items()}
 
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
+        clients = len(x)
         values = {name: parameter.value for name, parameter in self.parameters.items()}
-        gradients, losses = self._gradients(values, x, y, weights)
+        buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
+        self._lengths = step.lengths
+        gradients, (losses, after) = self._gradients(values, buffers, self._current, x, y, weights)
+        for name, buffer in buffers.items():
+            buffer.copy_(after[name])
         for name, gradient in gradients.items():
             self.parameters[name].descend(gradient)
         assert isinstance(losses, torch.Tensor)
         return losses
+
+
+class VmapEngine(BatchedEngine):
+    """Trains the clients of a block together with a :class:`VmapNetwork`, where that pays.
+
+    On a CPU a plain step at a time is faster for a few clients and for large networks; then the plain loop
+    trains them, with images in the channels-last layout if the network has more activations than weights.
+    What is done follows from the model, the device and the number of clients in the block, never from
+    timings.
+
+    Args:
+        spec: the model and its flat layout.
+        batches: where samples come from.
+        seed: the run's seed.
+        least: clients of a block from which on they train together; None chooses.
+        clients_per_call: see :class:`BatchedEngine`.
+    """
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        batches: Batches,
+        seed: int,
+        least: int | None = None,
+        clients_per_call: int | None = None,
+    ) -> None:
+        network = VmapNetwork(spec)
+        super().__init__(spec, batches, seed, network, clients_per_call)
+        on_cpu, large = batches.device.type == "cpu", network.activations > _SHARED
+        self.loop = LoopEngine(spec, batches, seed, on_cpu and network.activations * _BATCH > spec.P)
+        self.module = self.loop.module
+        self.least: float = (math.inf if large else _LEAST) if on_cpu else 1
+        if least is not None:
+            self.least = least
+
+    @override
+    def train(
+        self,
+        work: LocalWork,
+        round: int,
+        clients: Sequence[int],
+        indices: Indices,
+        start: torch.Tensor,
+        terms: Terms = NO_TERMS,
+    ) -> TrainedBlock:
+        train = super().train if len(clients) >= self.least else self.loop.train
+        return train(work, round, clients, indices, start, terms)
+
+
+class _WithoutPadding(TorchFunctionMode):
+    """While it is entered, BatchNorm leaves the padding of a batch out of its statistics.
+
+    Args:
+        counted: 1 for samples, 0 for padding, ``(B,)``.
+        least: the fewest samples that any client has in this step.
+    """
+
+    def __init__(self, counted: torch.Tensor, least: int) -> None:
+        super().__init__()
+        self._counted, self._least = counted, least
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func is functional.batch_norm and given.pop("training", False):
+            return self._normalise(*args, **given)
+        return func(*args, **given)
+
+    def _normalise(
+        self,
+        x: torch.Tensor,
+        running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> torch.Tensor:
+        """:func:`torch.nn.functional.batch_norm` in training, ``(B, channels, ...)``."""
+        if len(x) != len(self._counted):
+            raise Unsupported("a BatchNorm's batch is not the batch of samples")
+        if self._least * x[0, 0].numel() < 2:
+            raise ValueError("a batch of one has no variance")  # alone, PyTorch says it with the shape
+        over, channels = (0, *range(2, x.dim())), (1, -1, *[1] * (x.dim() - 2))
+        counted = self._counted.view(-1, *[1] * (x.dim() - 1))
+        count = self._counted.sum() * x[0, 0].numel()
+        mean = (x * counted).sum(over) / count
+        centred = (x - mean.view(channels)) * counted
+        var = (centred * centred).sum(over) / count
+        for running, new in ((running_mean, mean), (running_var, var * (count / (count - 1)))):
+            if running is not None:
+                running.mul_(1 - momentum).add_(new.detach() * momentum)
+        y = centred * torch.rsqrt(var + eps).view(channels)
+        y = y if weight is None else y * weight.view(channels)
+        return y if bias is None else y + bias.view(channels)
+
+
+def _rehearse(module: nn.Module, spec: ModelSpec) -> int:
+    """Take a step without changing the module: what does the forward pass keep for the backward pass?
+
+    Returns:
+        Numbers a sample, weights not counted.
+
+    Raises:
+        Unsupported: if the module draws random numbers.
+    """
+    x, _ = spec.model.example(spec.shape, spec.classes, 2, np.random.default_rng(0))
+    values: Tensors = dict(module.named_parameters())
+    weights = {parameter.data_ptr() for parameter in values.values()}
+    values.update((name, buffer.clone()) for name, buffer in module.named_buffers())
+    kept: dict[int, int] = {}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.data_ptr() not in weights:
+            kept[tensor.data_ptr()] = tensor.numel()
+        return tensor
+
+    with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        before = torch.get_rng_state()
+        output = functional_call(module, values, (torch.from_numpy(x),))
+        if not torch.equal(before, torch.get_rng_state()):
+            raise Unsupported("it draws random numbers")
+    del output
+    return sum(kept.values()) // 2

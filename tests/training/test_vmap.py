@@ -1,0 +1,235 @@
+"""The vmap engine on networks with buffers: the plain loop decides what is right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from rayfl.models import Model, ModelSpec
+from rayfl.training import Batches, LocalWork, LoopEngine, choose_engine
+from rayfl.training.batched import Unsupported
+from rayfl.training.batched.vmap import VmapEngine, VmapNetwork
+from tests.training.test_batched import SGDS, assert_equal, random_samples
+
+
+class Skip(nn.Module):
+    """Convolutions with BatchNorm and a skip connection; the classifier works on mean pixels."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, **norm: Any) -> None:
+        super().__init__()
+        self.stem, self.norm1 = nn.Conv2d(shape[0], 4, 3, padding=1), nn.BatchNorm2d(4, **norm)
+        self.conv, self.norm2 = nn.Conv2d(4, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4, **norm)
+        self.head = nn.Linear(4, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = torch.tanh(self.norm1(self.stem(x)))
+        return self.head((x + self.norm2(self.conv(x))).mean((2, 3)))
+
+
+class Rows(nn.Module):
+    """BatchNorm on tables, where a batch of one is an error, and a layer used twice."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(shape[0], 6), nn.BatchNorm1d(6)
+        self.twice, self.head = nn.Linear(6, 6), nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.norm(self.first(x))
+        return self.head(x + self.twice(torch.tanh(self.twice(x))))
+
+
+class Tied(nn.Module):
+    """The decoder's weight is the encoder's; positions are a constant buffer, a mask does not persist."""
+
+    mask: torch.Tensor
+    positions: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.encode, self.decode = nn.Linear(shape[0], 5, bias=False), nn.Linear(shape[0], 5, bias=False)
+        self.decode.weight = self.encode.weight
+        self.scale, self.head = nn.Parameter(torch.ones(5)), nn.Linear(5, classes)
+        self.register_buffer("positions", torch.arange(5.0))
+        self.register_buffer("mask", torch.tensor([0.0, 0, 0, 0, -math.inf]), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.encode(x)) * self.scale + self.positions
+        return self.head(torch.softmax(y - self.decode(x) + self.mask, 1))
+
+
+class Counting(nn.Module):
+    """Buffers that change: one in place, one is replaced by another tensor."""
+
+    mean: torch.Tensor
+    steps: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[0], classes)
+        self.register_buffer("mean", torch.zeros(shape[0]))
+        self.register_buffer("steps", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.steps = self.steps + 1
+            self.mean.add_(self.head.weight.detach().sum(0) / self.steps)
+        return self.head(x - self.mean)
+
+
+class Own(Model):
+    """A module of this file as a model."""
+
+    name: str = "own"
+    module: Callable[..., nn.Module]
+    settings: Mapping[str, Any] = MappingProxyType({})
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        module = self.build((3, 4, 4), 3)
+        return {"all": tuple(name for name, _ in (*module.named_parameters(), *module.named_buffers()))}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        return self.module(shape, classes, **self.settings)
+
+
+def spec_of(module: Callable[..., nn.Module], shape: tuple[int, ...], **settings: Any) -> ModelSpec:
+    return ModelSpec.of(Own(module=module, settings=settings), shape, 3, 0)
+
+
+IMAGE, ROW = (2, 5, 5), (6,)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"momentum": 0.3, "affine": False}, {"momentum": None}, {"track_running_stats": False}],
+    ids=["plain", "no affine map", "cumulative", "no running statistics"],
+)
+@pytest.mark.parametrize("work", [*SGDS, replace(SGDS[0], inner_lr=0.01)], ids=["plain", "momentum", "ahead"])
+def test_running_statistics_are_the_clients_own(settings: dict[str, Any], work: LocalWork) -> None:
+    """Ragged clients: padded batches, and clients that are done before others."""
+    spec = spec_of(Skip, IMAGE, **settings)
+    assert_equal(spec, work, [9, 6, 3, 1], VmapNetwork(spec))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "sizes"), [(Rows, ROW, [6, 7, 2]), (Tied, ROW, [6, 3, 1]), (Counting, ROW, [6, 3, 1])]
+)
+def test_tied_weights_constant_and_changing_buffers(
+    module: Callable[..., nn.Module], shape: tuple[int, ...], sizes: list[int]
+) -> None:
+    spec = spec_of(module, shape)
+    assert "mask" not in spec.names
+    assert_equal(spec, SGDS[1], sizes, VmapNetwork(spec))
+    assert choose_engine(spec)[0] == "vmap"
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, lambda *given: VmapEngine(*given, least=1)])
+def test_a_batch_of_one_without_pixels_fails_alone(engine: Any) -> None:
+    """With PyTorch's words: 5 samples in batches of 4 leave one over, which has no variance."""
+    spec = spec_of(Rows, ROW)
+    batches = Batches(random_samples(ROW, 20, 3), torch.device("cpu"))
+    indices = [np.arange(0, 6), np.arange(6, 11), np.arange(11, 19)]
+    start = torch.from_numpy(np.tile(spec.initial(), (3, 1)))
+    block = engine(spec, batches, 0).train(LocalWork(1, 4, 0.05), 0, [3, 4, 5], indices, start)
+    assert list(block.failures) == [1]
+    assert "Expected more than 1 value per channel when training" in block.failures[1]
+    assert torch.equal(block.rows[1], start[1])
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, lambda *given: VmapEngine(*given, least=1)])
+def test_nothing_passes_from_client_to_client(engine: Any) -> None:
+    """Not even the number of batches that BatchNorm counts, which a momentum of None reads."""
+    spec = spec_of(Skip, IMAGE, momentum=None)
+    batches = Batches(random_samples(IMAGE, 20, 3), torch.device("cpu"))
+    start = torch.from_numpy(np.tile(spec.initial(), (1, 1)))
+    trained = engine(spec, batches, 0)
+    first, again = (trained.train(SGDS[0], 0, [7], [np.arange(9)], start).rows for _ in range(2))
+    assert torch.equal(first, again)
+
+
+def test_the_trial_sees_buffers_that_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Next to 7,000 weights that move by a lot, 8 running statistics that do not move at all."""
+    spec = spec_of(Skip, (200, 2, 2))
+    assert choose_engine(spec)[0] == "vmap"
+    original = VmapNetwork.step
+
+    def forgetful(self: Any, *given: Any) -> Any:
+        before = {name: buffer.clone() for name, buffer in self.buffers.items()}
+        losses = original(self, *given)
+        for name, buffer in self.buffers.items():
+            buffer.copy_(before[name])
+        return losses
+
+    monkeypatch.setattr(VmapNetwork, "step", forgetful)
+    name, why = choose_engine(spec)
+    assert name == "loop"
+    assert "not vmap: 1e+00 away from the plain loop" in why
+
+
+class Drops(nn.Module):
+    """Draws random numbers in a function, so that no module says so."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[0], classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(functional.dropout(x, 0.5, self.training))
+
+
+def test_functions_that_draw_go_to_the_loop() -> None:
+    spec = spec_of(Drops, ROW)
+    with pytest.raises(Unsupported, match="draws random numbers"):
+        VmapNetwork(spec)
+    assert choose_engine(spec)[0] == "loop"
+
+
+class Wide(nn.Module):
+    """Activations of 20,000 numbers a sample."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv2d(1, 16, 3), nn.BatchNorm2d(16), nn.Linear(16, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(functional.relu(self.norm(self.conv(x))).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "clients", "plain"),
+    [(Skip, IMAGE, 8, False), (Skip, IMAGE, 7, True), (Wide, (1, 28, 28), 8, True)],
+    ids=["small", "few clients", "large"],
+)
+def test_who_trains_together_follows_from_the_model_and_the_block(
+    module: Callable[..., nn.Module], shape: tuple[int, ...], clients: int, plain: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """On a CPU a large network or a small block is trained by plain steps, and equals the loop."""
+    spec = spec_of(module, shape)
+    batches = Batches(random_samples(shape, 30, 3), torch.device("cpu"))
+    indices = [np.arange(3 * c, 3 * c + 3) for c in range(clients)]
+    start = torch.from_numpy(spec.initial()).expand(clients, -1)
+    calls: list[int] = []
+    original = VmapNetwork.step
+
+    def counted(self: Any, x: Any, *given: Any) -> Any:
+        calls.append(len(x))
+        return original(self, x, *given)
+
+    monkeypatch.setattr(VmapNetwork, "step", counted)
+    assert choose_engine(spec)[0] == "vmap"
+    calls.clear()
+    given = LocalWork(1, 3, 0.05), 0, range(clients), indices, start
+    rows = VmapEngine(spec, batches, 0).train(*given).rows
+    assert bool(calls) != plain
+    torch.testing.assert_close(rows, LoopEngine(spec, batches, 0).train(*given).rows, rtol=0, atol=1e-4)
