@@ -53,6 +53,14 @@ def _source() -> Path | None:
     return folder if (folder / "unpack.py").is_file() else None
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_wait_for_the_disk() -> Iterator[None]:
+    """No test pulls the plug; what a crash loses is worked out in servers/test_files.py."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
 @pytest.fixture(scope="session")
 def real_data() -> RealData:
     """``real_data("cifar10", "usps")`` is a folder with ``cifar10.npz`` and ``usps.npz``.

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import sys
+from functools import cache
 from typing import Any
 
 import torch
@@ -17,13 +18,15 @@ PACKAGES = ("rayfl", "ray", "torch", "torchvision", "numpy", "scipy", "scikit-le
 
 def versions() -> dict[str, str]:
     """Versions of the packages that results may depend on; ``missing`` where one is not installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "missing"
-    return found
+    return {name: _version(name) for name in PACKAGES}
+
+
+@cache  # a process may make many runs
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
 
 
 def machine() -> dict[str, Any]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 from hypothesis import given
+from hypothesis import settings as few
 from hypothesis import strategies as st
 
 import rayfl.algorithms
@@ -115,6 +116,7 @@ def test_only_clients_that_are_there_are_sampled():
 
 
 @pytest.mark.parametrize("name", sorted(set(ALGORITHMS) - {"flt"}))
+@few(max_examples=25)
 @given(
     labels=st.lists(st.integers(0, 3), min_size=1, max_size=30),
     rho=st.floats(0.05, 1),

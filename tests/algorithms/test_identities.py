@@ -67,7 +67,7 @@ def run(tmp_path_factory) -> Run:
         }
         # Methods cut their blocks differently, and only the plain loop promises a client the same bits in
         # any company; the batched engine equals it up to rounding (tests/training/test_batched.py).
-        return Ran(rayfl.run({**base, **sections}, [*overrides, "training.engine=loop"]))
+        return Ran(rayfl.run({**base, **sections}, ["training.engine=loop", *overrides]))
 
     return call
 
@@ -260,6 +260,7 @@ def test_bytes_of_mt_hfl(run):
 
 def test_learning_from_the_right_neighbours_beats_random_ones(run):
     settings = ["rounds=8", "clustering.n_clusters=3", "hierarchy.common_layers=none", "evaluation.every=8"]
+    settings.append("training.engine=batched")
     right = [run("mt_hfl", *settings, f"seed={s}").summary["accuracy_mean"] for s in range(3)]
     wrong = [run("random_clustering", *settings, f"seed={s}").summary["accuracy_mean"] for s in range(3)]
     assert np.mean(right) > np.mean(wrong) + 5

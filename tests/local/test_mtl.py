@@ -224,9 +224,10 @@ def test_clients_learn_from_each_other_and_most_from_their_like(run: Run):
         "rounds": 60,
         "evaluation": {"every": 60},
     }
-    right = run("pacfl", "clustering.grouping=planted", local=mtl(1.0), **planted)
-    everybody = run("mtl", local=mtl(1.0), **planted)
-    alone = run("solo", **planted)
+    fast = "training.engine=batched"
+    right = run("pacfl", fast, "clustering.grouping=planted", local=mtl(1.0), **planted)
+    everybody = run("mtl", fast, local=mtl(1.0), **planted)
+    alone = run("solo", fast, **planted)
     accuracy = [ran.summary["accuracy_mean"] for ran in (right, everybody, alone)]
     assert accuracy[0] > accuracy[1] + 1, accuracy
     assert accuracy[1] > accuracy[2] + 2, accuracy

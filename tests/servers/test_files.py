@@ -75,6 +75,17 @@ def _run(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_file_and_its_name_are_on_the_disk_when_it_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.readlink(f"/dev/fd/{descriptor}")))
+    files.write(tmp_path / "x", "text")
+    part, folder = synced
+    assert Path(part).parent == tmp_path
+    assert folder == str(tmp_path)
+
+
 @pytest.mark.parametrize("part", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_crash_before_any_change_of_the_disk_loses_nothing(
     part: int, small: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -34,7 +34,8 @@ VECTORS = 3 * 64 * 4
 def dynamic(settings: dict[str, Any], method: str, events: list[dict[str, Any]], **changes: Any) -> Result:
     own = {"algorithm": method, **METHODS.get(method, {})}
     own["clustering"] = {**own.get("clustering", {}), **changes.pop("clustering", {})}
-    training = {"epochs": 5, "batch_size": 10, "lr": 0.1}
+    epochs = 5 if method == "flis_hc" else 1  # by whose predictions clients are clustered
+    training = {"epochs": epochs, "batch_size": 10, "lr": 0.1}
     return run({**settings, "rounds": 5, "training": training, **own, "events": events, **changes})
 
 

@@ -69,8 +69,18 @@ def assert_equal(
         truth.check(engine.train(work, 1, ids, indices, start))
 
 
-@pytest.mark.parametrize("work", SGDS, ids=["plain", "momentum-decay"])
-@pytest.mark.parametrize(("name", "settings", "shape"), CASES)
+LARGE = ("resnet9", "mthfl_cnn", "subfedavg_cnn")
+"""Momentum and decay lie in no layer: the other models show them too."""
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "shape", "work"),
+    [
+        pytest.param(*case, work, marks=[pytest.mark.slow] if work.momentum and case[0] in LARGE else [])
+        for case in CASES
+        for work in SGDS
+    ],
+)
 def test_every_model_equals_the_loop(
     name: str, settings: dict[str, Any], shape: tuple[int, ...], work: LocalWork
 ) -> None:

@@ -205,11 +205,10 @@ def compare(
     return recording
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("case", [case for case in MODEL_CASES if case not in LARGE])
-def test_every_kind_of_layer(case: str, momentum: float) -> None:
+def test_every_kind_of_layer(case: str) -> None:
     recorder = Again()
-    engine = compare(case, recorder, replace(PLAIN, momentum=momentum))
+    engine = compare(case, recorder, replace(PLAIN, momentum=0.5))
     assert engine.recorded is not None
     assert engine.recorded.replays > recorder.recorded > 0
 
@@ -227,12 +226,10 @@ def test_the_cases_have_every_kind_of_layer_that_does_not_draw() -> None:
     assert missing == {"Dropout"}
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.5])
 @pytest.mark.parametrize("case", [case for case in MODEL_CASES if case not in LARGE])
-def test_a_step_is_a_function_of_its_fixed_memory_alone(
-    case: str, momentum: float, as_on_a_gpu: None
-) -> None:
-    engine = compare(case, Tape(), replace(PLAIN, momentum=momentum))
+def test_a_step_is_a_function_of_its_fixed_memory_alone(case: str, as_on_a_gpu: None) -> None:
+    """Without momentum, where layers write to the models themselves; with it below, for every option."""
+    engine = compare(case, Tape(), PLAIN)
     assert engine.recorded is not None
     assert engine.recorded.replays > 4
 

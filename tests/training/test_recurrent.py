@@ -75,9 +75,8 @@ def test_the_terms_of_local_objectives_hold_for_words_too(change: dict[str, floa
     rng = np.random.default_rng(2)
     offset = torch.from_numpy(rng.normal(0, 0.01, (len(SIZES), spec.P)).astype(np.float32))
     mask = torch.from_numpy((rng.random((len(SIZES), spec.P)) < 0.8).astype(np.float32))
-    samples, work = texts(6, 20), replace(PLAIN, **change)  # type: ignore[arg-type]
-    assert_equal(spec, samples, work)
-    assert_equal(spec, samples, work, terms=Terms(offset=offset, mask=mask))
+    work = replace(PLAIN, **change)  # type: ignore[arg-type]
+    assert_equal(spec, texts(6, 20), work, terms=Terms(offset=offset, mask=mask))
 
 
 def test_the_engine_is_chosen_by_a_trial_on_words() -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from typing_extensions import override
 
 from rayfl.data.base import Samples
@@ -25,11 +27,9 @@ class Digits(ImageDataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        from sklearn.datasets import load_digits  # deferred: it takes half a second
-
-        data = load_digits()
-        images = np.rint(data.images[:, None] * (255 / 16)).astype(np.uint8)
-        labels = data.target.astype(np.int64)
+        grey, targets = _read()
+        images = np.rint(grey[:, None] * (255 / 16)).astype(np.uint8)
+        labels = targets.astype(np.int64)
         test = np.zeros(len(labels), bool)
         for label in range(10):
             members = generator(0, "digits", label).permutation(np.flatnonzero(labels == label))
@@ -45,3 +45,11 @@ class Digits(ImageDataset):
                 class_names=tuple("0123456789"),
             )
         )
+
+
+@cache  # a process may make many runs
+def _read() -> tuple[NDArray[np.float64], NDArray[np.integer]]:
+    from sklearn.datasets import load_digits  # deferred: it takes half a second
+
+    data = load_digits()
+    return data.images, data.target
