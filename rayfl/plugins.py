@@ -304,12 +304,12 @@ def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleT
     except ModuleNotFoundError as error:
         if error.name is not None and (name + ".").startswith(error.name + "."):
             raise ConfigError(where, f"no module named {name!r} here, nor installed") from None
-        raise _broken(error, given) from None
+        raise broken(error, given) from None
     except (Exception, SystemExit) as error:
-        raise _broken(error, given) from None
+        raise broken(error, given) from None
 
 
-def _broken(error: BaseException, given: str) -> ConfigError:
+def broken(error: BaseException, given: str) -> ConfigError:
     """File, line and error of what went wrong in somebody else's code."""
     where = f"plug-in {given}"
     if isinstance(error, SyntaxError) and error.filename:

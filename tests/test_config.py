@@ -618,6 +618,8 @@ REQUIRED = {
     "npz": {"path": "a.npz"},
     "leaf": {"folder": "leaf"},
     "file": {"path": "owners.csv"},
+    "column": {"column": "hospital"},
+    "python": {"target": "mine:load", "kwargs": {"n": 3, "names": ["a"]}},
     "tasks": {"tasks": [{"labels": [0, 1], "clients": 2}]},
 }
 

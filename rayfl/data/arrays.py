@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.base import Samples
+from rayfl.data.base import Column, Samples, in_order
 from rayfl.errors import DataError
 
 Layout = Literal["auto", "hwc", "chw"]
@@ -110,7 +113,8 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
     Args:
         path: a file with ``x_train``, ``y_train``, ``x_test``, ``y_test`` as :func:`as_inputs` and
             :func:`as_labels` take them, and optionally ``domain_train`` and ``domain_test`` (both or
-            none) and ``class_names``.
+            none), ``class_names``, and columns by which clients can be told apart: integers or text
+            ``hospital_train`` ``(n,)``, and ``hospital_test`` if that is known.
         name: the dataset's name, for reports.
         layout: see :func:`as_inputs`.
 
@@ -128,31 +132,72 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
 
-    x_train = as_inputs(arrays["x_train"], f"{path}: x_train", layout)
-    x_test = as_inputs(arrays["x_test"], f"{path}: x_test", layout)
+    return of_arrays(arrays, name, str(path), layout)
+
+
+def of_arrays(
+    arrays: Mapping[str, NDArray[np.generic]], name: str, where: str, layout: Layout = "auto"
+) -> Samples:
+    """The dataset that arrays make.
+
+    Args:
+        arrays: as :func:`read_npz` finds them in a file; what it does not know is ignored.
+        name: the dataset's name, for reports.
+        where: what the arrays come from, for errors.
+        layout: see :func:`as_inputs`.
+
+    Raises:
+        DataError: if they do not fit together.
+    """
+    x_train = as_inputs(arrays["x_train"], f"{where}: x_train", layout)
+    x_test = as_inputs(arrays["x_test"], f"{where}: x_test", layout)
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise DataError(
-            f"{path}: x_train is {x_train.dtype} {x_train.shape[1:]} a sample, x_test {x_test.dtype} "
+            f"{where}: x_train is {x_train.dtype} {x_train.shape[1:]} a sample, x_test {x_test.dtype} "
             f"{x_test.shape[1:]}; they must be equal"
         )
-    y_train = as_labels(arrays["y_train"], len(x_train), f"{path}: y_train")
-    y_test = as_labels(arrays["y_test"], len(x_test), f"{path}: y_test")
+    y_train = as_labels(arrays["y_train"], len(x_train), f"{where}: y_train")
+    y_test = as_labels(arrays["y_test"], len(x_test), f"{where}: y_test")
     domains: list[NDArray[np.int64] | None] = [None, None]
     if ("domain_train" in arrays) != ("domain_test" in arrays):
-        raise DataError(f"{path}: has only one of domain_train and domain_test; give both or none")
+        raise DataError(f"{where}: has only one of domain_train and domain_test; give both or none")
     if "domain_train" in arrays:
-        domains[0] = as_labels(arrays["domain_train"], len(x_train), f"{path}: domain_train")
-        domains[1] = as_labels(arrays["domain_test"], len(x_test), f"{path}: domain_test")
+        domains[0] = as_labels(arrays["domain_train"], len(x_train), f"{where}: domain_train")
+        domains[1] = as_labels(arrays["domain_test"], len(x_test), f"{where}: domain_test")
     total = len(x_train) + len(x_test)
     if domains[0] is not None and domains[1] is not None:
-        check_counted(int(max(domains[0].max(), domains[1].max())), total, f"{path}: domains")
+        check_counted(int(max(domains[0].max(), domains[1].max())), total, f"{where}: domains")
     class_names = tuple(str(label) for label in arrays.get("class_names", np.empty(0)).reshape(-1))
     used = int(max(y_train.max(), y_test.max())) + 1
-    check_counted(used - 1, total, f"{path}: labels")
+    check_counted(used - 1, total, f"{where}: labels")
     if class_names and len(class_names) < used:
-        raise DataError(f"{path}: labels go up to {used - 1} but there are {len(class_names)} class_names")
+        raise DataError(f"{where}: labels go up to {used - 1} but there are {len(class_names)} class_names")
     classes = max(used, len(class_names))
-    return Samples(name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names)
+    samples = Samples(name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names)
+    columns = {}
+    for key in arrays:
+        column = key.removesuffix("_train")
+        if is_column(key) and column != key and len(arrays[key]) == len(x_train):
+            tests = arrays.get(f"{column}_test")
+            tests = None if tests is None or len(tests) != len(x_test) else tests
+            columns[column] = column_of(arrays[key], tests)
+    return replace(samples, columns=columns) if columns else samples
+
+
+def is_column(key: str) -> bool:
+    """Whether an array of this name is none of a dataset's own, but says more of its samples."""
+    return key.endswith(("_train", "_test")) and key not in (*_REQUIRED, *_OPTIONAL)
+
+
+def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> Column:
+    """A column of integers or text ``(n,)`` of the training samples and, if it is known, of test samples."""
+    import pandas as pd
+
+    known = [train] if test is None else [train, test]
+    codes, ids = pd.factorize(np.concatenate([np.asarray(part).astype(str) for part in known]))
+    values = np.array(in_order([str(each) for each in ids]))
+    places = pd.Index(values).get_indexer(pd.Index(ids))[codes].astype(np.int32)
+    return Column(values, places[: len(train)], None if test is None else places[len(train) :])
 
 
 def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
@@ -162,7 +207,13 @@ def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     if isinstance(content, np.ndarray):
         raise ValueError("it holds a single array")
     with content:
-        return {key: content[key] for key in (*_REQUIRED, *_OPTIONAL) if key in content}
+        arrays = {key: content[key] for key in (*_REQUIRED, *_OPTIONAL) if key in content}
+        for key in filter(is_column, content):
+            with contextlib.suppress(Exception):  # objects, which may be code, or anything: not looked at
+                more = content[key]
+                if more.ndim == 1 and more.dtype.kind in "iuU":
+                    arrays[key] = more
+        return arrays
 
 
 def write_npz(path: Path, samples: Samples) -> None:

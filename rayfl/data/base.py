@@ -405,6 +405,13 @@ class Partition(Section):
         "distribution, or 'auto' (all, as long as the clients together hold at most 20 million)",
     )
 
+    def check(self) -> None:
+        """Refuse what can be refused without data.
+
+        Raises:
+            ConfigError, DataError
+        """
+
     def assign(self, samples: Samples, seed: int) -> Assignment:
         """Divide the training samples ``range(len(samples.y_train))`` among the clients.
 

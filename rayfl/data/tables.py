@@ -29,8 +29,7 @@ def read_table(path: Path, text: bool = False) -> pd.DataFrame:
     """
     import pandas as pd  # deferred: workers do without it
 
-    if not path.is_file():
-        raise DataError(f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+    check_file(path)
     try:
         if path.suffix == ".parquet":
             frame = _read_parquet(path)
@@ -61,6 +60,16 @@ def read_table(path: Path, text: bool = False) -> pd.DataFrame:
         raise DataError(f"{path}: has no rows")
     frame.columns = [str(name).strip() for name in frame.columns]
     return frame
+
+
+def check_file(path: Path) -> None:
+    """Refuse a file that is not there.
+
+    Raises:
+        DataError
+    """
+    if not path.is_file():
+        raise DataError(f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
 
 
 def _check_header(path: Path) -> None:

@@ -39,6 +39,7 @@ def check(config: Config) -> None:
     if not config.data.available(root):
         config.data.load(root)  # raises the dataset's own message
         raise DataError(f"{config.data} is not available in {root}")
+    config.partition.check()
     if (
         config.execution.device == "cuda"
         and config.execution.backend == "inline"

@@ -14,7 +14,7 @@ from typing_extensions import override
 from rayfl.data.base import Assignment, Names, Numbering, Samples, in_order
 from rayfl.data.partitions._dealing import Owners
 from rayfl.data.partitions._own import OwnPartition, fault
-from rayfl.data.tables import line_of, read_table, require
+from rayfl.data.tables import check_file, line_of, read_table, require
 from rayfl.errors import DataError
 
 if TYPE_CHECKING:
@@ -39,6 +39,11 @@ class FromFile(OwnPartition):
     test_path: Path | None = Field(
         None, description="the same for test samples, with columns sample and client"
     )
+
+    @override
+    def check(self) -> None:
+        for path in filter(None, (self.path, self.test_path)):
+            check_file(path)
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:

@@ -1,0 +1,83 @@
+"""Your own data, from a function of yours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.arrays import Layout, of_arrays
+from rayfl.data.base import Samples
+from rayfl.data.datasets._images import ImageDataset
+from rayfl.data.own import as_arrays, call, divide, seeded
+from rayfl.errors import DataError
+from rayfl.plugins import resolve
+
+
+class FromPython(ImageDataset):
+    """Python: what a function (or class) of yours returns, arrays or datasets of PyTorch.
+
+    It returns one of
+
+    - ``(x_train, y_train, x_test, y_test)``, or a dictionary with these names, and perhaps ``domain_train``,
+      ``domain_test``, ``class_names``, and columns such as ``hospital_train`` for ``partition.name=column``;
+    - two map-style ``torch.utils.data.Dataset`` of (input, label), for training and for tests;
+    - ``(x, y)``, a dictionary with ``x``, ``y`` and columns, or one such dataset; then ``test_fraction`` of
+      each class are the test samples.
+
+    Inputs and labels are as in an .npz file (``npz``); tensors and Pillow's images are taken, too. Everything
+    is read once, before anything starts, with the global generators of Python, NumPy and PyTorch seeded.
+    """
+
+    name: Literal["python"] = "python"
+    target: str = Field(description="module:function or path/to/file.py:function")
+    kwargs: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+    test_fraction: float | None = Field(
+        None, gt=0, lt=1, description="fraction of each class for tests, if there is no test part"
+    )
+    classes: int | None = Field(
+        None, ge=2, description="number of classes; by default one more than the largest label"
+    )
+    layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
+    seed: int = Field(0, description="of the function's random numbers and of the test samples")
+
+    @override
+    def available(self, root: Path) -> bool:
+        resolve(self.target, "data.target")  # before Ray starts: the function travels
+        return True
+
+    @override
+    def load(self, root: Path) -> Samples:
+        with seeded(self.seed):
+            returned = call(self.target, self.kwargs, "data")
+            arrays, layout = as_arrays(returned, self.target)
+        arrays, numbering = divide(arrays, self.test_fraction, self.seed, self.target)
+        samples = of_arrays(
+            arrays,
+            self.target.rpartition(":")[2],
+            self.target,
+            layout if self.layout == "auto" else self.layout,
+        )
+        return self.reshaped(replace(checked(samples, self.classes, self.target), numbering=numbering))
+
+
+def checked(samples: Samples, classes: int | None, where: str) -> Samples:
+    """Samples of two classes or more, and of as many as were announced.
+
+    Raises:
+        DataError
+    """
+    top = int(max(samples.y_train.max(), samples.y_test.max()))
+    if classes is not None and top >= classes:
+        raise DataError(f"{where}: has label {top}; data.classes={classes} are numbered 0 to {classes - 1}")
+    present = np.unique(samples.y_train)
+    if len(present) < 2:
+        raise DataError(
+            f"{where}: all training samples have label {present[0]}; expected two classes or more"
+        )
+    return samples if classes is None else replace(samples, classes=classes)

@@ -1,0 +1,274 @@
+"""Data from a user's own code: whatever it returns made into arrays, or refused in a line."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import random
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.arrays import Layout, is_column, one_line
+from rayfl.data.base import Numbering
+from rayfl.errors import ConfigError, DataError
+from rayfl.plugins import broken, resolve
+from rayfl.random import generator, key
+
+Arrays = dict[str, NDArray[np.generic]]
+EXPECTED = (
+    "expected (x_train, y_train, x_test, y_test), a dictionary of these, or one or two datasets of PyTorch"
+)
+
+
+def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> Any:
+    """Call a function, or make an instance of a class, of the user's own.
+
+    Args:
+        target: ``module:name``, see :func:`rayfl.plugins.resolve`.
+        kwargs: its keyword arguments.
+        section: the section of the config, for errors.
+        given: its first arguments.
+
+    Raises:
+        ConfigError: if there is no such function, or it does not take these arguments.
+        DataError: if it raises: file, line and error.
+    """
+    function = resolve(target, f"{section}.target")
+    if not callable(function):
+        raise ConfigError(
+            f"{section}.target", f"{target} is {_what(function)}", "expected a function or a class"
+        )
+    with contextlib.suppress(ValueError):  # some functions in C have no signature
+        try:
+            inspect.signature(function).bind(*given, **kwargs)
+        except TypeError as error:
+            raise ConfigError(f"{section}.kwargs", f"{target}: {error}") from None
+    try:
+        return function(*given, **kwargs)
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{section}: {target}: {broken(error, target)}") from None
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Give the global generators of Python, NumPy and PyTorch a fixed state; restore theirs afterwards."""
+    import torch
+
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    fixed = key(seed, "own code") % 2**32
+    random.seed(fixed)
+    np.random.seed(fixed)  # noqa: NPY002
+    torch.manual_seed(fixed)
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+
+
+def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
+    """Arrays by their names in an .npz file, or ``x`` and ``y`` where there is no test part yet.
+
+    Args:
+        returned: what the function has returned.
+        where: the function, for errors.
+
+    Returns:
+        The arrays, and the layout of their images if that is known.
+
+    Raises:
+        DataError: if it is nothing of the kind.
+    """
+    if isinstance(returned, Mapping):
+        return _of_mapping(returned, where), "auto"
+    if isinstance(returned, (tuple, list)):
+        if len(returned) == 4:
+            names = ("x_train", "y_train", "x_test", "y_test")
+            return {n: _array(v, f"{where}: {n}") for n, v in zip(names, returned, strict=True)}, "auto"
+        if len(returned) == 2 and all(map(_is_dataset, returned)):
+            (x, y, layout), (x_test, y_test, other) = (
+                _read(part, f"{where}: {name}")
+                for part, name in zip(returned, ("train", "test"), strict=True)
+            )
+            if layout != other:
+                raise DataError(f"{where}: train and test hold images of different kinds")
+            return {"x_train": x, "y_train": y, "x_test": x_test, "y_test": y_test}, layout
+        if len(returned) == 2 and not any(map(_is_dataset, returned)):
+            return {n: _array(v, f"{where}: {n}") for n, v in zip("xy", returned, strict=True)}, "auto"
+        kinds = ", ".join(type(part).__name__ for part in returned[:6])
+        raise DataError(f"{where} returned {len(returned)} things ({kinds}); {EXPECTED}")
+    if _is_dataset(returned):
+        x, y, layout = _read(returned, where)
+        return {"x": x, "y": y}, layout
+    raise DataError(f"{where} returned {_what(returned)}; {EXPECTED}")
+
+
+def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tuple[Arrays, Numbering | None]:
+    """Arrays with a test part: their own, or the fraction of each class that is drawn for it.
+
+    Args:
+        arrays: of :func:`as_arrays`; columns of ``x`` and ``y`` have any other name.
+        fraction: of the test samples.
+        seed: of the draw.
+        where: the source, for errors.
+
+    Raises:
+        ConfigError: if there is neither a test part nor a fraction, or both.
+        DataError: if there are too few samples.
+    """
+    if "x" not in arrays:
+        if fraction is not None:
+            raise ConfigError("data.test_fraction", f"{where} has a test part", "leave the fraction out")
+        return arrays, None
+    if fraction is None:
+        raise ConfigError(
+            "data.test_fraction", f"{where} has no test part", "say what fraction to take, e.g. 0.2"
+        )
+    y = arrays["y"]
+    for name, values in arrays.items():
+        if values.ndim == 0 or len(values) != len(y):
+            raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
+    test = drawn(y.reshape(len(y), -1)[:, 0] if len(y) else y, fraction, seed)
+    if not test.any() or test.all():
+        raise DataError(
+            f"{where}: a fraction of {fraction:g} of {len(y)} samples leaves no "
+            f"{'training' if test.all() else 'test'} sample"
+        )
+    parts = {
+        f"{n}_{part}": v[at] for n, v in arrays.items() for part, at in (("train", ~test), ("test", test))
+    }
+    return parts, split_numbering(test)
+
+
+def drawn(labels: NDArray[np.generic], fraction: float, seed: int) -> NDArray[np.bool_]:
+    """Which samples are for tests ``(n,)``: the fraction of each class, at random; never all of one."""
+    _, kinds, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    order = np.lexsort((generator(seed, "test fraction").random(len(labels)), kinds))
+    starts = np.cumsum(counts) - counts
+    rank = np.empty(len(labels), np.int64)
+    rank[order] = np.arange(len(labels)) - starts[kinds[order]]
+    found: NDArray[np.bool_] = rank < np.minimum(np.rint(fraction * counts), counts - 1)[kinds]
+    return found
+
+
+def split_numbering(test: NDArray[np.bool_]) -> Numbering:
+    """The numbering of a source of which the samples ``test`` ``(T,)`` were taken for tests."""
+    train, tests = np.cumsum(~test) - 1, np.cumsum(test) - 1
+    return Numbering(np.where(test, -1, train), np.where(test, tests, -1), split=True)
+
+
+def _of_mapping(returned: Mapping[Any, Any], where: str) -> Arrays:
+    names = {"x_train", "y_train", "x_test", "y_test"}
+    whole = {"x", "y"} <= set(returned)
+    missing = [] if whole else sorted(names - set(returned))
+    if missing:
+        raise DataError(f"{where} returned a dictionary without {', '.join(missing)}; {EXPECTED}")
+    known = {*names, "domain_train", "domain_test", "class_names"}
+    arrays = {}
+    for name, value in returned.items():
+        if not isinstance(name, str) or not (whole or name in known or is_column(name)):
+            raise DataError(
+                f"{where} returned a dictionary with {name!r}; columns are called <name>_train, <name>_test"
+            )
+        arrays[name] = _array(value, f"{where}: {name}")
+    return arrays
+
+
+def _array(value: Any, where: str) -> NDArray[np.generic]:
+    """An array, tensor, list or table column as an array.
+
+    Raises:
+        DataError: if it is none, or holds objects.
+    """
+    try:
+        found = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except Exception as error:
+        raise DataError(f"{where} is no array ({one_line(error)})") from None
+    if found.dtype.kind == "O" and found.ndim == 1 and all(isinstance(item, str) for item in found):
+        found = found.astype(str)
+    if found.dtype.kind not in "uifbU" or found.ndim == 0:
+        raise DataError(f"{where} is {_what(value)}; expected an array of numbers")
+    return found
+
+
+def _what(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {value.shape}"
+    kind = type(value).__name__
+    return "nothing (None)" if value is None else f"a{'n' * (kind[0] in 'aeiouAEIOU')} {kind}"
+
+
+def _is_dataset(value: Any) -> bool:
+    """Whether it is a dataset, or was meant to be one."""
+    if isinstance(value, (np.ndarray, tuple, list, str, bytes, Mapping)) or hasattr(value, "detach"):
+        return False
+    if type(value).__module__.startswith("pandas"):
+        return False
+    return hasattr(type(value), "__getitem__") or hasattr(type(value), "__iter__")
+
+
+def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.generic], Layout]:
+    """All inputs ``(n, ...)`` and labels ``(n,)`` of a map-style dataset, and the layout of its images."""
+    kind = type(dataset).__name__
+    if type(dataset).__module__.startswith("torch.utils.data") and kind == "DataLoader":
+        raise DataError(f"{where} is a DataLoader; return its dataset")
+    if not (hasattr(type(dataset), "__getitem__") and hasattr(type(dataset), "__len__")):
+        raise DataError(
+            f"{where} is a {kind}, which has no length or no items by number; expected a map-style dataset"
+        )
+    tensors = getattr(dataset, "tensors", None)
+    if isinstance(tensors, tuple) and len(tensors) == 2:
+        x, y = (_array(part, f"{where}: {name}") for name, part in zip("xy", tensors, strict=True))
+        return x, y, "chw" if x.ndim == 4 else "auto"
+    try:
+        count = len(dataset)
+    except (Exception, SystemExit) as error:
+        raise DataError(f"{where}: {broken(error, kind)}") from None
+    if not count:
+        raise DataError(f"{where} is a {kind} without samples")
+    inputs: NDArray[np.generic] | None = None
+    labels = np.empty(count, np.int64)
+    layout: Layout = "auto"
+    for i in range(count):
+        try:
+            item = dataset[i]
+        except (Exception, SystemExit) as error:
+            raise DataError(f"{where}: sample {i}: {broken(error, kind)}") from None
+        if not isinstance(item, (tuple, list)) or len(item) != 2:
+            what = f"{len(item)} things" if isinstance(item, (tuple, list)) else _what(item)
+            raise DataError(f"{where}: sample {i} is {what}; expected (input, label)")
+        x, seen = _input(item[0], f"{where}: sample {i}")
+        if inputs is None:
+            inputs, layout = np.empty((count, *x.shape), x.dtype), seen
+        if x.shape != inputs.shape[1:] or x.dtype != inputs.dtype:
+            raise DataError(
+                f"{where}: sample {i} is {x.dtype} {x.shape}, sample 0 is {inputs.dtype} {inputs.shape[1:]}; "
+                "they must be equal"
+            )
+        inputs[i], labels[i] = x, _label(item[1], f"{where}: sample {i}")
+    assert inputs is not None
+    return inputs, labels, layout if inputs.ndim == 4 else "auto"
+
+
+def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
+    """The input of one sample, and where its channels are: images of Pillow and tensors have conventions."""
+    if type(value).__module__.startswith("PIL."):
+        image = value if value.mode in ("L", "RGB") else value.convert("RGB")
+        return np.asarray(image), "hwc"
+    found = _array(value, f"{where}: its input")
+    return found, "chw" if hasattr(value, "detach") else "auto"
+
+
+def _label(value: Any, where: str) -> int:
+    try:
+        found = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
+    except Exception:
+        found = np.empty(0)
+    if found.size != 1 or found.dtype.kind not in "ui":
+        shown = one_line(ValueError(repr(value)))[:60]
+        raise DataError(f"{where} has the label {shown} ({type(value).__name__}); expected an integer from 0")
+    return int(found.reshape(-1)[0])

@@ -1,0 +1,54 @@
+"""Clients as a column of the dataset says."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.base import Assignment, Samples
+from rayfl.data.partitions._own import OwnPartition, fault
+from rayfl.errors import DataError, nearest
+
+
+class ByColumn(OwnPartition):
+    """Column: clients are what a column of the dataset says (a hospital, a writer), under these names.
+
+    Datasets with columns: ``table`` (those in ``exclude``), ``npz`` and ``python`` (arrays ``<column>_train``
+    and ``<column>_test``), ``huggingface``, and ``image_folder`` (``folder``). Clients are numbered in the
+    order of their names: whole numbers by size, others as text. Test samples are the client's own where the
+    dataset says whose they are.
+    """
+
+    name: Literal["column"] = "column"
+    column: str = Field(min_length=1, description="the name of the column")
+    min_samples: int = Field(1, ge=1, description="clients with fewer training samples are left out")
+
+    @override
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        if self.column not in samples.columns:
+            has = nearest(self.column, samples.columns) if samples.columns else "it has no columns"
+            raise DataError(f"partition.column: {samples.name} has no column {self.column!r}; {has}")
+        column = samples.columns[self.column]
+        sizes = np.bincount(column.train, minlength=len(column.values))
+        kept = np.flatnonzero(sizes >= self.min_samples)
+        if not len(kept):
+            raise DataError(
+                f"partition.min_samples: no value of {self.column} has {self.min_samples} training samples; "
+                f"the most is {sizes.max()}"
+            )
+        names = column.values[kept]
+        for name in names.tolist():
+            if fault(name):
+                raise DataError(f"partition.column: {self.column}: {fault(name)}")
+        number = np.full(len(column.values), -1, np.int64)
+        number[kept] = np.arange(len(kept))
+        test = None if column.test is None else number[column.test]
+        left_out = int((sizes > 0).sum()) - len(kept)
+        note = (
+            f"partition: {left_out:,} of {left_out + len(kept):,} values of {self.column} have fewer than "
+            f"{self.min_samples} training samples and are left out (partition.min_samples)"
+        )
+        return self.assignment(number[column.train], test, names, [note] if left_out else [])
