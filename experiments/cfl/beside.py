@@ -24,7 +24,7 @@ import torch
 import rayfl
 from rayfl.config import Config, load
 from rayfl.servers.building import build
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 COLUMNS = ["gap", "mean_norm", "max_norm", "correct"]
 

@@ -35,7 +35,7 @@ from rayfl.config import Config, load
 from rayfl.data import write_npz
 from rayfl.errors import RayflError
 from rayfl.servers import building
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from compare_seeds import seeds_of

@@ -34,7 +34,9 @@ from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.config import load
 from rayfl.random import generator, key
 from rayfl.servers.building import build
-from rayfl.training import Batches, LocalWork, open_engine
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
+from rayfl.training.engine import open_engine
 
 C = 5
 """Centers."""

@@ -29,7 +29,7 @@ from rayfl.data import DATASETS, PARTITIONS, Samples, data_root
 from rayfl.errors import RayflError
 from rayfl.random import generator, key
 from rayfl.signatures.base import Signature
-from rayfl.training import raw_features
+from rayfl.training.batches import raw_features
 
 GAMMAS: tuple[float | str, ...] = (1.0, 0.5, 0.3, "auto")
 FLT = {"signature": "centroids", "features": "conv_ae", "embedding": "umap", "grouping": "graph"}

@@ -29,7 +29,7 @@ from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.data import DATASETS, PARTITIONS, data_root
 from rayfl.random import key
 from rayfl.signatures.features.conv_ae import ConvAEFeatures
-from rayfl.training import raw_features
+from rayfl.training.batches import raw_features
 
 GROUPS, LABELS = 5, 5
 

@@ -31,7 +31,7 @@ from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -111,6 +110,8 @@ class Distances(ClientReport):
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
         """``(B, C)``; of the parameters, without running statistics."""
+        import torch
+
         rows, n = trained.rows[:, : trained.spec.n_parameters], trained.spec.n_parameters
         squares = [(rows - m[:n].to(rows.device)).double().square().sum(1) for m in trained.models]
         return np.asarray(torch.stack(squares, dim=1).cpu().numpy(), np.float64)

@@ -42,21 +42,11 @@ from rayfl.errors import ClientError, DataError, RayflError
 from rayfl.local import Outcome, Start
 from rayfl.ordering import Arrival
 from rayfl.random import key
-from rayfl.training import (
-    Batches,
-    Engine,
-    LocalWork,
-    Terms,
-    TrainedBlock,
-    complement,
-    gather,
-    length,
-    open_device,
-    open_engine,
-    raw_features,
-    scatter_,
-)
+from rayfl.training import LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
 from rayfl.training.batched.linear_kernels import weighted_sum
+from rayfl.training.batches import Batches, raw_features
+from rayfl.training.device import open_device
+from rayfl.training.engine import Engine, open_engine
 from rayfl.training.reports import ClientReport, Trained, updates_of
 from rayfl.training.work import behind
 

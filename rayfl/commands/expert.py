@@ -21,7 +21,7 @@ from rayfl.data import IGNORED, Samples
 from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.servers import building
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 _AT_ONCE = 500
 """Samples in a forward pass."""

@@ -11,17 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rayfl.models import ModelSpec
 from rayfl.settings import Section
 from rayfl.training import LocalWork, Terms, TrainedBlock, Training
 
-Test = Callable[[torch.Tensor, int], float]
+if TYPE_CHECKING:
+    import torch
+
+Test: TypeAlias = "Callable[[torch.Tensor, int], float]"
 """Accuracy in [0, 1] of a model ``(P,)`` on the validation part of the client at a row of the block; NaN if
 it has none."""
 

@@ -6,10 +6,9 @@ The relationship of the tasks is the fixed one of Evgeniou and Pontil, KDD 2004.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -17,6 +16,9 @@ from rayfl.errors import ConfigError
 from rayfl.local.base import LocalObjective, Outcome, Start
 from rayfl.models import ModelSpec
 from rayfl.training import LocalWork, Terms, TrainedBlock, Training
+
+if TYPE_CHECKING:
+    import torch
 
 
 class MTL(LocalObjective):
@@ -72,6 +74,8 @@ class MTL(LocalObjective):
 
     def begin(self, start: Start) -> torch.Tensor:
         """w_k, of clients that never took part w_0."""
+        import torch
+
         if not start.fresh.any():
             return start.state
         own = start.state.clone()
@@ -86,6 +90,8 @@ class MTL(LocalObjective):
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Keep the model; send the mean, moved by what is new in it."""
+        import torch
+
         # In double precision: a client whose model is the mean sends what it has trained, bit for bit.
         sent = (block.rows.double() - start.state + start.models).to(block.rows.dtype)
         fresh = torch.from_numpy(start.fresh).to(sent.device)

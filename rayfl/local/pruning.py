@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
 
 from rayfl.models import ModelSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
 
 Mask = NDArray[np.bool_]
 
@@ -224,6 +226,8 @@ def shrink(spec: ModelSpec, vector: NDArray[np.float32], channels: Mask) -> nn.S
     Raises:
         ValueError: if the channels are not those of the network, or a convolution keeps none.
     """
+    from torch import nn
+
     whole = spec.build()
     spec.load(whole, np.where(expand(spec, channels), vector, np.float32(0)))
     kept_out: dict[str, Mask] = {}
@@ -250,6 +254,9 @@ def conv_flops(module: nn.Module, shape: tuple[int, ...]) -> int:
         module: the network; ``shrink`` gives one without its pruned channels.
         shape: of one sample ``(C, H, W)``.
     """
+    import torch
+    from torch import nn
+
     total = 0
 
     def count(conv: nn.Module, inputs: object, output: torch.Tensor) -> None:
@@ -295,6 +302,8 @@ def _parameters(spec: ModelSpec) -> list[tuple[slice, tuple[int, ...]]]:
 
 def _chain(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
     """The layers of a network in forward order, by their names."""
+    from torch import nn
+
     if type(module) is nn.Sequential:
         prefix = f"{name}." if name else ""
         return [leaf for n, child in module.named_children() for leaf in _chain(child, prefix + n)]
@@ -304,6 +313,8 @@ def _chain(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
 
 
 def _stages(spec: ModelSpec) -> list[_Stage]:
+    from torch import nn
+
     leaves = _chain(spec.build())
     weighted = [(name, leaf) for name, leaf in leaves if isinstance(leaf, nn.Conv2d | nn.Linear)]
     stages = []
@@ -332,6 +343,8 @@ def _divided(spec: ModelSpec, channels: Mask) -> list[tuple[_Stage, Mask]]:
 
 def _smaller(leaf: nn.Module, out: Mask | None, into: Mask | None) -> nn.Module:
     """A layer with fewer outputs, inputs, or both; the layer itself if nothing is cut."""
+    import torch
+
     if out is None and into is None:
         return leaf
     state = {name: tensor.clone() for name, tensor in leaf.state_dict().items()}
@@ -351,6 +364,8 @@ def _smaller(leaf: nn.Module, out: Mask | None, into: Mask | None) -> nn.Module:
 
 def _like(leaf: nn.Module, weight: torch.Tensor) -> nn.Module:
     """A layer with the settings of ``leaf`` and the sizes of ``weight``."""
+    from torch import nn
+
     if isinstance(leaf, nn.Conv2d):
         return nn.Conv2d(
             weight.shape[1],

@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from rayfl.local.base import LocalObjective, Outcome, Start, accumulated
 from rayfl.models import ModelSpec
@@ -49,12 +47,17 @@ class Scaffold(LocalObjective):
 
     def terms(self, start: Start) -> Terms:
         """``c - c_i`` is added to every gradient; it takes the place of ``c_i``."""
+        import torch
+        from torch.nn import functional
+
         p, size = start.spec.n_parameters, start.models.shape[1]
         offset = torch.sub(start.server, start.state, out=start.state)
         return Terms(offset=functional.pad(offset, (0, size - p)) if size > p else offset)
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Option II of the client's control variate: ``c_i+ = (x - y) / (K eta) - (c - c_i)``."""
+        import torch
+
         p = start.spec.n_parameters
         work, steps = start.work, np.maximum(block.steps, 1)
         counted = accumulated(steps, work.momentum, work.lr_alpha, work.lr_power)

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -31,6 +30,9 @@ from rayfl.local.pruning import (
 )
 from rayfl.models import ModelSpec
 from rayfl.training import LocalWork, TrainedBlock, Training
+
+if TYPE_CHECKING:
+    import torch
 
 _DEAD = "lost its last weight to pruning and answers the same to everything; a lower local.target, or \
 local.per_layer=true, leaves it some"
@@ -133,12 +135,16 @@ class SubFedAvg(LocalObjective):
 
     def held(self, state: torch.Tensor, fresh: NDArray[np.bool_], spec: ModelSpec) -> torch.Tensor | None:
         """The masks ``(B, P)``: all ones for clients that never took part."""
+        import torch
+
         mask = state[:, : spec.P].clone()
         mask[torch.from_numpy(fresh).to(mask.device)] = 1.0
         return mask
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Prune, if it may be; send what is kept."""
+        import torch
+
         spec, first = start.spec, block.snapshots
         mask = self.held(start.state, start.fresh, spec)
         assert mask is not None

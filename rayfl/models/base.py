@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 from collections.abc import Collection
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from rayfl.errors import ConfigError
 from rayfl.settings import Section, part_name
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Model(Section):
@@ -110,4 +112,6 @@ def _spoken(values: Collection[int]) -> str:
 
 def named(*children: tuple[str, nn.Module] | None) -> nn.Sequential:
     """A chain of named children; None is left out."""
+    from torch import nn
+
     return nn.Sequential(OrderedDict(child for child in children if child is not None))

@@ -14,18 +14,20 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from rayfl import random
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.base import Model
 
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
 Interval = tuple[int, int]
-Vector = NDArray[np.float32] | Tensor
+Vector: TypeAlias = "NDArray[np.float32] | Tensor"
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,8 @@ class ModelSpec:
             ConfigError: if the model does not suit the shape, or no computer could hold it.
             ValueError: if the model's layers do not divide its tensors, or a parameter is not float32.
         """
+        import torch
+
         try:
             with torch.device("meta"):  # nothing is allocated: the model may be too large for any machine
                 module = model.build(tuple(shape), classes)
@@ -125,6 +129,8 @@ class ModelSpec:
         Raises:
             ValueError: if ``out`` or the module is not of this layout.
         """
+        import torch
+
         with torch.no_grad():
             for part, tensor in self._pairs(module, out):
                 part.copy_(tensor)
@@ -135,6 +141,8 @@ class ModelSpec:
         Raises:
             ValueError: if the vector or the module is not of this layout.
         """
+        import torch
+
         with torch.no_grad():
             for part, tensor in self._pairs(module, vector):
                 tensor.copy_(part)
@@ -198,9 +206,11 @@ class ModelSpec:
 
     def _checked(self, vector: Vector) -> Tensor:
         """The vector as a tensor that shares its memory."""
+        import torch
+
         if tuple(vector.shape) != (self.P,):
             raise ValueError(f"a vector of shape ({self.P},) is needed, not {tuple(vector.shape)}")
-        if isinstance(vector, Tensor):
+        if isinstance(vector, torch.Tensor):
             if vector.dtype != torch.float32:
                 raise ValueError(f"a float32 vector is needed, not {vector.dtype}")
             return vector
@@ -213,6 +223,8 @@ class ModelSpec:
 
 def _build(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.Module:
     """A module initialised from ``key`` alone, without disturbing torch's generators (CPU or CUDA)."""
+    import torch
+
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(key)
         return model.build(tuple(shape), classes)

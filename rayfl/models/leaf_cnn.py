@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import nn
 
 from rayfl.models.base import Model, named, square_image
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class LeafCnn(Model):
@@ -30,6 +32,8 @@ class LeafCnn(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """For square images of 12 to 128 pixels."""
+        from torch import nn
+
         channels, side = square_image(self.name, shape, sides=range(12, 129))
         left = (side // 2 + 2 * self.second_padding - 4) // 2
         return named(

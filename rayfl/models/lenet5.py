@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
-from torch import nn
 
 from rayfl.models.base import Model, named, square_image
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class LeNet5(Model):
@@ -34,6 +36,8 @@ class LeNet5(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """For images of 28 or 32 pixels with 1 or 3 channels."""
+        from torch import nn
+
         channels, side = square_image(self.name, shape, sides=(28, 32), channels=(1, 3))
         left = ((side - 4) // 2 - 4) // 2
         return named(

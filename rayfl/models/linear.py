@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from rayfl.models.base import Model, fan_in, named
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Linear(Model):
@@ -21,4 +22,6 @@ class Linear(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """``D * classes + classes`` parameters."""
+        from torch import nn
+
         return named(("flatten", nn.Flatten()), ("fc1", nn.Linear(fan_in(shape), classes)))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
-from torch import nn
 from typing_extensions import override
 
 from rayfl.models.base import Model, named
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _IGNORED = -100
 """PyTorch's default ``ignore_index``: what stands behind the end of a text."""
@@ -47,6 +48,10 @@ class Lstm(Model):
     @override
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """For texts ``(L,)``: words ``(batch, L)`` int64 become logits ``(batch, classes, L)``."""
+        from torch import nn
+
+        from rayfl.models.modules.recurrent import ClassesSecond, States
+
         embedding, last = nn.Embedding(classes, self.embedding), nn.Linear(self.hidden, classes)
         if self.tied:
             last.weight = embedding.weight
@@ -65,21 +70,3 @@ class Lstm(Model):
         targets = np.where(rng.random((count, shape[0])) < 0.2, _IGNORED, words[:, 1:])
         targets[:, 0] = words[:, 1]  # a text has at least two words
         return words[:, :-1].astype(np.int32), targets
-
-
-class States(nn.LSTM):
-    """``nn.LSTM`` that gives the states of its last layer alone, so that it is a link of a chain."""
-
-    @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        """``(batch, L, features)`` to ``(batch, L, hidden)``."""
-        states: torch.Tensor = super().forward(x)[0]
-        return states
-
-
-class ClassesSecond(nn.Module):
-    """``(batch, L, classes)`` to ``(batch, classes, L)``, as PyTorch's cross-entropy takes them."""
-
-    @override
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x.transpose(1, 2)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
-from torch import nn
 
 from rayfl.models.base import Model, fan_in, named
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class Mlp(Model):
@@ -27,6 +29,8 @@ class Mlp(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Any shape suits; the sample is flattened."""
+        from torch import nn
+
         children: list[tuple[str, nn.Module]] = [("flatten", nn.Flatten())]
         width = fan_in(shape)
         for i, units in enumerate(self.hidden, start=1):

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Literal
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Literal
 
 from rayfl.models.base import Model, named, square_image
 
+if TYPE_CHECKING:
+    from torch import nn
 
-class Residual(nn.Sequential):
-    """A chain whose input is added to its output."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        """``x + chain(x)``, of the shape of ``x``."""
-        output = input
-        for module in self:
-            output = module(output)
-        return input + output
+    from rayfl.models.modules.residual import Residual
 
 
 class ResNet9(Model):
@@ -39,6 +31,8 @@ class ResNet9(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """For square images of 32 to 63 pixels."""
+        from torch import nn
+
         channels, _ = square_image(self.name, shape, sides=range(32, 64))
         return named(
             ("block1", named(*_convolution(1, channels, 64))),
@@ -55,6 +49,8 @@ class ResNet9(Model):
 
 def _convolution(i: int, inputs: int, outputs: int) -> list[tuple[str, nn.Module]]:
     """The ``i``-th convolution of a block, 3x3 and padded, with its normalisation and activation."""
+    from torch import nn
+
     return [
         (f"conv{i}", nn.Conv2d(inputs, outputs, 3, padding=1)),
         (f"norm{i}", nn.GroupNorm(32, outputs)),
@@ -64,4 +60,6 @@ def _convolution(i: int, inputs: int, outputs: int) -> list[tuple[str, nn.Module
 
 def _residual(width: int) -> Residual:
     """Two convolutions of equal width, bridged by the identity."""
+    from rayfl.models.modules.residual import Residual
+
     return Residual(OrderedDict(_convolution(1, width, width) + _convolution(2, width, width)))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from torch import nn
+from typing import TYPE_CHECKING, Literal
 
 from rayfl.models.base import Model, named, square_image
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 class SubFedAvgCnn(Model):
@@ -25,6 +26,8 @@ class SubFedAvgCnn(Model):
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """For square images of 16 to 128 pixels."""
+        from torch import nn
+
         channels, side = square_image(self.name, shape, sides=range(16, 129))
         left = ((side - 4) // 2 - 4) // 2
         return named(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rayfl.models import ModelSpec
 from rayfl.settings import Section
 from rayfl.training import LocalWork
+
+if TYPE_CHECKING:
+    import torch
 
 Visits = Sequence[Sequence[NDArray[np.intp]]]
 

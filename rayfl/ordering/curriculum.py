@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
-from safetensors import SafetensorError
-from safetensors.torch import load_file
-from torch.nn import functional
 
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
@@ -25,10 +21,13 @@ from rayfl.random import uniforms
 from rayfl.training import curriculum
 from rayfl.training.curriculum import Family, Order, Pacing
 
+if TYPE_CHECKING:
+    import torch
+
 Score = Literal[
     "global", "local", "both", "global_prediction", "local_prediction", "both_prediction", "expert"
 ]
-Users = list[tuple[torch.Tensor, list[int]]]
+Users: TypeAlias = "list[tuple[torch.Tensor, list[int]]]"
 """Models ``(P,)``, and the rows of the block whose clients use each."""
 
 
@@ -188,6 +187,8 @@ def _alike(numbers: NDArray[np.int64]) -> list[list[int]]:
 
 def _seen(arrival: Arrival, users: Users) -> list[Seen]:
     """What the models say of the samples of the clients that use them, in the order of the block."""
+    from torch.nn import functional
+
     found: dict[int, Seen] = {}
     for model, rows in users:
         logits, y = arrival.logits(model, rows)
@@ -209,6 +210,10 @@ def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     Raises:
         ConfigError: if there is no such file, or it holds no model of this layout.
     """
+    import torch
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
     where, remedy = "order.expert", "rayfl expert trains one on all data, with the model of a config"
     try:
         tensors = load_file(path)  # each time: that costs little beside scoring with it

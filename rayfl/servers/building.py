@@ -22,7 +22,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.servers.models import Servers
-from rayfl.training import choose_engine
+from rayfl.training.engine import choose_engine
 from rayfl.units import size
 
 _COPIES = 4

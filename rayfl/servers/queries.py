@@ -38,7 +38,7 @@ from rayfl.servers.signatures import (
     cluster_relations,
 )
 from rayfl.signatures.features.base import Fitted
-from rayfl.training import raw_features
+from rayfl.training.batches import raw_features
 
 HISTOGRAM = "histogram"
 """The kind of transfer of label histograms; the servers keep them as long as the data are the same."""

@@ -1,10 +1,10 @@
-"""Local training of a block of clients."""
+"""Local training of a block of clients: what is asked and answered.
 
-from rayfl.training.batches import Batches, raw_features
+Here is what needs no PyTorch. What trains is imported from its own module: ``batches``,
+``device``, ``engine``, ``loop``, ``batched``.
+"""
+
 from rayfl.training.config import Training
-from rayfl.training.device import open_device
-from rayfl.training.engine import ENGINES, Engine, choose_engine, open_engine
-from rayfl.training.loop import LoopEngine
 from rayfl.training.work import (
     NO_TERMS,
     LocalWork,
@@ -18,22 +18,14 @@ from rayfl.training.work import (
 )
 
 __all__ = [
-    "ENGINES",
     "NO_TERMS",
-    "Batches",
-    "Engine",
     "LocalWork",
-    "LoopEngine",
     "Segments",
     "Terms",
     "TrainedBlock",
     "Training",
-    "choose_engine",
     "complement",
     "gather",
     "length",
-    "open_device",
-    "open_engine",
-    "raw_features",
     "scatter_",
 ]

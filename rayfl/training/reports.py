@@ -15,19 +15,21 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import nn
-from torch.nn import functional
 
 from rayfl.data import Ragged, Samples
 from rayfl.data.server import ServerData
 from rayfl.errors import DataError
 from rayfl.models import ModelSpec
-from rayfl.training.batches import Batches
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rayfl.training.batches import Batches
 
 Reports = Mapping[str, NDArray[np.float64]]
 """The outcome of a round's reports by name, the first axis in the order of the cohort ``(M, ...)``."""
@@ -64,6 +66,8 @@ class Trained:
 
     def outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The logits of a model ``(P,)`` on inputs ``(n, ...)``, as it is tested."""
+        import torch
+
         module = self.module.eval()
         self.spec.load(module, model)
         with torch.inference_mode():
@@ -72,6 +76,8 @@ class Trained:
 
     def mean_losses(self, rows: torch.Tensor) -> NDArray[np.float64]:
         """The mean loss of each client's model ``(B, P)`` on its own training samples ``(B,)``."""
+        from torch.nn import functional
+
         losses = np.full(len(rows), np.nan)
         for row, model in enumerate(rows):
             inputs, labels = self.batches.train(self.samples[row])
@@ -140,6 +146,8 @@ class Predictions(ClientReport):
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
         """``(B, s * classes)``; each word of a text counts as a sample."""
+        import torch
+
         assert self.inputs is not None
         x = trained.batches.inputs(self.inputs)
         found = []

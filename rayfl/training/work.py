@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rayfl.data import Ragged
+
+if TYPE_CHECKING:
+    import torch
 
 Segments = tuple[tuple[int, int], ...]
 """Ranges ``(start, stop)`` of the flat parameter vector, ascending and disjoint."""
@@ -142,6 +144,8 @@ class TrainedBlock:
 
 def gather(vector: torch.Tensor, segments: Segments) -> torch.Tensor:
     """The values of ``segments`` in order: ``(..., P)`` -> ``(..., S)``."""
+    import torch
+
     if not segments:
         return vector[..., :0]
     return torch.cat([vector[..., a:b] for a, b in segments], dim=-1)

@@ -34,7 +34,7 @@ from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.servers.queries import ClientQueries
 from rayfl.servers.states import ClientStates
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 from tests.algorithms.fakes import NOBODY, FakeClients, assert_same_state, plan_of, report, setup
 
 

@@ -23,7 +23,7 @@ from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 from rayfl.training.reports import Predictions, Trained
 from tests.algorithms.fakes import FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, TASKS, N, P, Ran, Run, run, same, same_curves
@@ -384,7 +384,7 @@ def test_newcomers_of_dc_train_and_are_tested(run: Run):
 
 def test_a_failing_client_is_left_out_and_spoils_nothing(run: Run, monkeypatch: pytest.MonkeyPatch):
     """Client 3's model is not finite: the server must not look at it."""
-    from rayfl.training import LoopEngine
+    from rayfl.training.loop import LoopEngine
 
     original = LoopEngine.train
 

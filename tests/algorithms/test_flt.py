@@ -28,7 +28,7 @@ from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError
-from rayfl.models.conv_ae import ConvAE, weights_of
+from rayfl.models.modules.conv_ae import ConvAE, weights_of
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build

@@ -16,7 +16,9 @@ import rayfl
 from rayfl.data import build_federation
 from rayfl.models import ModelSpec
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.training import Batches, LocalWork, LoopEngine
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 
 TASKS = {
     "name": "tasks",

@@ -18,7 +18,7 @@ from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 from tests.algorithms.fakes import algorithm, clustered, setup
 
 N = 5

@@ -15,7 +15,7 @@ from rayfl.api import client_models
 from rayfl.cli import app
 from rayfl.errors import ConfigError, RayflError
 from rayfl.servers.building import build
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 from rayfl.units import size
 
 MLP = {"name": "mlp", "hidden": [12]}

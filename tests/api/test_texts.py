@@ -20,7 +20,7 @@ from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
 from rayfl.servers.building import build
 from rayfl.servers.queries import histograms
-from rayfl.training import raw_features
+from rayfl.training.batches import raw_features
 
 HABITS = ("red green blue", "one two three four", "so it goes on", "up and down")
 

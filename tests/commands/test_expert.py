@@ -16,7 +16,7 @@ from rayfl import cli
 from rayfl.commands.expert import train_expert
 from rayfl.config import load
 from rayfl.servers.building import build
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 SETTINGS: dict[str, Any] = {
     "rounds": 2,

@@ -27,7 +27,9 @@ from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
 from rayfl.signatures.features.pca import PCA
-from rayfl.training import Batches, LocalWork, LoopEngine
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 from rayfl.units import size
 
 PARAMETERS = 64 * 16 + 16 + 16 * 10 + 10

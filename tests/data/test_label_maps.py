@@ -13,7 +13,7 @@ from typing_extensions import override
 from rayfl.data import Assignment, Partition, Ragged, Samples, build_federation, describe, fingerprint
 from rayfl.errors import DataError
 from rayfl.evaluation.sharing import EvaluationPlan
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 # Sample i is [i]; labels 0, 1, 2 in turn. 6 training samples, 9 test samples.
 PLAIN = Samples(

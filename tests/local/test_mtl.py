@@ -22,7 +22,8 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.models import Servers
 from rayfl.servers.rounds import Round, train
-from rayfl.training import LocalWork, LoopEngine
+from rayfl.training import LocalWork
+from rayfl.training.loop import LoopEngine
 from tests.algorithms.test_identities import GROUPS, N, P, Ran, Run, run, same, same_curves
 from tests.local.conftest import CLASSES, ETA, FEATURES, ROUND, Problem
 from tests.local.conftest import P as SMALL

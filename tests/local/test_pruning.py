@@ -24,8 +24,10 @@ from rayfl.local.pruning import (
 )
 from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
-from rayfl.training import Batches, LocalWork, LoopEngine, Terms
+from rayfl.training import LocalWork, Terms
 from rayfl.training.batched import BatchedEngine
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth, assert_within
 from tests.training.conftest import make_samples
 

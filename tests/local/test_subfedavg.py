@@ -27,7 +27,9 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Event, Interrupted
-from rayfl.training import Batches, LocalWork, LoopEngine, TrainedBlock, Training
+from rayfl.training import LocalWork, TrainedBlock, Training
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 from tests.servers.serving import reduce
 from tests.training.bounds import rounding
 

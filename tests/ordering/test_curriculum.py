@@ -18,7 +18,9 @@ from rayfl.data import IGNORED, Samples
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.ordering import ORDERINGS, Arrival, Ordering
-from rayfl.training import Batches, LocalWork, LoopEngine
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 
 SPEC = ModelSpec.of(MODELS["linear"](), (1,), 2, 0)
 

@@ -17,7 +17,7 @@ from rayfl.sampling import SAMPLINGS, Candidates
 from rayfl.servers import testing
 from rayfl.servers.building import build
 from rayfl.servers.models import Servers
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 from tests.algorithms.fakes import setup
 from tests.runs import SMALL, Run
 

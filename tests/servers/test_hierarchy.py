@@ -30,7 +30,7 @@ from rayfl.servers.global_step import gather, share
 from rayfl.servers.lps import Reduced
 from rayfl.servers.models import Servers
 from rayfl.servers.testing import local_losses, losses
-from rayfl.training import Batches
+from rayfl.training.batches import Batches
 
 D, CLASSES, LR, EPOCHS = 64, 10, 0.5, 2
 P = D * CLASSES + CLASSES

@@ -8,7 +8,7 @@ from torch.nn import functional
 from rayfl.config import load
 from rayfl.errors import DataError
 from rayfl.models import MODELS
-from rayfl.models.conv_ae import ConvAE, encode, framed, fresh, reconstruct, restored, weights_of
+from rayfl.models.modules.conv_ae import ConvAE, encode, framed, fresh, reconstruct, restored, weights_of
 from rayfl.signatures.features.conv_ae import ConvAEFeatures, Pretraining
 
 DIGITS = Pretraining.model_validate({"dataset": "digits", "epochs": 2, "samples": 300})
@@ -185,7 +185,7 @@ def test_the_server_s_fine_tuning_is_on_public_images_once_and_for_all(root, mon
     assert np.array_equal(shared.apply(other, key=1), shared.apply(other, key=2))
     features.fit(images(40, seed=1), 1)
     assert len(list((root / "encoders").iterdir())) == 3
-    monkeypatch.setattr("rayfl.models.conv_ae.reconstruct", None)  # would fail if called
+    monkeypatch.setattr("rayfl.models.modules.conv_ae.reconstruct", None)  # would fail if called
     again = features.fit(x, 1)
     assert all(np.array_equal(again.weights[name], shared.weights[name]) for name in shared.weights)
     with pytest.raises(DataError, match="no public images for fine_tune_shared"):

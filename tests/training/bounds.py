@@ -34,7 +34,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rayfl.models import ModelSpec
-from rayfl.training import NO_TERMS, Batches, LocalWork, LoopEngine, Terms, TrainedBlock
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 from rayfl.training.work import Indices
 
 UNIT = 2.0**-24

@@ -16,11 +16,14 @@ from torch import nn
 from rayfl.data import Samples
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS, Model, ModelSpec
-from rayfl.training import Batches, LocalWork, LoopEngine, choose_engine
+from rayfl.training import LocalWork
 from rayfl.training.batched import BatchedEngine, Unsupported
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vmap import VmapNetwork
+from rayfl.training.batches import Batches
+from rayfl.training.engine import choose_engine
+from rayfl.training.loop import LoopEngine
 from rayfl.training.work import DIVERGED
 from tests.training.bounds import Truth
 from tests.training.test_terms import job, make_terms

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.nn import functional
 
-from rayfl.training import LocalWork, LoopEngine, Terms
+from rayfl.training import LocalWork, Terms
 from rayfl.training.batched import BatchedEngine, fused, layers, network, parameters
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth
 from tests.training.test_terms import job, make_case, make_terms, train
 

@@ -12,18 +12,13 @@ import pytest
 import torch
 
 from rayfl.models import MODELS, ModelSpec
-from rayfl.training import (
-    NO_TERMS,
-    Batches,
-    LocalWork,
-    LoopEngine,
-    Terms,
-    TrainedBlock,
-    open_device,
-    open_engine,
-)
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock
 from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.graphs import CudaRecorder
+from rayfl.training.batches import Batches
+from rayfl.training.device import open_device
+from rayfl.training.engine import open_engine
+from rayfl.training.loop import LoopEngine
 from tests.runs import METHODS, TASKS
 from tests.training.conftest import make_samples
 from tests.training.test_graphs import MODEL_CASES, PLAIN, make_case

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from rayfl.random import generator
-from rayfl.training import Batches, LocalWork, LoopEngine, Terms
+from rayfl.training import LocalWork, Terms
+from rayfl.training.batches import Batches
 from rayfl.training.curriculum import (
     PACINGS,
     Pacing,
@@ -22,6 +23,7 @@ from rayfl.training.curriculum import (
     prediction_scores,
     visits,
 )
+from rayfl.training.loop import LoopEngine
 from tests.training.conftest import make_samples, make_spec
 
 # N = 100, T = 10, a = 0.8, b = 0.2: t / (a T) is t / 8; from step 8 on all samples are used.

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 TRAIN = """
 import torch
 torch.set_num_threads(1)
-from rayfl.training import LoopEngine
+from rayfl.training.loop import LoopEngine
 from rayfl.training.batched import BatchedEngine
 from tests.training.test_terms import PLAIN, make_case, make_terms, train, truth_of
 

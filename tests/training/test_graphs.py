@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from rayfl.data import Samples
 from rayfl.models import MODELS, Model, ModelSpec
-from rayfl.training import NO_TERMS, Batches, LocalWork, LoopEngine, Terms, TrainedBlock
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock
 from rayfl.training import engine as engines
 from rayfl.training.batched import (
     BatchedEngine,
@@ -37,7 +37,9 @@ from rayfl.training.batched import (
 from rayfl.training.batched.graphs import CudaRecorder, FixedMemory, Recorder
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.vmap import VmapNetwork
+from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine, open_engine, try_recording
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth
 from tests.training.conftest import make_samples
 from tests.training.test_recurrent import texts

@@ -14,7 +14,9 @@ from torch import nn
 from rayfl.data import Samples
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
-from rayfl.training import Batches, LocalWork, LoopEngine
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import rounding
 from tests.training.conftest import make_samples, make_spec
 

@@ -10,9 +10,10 @@ import torch
 
 from rayfl.data import Samples
 from rayfl.models import MODELS, ModelSpec
-from rayfl.training import Batches, LocalWork
+from rayfl.training import LocalWork
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.network import BatchedNetwork
+from rayfl.training.batches import Batches
 
 SPEC = ModelSpec.of(MODELS["mlp"](hidden=(4,)), (6,), 3, 0)
 CLIENTS = 12

@@ -13,10 +13,13 @@ from torch.nn import functional
 
 from rayfl.data import IGNORED, Samples
 from rayfl.models import MODELS, ModelSpec
-from rayfl.training import NO_TERMS, Batches, LocalWork, LoopEngine, Terms, choose_engine
+from rayfl.training import NO_TERMS, LocalWork, Terms
 from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.network import BatchedNetwork, Unsupported, _predictions
 from rayfl.training.batched.parameters import Parameter, Sgd
+from rayfl.training.batches import Batches
+from rayfl.training.engine import choose_engine
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth, rounding
 
 PLAIN = LocalWork(2, 5, 0.5)

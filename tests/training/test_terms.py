@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 
 from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
-from rayfl.training import NO_TERMS, Batches, Engine, LocalWork, LoopEngine, Terms, TrainedBlock
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock
 from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.vmap import VmapNetwork
+from rayfl.training.batches import Batches
+from rayfl.training.engine import Engine
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth, rounding
 from tests.training.conftest import make_samples, make_spec
 from tests.training.test_loop import softmax_step

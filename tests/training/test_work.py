@@ -15,15 +15,8 @@ from hypothesis import strategies as st
 from rayfl.config import load
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError
-from rayfl.training import (
-    Batches,
-    Training,
-    complement,
-    gather,
-    length,
-    raw_features,
-    scatter_,
-)
+from rayfl.training import Training, complement, gather, length, scatter_
+from rayfl.training.batches import Batches, raw_features
 from tests.training.conftest import make_samples
 
 SIZE = 12

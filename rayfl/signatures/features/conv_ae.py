@@ -25,7 +25,7 @@ from rayfl.settings import Section, choice
 from rayfl.signatures.features.base import FeatureMap
 
 if TYPE_CHECKING:
-    from rayfl.models.conv_ae import ConvAE
+    from rayfl.models.modules.conv_ae import ConvAE
 
     AnyDataset = Dataset
 else:
@@ -149,7 +149,7 @@ class ConvAEFeatures(FeatureMap):
         if self.pretrain.samples is not None and self.pretrain.samples < len(x):
             drawn = generator(key, "pretraining sample").choice(len(x), self.pretrain.samples, replace=False)
             x = x[np.sort(drawn)]
-        from rayfl.models import conv_ae
+        from rayfl.models.modules import conv_ae
 
         x = to_channels(x, shape[0])
         model = conv_ae.fresh(shape, self.latent, key)
@@ -160,7 +160,7 @@ class ConvAEFeatures(FeatureMap):
         self, weights: Weights, x: NDArray[np.floating], shape: tuple[int, int, int], key: int
     ) -> Weights:
         """The weights after ``fine_tune_shared`` more epochs on the images ``x`` ``(s, C, H, W)``."""
-        from rayfl.models import conv_ae
+        from rayfl.models.modules import conv_ae
 
         model = conv_ae.restored(shape, self.latent, weights)
         conv_ae.reconstruct(model, x, shape, self.fine_tune_shared, self.pretrain.batch_size, self.lr, key)
@@ -172,7 +172,7 @@ class Encoder:
     """The autoencoder that the server sends to everybody; its weights travel as NumPy arrays.
 
     Attributes:
-        weights: of :class:`rayfl.models.conv_ae.ConvAE`.
+        weights: of :class:`rayfl.models.modules.conv_ae.ConvAE`.
         shape: of the clients' images ``(C, H, W)``.
         latent, fine_tune, batch_size, lr: as set in :class:`ConvAEFeatures`.
         whole: whether clients get the decoder too, since they fine-tune, now or later.
@@ -204,7 +204,7 @@ class Encoder:
         """
         if x.shape[1:] != self.shape:
             raise DataError(f"conv_ae was made for images {self.shape}; these are {x.shape[1:]}")
-        from rayfl.models import conv_ae
+        from rayfl.models.modules import conv_ae
 
         model = self._model
         if self.fine_tune:
@@ -222,7 +222,7 @@ class Encoder:
 
     @functools.cached_property
     def _model(self) -> ConvAE:
-        from rayfl.models import conv_ae
+        from rayfl.models.modules import conv_ae
 
         return conv_ae.restored(self.padded, self.latent, self.weights)
 

@@ -14,8 +14,8 @@ from typing_extensions import override
 
 from rayfl.data import IGNORED
 from rayfl.models import ModelSpec
-from rayfl.models import lstm as lstm_modules
-from rayfl.models.resnet9 import Residual as ResidualModule
+from rayfl.models.modules.recurrent import ClassesSecond, States
+from rayfl.models.modules.residual import Residual as ResidualModule
 from rayfl.training.batched import layers, recurrent
 from rayfl.training.batched.fused import fuse
 from rayfl.training.batched.layers import Chain, Layer, Residual, Step
@@ -35,8 +35,8 @@ _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.BatchNorm1d: layers.BatchNorm,
     nn.BatchNorm2d: layers.BatchNorm,
     nn.Embedding: recurrent.Embedding,
-    lstm_modules.States: recurrent.Lstm,
-    lstm_modules.ClassesSecond: lambda module: recurrent.ClassesSecond(),
+    States: recurrent.Lstm,
+    ClassesSecond: lambda module: recurrent.ClassesSecond(),
 }
 
 

@@ -1,0 +1,1 @@
+"""Modules of PyTorch that networks are made of. Configs need no PyTorch: import these inside of methods."""

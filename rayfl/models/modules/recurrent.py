@@ -1,0 +1,25 @@
+"""Links of a chain of layers that predicts words."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from typing_extensions import override
+
+
+class States(nn.LSTM):
+    """``nn.LSTM`` that gives the states of its last layer alone, so that it is a link of a chain."""
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        """``(batch, L, features)`` to ``(batch, L, hidden)``."""
+        states: torch.Tensor = super().forward(x)[0]
+        return states
+
+
+class ClassesSecond(nn.Module):
+    """``(batch, L, classes)`` to ``(batch, classes, L)``, as PyTorch's cross-entropy takes them."""
+
+    @override
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.transpose(1, 2)

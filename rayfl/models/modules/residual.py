@@ -1,0 +1,16 @@
+"""A chain with a bridge over it."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+
+class Residual(nn.Sequential):
+    """A chain whose input is added to its output."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """``x + chain(x)``, of the shape of ``x``."""
+        output = input
+        for module in self:
+            output = module(output)
+        return input + output
