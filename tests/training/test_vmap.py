@@ -15,9 +15,12 @@ from torch import nn
 from torch.nn import functional
 
 from rayfl.models import Model, ModelSpec
-from rayfl.training import Batches, LocalWork, LoopEngine, choose_engine
+from rayfl.training import LocalWork
 from rayfl.training.batched import Unsupported
 from rayfl.training.batched.vmap import VmapEngine, VmapNetwork
+from rayfl.training.batches import Batches
+from rayfl.training.engine import choose_engine
+from rayfl.training.loop import LoopEngine
 from tests.training.test_batched import SGDS, assert_equal, random_samples
 
 
