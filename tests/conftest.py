@@ -42,6 +42,13 @@ def _scope(file: str) -> str:
     return "ray" if "pytest.mark.ray" in (ROOT / file).read_text() else file
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On Ray several processes import torch before anything happens: on a busy machine that takes minutes."""
+    for item in items:
+        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(900))
+
+
 RealData = Callable[..., Path]
 Dataset = tuple[NDArray[np.uint8], NDArray[np.int64]]
 

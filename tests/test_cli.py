@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from rayfl import api, cli
+from rayfl.clustering.embeddings.umap import Umap
 from rayfl.config import load, presets
 from rayfl.errors import ClientError
 from rayfl.servers import driver
@@ -112,8 +113,10 @@ def test_nothing_runs_when_one_of_several_methods_is_refused(rayfl, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_of_all_methods_those_that_a_setting_does_not_fit_are_left_out_of_a_clustering(rayfl):
+def test_of_all_methods_those_that_a_setting_does_not_fit_are_left_out_of_a_clustering(rayfl, monkeypatch):
     """Settings on the command line hold for every method; one that is named and does not fit is refused."""
+    # FLT's UMAP takes ten seconds, and says nothing here.
+    monkeypatch.setattr(Umap, "embed", lambda self, signatures, key=0: [s[:, :2] for s in signatures])
     settings = ["execution.backend=inline", "algorithm=pacfl", "clustering.features=pca"]
     alone = ["cluster", "digits-demo", *settings]
     line = "clustering: features 'pca' would do nothing: signatures 'predictions' do not look at them"

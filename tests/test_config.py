@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import string
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -662,9 +663,13 @@ def test_a_config_is_frozen():
 # --- JSON schema ---------------------------------------------------------------------------------------
 
 
+@cache
+def validator() -> Any:
+    return pytest.importorskip("jsonschema").Draft202012Validator(json_schema())
+
+
 def valid(settings: Any) -> bool:
-    jsonschema = pytest.importorskip("jsonschema")
-    return bool(jsonschema.Draft202012Validator(json_schema()).is_valid(settings))
+    return bool(validator().is_valid(settings))
 
 
 @pytest.mark.parametrize("name", presets())

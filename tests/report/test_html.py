@@ -89,7 +89,7 @@ def with_columns(run_dir: Path, **columns: list[object]) -> None:
     frame.to_csv(run_dir / "rounds.csv", index=False)
 
 
-def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Path):
+def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Path, as_svg: None):
     said = "Hollow points are estimates from 200 clients that stand for all"
     assert said not in write_report(run_dir).read_text()
     with_columns(run_dir, estimated_from=[200, None, 200, None, None])
@@ -135,7 +135,7 @@ accuracy_se_samples,loss_mean,estimated_from
 """
 
 
-def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path):
+def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path, as_svg: None):
     (run_dir / "groups.csv").write_text(GROUPS)
     parts = {"group_var_within": 3.375, "group_var_between": 3.0}
     with_columns(run_dir, **{name: [value] * 5 for name, value in parts.items()})
@@ -165,13 +165,13 @@ def test_clients_that_left_do_not_count(run_dir: Path):
     assert ["0", "1", "99.0 %", "99.0 %", "99.0 %", "1", "·"] in rows(page)
 
 
-def test_the_chosen_threshold_is_marked(run_dir: Path):
+def test_the_chosen_threshold_is_marked(run_dir: Path, as_svg: None):
     assert (
         sum("chosen: 2 clusters at 3.5" in image for image in images(write_report(run_dir).read_text())) == 2
     )
 
 
-def test_the_page_stands_alone(run_dir: Path):
+def test_the_page_stands_alone(run_dir: Path, as_svg: None):
     page = write_report(run_dir).read_text()
     sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
     assert len(sources) == 2 * 5  # five charts, light and dark
@@ -181,7 +181,7 @@ def test_the_page_stands_alone(run_dir: Path):
         assert ElementTree.fromstring(image).tag == "{http://www.w3.org/2000/svg}svg"
 
 
-def test_the_same_run_gives_the_same_bytes_and_leaves_no_state(run_dir: Path):
+def test_the_same_run_gives_the_same_bytes_and_leaves_no_state(run_dir: Path, as_svg: None):
     before = dict(matplotlib.rcParams)
     first = write_report(run_dir).read_bytes()
     assert write_report(run_dir).read_bytes() == first
@@ -241,7 +241,7 @@ def test_without_planted_groups(run_dir: Path):
     )
 
 
-def test_many_clusters_are_cut_to_the_largest(run_dir: Path):
+def test_many_clusters_are_cut_to_the_largest(run_dir: Path, as_svg: None):
     labels = [0, 0, 0, *range(1, 100)]
     (run_dir / "clusters.json").write_text(json.dumps({"timeline": [{"round": 0, "labels": labels}]}))
     page = write_report(run_dir).read_text()

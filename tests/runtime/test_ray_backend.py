@@ -77,7 +77,14 @@ def _objects() -> int:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("method", ["fedavg", "mt_hfl, scaffold", "sub_fedavg", "ifca", "cfl"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "mt_hfl, scaffold",
+        "cfl",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "sub_fedavg", "ifca")),
+    ],
+)
 def test_nothing_is_kept_that_no_later_round_needs(
     method: str, settings: dict[str, Any], ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +126,7 @@ def _servers() -> list[psutil.Process]:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("method", ["fedavg", "mt_hfl, scaffold"])
+@pytest.mark.parametrize("method", ["mt_hfl, scaffold", pytest.param("fedavg", marks=pytest.mark.slow)])
 def test_a_killed_server_costs_nothing(
     method: str, settings: dict[str, Any], tmp_path: Path, ray_cluster: None
 ) -> None:

@@ -67,22 +67,22 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
     ("method", "actors"),
     [
         ("mt_hfl", 1),
-        ("mt_hfl", 3),
-        ("solo", 2),
         ("sub_fedavg", 3),
-        ("cfl", 3),
-        ("ifca", 3),
+        ("cfl", 2),
+        ("ifca", 2),
         ("flis_dc", 2),
-        ("flis_hc", 2),
-        ("flt", 3),
+        ("flt", 2),
         ("mt_hfl, scaffold", 2),
         ("mt_hfl, edges", 2),
         ("mtl", 3),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
             for method, actors in (
+                ("mt_hfl", 3),
+                ("solo", 2),
                 ("fedavg", 3),
                 ("pacfl", 2),
+                ("flis_hc", 2),
                 ("fedsem", 3),
                 ("mt_hfl, fednova", 3),
                 ("hierfavg", 3),
@@ -110,8 +110,19 @@ def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_c
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("together", [False, True])
-@pytest.mark.parametrize("method", ["mt_hfl", "flis_dc", "mt_hfl, scaffold", "mtl"])
+@pytest.mark.parametrize(
+    ("method", "together"),
+    [
+        ("mt_hfl, scaffold", True),
+        ("mt_hfl, scaffold", False),
+        ("flis_dc", True),
+        ("mtl", False),
+        *(
+            pytest.param(method, together, marks=pytest.mark.slow)
+            for method, together in (("mt_hfl", True), ("mt_hfl", False), ("flis_dc", False), ("mtl", True))
+        ),
+    ],
+)
 def test_a_killed_actor_costs_only_its_block(
     method: str,
     together: bool,
