@@ -81,7 +81,7 @@ def test_an_unknown_key_with_nothing_near_names_all():
     [
         ("partition.alpha=0.1", "partition.alpha: no such setting in partition (label_skew); "),
         ("algorithm.sampled=true", "algorithm.sampled: no such setting in algorithm (fedavg); solo has it"),
-        ("data.path=a.npz", "data.path: no such setting in data (digits); npz has it"),
+        ("data.clusters=2", "data.clusters: no such setting in data (digits); synthetic has it"),
         (
             "clustering.signature.q=5",
             "clustering.signature.q: no such setting in clustering.signature (subspace); spectrum has it",
@@ -620,6 +620,8 @@ REQUIRED = {
     "leaf": {"folder": "leaf"},
     "file": {"path": "owners.csv"},
     "column": {"column": "hospital"},
+    "image_folder": {"root": "images"},
+    "table": {"path": "a.csv", "label": "y", "exclude": ["id"]},
     "python": {"target": "mine:load", "kwargs": {"n": 3, "names": ["a"]}},
     "tasks": {"tasks": [{"labels": [0, 1], "clients": 2}]},
 }

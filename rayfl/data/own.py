@@ -132,26 +132,27 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
     for name, values in arrays.items():
         if values.ndim == 0 or len(values) != len(y):
             raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
-    test = drawn(y.reshape(len(y), -1)[:, 0] if len(y) else y, fraction, seed)
-    if not test.any() or test.all():
-        raise DataError(
-            f"{where}: a fraction of {fraction:g} of {len(y)} samples leaves no "
-            f"{'training' if test.all() else 'test'} sample"
-        )
+    test = drawn(y.reshape(len(y), -1)[:, 0] if len(y) else y, fraction, seed, where)
     parts = {
         f"{n}_{part}": v[at] for n, v in arrays.items() for part, at in (("train", ~test), ("test", test))
     }
     return parts, split_numbering(test)
 
 
-def drawn(labels: NDArray[np.generic], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Which samples are for tests ``(n,)``: the fraction of each class, at random; never all of one."""
+def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:
+    """Which samples are for tests ``(n,)``: the fraction of each class, at random; never all of one.
+
+    Raises:
+        DataError: if there is none, for which ``where`` says whose samples they are.
+    """
     _, kinds, counts = np.unique(labels, return_inverse=True, return_counts=True)
     order = np.lexsort((generator(seed, "test fraction").random(len(labels)), kinds))
     starts = np.cumsum(counts) - counts
     rank = np.empty(len(labels), np.int64)
     rank[order] = np.arange(len(labels)) - starts[kinds[order]]
     found: NDArray[np.bool_] = rank < np.minimum(np.rint(fraction * counts), counts - 1)[kinds]
+    if not found.any():
+        raise DataError(f"{where}: a fraction of {fraction:g} of {len(labels)} samples leaves no test sample")
     return found
 
 

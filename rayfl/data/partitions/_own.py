@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.data.base import Assignment, Names, Partition
+from rayfl.data.base import Assignment, Column, Names, Partition, Samples
 from rayfl.data.partitions._dealing import Owners, by_owner
-from rayfl.errors import DataError
+from rayfl.errors import DataError, nearest
 
 _LONGEST = 200
 """Characters of a client's id."""
@@ -75,6 +75,18 @@ class OwnPartition(Partition):
 def _such(sizes: NDArray[np.integer]) -> str:
     count = int((sizes == 0).sum())
     return "the only one" if count == 1 else f"{count:,} such clients"
+
+
+def own_column(samples: Samples, name: str, setting: str) -> Column:
+    """A column of the dataset.
+
+    Raises:
+        DataError: if it has none of this name.
+    """
+    if name not in samples.columns:
+        has = nearest(name, samples.columns) if samples.columns else "it has no columns"
+        raise DataError(f"{setting}: {samples.name} has no column {name!r}; {has}")
+    return samples.columns[name]
 
 
 def fault(name: str) -> str:

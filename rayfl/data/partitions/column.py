@@ -9,8 +9,8 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data.base import Assignment, Samples
-from rayfl.data.partitions._own import OwnPartition, fault
-from rayfl.errors import DataError, nearest
+from rayfl.data.partitions._own import OwnPartition, fault, own_column
+from rayfl.errors import DataError
 
 
 class ByColumn(OwnPartition):
@@ -28,10 +28,7 @@ class ByColumn(OwnPartition):
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:
-        if self.column not in samples.columns:
-            has = nearest(self.column, samples.columns) if samples.columns else "it has no columns"
-            raise DataError(f"partition.column: {samples.name} has no column {self.column!r}; {has}")
-        column = samples.columns[self.column]
+        column = own_column(samples, self.column, "partition.column")
         sizes = np.bincount(column.train, minlength=len(column.values))
         kept = np.flatnonzero(sizes >= self.min_samples)
         if not len(kept):

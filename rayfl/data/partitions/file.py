@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.base import Assignment, Names, Numbering, Samples, in_order
+from rayfl.data.base import Assignment, Names, Numbering, Samples, called, in_order
 from rayfl.data.partitions._dealing import Owners
-from rayfl.data.partitions._own import OwnPartition, fault
+from rayfl.data.partitions._own import OwnPartition, fault, own_column
 from rayfl.data.tables import check_file, line_of, read_table, require
 from rayfl.errors import DataError
 
@@ -30,6 +30,10 @@ class FromFile(OwnPartition):
     source that was split into training and test samples (``data.test_fraction``), ``sample`` is the place in
     the source and says both.
 
+    With ``by`` the table names samples by a column of the dataset instead of their places: images by
+    ``file``, rows of a table by a column in ``exclude``. All samples with this value are the client's, test
+    samples too.
+
     Clients are numbered in the order of their ids: whole numbers by size, others as text. Samples that are
     not in the table belong to nobody.
     """
@@ -40,6 +44,10 @@ class FromFile(OwnPartition):
         None, description="the same for test samples, with columns sample and client"
     )
 
+    by: str = Field(
+        "sample", min_length=1, description="sample: their places; or a column of the dataset that names them"
+    )
+
     @override
     def check(self) -> None:
         for path in filter(None, (self.path, self.test_path)):
@@ -47,6 +55,8 @@ class FromFile(OwnPartition):
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:
+        if self.by != "sample":
+            return self._by_column(samples)
         numbering = samples.numbering or Numbering(np.arange(len(samples.y_train)))
         train, test = self._rows(numbering.split)
         names = train.names
@@ -64,6 +74,26 @@ class FromFile(OwnPartition):
         own = _placed(owners, numbering.train, len(samples.y_train))
         tests = None if test is None else _owners(test, len(samples.y_test), "test sample")
         return self.assignment(own, tests, names)
+
+    def _by_column(self, samples: Samples) -> Assignment:
+        """The assignment where samples are named by what a column says of them."""
+        import pandas as pd
+
+        if self.test_path is not None:
+            raise DataError(f"{self.test_path}: with partition.by the first table has the test samples, too")
+        column = own_column(samples, self.by, "partition.by")
+        frame = read_table(self.path, text=True)
+        require(frame, (self.by, "client"), str(self.path))
+        values = frame[self.by].astype(str).str.strip()
+        places = pd.Index(column.values).get_indexer(pd.Index(values))
+        unknown = np.flatnonzero(places < 0)
+        if len(unknown):
+            where = line_of(self.path, int(frame.index[unknown[0]]))
+            raise DataError(f"{where}: the dataset has no {self.by} {values.iloc[unknown[0]][:100]!r}")
+        rows = _Rows.of(frame.assign(sample=places), self.path)
+        owners = _owners(rows, len(column.values), self.by, column.values)
+        test = None if column.test is None else owners[column.test]
+        return self.assignment(owners[column.train], test, rows.names)
 
     def _rows(self, split: bool) -> tuple[_Rows, _Rows | None]:
         """What the files say of training and of test samples."""
@@ -165,13 +195,14 @@ class _Rows:
 _MOST = 2**31
 
 
-def _owners(rows: _Rows, total: int, what: str) -> Owners:
+def _owners(rows: _Rows, total: int, what: str, values: Names | None = None) -> Owners:
     """The client of each sample of a source ``(total,)``, -1 for none.
 
     Args:
         rows: the table.
         total: how many samples the source has.
         what: the samples are, for errors.
+        values: what the samples are called by instead of numbers, for errors.
 
     Raises:
         DataError: if there is no such sample, or it has two owners.
@@ -188,10 +219,8 @@ def _owners(rows: _Rows, total: int, what: str) -> Owners:
     if len(again):
         row = again[0]
         first = int((rows.samples == rows.samples[row]).argmax())
-        owner = str(rows.names[rows.clients[first]])
-        raise DataError(
-            f"{rows.at(row)}: {what} {rows.samples[row]} belongs to {owner!r} already ({rows.at(first)})"
-        )
+        sample, owner = called(values, rows.samples[row]), called(rows.names, rows.clients[first])
+        raise DataError(f"{rows.at(row)}: {what} {sample} belongs to {owner} already ({rows.at(first)})")
     owners = np.full(total, -1, np.int64)
     owners[rows.samples] = rows.clients
     return owners

@@ -1,0 +1,82 @@
+"""Your own table: CSV or Parquet."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.base import Dataset, Samples
+from rayfl.data.own import drawn, split_numbering
+from rayfl.data.tables import check_file, line_of, read_table, require
+from rayfl.data.tabular import Roles, encode
+from rayfl.errors import ConfigError
+
+
+class Table(Dataset):
+    """Table: a CSV or Parquet file with a row a sample, numbers and categories, and a column for the class.
+
+    Numbers are features as they are; text is made one-hot, a feature for each value, in the order of the
+    values: whole numbers by size, others as text. So are the classes numbered. Test samples are a second
+    table, or a fraction of each class. An empty cell is refused.
+    """
+
+    name: Literal["table"] = "table"
+    path: Path = Field(description="a .csv or .parquet file with a header")
+    label: str = Field(min_length=1, description="the column with the class")
+    test_path: Path | None = Field(None, description="a second table, of the test samples")
+    test_fraction: float | None = Field(
+        None, gt=0, lt=1, description="without a second table: fraction of each class for tests"
+    )
+    exclude: tuple[str, ...] = Field(
+        (), description="columns that are no features; partition.name=column can divide by them"
+    )
+    categorical: tuple[str, ...] | None = Field(
+        None, description="columns that are made one-hot; by default those that hold text"
+    )
+    seed: int = Field(0, description="of the draw of the test samples")
+
+    @override
+    def available(self, root: Path) -> bool:
+        for path in filter(None, (self.path, self.test_path)):
+            check_file(path)
+        return True
+
+    @override
+    def load(self, root: Path) -> Samples:
+        import pandas as pd
+
+        if (self.test_path is None) == (self.test_fraction is None):
+            raise ConfigError(
+                "data.test_fraction", "says, or data.test_path, what the test samples are", "give one of them"
+            )
+        frame, roles = read_table(self.path), Roles(self.label, self.exclude, self.categorical)
+        count, rows, other = len(frame), frame.index.to_numpy(), self.path
+        if self.test_path is not None:
+            tests, other = read_table(self.test_path), self.test_path
+            require(tests, tuple(frame.columns), str(self.test_path))
+            rows = np.concatenate([rows, tests.index.to_numpy()])
+            frame = pd.concat([frame, tests[frame.columns]], ignore_index=True)
+
+        def at(row: int) -> str:
+            return line_of(self.path if row < count else other, int(rows[row]))
+
+        table = encode(frame, roles, str(self.path), at)
+        if self.test_fraction is None:
+            test = np.arange(len(frame)) >= count
+        else:
+            test = drawn(table.y, self.test_fraction, self.seed, str(self.path))
+        return Samples(
+            self.path.stem,
+            table.x[~test],
+            table.y[~test],
+            table.x[test],
+            table.y[test],
+            len(table.class_names),
+            class_names=table.class_names,
+            columns=table.part(~test, test),
+            numbering=None if self.test_fraction is None else split_numbering(test),
+        )

@@ -1,0 +1,82 @@
+"""Images from files, of one size and number of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.arrays import one_line
+from rayfl.errors import DataError
+from rayfl.memory import free_memory
+from rayfl.units import size as in_bytes
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+Opened = Callable[[], "Image"]
+"""Opens an image, without reading its pixels yet."""
+
+_GREY = ("1", "L", "LA", "La")
+_COLOURS = ("P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr", "LAB", "HSV")
+
+
+def read_pictures(
+    pictures: Sequence[tuple[str, Opened]], size: int | None, channels: Literal[1, 3] | None
+) -> NDArray[np.uint8]:
+    """All images as ``(n, C, H, W)``.
+
+    Args:
+        pictures: where each is, for errors, and how to open it.
+        size: height and width to which they are scaled (bilinear); None: all must be of one size.
+        channels: 1: grey, 3: colours; None: colours if one of them has colours.
+
+    Raises:
+        DataError: if one cannot be read, or they are of different sizes.
+    """
+    shape: tuple[int, int] | None = None if size is None else (size, size)
+    colours = channels == 3
+    for where, opened in pictures:
+        with _open(where, opened) as image:
+            if image.mode not in (*_GREY, *_COLOURS):
+                raise DataError(f"{where}: has pixels of kind {image.mode!r}; expected 8 bits a channel")
+            seen = (image.height, image.width)
+            shape = shape or seen
+            if size is None and shape != seen:
+                raise DataError(
+                    f"{where}: is {seen[0]}x{seen[1]}, the first image is {shape[0]}x{shape[1]}; set "
+                    "data.size to scale all"
+                )
+            colours |= channels is None and image.mode in _COLOURS
+    assert shape is not None
+    needed, free = len(pictures) * (3 if colours else 1) * shape[0] * shape[1], free_memory()
+    if 2 * needed > free:
+        raise DataError(
+            f"{len(pictures):,} images of {shape[0]}x{shape[1]} need {in_bytes(2 * needed)}, "
+            f"{in_bytes(free)} are free; set a smaller data.size"
+        )
+    found = np.empty((len(pictures), 3 if colours else 1, *shape), np.uint8)
+    for i, (where, opened) in enumerate(pictures):
+        with _open(where, opened) as image:
+            try:
+                pixels = image.convert("RGB" if colours else "L")
+                if pixels.size != (shape[1], shape[0]):
+                    pixels = pixels.resize((shape[1], shape[0]), 2)  # bilinear
+                array = np.asarray(pixels)
+            except Exception as error:  # truncated and bent files make Pillow raise nearly anything
+                raise _unreadable(where, error) from None
+        found[i] = array.transpose(2, 0, 1) if colours else array
+    return found
+
+
+def _open(where: str, opened: Opened) -> Image:
+    try:
+        return opened()
+    except Exception as error:
+        raise _unreadable(where, error) from None
+
+
+def _unreadable(where: str, error: Exception) -> DataError:
+    return DataError(f"{where}: cannot be read as an image ({one_line(error)})")

@@ -1,0 +1,193 @@
+"""Tables made into features and classes: numbers as they are, categories one-hot, labels numbered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data.arrays import column_of
+from rayfl.data.base import Column, in_order
+from rayfl.data.tables import require
+from rayfl.errors import DataError
+from rayfl.memory import free_memory
+from rayfl.units import size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Place = Callable[[int], str]
+"""Where a row lies, for errors."""
+
+MOST_VALUES = 1000
+"""A column with more different texts is no category."""
+_LONGEST = 200
+"""Characters of a value by which clients can be told apart."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """What the columns of a table are.
+
+    Attributes:
+        label: the column with the class.
+        exclude: columns that are no features, by which clients can be told apart.
+        categorical: columns that are made one-hot; None: those that hold text.
+    """
+
+    label: str
+    exclude: Sequence[str] = ()
+    categorical: Sequence[str] | None = None
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A table as a dataset takes it.
+
+    Attributes:
+        x: features ``(n, D)``, in the order of the columns; a category has a feature for each of its values.
+        y: labels ``(n,)``.
+        class_names: what the labels stand for.
+        columns: those that are no features, as text ``(n,)`` each.
+    """
+
+    x: NDArray[np.float32]
+    y: NDArray[np.int64]
+    class_names: tuple[str, ...]
+    columns: dict[str, NDArray[np.str_]]
+
+    def part(self, rows: NDArray[np.bool_], others: NDArray[np.bool_]) -> dict[str, Column]:
+        """The columns, where ``rows`` are the training samples and ``others`` the test samples."""
+        return {name: column_of(values[rows], values[others]) for name, values in self.columns.items()}
+
+
+def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
+    """Features and classes.
+
+    Args:
+        frame: training and test samples together, a row each.
+        roles: what the columns are.
+        where: the table, for errors.
+        at: where a row lies, for errors.
+
+    Raises:
+        DataError: if a column is not there, or holds what it must not: one line with the row.
+    """
+    require(frame, (roles.label, *roles.exclude, *(roles.categorical or ())), where)
+    if roles.label in roles.exclude:
+        raise DataError(f"{where}: column {roles.label!r} is the label; it cannot be excluded")
+    names = [name for name in frame.columns if name != roles.label and name not in roles.exclude]
+    if not names:
+        raise DataError(f"{where}: has no column for a feature besides {roles.label!r}")
+    wrong = set(roles.categorical or ()) - set(names)
+    if wrong:
+        raise DataError(f"{where}: column {min(wrong)!r} is the label or excluded, and no category")
+    y, class_names = labels_of(frame[roles.label], f"column {roles.label!r}", at)
+    features = [_feature(frame[name], name, roles, at) for name in names]
+    width = sum(1 if values is None else len(values) for _, values in features)
+    needed, free = 4 * width * len(frame), free_memory()
+    if 2 * needed > free:
+        raise DataError(
+            f"{where}: {len(frame):,} rows of {width:,} features need {size(2 * needed)}, "
+            f"{size(free)} are free; exclude columns"
+        )
+    x = np.zeros((len(frame), width), np.float32)
+    first = 0
+    for codes, values in features:
+        if values is None:
+            x[:, first] = codes
+        else:
+            x[np.arange(len(x)), first + codes.astype(np.int64)] = 1
+        first += 1 if values is None else len(values)
+    texts = {name: as_text(frame[name]) for name in roles.exclude}
+    return Encoded(x, y, class_names, {name: text for name, text in texts.items() if text is not None})
+
+
+def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+    """The number of each class ``(n,)`` and the classes' names: whole numbers by size, others as text.
+
+    Raises:
+        DataError: if a label is missing or no class, or there is one class only.
+    """
+    import pandas as pd
+
+    missing = np.flatnonzero(column.isna())
+    if len(missing):
+        raise DataError(f"{at(missing[0])}: {what} has no label")
+    values = column.to_numpy()
+    if values.dtype.kind == "f":
+        fractions = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
+        if len(fractions):
+            row = fractions[0]
+            raise DataError(
+                f"{at(row)}: {what} is {values[row]:g}; a label is a class: a whole number or text"
+            )
+        values = values.astype(np.int64)
+    if values.dtype.kind in "iu":
+        found, y = np.unique(values, return_inverse=True)
+        names = [str(value) for value in found]
+    else:
+        codes, ids = pd.factorize(pd.Series(values).astype(str))
+        names = in_order([str(each) for each in ids])
+        y = pd.Index(names).get_indexer(pd.Index(ids))[codes]
+    if len(names) < 2:
+        raise DataError(f"{at(0)}: {what} is {names[0]!r} in all rows; expected two classes or more")
+    if 2 * len(names) > max(len(values), 4):
+        raise DataError(
+            f"{at(0)}: {what} has {len(names):,} different values in {len(values):,} rows; a label is a class"
+        )
+    return y.astype(np.int64), tuple(names)
+
+
+def as_text(column: pd.Series) -> NDArray[np.str_] | None:
+    """A column as text ``(n,)``, empty where nothing is known; None if it is too long to be anybody's id."""
+    values = column.to_numpy()
+    if values.dtype.kind == "f" and bool((np.isnan(values) | (values == np.floor(values))).all()):
+        column = column.astype("Int64")  # whole numbers beside gaps
+    text = column.astype(object).where(column.notna(), "").astype(str).str.strip()
+    return None if len(text) and text.str.len().max() > _LONGEST else text.to_numpy().astype(str)
+
+
+def _feature(
+    column: pd.Series, name: str, roles: Roles, at: Place
+) -> tuple[NDArray[np.generic], list[str] | None]:
+    """The numbers of a feature ``(n,)``; or the places of its values, and these."""
+    import pandas as pd
+
+    missing = np.flatnonzero(column.isna())
+    if len(missing):
+        raise DataError(f"{at(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
+    listed = roles.categorical is not None and name in roles.categorical
+    number = pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column)
+    if number and not listed:
+        with np.errstate(over="ignore"):
+            values = column.to_numpy().astype(np.float32)
+        wild = np.flatnonzero(~np.isfinite(values))
+        if len(wild):
+            raise DataError(
+                f"{at(wild[0])}: column {name!r} is {column.iloc[wild[0]]}; expected a finite float32"
+            )
+        return values, None
+    if pd.api.types.is_datetime64_any_dtype(column):
+        raise DataError(f"{at(0)}: column {name!r} holds times; exclude it, or make numbers of them")
+    if not listed:
+        if roles.categorical is not None:
+            raise DataError(f"{at(0)}: column {name!r} holds text; add it to categorical, or exclude it")
+        numbers = pd.to_numeric(column, errors="coerce").isna().to_numpy()
+        if 2 * numbers.sum() < len(numbers):
+            row = int(np.flatnonzero(numbers)[0]) if numbers.any() else 0
+            raise DataError(
+                f"{at(row)}: column {name!r} is {str(column.iloc[row])[:40]!r}, where most rows have "
+                "numbers; mend it, or name the categorical columns"
+            )
+    codes, ids = pd.factorize(column.astype(str))
+    if len(ids) > MOST_VALUES:
+        raise DataError(
+            f"{at(0)}: column {name!r} has {len(ids):,} different values, at most {MOST_VALUES:,} can be "
+            "one-hot; exclude it"
+        )
+    values_in_order = in_order([str(each) for each in ids])
+    return pd.Index(values_in_order).get_indexer(pd.Index(ids))[codes], values_in_order

@@ -1,0 +1,334 @@
+"""Tables and folders of images: what becomes of them, and what is refused in a line that says where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+import rayfl
+from rayfl.data import DATASETS, PARTITIONS, Samples, fingerprint
+from rayfl.errors import ConfigError, DataError
+from tests.data.test_own_partitions import SMALL
+
+COLOURS = ["red", "blue", "red", "green"]
+
+
+def frame(rows: int = 40) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "age": np.arange(rows) / 2,
+            "colour": (COLOURS * rows)[:rows],
+            "smokes": [i % 3 == 0 for i in range(rows)],
+            "hospital": [f"h{i % 4}" for i in range(rows)],
+            "outcome": ["ill" if i % 2 else "healthy" for i in range(rows)],
+        }
+    )
+
+
+def table(path: Path, data: pd.DataFrame | str | None = None, **settings: Any) -> Samples:
+    if isinstance(data, str):
+        path.write_text(data)
+    else:
+        (frame() if data is None else data).to_csv(path, index=False)
+    defaults = {"label": "outcome", "exclude": ["hospital"], "test_fraction": 0.2}
+    return load(path, **defaults | settings)
+
+
+def load(path: Path, **settings: Any) -> Samples:
+    given = {name: value for name, value in settings.items() if value is not None}
+    return DATASETS["table"](path=path, **given).load(Path("nowhere"))
+
+
+# --- tables ---------------------------------------------------------------------------------------------
+
+
+def test_numbers_categories_and_classes(tmp_path: Path) -> None:
+    found = table(tmp_path / "people.csv")
+    assert (found.name, found.classes, found.class_names) == ("people", 2, ("healthy", "ill"))
+    assert found.shape == (5,)  # age, blue, green, red, smokes
+    assert found.numbering is not None
+    place = found.numbering.train
+    for row, person in enumerate(frame().itertuples()):
+        at = place[row]
+        x = found.x_train[at] if at >= 0 else found.x_test[found.numbering.test[row]]  # type: ignore[index]
+        y = found.y_train[at] if at >= 0 else found.y_test[found.numbering.test[row]]  # type: ignore[index]
+        one_hot = [person.colour == name for name in ("blue", "green", "red")]
+        assert x.tolist() == [person.age, *map(float, one_hot), float(person.smokes)]
+        assert found.class_names[y] == person.outcome
+    assert np.bincount(found.y_test).tolist() == [4, 4]
+    assert fingerprint(found) == fingerprint(table(tmp_path / "people.csv"))
+
+
+def test_clients_by_an_excluded_column_or_by_a_table_of_owners(tmp_path: Path) -> None:
+    found = table(tmp_path / "people.csv", test_fraction=0.4)
+    by_hospital = PARTITIONS["column"](column="hospital").assign(found, 0)
+    assert by_hospital.names is not None
+    assert by_hospital.names.tolist() == ["h0", "h1", "h2", "h3"]
+    assert by_hospital.test is not None
+    (tmp_path / "owners.csv").write_text("hospital,client\nh0,north\nh1,north\nh2,south\nh3,south\n")
+    owners = PARTITIONS["file"](path=tmp_path / "owners.csv", by="hospital")
+    regions = owners.assign(found, 0)
+    assert regions.names is not None
+    assert regions.names.tolist() == ["north", "south"]
+    for part, of in ((regions.clients, by_hospital.clients), (regions.test, by_hospital.test)):
+        assert part is not None
+        assert sorted(part[0].tolist()) == sorted([*of[0].tolist(), *of[1].tolist()])
+    for text, message in (
+        ("hospital,client\nh0,a\nh9,b\n", "owners.csv:3: the dataset has no hospital 'h9'"),
+        ("hospital,client\nh0,a\nh0,b\n", "owners.csv:3: hospital 'h0' belongs to 'a' already"),
+        ("sample,client\n0,a\n", "has no column 'hospital', only sample, client"),
+    ):
+        (tmp_path / "owners.csv").write_text(text)
+        with pytest.raises(DataError) as caught:
+            owners.assign(found, 0)
+        assert message in str(caught.value)
+
+
+def test_a_second_table_and_listed_categories(tmp_path: Path) -> None:
+    data = frame()
+    data["code"] = np.arange(40) % 3 * 10 + 5
+    data[30:].to_csv(tmp_path / "test.csv", index=False)
+    found = table(
+        tmp_path / "train.csv",
+        data[:30],
+        test_path=tmp_path / "test.csv",
+        test_fraction=None,
+        categorical=["code", "colour"],
+        label="hospital",
+        exclude=["outcome"],
+    )
+    assert len(found.y_train) == 30
+    assert len(found.y_test) == 10
+    assert found.shape == (8,)
+    assert found.x_train[:, 5:].argmax(axis=1).tolist() == (np.arange(30) % 3).tolist()
+    assert found.numbering is None
+    assert found.classes == 4
+
+
+def test_whole_numbers_are_classes_in_their_order(tmp_path: Path) -> None:
+    data = frame().assign(outcome=[[10, 9, 7][i % 3] for i in range(40)])
+    found = table(tmp_path / "a.csv", data)
+    assert found.class_names == ("7", "9", "10")
+
+
+def test_parquet_is_read_like_csv(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow")
+    frame().to_parquet(tmp_path / "people.parquet")
+    settings = {"label": "outcome", "exclude": ["hospital"], "test_fraction": 0.2}
+    assert fingerprint(load(tmp_path / "people.parquet", **settings)) == fingerprint(
+        table(tmp_path / "p.csv")
+    )
+
+
+def test_parquet_without_pyarrow_names_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    (tmp_path / "a.parquet").write_bytes(b"PAR1")
+    with pytest.raises(DataError, match=r"Parquet needs pyarrow: pip install 'rayfl\[parquet\]'"):
+        load(tmp_path / "a.parquet", label="y", test_fraction=0.2)
+
+
+def test_a_run_on_a_table_by_hospital(tmp_path: Path) -> None:
+    table(tmp_path / "people.csv", frame(200))
+    config = {
+        **SMALL,
+        "data": {
+            "name": "table",
+            "path": str(tmp_path / "people.csv"),
+            "label": "outcome",
+            "exclude": ["hospital"],
+            "test_fraction": 0.3,
+        },
+        "partition": {"name": "column", "column": "hospital"},
+        "output": {"root": str(tmp_path / "runs"), "report": False},
+    }
+    result = rayfl.run(config)
+    assert result.clients["name"].tolist() == ["h0", "h1", "h2", "h3"]
+    assert result.clients["test_samples"].sum() == 60
+
+
+HEAD = "age,colour,hospital,outcome\n"
+ROWS = "".join(f"{i},{COLOURS[i % 4]},h{i % 2},{'ill' if i % 2 else 'ok'}\n" for i in range(8))
+BAD_TABLES: dict[str, tuple[str | pd.DataFrame, dict[str, Any], str]] = {
+    "empty file": ("", {}, "people.csv: the file is empty"),
+    "no rows": (HEAD, {}, "people.csv: has no rows"),
+    "no such label": (HEAD + ROWS, {"label": "outcom"}, "has no column 'outcom', only age, colour"),
+    "no such column to exclude": (HEAD + ROWS, {"exclude": ["ward"]}, "has no column 'ward'"),
+    "label excluded": (HEAD + ROWS, {"exclude": ["outcome"]}, "column 'outcome' is the label"),
+    "a category that is excluded": (
+        HEAD + ROWS,
+        {"categorical": ["hospital"]},
+        "column 'hospital' is the label or",
+    ),
+    "no features": (HEAD + ROWS, {"exclude": ["age", "colour", "hospital"]}, "has no column for a feature"),
+    "missing number": (HEAD + "1,red,h0,ok\n,red,h0,ill\n" + ROWS, {}, "people.csv:3: column 'age' is empty"),
+    "missing text": (
+        HEAD + "1,red,h0,ok\n2,NA,h0,ill\n" + ROWS,
+        {},
+        "people.csv:3: column 'colour' is empty",
+    ),
+    "missing label": (
+        HEAD + "1,red,h0,ok\n\n2,red,h0,\n" + ROWS,
+        {},
+        "people.csv:4: column 'outcome' has no label",
+    ),
+    "infinity": (HEAD + "inf,red,h0,ok\n" + ROWS, {}, "people.csv:2: column 'age' is inf; expected a finite"),
+    "too large a number": (HEAD + "1e300,red,h0,ok\n" + ROWS, {}, "people.csv:2: column 'age' is 1e+300"),
+    "text among numbers": (
+        HEAD + ROWS + "12a,red,h0,ok\n",
+        {},
+        "people.csv:10: column 'age' is '12a', where most",
+    ),
+    "text that is not listed": (
+        HEAD + ROWS,
+        {"categorical": ["age"]},
+        "column 'colour' holds text; add it to",
+    ),
+    "fractions for labels": (HEAD + ROWS, {"label": "age2"}, "has no column 'age2'"),
+    "float labels": (frame(), {"label": "age"}, "people.csv:3: column 'age' is 0.5; a label is a class"),
+    "a class for each row": (
+        frame().assign(name=[f"p{i}" for i in range(40)]),
+        {"label": "name"},
+        "column 'name' has 40 different values in 40 rows",
+    ),
+    "one class": (frame().assign(outcome="ill"), {}, "column 'outcome' is 'ill' in all rows; expected two"),
+    "too many values": (
+        frame(1200).assign(colour=[f"c{i}" for i in range(1200)]),
+        {},
+        "column 'colour' has 1,200 different values, at most 1,000 can be one-hot",
+    ),
+    "two columns of a name": (
+        "age,age,outcome\n1,2,ill\n",
+        {"exclude": None},
+        "people.csv: has two columns 'age'",
+    ),
+    "too many cells": (HEAD + "1,red,h0,ok,5\n", {}, "people.csv: a row has more cells than the header"),
+    "too small a fraction": (HEAD + ROWS, {"test_fraction": 0.01}, "leaves no test sample"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_TABLES)
+def test_a_wrong_table_is_refused_in_a_line(tmp_path: Path, kind: str) -> None:
+    data, settings, message = BAD_TABLES[kind]
+    with pytest.raises(DataError) as caught:
+        table(tmp_path / "people.csv", data, **settings)
+    assert "\n" not in str(caught.value)
+    assert message in str(caught.value)
+    assert "people.csv" in str(caught.value)
+
+
+def test_a_test_table_without_a_column_is_refused(tmp_path: Path) -> None:
+    frame().drop(columns="age").to_csv(tmp_path / "test.csv", index=False)
+    with pytest.raises(DataError, match=r"test\.csv: has no column 'age'"):
+        table(tmp_path / "a.csv", test_path=tmp_path / "test.csv", test_fraction=None)
+    with pytest.raises(ConfigError, match="give one of them"):
+        table(tmp_path / "a.csv", test_path=tmp_path / "test.csv")
+    with pytest.raises(ConfigError, match="give one of them"):
+        table(tmp_path / "a.csv", test_fraction=None)
+
+
+# --- folders of images ----------------------------------------------------------------------------------
+
+
+def picture(path: Path, value: int, mode: str = "L", size: tuple[int, int] = (6, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new(mode, size, value if mode == "L" else (value, 0, 0)).save(path)
+
+
+def pictures(folder: Path, each: int = 5, parts: bool = False) -> Path:
+    for part in ("train", "test") if parts else ("",):
+        for label, name in enumerate(("cat", "dog")):
+            for i in range(each):
+                picture(folder / part / name / f"site{i % 2}" / f"{i}.png", 100 * label + i)
+    return folder
+
+
+def images(root: Path, **settings: Any) -> Samples:
+    return DATASETS["image_folder"](root=root, **settings).load(root)
+
+
+def test_a_folder_of_images_is_read_in_order(tmp_path: Path) -> None:
+    found = images(pictures(tmp_path / "pets", parts=True))
+    assert found.x_train.shape == (10, 1, 4, 6)
+    assert found.x_train.dtype == np.uint8
+    # By path: site0/0, site0/2, site0/4, site1/1, site1/3.
+    assert found.x_train[:, 0, 0, 0].tolist() == [0, 2, 4, 1, 3, 100, 102, 104, 101, 103]
+    assert found.y_train.tolist() == [0] * 5 + [1] * 5
+    assert (found.name, found.class_names, found.numbering) == ("pets", ("cat", "dog"), None)
+    by_folder = PARTITIONS["column"](column="folder").assign(found, 0)
+    assert by_folder.names is not None
+    assert by_folder.names.tolist() == ["site0", "site1"]
+    assert by_folder.clients[0].tolist() == [0, 1, 2, 5, 6, 7]
+
+
+def test_a_fraction_of_each_class_and_owners_by_file(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "pets")
+    found = images(root, test_fraction=0.2)
+    assert np.bincount(found.y_test).tolist() == [1, 1]
+    assert fingerprint(found) == fingerprint(images(root, test_fraction=0.2))
+    rows = [
+        f"{name}/site{i % 2}/{i}.png,{'even' if i % 2 == 0 else 'odd'}"
+        for name in ("cat", "dog")
+        for i in range(5)
+    ]
+    (tmp_path / "owners.csv").write_text("file,client\n" + "\n".join(rows) + "\n")
+    dealt = PARTITIONS["file"](path=tmp_path / "owners.csv", by="file", tests="labels").assign(found, 0)
+    assert dealt.names is not None
+    for name, part in zip(dealt.names, dealt.clients, strict=True):
+        assert {int(v) % 100 % 2 for v in found.x_train[part][:, 0, 0, 0]} == {0 if name == "even" else 1}
+    # By place: in the order of all paths, whichever part they are in.
+    places = "".join(f"{i},{i % 5}\n" for i in range(10))
+    (tmp_path / "places.csv").write_text("sample,client\n" + places)
+    dealt = PARTITIONS["file"](path=tmp_path / "places.csv", tests="labels").assign(found, 0)
+    assert {int(v) % 100 for v in found.x_train[dealt.clients[1]][:, 0, 0, 0]} == {2}
+
+
+def test_sizes_and_colours(tmp_path: Path) -> None:
+    root = pictures(tmp_path / "pets")
+    picture(root / "cat" / "red.jpg", 255, "RGB", (9, 9))
+    found = images(root, test_fraction=0.2, size=8)
+    assert found.shape == (3, 8, 8)
+    grey = images(root, test_fraction=0.2, size=8, channels=1)
+    assert grey.shape == (1, 8, 8)
+    with pytest.raises(DataError, match=r"0\.png: is 4x6, the first image is 9x9; set data\.size to scale"):
+        images(root, test_fraction=0.2)
+
+
+def test_a_wrong_folder_is_refused_in_a_line(tmp_path: Path) -> None:
+    def refused(root: Path, **settings: Any) -> str:
+        with pytest.raises((DataError, ConfigError)) as caught:
+            images(root, **settings)
+        assert "\n" not in str(caught.value)
+        return str(caught.value)
+
+    assert "there is no such folder" in refused(tmp_path / "none", test_fraction=0.2)
+    (tmp_path / "empty").mkdir()
+    assert "has no folders; expected one for each class" in refused(tmp_path / "empty", test_fraction=0.2)
+    pictures(tmp_path / "only" / "train")
+    assert "has a folder 'train' but no folder 'test'" in refused(tmp_path / "only")
+    both = pictures(tmp_path / "both", parts=True)
+    assert "has a folder test; leave the fraction out" in refused(both, test_fraction=0.2)
+    picture(both / "test" / "cow" / "0.png", 0)
+    assert "there is no class 'cow' in" in refused(both)
+    root = pictures(tmp_path / "pets")
+    assert "has no folders train and test; say what fraction" in refused(root)
+    (root / "cat" / "0.png").write_text("no image")
+    assert "cat/0.png: cannot be read as an image (" in refused(root, test_fraction=0.2)
+    whole = (root / "cat" / "site0" / "2.png").read_bytes()
+    (root / "cat" / "0.png").write_bytes(whole[: len(whole) // 2])
+    assert "cat/0.png: cannot be read as an image (" in refused(root, test_fraction=0.2)
+    (root / "cat" / "0.png").unlink()
+    Image.fromarray(np.zeros((4, 6), np.uint16)).save(root / "cat" / "0.png")
+    assert "cat/0.png: has pixels of kind 'I;16'" in refused(root, test_fraction=0.2)
+    (root / "cat" / "0.png").unlink()
+    (root / "ant").mkdir()
+    assert "ant: holds no image" in refused(root, test_fraction=0.2)
+    one = tmp_path / "one"
+    picture(one / "cat" / "0.png", 0)
+    assert "has the class 'cat' only" in refused(one, test_fraction=0.2)
