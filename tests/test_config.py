@@ -620,6 +620,7 @@ REQUIRED = {
     "leaf": {"folder": "leaf"},
     "file": {"path": "owners.csv"},
     "column": {"column": "hospital"},
+    "huggingface": {"path": "csv", "data_files": {"train": "a.csv", "test": "b.csv"}, "test_split": "test"},
     "image_folder": {"root": "images"},
     "table": {"path": "a.csv", "label": "y", "exclude": ["id"]},
     "python": {"target": "mine:load", "kwargs": {"n": 3, "names": ["a"]}},

@@ -1,0 +1,271 @@
+"""Datasets of Hugging Face: from the hub, or from your own Parquet, CSV and image files."""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.arrays import Layout, as_inputs, one_line
+from rayfl.data.base import Dataset, Samples
+from rayfl.data.own import drawn, split_numbering
+from rayfl.data.pictures import Opened, read_pictures
+from rayfl.data.tables import require
+from rayfl.data.tabular import Encoded, Place, Roles, as_text, encode, labels_of
+from rayfl.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from PIL.Image import Image
+
+
+class HuggingFace(Dataset):
+    """Hugging Face: what its library ``datasets`` loads, from the hub or from Parquet, CSV and image files.
+
+    Images, arrays or a table: if one of the columns holds images, these are the inputs, else if one holds
+    arrays or lists of numbers, these, else all columns are features as in ``table``. The other columns of
+    images and arrays are there for ``partition.name=column``. Test samples are the split ``test_split``, or
+    ``test_fraction`` of each class.
+    """
+
+    name: Literal["huggingface"] = "huggingface"
+    path: str = Field(
+        min_length=1,
+        description="a dataset of the hub, a folder, or csv, parquet, json, imagefolder with data_files or "
+        "data_dir",
+    )
+    subset: str | None = Field(None, description="the dataset's configuration, if it has several")
+    data_files: str | tuple[str, ...] | Mapping[str, str] | None = Field(
+        None, description="files to read, or those of each split"
+    )
+    data_dir: Path | None = Field(None, description="a folder of files to read")
+    split: str = Field("train", description="split of the training samples; also parts such as train[:10%]")
+    test_split: str | None = Field(None, description="split of the test samples")
+    test_fraction: float | None = Field(
+        None, gt=0, lt=1, description="without a second split: fraction of each class for tests"
+    )
+    label: str = Field("label", min_length=1, description="the column with the class")
+    input: str | None = Field(
+        None, description="the column with the images or arrays; by default the only one that has such"
+    )
+    exclude: tuple[str, ...] = Field((), description="of a table: columns that are no features")
+    categorical: tuple[str, ...] | None = Field(
+        None, description="of a table: columns that are made one-hot; by default those that hold text"
+    )
+    size: int | None = Field(
+        None, ge=1, le=1024, description="scale all images to this height and width; by default they have one"
+    )
+    channels: Literal[1, 3] | None = Field(
+        None, description="of images. 1: grey, 3: colours; by default colours if one image has colours"
+    )
+    layout: Layout = Field("auto", description="axes of arrays with colours; auto: the channels are 1 or 3")
+    seed: int = Field(0, description="of the draw of the test samples")
+
+    @override
+    def available(self, root: Path) -> bool:
+        return importlib.util.find_spec("datasets") is not None
+
+    @override
+    def load(self, root: Path) -> Samples:
+        if not self.available(root):
+            raise DataError("data: huggingface needs its library: pip install 'rayfl[huggingface]'")
+        if (self.test_split is None) == (self.test_fraction is None):
+            raise ConfigError(
+                "data.test_fraction",
+                "says, or data.test_split, what the test samples are",
+                "give one of them",
+            )
+        parts = [self._split(name) for name in (self.split, self.test_split) if name is not None]
+        for part in parts:
+            if not len(part):
+                raise DataError(f"{self.path}: split {part.split} has no samples")
+        if len(parts) > 1 and parts[0].features != parts[1].features:
+            raise DataError(f"{self.path}: {self.split} and {self.test_split} have other columns or types")
+        count = len(parts[0])
+        kind, column = self._input(parts[0])
+        if kind == "table":
+            found = self._table(parts)
+            x: NDArray[np.generic] = found.x
+        else:
+            found = self._labels(parts, column)
+            x = self._pictures(parts, column) if kind == "image" else self._arrays(parts, column)
+        if self.test_fraction is None:
+            test = np.arange(len(x)) >= count
+        else:
+            test = drawn(found.y, self.test_fraction, self.seed, self.path)
+        return Samples(
+            self.path.rstrip("/").rpartition("/")[2] or self.path,
+            x[~test],
+            found.y[~test],
+            x[test],
+            found.y[test],
+            len(found.class_names),
+            class_names=found.class_names,
+            columns=found.part(~test, test),
+            numbering=None if self.test_fraction is None else split_numbering(test),
+        )
+
+    def _split(self, split: str) -> Any:
+        """A split, as the library has it.
+
+        Raises:
+            DataError: if it cannot load it, in its words.
+        """
+        import datasets
+
+        datasets.disable_progress_bars()
+        files: Any = list(self.data_files) if isinstance(self.data_files, tuple) else self.data_files
+        try:
+            if (Path(self.path) / "dataset_dict.json").is_file():
+                return datasets.load_from_disk(self.path)[split]
+            return datasets.load_dataset(
+                self.path,
+                self.subset,
+                data_files=dict(files) if isinstance(files, Mapping) else files,
+                data_dir=None if self.data_dir is None else str(self.data_dir),
+                split=split,
+                cache_dir=None if self.root is None else str(self.root),
+            )
+        except Exception as error:  # a library that asks a network for a user's files raises anything
+            raise DataError(f"{self.path}: split {split}: {one_line(error)}") from None
+
+    def _input(self, part: Any) -> tuple[str, str]:
+        """What the inputs are (``image``, ``array`` or ``table``), and in which column."""
+        kinds = {name: kind for name, kind in map(_kind_of, part.features.items()) if name != self.label}
+        if self.input is not None:
+            self._check(part, self.input)
+            if kinds.get(self.input) not in ("image", "array"):
+                raise ConfigError("data.input", f"column {self.input!r} holds no images or arrays")
+            return kinds[self.input], self.input
+        for kind in ("image", "array"):
+            names = [name for name in kinds if kinds[name] == kind and name not in self.exclude]
+            if len(names) > 1:
+                raise ConfigError("data.input", f"{self.path} has the columns {', '.join(names)}", "name one")
+            if names:
+                return kind, names[0]
+        for name, kind in kinds.items():
+            if kind == "other" and name not in self.exclude:
+                raise DataError(f"{self.path}: column {name!r} holds {part.features[name]}; exclude it")
+        return "table", ""
+
+    def _check(self, part: Any, *names: str) -> None:
+        import pandas as pd
+
+        require(pd.DataFrame(columns=part.column_names), names, self.path)
+
+    def _at(self, parts: list[Any]) -> Place:
+        """Where a row of all splits together lies."""
+
+        def place(row: int) -> str:
+            split, at = (parts[0], row) if row < len(parts[0]) else (parts[1], row - len(parts[0]))
+            return f"{self.path}, {split.split} row {at}"
+
+        return place
+
+    def _frame(self, parts: list[Any], names: list[str]) -> pd.DataFrame:
+        """Columns of plain values, of all splits together."""
+        import pandas as pd
+
+        frame: pd.DataFrame = pd.concat(
+            [part.select_columns(names).to_pandas() for part in parts], ignore_index=True
+        )
+        return frame
+
+    def _table(self, parts: list[Any]) -> Encoded:
+        names = parts[0].column_names
+        self._check(parts[0], self.label, *self.exclude)
+        plain = [name for name in names if _kind_of((name, parts[0].features[name]))[1] == "plain"]
+        roles = Roles(self.label, [name for name in self.exclude if name in plain], self.categorical)
+        found = encode(self._frame(parts, plain), roles, self.path, self._at(parts))
+        return Encoded(found.x, *self._named(parts, found.y, found.class_names), found.columns)
+
+    def _labels(self, parts: list[Any], column: str) -> Encoded:
+        """Labels, and the columns beside images and arrays; no features."""
+        self._check(parts[0], self.label)
+        features = parts[0].features
+        names = [name for name in features if _kind_of((name, features[name]))[1] == "plain"]
+        if self.label not in names:
+            raise DataError(f"{self.path}: column {self.label!r} holds {features[self.label]}, no class")
+        frame = self._frame(parts, names)
+        y, class_names = labels_of(frame[self.label], f"column {self.label!r}", self._at(parts))
+        y, class_names = self._named(parts, y, class_names)
+        texts = {name: as_text(frame[name]) for name in names if name != self.label}
+        known = {name: text for name, text in texts.items() if text is not None}
+        return Encoded(np.empty((len(y), 0), np.float32), y, class_names, known)
+
+    def _named(
+        self, parts: list[Any], y: NDArray[np.int64], numbers: tuple[str, ...]
+    ) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+        """Classes as the dataset numbers and names them, where it does."""
+        names = getattr(parts[0].features[self.label], "names", None)
+        if names is None:
+            return y, numbers
+        labels = np.array([int(number) for number in numbers], np.int64)
+        if labels.min() < 0:
+            row = int((y == 0).argmax())
+            raise DataError(f"{self._at(parts)(row)}: column {self.label!r} has no label")
+        return labels[y], tuple(map(str, names))
+
+    def _pictures(self, parts: list[Any], column: str) -> NDArray[np.uint8]:
+        import datasets
+
+        encoded = [
+            part.select_columns([column]).cast_column(column, datasets.Image(decode=False)) for part in parts
+        ]
+        pictures: list[tuple[str, Opened]] = []
+        at = self._at(parts)
+        for part in encoded:
+            for value in part[column]:
+                where = at(len(pictures))
+                if value is None:
+                    raise DataError(f"{where}: column {column!r} has no image")
+                pictures.append((where, partial(_open, value)))
+        return read_pictures(pictures, self.size, self.channels)
+
+    def _arrays(self, parts: list[Any], column: str) -> NDArray[np.generic]:
+        if self.size is not None or self.channels is not None:
+            raise ConfigError(
+                "data.size", f"column {column!r} holds arrays", "size and channels are for images"
+            )
+        found = []
+        for part in parts:
+            values = part.select_columns([column]).with_format("numpy")[:][column]
+            if values.dtype == object:
+                shapes = [np.shape(value) for value in values]
+                row = next(i for i, shape in enumerate(shapes) if shape != shapes[0])
+                raise DataError(
+                    f"{self.path}, {part.split} row {row}: column {column!r} has shape {shapes[row]}, row 0 "
+                    f"has {shapes[0]}"
+                )
+            found.append(values)
+        return as_inputs(np.concatenate(found), f"{self.path}: column {column!r}", self.layout)
+
+
+def _kind_of(feature: tuple[str, Any]) -> tuple[str, str]:
+    """The name of a column, and whether it has images, arrays of numbers, plain values or others."""
+    name, kind = feature
+    what = type(kind).__name__
+    if what == "Image":
+        return name, "image"
+    if what in ("Value", "ClassLabel"):
+        return name, "plain"
+    if what.startswith("Array"):
+        return name, "array"
+    while type(kind).__name__ in ("Sequence", "List", "LargeList"):
+        kind = kind.feature
+    number = type(kind).__name__ == "Value" and kind.dtype.startswith(("int", "uint", "float"))
+    return name, "array" if number else "other"
+
+
+def _open(value: Mapping[str, Any]) -> Image:
+    from PIL import Image
+
+    return Image.open(value["path"] if value["bytes"] is None else io.BytesIO(value["bytes"]))
