@@ -1,0 +1,191 @@
+"""Files and overrides: how they are read, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rayfl.config import Config, load, presets, with_overrides
+from rayfl.errors import ConfigError
+from rayfl.models import MODELS
+from tests.config.common import refusal
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+def test_yaml_errors_give_the_line(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("rounds: 3\ntraining:\n  lr: [0.1\nseed: 1\n")
+    assert refusal(path).startswith(f"{path}:4:5: not YAML: ")
+    path.write_text("rounds: 3\n\ttraining: 1\n")
+    assert refusal(path).startswith(f"{path}:2:1: not YAML: found character '\\t'")
+
+
+def test_a_key_given_twice_is_refused(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("training:\n  lr: 0.1\n  epochs: 1\n  lr: 0.2\n")
+    assert refusal(path) == f"{path}:4:3: not YAML: 'lr' is given twice"
+
+
+def test_aliases_make_no_small_file_huge(tmp_path):
+    """A billion values from twelve lines, in a setting, in merged maps, and a value that holds itself."""
+    lists = ["a0: &a0 x"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    merges = ["a0: &a0 {x: 1}"]
+    merges += [f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 10)}]}}" for i in range(1, 12)]
+    path = tmp_path / "own.yaml"
+    for lines in (lists, merges):
+        path.write_text("\n".join(lines))
+        with pytest.raises(ConfigError, match=r"own.yaml:1:1: not YAML: aliases repeat .* at most 100,000"):
+            load(path)
+    path.write_text("training: &a {lr: *a}")
+    with pytest.raises(ConfigError, match=r"own.yaml:1:11: not YAML: it contains itself"):
+        load(path)
+
+
+def test_integers_are_bounded_even_where_a_setting_is_not():
+    line = "rounds: an integer of 87 bits is too large; expected at most 2147483647"
+    with pytest.raises(ConfigError, match=line):
+        load({}, [f"rounds={10**26}"])
+    with pytest.raises(ConfigError, match=r"model.hidden: 3000000000 is too large"):
+        load({}, ["model.hidden=[10, 3000000000]"])
+    assert load({}, [f"seed={2**63 - 1}"]).seed == 2**63 - 1
+    for value in ("0x" + "f" * 9999, f"[0x{'f' * 9999}]"):
+        with pytest.raises(ConfigError, match="seed: got an integer of thousands of digits"):
+            load({}, [f"seed={value}"])
+
+
+def test_paths_are_expanded_and_can_be_paths(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert load({}, ["output.root=~/runs"]).output.root == tmp_path / "runs"
+    assert load({}, ["data.root='~'"]).data.root == tmp_path
+    (tmp_path / "own.yaml").write_text("rounds: 3")
+    assert load("~/own.yaml").rounds == 3
+    with pytest.raises(ConfigError, match=r"output.root: '\\x00' cannot be a path"):
+        load({}, ['output.root="\\0"'])
+    for long in ("x" * 256, "x/" * 3000):
+        with pytest.raises(ConfigError, match=r"output.root: 'x.*'... is too long for a path"):
+            load({}, [f"output.root={long}"])
+
+
+def test_merge_keys_still_work(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("training: &t {lr: 0.5}\nevaluation: {every: 2}\n")
+    assert load(path).training.lr == 0.5
+    path.write_text("training:\n  <<: {lr: 0.5, epochs: 2}\n  <<: {momentum: 0.1}\n  lr: 0.25\n")
+    assert load(path).training.lr == 0.25
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"\xff\xfe\x00", "not YAML: "),
+        (b"- 1\n- 2\n", "holds a list; expected 'section: settings' lines"),
+        (b"just text\n", "holds a str; "),
+        (b"seed: 2020-13-45\n", "not YAML: "),
+        (b"seed: " + b"[" * 20_000, "not YAML: "),
+        (b"seed: !!python/object/apply:os.getpid []\n", "not YAML: "),
+    ],
+)
+def test_what_is_no_config_file(tmp_path, content, expected):
+    path = tmp_path / "a.yaml"
+    path.write_bytes(content)
+    line = refusal(path)
+    assert line.startswith(str(path))
+    assert expected in line
+
+
+def test_missing_files_and_presets(tmp_path):
+    assert refusal(tmp_path / "no.yaml") == (
+        f"{tmp_path / 'no.yaml'}: no such file; name a preset or an existing file"
+    )
+    assert refusal("digits-dem") == "digits-dem: no such preset; did you mean 'digits-demo'?"
+    assert refusal("zzz").endswith("; valid: " + ", ".join(presets()))
+    assert "no such file" in refusal(tmp_path)  # a folder
+    assert refusal("x" * 5000).startswith("xxx")  # longer than a file name may be
+
+
+def test_an_empty_file_and_empty_sections_are_the_defaults(tmp_path):
+    path = tmp_path / "a.yaml"
+    path.write_text("# nothing yet\n")
+    assert load(path) == Config()
+    path.write_text("training:\n  # lr: 0.1\nalgorithm: mt_hfl\nclustering:\nhierarchy:\n")
+    assert load(path) == load({"algorithm": "mt_hfl"})
+
+
+# --- overrides -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text", ["training", "training.lr", "=3", "rounds: 3", ".lr=3", "training..lr=3", "training.=3", ""]
+)
+def test_what_is_no_override(text):
+    assert refusal({}, text) == f"{text}: not an override; expected key=value, e.g. training.lr=0.1"
+
+
+@pytest.mark.parametrize("value", ["[1", "{a", "'x", "!!python/object:x 3", "2020-13-45"])
+def test_a_value_that_is_not_yaml(value):
+    assert refusal({}, f"training.lr={value}").startswith(f"training.lr: {value!r} is not a YAML value; ")
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1e-3", 1e-3), ("1E3", 1e3), ("-.5e-1", -0.05), ("1.5e+2", 150), ("2", 2)],
+)
+def test_numbers_as_people_write_them(text, value, tmp_path):
+    assert with_overrides({}, [f"a.b={text}", f"c=[{text}, x]"]) == {"a": {"b": value}, "c": [value, "x"]}
+    (tmp_path / "a.yaml").write_text(f"training: {{lr: {text}}}\n")
+    if value > 0:
+        assert load(tmp_path / "a.yaml").training.lr == value
+
+
+def test_quoted_text_stays_text():
+    assert load({}, ["name='1e5'"]).name == "1e5"
+    assert load({}, ["name='7'"]).name == "7"
+    assert load({}, ["rounds=1e1"]).rounds == 10
+
+
+def test_nested_overrides_and_lists():
+    config = load({}, ["model.hidden=[8,4]", "execution.actors=2", "output.root=a/b", "training.lr=0.5"])
+    assert config.model.hidden == (8, 4)
+    assert config.execution.actors == 2
+    assert config.output.root == Path("a/b")
+    assert load(config, ["training.lr=0.25"]).training.lr == 0.25
+    assert load({}, ["rounds=1", "rounds=2"]).rounds == 2  # the last one counts
+
+
+def test_overrides_leave_the_source_alone():
+    source = {"training": {"lr": 0.1}, "model": {"name": "mlp", "hidden": [3]}}
+    before = yaml.safe_dump(source)
+    overrides = ["training.lr=0.5", "model.hidden=[9]", "algorithm=mt_hfl", "model.name=linear"]
+    load(source, overrides)
+    with_overrides(source, overrides)
+    assert yaml.safe_dump(source) == before
+
+
+def test_naming_a_part_anew_drops_the_old_settings():
+    source = {"model": {"name": "mlp", "hidden": [3]}}
+    assert load(source, ["model=linear"]).model == MODELS["linear"]()
+    assert load(source, ["model.name=linear"]).model == MODELS["linear"]()
+    assert load(source, ["model={name: mlp}"]).model == MODELS["mlp"]()
+    # the same name again is no change
+    assert load(source, ["model=mlp"]).model.hidden == (3,)
+    assert load(source, ["model.name=mlp"]).model.hidden == (3,)
+
+
+def test_the_short_form_is_the_long_one():
+    short = load({"algorithm": "solo", "model": "linear", "data": "digits", "partition": "iid"})
+    long = load(
+        {k: {"name": v} for k, v in {"algorithm": "solo", "model": "linear", "data": "digits"}.items()}
+    )
+    assert short == load(long, ["partition=iid"])
+    assert load({"algorithm": "solo"}, ["algorithm.sampled=true"]).algorithm.sampled
+
+
+def test_settings_without_a_name_belong_to_the_default_part():
+    source = {"algorithm": "pacfl", "partition": {"clients": 7}}
+    config = load(source, ["clustering.signature.p=5", "model.hidden=[5]"])
+    assert (config.partition.name, config.partition.clients) == ("label_skew", 7)
+    assert (config.clustering.signature.name, config.clustering.signature.p) == ("subspace", 5)
+    assert (config.model.name, config.model.hidden) == ("mlp", (5,))
