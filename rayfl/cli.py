@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
+import ast
 import json
-import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -41,6 +39,14 @@ Overrides = Annotated[
 ]
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        _say(f"rayfl {version('rayfl')}")
+        raise typer.Exit
+
+
 @app.callback()
 def begin(
     plugin: Annotated[
@@ -49,6 +55,9 @@ def begin(
             help="a module or file with parts of your own; more than one may be given", metavar="MODULE"
         ),
     ] = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="print rayfl's version", callback=_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Import the plug-ins named on the command line."""
     if plugin:
@@ -299,7 +308,7 @@ def list_parts(
     """List methods, all other parts that have names, and the presets, one line each; or one preset whole."""
     from rayfl import config
     from rayfl.config import kinds
-    from rayfl.settings import summary
+    from rayfl.settings import first_sentence, summary
 
     kinds.bring()
     if schema:
@@ -316,7 +325,7 @@ def list_parts(
         if title == "presets":
             entries = {name: _preset_line(path) for name, path in config.presets().items()}
         elif title == "coresets":
-            entries = {name: summary(module) for name, module in _coresets().items()}
+            entries = {name: first_sentence(text) for name, text in _coresets().items()}
         else:
             entries = {name: summary(part) for name, part in kinds.KINDS[title].items()}
         heading = f"{title} (from Python: rayfl.coresets.<name>.select)" if title == "coresets" else title
@@ -331,7 +340,8 @@ def _preset_line(path: Path) -> str:
     from rayfl import config
     from rayfl.paper import deviations
 
-    found = len(deviations(config.paper_of(path), config.load(path).to_dict()))
+    paper, settings = config.with_paper(path)
+    found = len(deviations(paper, settings.to_dict()))
     count = f"; {found} setting{'s' * (found > 1)} not the paper's" if found else ""
     return f"{config.describe_preset(path)}{count}"
 
@@ -344,7 +354,8 @@ def _show_preset(name: str) -> None:
     path = config.presets().get(name)
     if path is None:
         raise ConfigError(name, "no such preset", nearest(name, config.presets()))
-    paper, settings = config.paper_of(path), config.load(path).to_dict()
+    paper, preset = config.with_paper(path)
+    settings = preset.to_dict()
     _say(f"{name}: {config.describe_preset(path)}\npaper: {paper.source}")
     differing = deviations(paper, settings)
     table = Table(title="not as in the paper", title_justify="left")
@@ -363,12 +374,15 @@ def _show_preset(name: str) -> None:
         _say(f"left open by the paper: {setting}: {note}")
 
 
-def _coresets() -> dict[str, ModuleType]:
-    """The methods that choose vertices of a graph, by name."""
-    package = importlib.import_module("rayfl.coresets")
-    names = [info.name for info in pkgutil.iter_modules(package.__path__)]
-    modules = {name: importlib.import_module(f"rayfl.coresets.{name}") for name in names}
-    return {name: module for name, module in modules.items() if hasattr(module, "select")}
+def _coresets() -> dict[str, str]:
+    """The methods that choose vertices of a graph, and their docstrings: read, as importing takes seconds."""
+    folder = Path(__file__).parent / "coresets"
+    trees = {path.stem: ast.parse(path.read_bytes()) for path in sorted(folder.glob("*.py"))}
+    return {
+        name: ast.get_docstring(tree) or ""
+        for name, tree in trees.items()
+        if any(isinstance(node, ast.FunctionDef) and node.name == "select" for node in tree.body)
+    }
 
 
 @app.command()

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import NDArray
 from threadpoolctl import ThreadpoolController
 
 
 @functools.cache
-def _libraries() -> ThreadpoolController:
+def libraries() -> ThreadpoolController:
+    """The thread pools of this process, SciPy's own BLAS among them: what is loaded later has no limit."""
+    import scipy.linalg  # noqa: F401
+
     return ThreadpoolController()
 
 
@@ -24,7 +27,7 @@ def one_thread() -> Iterator[None]:
     A matrix product split among threads is summed in another order, so its last bits would depend on the
     number of cores.
     """
-    with _libraries().limit(limits=1, user_api="blas"):
+    with libraries().limit(limits=1, user_api="blas"):
         yield
 
 

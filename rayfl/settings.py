@@ -217,5 +217,10 @@ def choice(parts: Mapping[str, type[PartT]]) -> Any:
 
 def summary(part: object) -> str:
     """The first sentence of a part's docstring, for ``rayfl list``."""
-    paragraph = " ".join((inspect.getdoc(part) or "").split("\n\n", 1)[0].split())
+    return first_sentence(inspect.getdoc(part) or "")
+
+
+def first_sentence(text: str) -> str:
+    """Of a text's first paragraph."""
+    paragraph = " ".join(text.split("\n\n", 1)[0].split())
     return re.split(r"\.\s+(?=[A-Z])", paragraph, maxsplit=1)[0].rstrip(".") + "."

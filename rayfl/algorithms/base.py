@@ -69,7 +69,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 
 from rayfl.algorithms.contract import (
@@ -276,8 +276,8 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
     """
     columns, shape = np.arange(len(plan.cohort)), (models, len(plan.cohort))
     weights, keep = setup.local.weights(setup.sizes[plan.cohort], rows, setup.training)
-    kept = None if keep is None else sp.csr_array((keep, (rows, columns)), shape=shape)
-    return Mixing(sp.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
+    kept = None if keep is None else scipy.sparse.csr_array((keep, (rows, columns)), shape=shape)
+    return Mixing(scipy.sparse.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
 
 
 def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.spatial.distance import squareform
 
 from rayfl.algorithms.base import Algorithm, losses_on
 from rayfl.algorithms.contract import (
@@ -124,7 +123,9 @@ class CFL(Algorithm[CFLState]):
         if self.weighted:
             return mixing
         weights = mixing.weights
-        ones = sp.csr_array((np.ones_like(weights.data), weights.indices, weights.indptr), weights.shape)
+        ones = scipy.sparse.csr_array(
+            (np.ones_like(weights.data), weights.indices, weights.indptr), weights.shape
+        )
         return replace(mixing, weights=ones)
 
     def reports(self, setup: Setup, state: CFLState) -> Mapping[str, ClientReport]:
@@ -223,6 +224,8 @@ class CFL(Algorithm[CFLState]):
         self, setup: Setup, members: NDArray[np.int64], seen: UpdateNorms, clients: Clients
     ) -> tuple[NDArray[np.float64], UpdateNorms]:
         """Cosines of the members' latest updates, condensed, and their norms with that of their mean."""
+        from scipy.spatial.distance import squareform
+
         if self.sketch:
             rows = clients.sketches(members, self.sketch)
             similarities = squareform(cosines.tile(rows, rows), checks=False)

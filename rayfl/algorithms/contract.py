@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field, field_validator
 from typing_extensions import TypeVar
@@ -295,8 +295,8 @@ class Mixing:
         parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models stay the same K.
     """
 
-    weights: sp.csr_array
-    keep: sp.csr_array | None = None
+    weights: scipy.sparse.csr_array
+    keep: scipy.sparse.csr_array | None = None
     parents: NDArray[np.int64] | None = None
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field
-from scipy.spatial.distance import squareform
 
 from rayfl.algorithms.base import Algorithm, choose_by_loss
 from rayfl.algorithms.contract import Clients, Mixing, Plan, RoundReport, ServerState, Setup, Split
@@ -63,9 +62,11 @@ class FLISDC(Algorithm):
 
     def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
         """A row a participant: the clients that predict as it does."""
+        from scipy.spatial.distance import squareform
+
         joint = joint_clusters(squareform(reports["similarities"], checks=False), self.beta)
         weights = joint * setup.sizes[plan.cohort].astype(np.float64)
-        return Mixing(sp.csr_array(weights), parents=plan.start)
+        return Mixing(scipy.sparse.csr_array(weights), parents=plan.start)
 
     def end(self, setup: Setup, state: ServerState, plan: Plan, report: RoundReport) -> ServerState:
         """A participant uses its own cluster's model; the others' choice is void, they choose again."""
@@ -82,6 +83,8 @@ class InferenceSimilarities(Predictions):
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
         """Of the predictions of all blocks."""
+        from scipy.spatial.distance import squareform
+
         similarities = squareform(inference_similarities(np.concatenate(blocks)))
         np.fill_diagonal(similarities, 1.0)
         return similarities

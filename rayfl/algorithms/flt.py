@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -35,7 +35,7 @@ class FLTState(OneShotState):
         free: the first number that no disjoint cluster has had.
     """
 
-    relatives: sp.csr_array | None = None
+    relatives: scipy.sparse.csr_array | None = None
     disjoint: NDArray[np.int64] = per_client(-1)
     free: int = 0
 
@@ -120,7 +120,7 @@ class FLT(OneShotClustered[FLTState]):
         if state.relatives is None:
             return state
         parts = state.relatives.data, state.relatives.indices, state.relatives.indptr
-        return replace(state, relatives=sp.csr_array(parts, shape=(state.models, setup.clients)))
+        return replace(state, relatives=scipy.sparse.csr_array(parts, shape=(state.models, setup.clients)))
 
     def mix(self, setup: Setup, state: FLTState, plan: Plan, reports: Reports) -> Mixing:
         """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""

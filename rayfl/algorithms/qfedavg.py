@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -53,7 +53,8 @@ class QFedAvg(Algorithm):
         columns, shape = np.arange(len(p)), (state.models, len(p))
         entries = plan.group, columns
         return Mixing(
-            sp.csr_array((moved, entries), shape=shape), keep=sp.csr_array((kept, entries), shape=shape)
+            scipy.sparse.csr_array((moved, entries), shape=shape),
+            keep=scipy.sparse.csr_array((kept, entries), shape=shape),
         )
 
 

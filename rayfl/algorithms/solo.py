@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import ClassVar, Literal
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -42,4 +42,4 @@ class Solo(Algorithm):
 
     def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
         """An empty A: nothing is averaged."""
-        return Mixing(sp.csr_array((state.models, len(plan.cohort))))
+        return Mixing(scipy.sparse.csr_array((state.models, len(plan.cohort))))

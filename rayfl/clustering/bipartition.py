@@ -21,7 +21,6 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 
 from rayfl.clustering.linkage import Labels, build_linkage, cut_after, cut_into
 
@@ -71,6 +70,8 @@ def bipartition(
     Raises:
         ValueError: with fewer than two clients, ids that occur twice, or a wrong number of similarities.
     """
+    from scipy.spatial.distance import squareform
+
     clients = np.asarray(ids, np.int64)
     m = len(clients)
     if m < 2 or len(np.unique(clients)) < m:

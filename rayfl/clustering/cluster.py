@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
+import scipy
 from numpy.typing import NDArray
 
 from rayfl.clustering import grouping, two_stage
 from rayfl.clustering.config import Clustering
-from rayfl.clustering.graph import Graph, auto_gamma, graph_clusters, threshold_graph
+from rayfl.clustering.graph import auto_gamma, graph_clusters, threshold_graph
 from rayfl.clustering.linkage import (
     Curve,
     Labels,
@@ -92,7 +92,7 @@ class Clusters:
     representatives: int | None = None
     radius: float | None = None
     agreement: float | None = None
-    graph: Graph | None = None
+    graph: scipy.sparse.csr_array | None = None
     gamma: float | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -133,7 +133,7 @@ class Clusters:
         if graph is not None:
             entries = graph.tocoo()
             where = ids[entries.coords[0]], ids[entries.coords[1]]
-            graph = sp.csr_array((entries.data, where), shape=(clients, clients))
+            graph = scipy.sparse.csr_array((entries.data, where), shape=(clients, clients))
         return replace(self, labels=labels, graph=graph)
 
 

@@ -19,8 +19,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-import scipy.optimize
-import scipy.sparse
+import scipy
 from numpy.typing import NDArray
 
 from rayfl.clustering.proximity import place

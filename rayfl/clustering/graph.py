@@ -7,8 +7,10 @@ that are far from each other.
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import numpy as np
-import scipy.sparse
+import scipy
 from numpy.typing import NDArray
 
 from rayfl.clustering.linkage import (
@@ -25,7 +27,7 @@ from rayfl.clustering.proximity import Distances
 from rayfl.linalg import one_thread
 from rayfl.memory import free_memory
 
-Graph = scipy.sparse.csr_array
+Graph: TypeAlias = "scipy.sparse.csr_array"
 """``(N, N)``: 1 for related clients and on the diagonal, nothing elsewhere; float32, symmetric."""
 
 QUANTILES = (*np.arange(0.02, 0.12, 0.02), *np.arange(0.12, 0.30, 0.03), *np.arange(0.30, 0.53, 0.05))

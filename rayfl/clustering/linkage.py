@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import scipy.cluster.hierarchy
+import scipy
 from numpy.typing import NDArray
 
 Method = Literal["average", "single", "complete", "ward"]

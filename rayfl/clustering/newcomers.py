@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import cdist, num_obs_y, squareform
 
 from rayfl.clustering.linkage import Labels, Method, build_linkage, cut_at_threshold
 from rayfl.clustering.proximity import condensed_distances, condensed_index, cross_distances
@@ -101,6 +100,8 @@ def fit_by_distances(measure: str, distances: Array, labels: Labels, newcomers: 
         labels: their clusters ``(n,)``.
         newcomers: which of them are newcomers ``(n,)``; the others are the members.
     """
+    from scipy.spatial.distance import squareform
+
     square, old = squareform(distances), labels[~newcomers]
     clusters, size = np.unique(old, return_counts=True)
     inside = (old[:, None] == clusters).astype(np.float64)
@@ -124,6 +125,8 @@ def fit_by_means(
         old, old_labels, new: as for :func:`nearest_cluster`.
         labels: the clusters of the newcomers ``(B,)``.
     """
+    from scipy.spatial.distance import cdist
+
     clusters, size = np.unique(old_labels, return_counts=True)
     means, centres = _means(old), _centres(_means(old), old_labels, clusters)
     away = np.linalg.norm(means - centres[np.searchsorted(clusters, old_labels)], axis=1)
@@ -150,6 +153,8 @@ def newcomer_rows(
     vectors: int | None = None,
 ) -> Array:
     """The new rows of the proximity matrix: ``(B, M + B)`` from B newcomers to M old and B new clients."""
+    from scipy.spatial.distance import squareform
+
     among = np.zeros((len(new),) * 2)
     if len(new) > 1:
         among = squareform(condensed_distances(proximity, new, vectors=vectors))
@@ -204,6 +209,8 @@ def place_newcomers(
     Returns:
         ``(M + B,)``: ``old_labels``, then the newcomers' clusters.
     """
+    from scipy.spatial.distance import num_obs_y
+
     old, clients = len(old_labels), num_obs_y(extended)
     labels = np.concatenate([old_labels.astype(np.int64), np.full(clients - old, -1, np.int64)])
     among = extended[condensed_index(clients, *np.triu_indices(old, k=1))]
@@ -244,6 +251,8 @@ def nearest_cluster(
     Raises:
         ValueError: if no old client is in a cluster.
     """
+    from scipy.spatial.distance import cdist
+
     if not len(new):
         return np.empty(0, np.int64)
     clusters = np.unique(old_labels[old_labels >= 0])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
 
 from rayfl.clustering.linkage import Labels
 
@@ -23,6 +22,8 @@ def match_ids(new: NDArray[np.integer], old: NDArray[np.integer], next_id: int |
         The new clusters ``(N,)`` under old ids where they share a client with the old cluster matched to
         them, under fresh ids (by smallest client id) where not.
     """
+    from scipy.optimize import linear_sum_assignment
+
     fresh = next_id if next_id is not None else int(old.max(initial=-1)) + 1
     new_ids, first, new_index = np.unique(new, return_index=True, return_inverse=True)
     old_ids, old_index = np.unique(old[old >= 0], return_inverse=True)

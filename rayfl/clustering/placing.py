@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import Labels
@@ -58,6 +57,8 @@ def place_by_distances(
     Returns:
         ``(B,)``.
     """
+    from scipy.spatial.distance import squareform
+
     order = np.argsort(labels < 0, kind="stable")  # newcomers last
     among = squareform(squareform(distances)[np.ix_(order, order)], checks=False)
     return _placed(clustering, among, labels[labels >= 0], threshold, next_id)

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 
 from rayfl.clustering import cosines
 from rayfl.clustering.linkage import Labels, Method, build_linkage, cut_at_threshold
@@ -47,6 +46,8 @@ def joint_clusters(similarities: NDArray[np.floating], beta: float) -> Joint:
     Returns:
         ``(N, N)``: row i is cluster i. Symmetric; everybody is in their own. Equal rows are equal clusters.
     """
+    from scipy.spatial.distance import squareform
+
     joint = squareform(np.asarray(similarities, np.float64), checks=False) >= beta - ROUNDING
     np.fill_diagonal(joint, True)
     return joint

@@ -24,10 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import scipy.linalg
+import scipy
 from numpy.typing import NDArray
-from scipy.optimize import linear_sum_assignment
-from scipy.spatial.distance import cdist
 
 from rayfl.angles import ANGLES
 from rayfl.errors import ConfigError, DataError, nearest
@@ -285,6 +283,8 @@ def _compare_parts(
     vectors: int | None,
 ) -> None:
     """Fill ``out`` with the distances between two parts of the clients, a matrix product at a time."""
+    from scipy.spatial.distance import cdist
+
     (at, u), (to, v) = part, second
     if proximity in VECTOR_DISTANCES:
         width = max(u.shape[-1], v.shape[-1])
@@ -370,6 +370,8 @@ def _matched_points(squares: Distances) -> Array:
     The least sum for each set of taken points of the larger set grows by one point of the smaller at a time:
     ``k 2^(k-1)`` additions for all pairs of clients at once, 80 for k = 5, where the code tries k! orders.
     """
+    from scipy.optimize import linear_sum_assignment
+
     if squares.shape[-2] > squares.shape[-1]:
         squares = np.swapaxes(squares, -2, -1)
     few, many = squares.shape[-2:]

@@ -20,6 +20,7 @@ from rayfl.config.reading import (
     reload,
     resolve,
     with_overrides,
+    with_paper,
 )
 from rayfl.config.schema import Config, Evaluation, Execution, Output, json_schema
 from rayfl.config.variants import on_the_same_data, variant
@@ -39,4 +40,5 @@ __all__ = [
     "resolve",
     "variant",
     "with_overrides",
+    "with_paper",
 ]

@@ -40,9 +40,22 @@ def paper_of(path: Path) -> Paper:
     Raises:
         ConfigError: if there is none, or if it is none; one line.
     """
-    block = _read_yaml(path).get("paper")
+    return _paper(_read_yaml(path), path)
+
+
+def with_paper(path: Path) -> tuple[Paper, Config]:
+    """Both that a preset holds.
+
+    Raises:
+        ConfigError: as :func:`paper_of` and :func:`load`.
+    """
+    settings = _read_yaml(path)
+    return _paper(settings, path), load(settings)
+
+
+def _paper(settings: Mapping[str, Any], path: Path) -> Paper:
     try:
-        return Paper.model_validate(block)
+        return Paper.model_validate(settings.get("paper"))
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, ("paper", *first["loc"])))

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
 from rayfl.backend import Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
+from rayfl.linalg import libraries
 from rayfl.servers.lps import LocalServer
 
 
@@ -22,7 +22,7 @@ class InlineBackend(Backend):
         self.actors = 1
         self._server = LocalServer()
         self._threads = torch.get_num_threads()
-        self._limits = threadpool_limits(1)
+        self._limits = libraries().limit(limits=1)
         torch.set_num_threads(1)  # as in the actors: sums depend on the number of threads
 
     @override

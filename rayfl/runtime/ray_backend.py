@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 import ray
 import torch
 from ray.exceptions import RayError
-from threadpoolctl import threadpool_limits
 from typing_extensions import override
 
 from rayfl.backend import Answer, Backend, Done, Key, Objects, Ref, Task
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
+from rayfl.linalg import libraries
 from rayfl.runtime.dispatch import Crew, Dispatch
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
 from rayfl.runtime.remote import (
@@ -52,7 +52,7 @@ class _HostActor(ClientHost):
 
     def __init__(self, stages: Any, host: HostSpec) -> None:
         torch.set_num_threads(1)
-        threadpool_limits(1)
+        libraries().limit(limits=1)
         super().__init__(stages, host)
         self._settled = False
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import pickle
 import shutil
 import socket
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from filelock import FileLock
 from numpy.typing import NDArray
 from typing_extensions import override
 
@@ -26,18 +24,6 @@ from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.torchvision_shim import torchvision_datasets
 from rayfl.errors import DataError
 
-# What torchvision's download and readers raise when the network or a file fails.
-_FAILURES = (
-    OSError,
-    RuntimeError,
-    ValueError,
-    EOFError,
-    KeyError,
-    http.client.HTTPException,
-    pickle.UnpicklingError,
-    tarfile.TarError,
-    zipfile.BadZipFile,
-)
 _NETWORK_TIMEOUT_S = 60.0
 _OFFLINE = "data.name=npz data.path=file.npz (with x_train, y_train, x_test, y_test)"
 
@@ -116,6 +102,8 @@ class TorchvisionDataset(ImageDataset):
         there = f"{self.name}: already in {root}"
         if all(variant.available(root) for variant in self.variants()):
             return there  # even if the folder cannot be written to
+        from filelock import FileLock
+
         try:
             root.mkdir(parents=True, exist_ok=True)
             with FileLock(root / f".{self.name}.lock"):
@@ -130,7 +118,7 @@ class TorchvisionDataset(ImageDataset):
                 ):
                     for variant in missing:
                         write_npz(variant._stored(root), variant._read(Path(scratch), download=True))
-        except _FAILURES as error:
+        except _failures() as error:
             raise DataError(
                 f"dataset {self.name} could not be downloaded to {root} ({one_line(error)}); "
                 f"without a network use {_OFFLINE}"
@@ -152,6 +140,23 @@ class TorchvisionDataset(ImageDataset):
         (x_train, y_train), (x_test, y_test) = parts
         names = self.class_names()
         return Samples(self.stem(), x_train, y_train, x_test, y_test, len(names), class_names=names)
+
+
+def _failures() -> tuple[type[Exception], ...]:
+    """What torchvision's download and readers raise when the network or a file fails."""
+    from http.client import HTTPException
+
+    return (
+        OSError,
+        RuntimeError,
+        ValueError,
+        EOFError,
+        KeyError,
+        HTTPException,
+        pickle.UnpicklingError,
+        tarfile.TarError,
+        zipfile.BadZipFile,
+    )
 
 
 @contextlib.contextmanager

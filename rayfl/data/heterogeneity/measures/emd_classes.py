@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-import scipy.optimize
+import scipy
 from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override

@@ -1,0 +1,64 @@
+"""What needs no computing imports nothing that computes: settings, lists and mistakes answer at once."""
+
+import json
+import subprocess
+import sys
+
+HEAVY = (
+    "matplotlib", "numba", "pandas", "ray", "safetensors", "scipy.cluster", "scipy.linalg", "scipy.optimize",
+    "scipy.sparse", "scipy.spatial", "sklearn", "tensorboard", "torch", "torchvision", "umap",
+)  # fmt: skip
+
+COMMANDS = """
+import contextlib, io, json, sys
+from rayfl import cli
+
+found = {}
+for line in ("--version", "--help", "list", "run digits-demo training.lrr=1", "run digits"):
+    sys.argv = ["rayfl", *line.split()]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            code = cli.main()
+        except SystemExit as end:
+            code = end.code
+    assert said.getvalue()
+    found[line] = [code or 0, [name for name in HEAVY if name in sys.modules]]
+print(json.dumps(found))
+"""
+
+PARTS = """
+import json, sys
+from rayfl import config
+from rayfl.config import kinds
+
+parts = sum(len(registry) for registry in kinds.KINDS.values())
+config.load("pacfl-fmnist", ["training.lr=0.1"])
+try:
+    config.load("digits-demo", ["model=resnet"])
+except config.reading.ConfigError as error:
+    print(json.dumps([parts, str(error), [name for name in HEAVY if name in sys.modules]]))
+"""
+
+
+def answer(program: str):
+    """What a program prints that runs in a Python of its own."""
+    command = [sys.executable, "-c", f"HEAVY = {HEAVY!r}\n{program}"]
+    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def test_lists_help_and_mistakes_import_nothing_that_computes():
+    assert answer(COMMANDS) == {
+        "--version": [0, []],
+        "--help": [0, []],
+        "list": [0, []],
+        "run digits-demo training.lrr=1": [2, []],
+        "run digits": [2, []],
+    }
+
+
+def test_configs_and_parts_import_nothing_that_computes():
+    parts, refused, heavy = answer(PARTS)
+    assert parts > 80
+    assert refused == "model: no model named 'resnet'; did you mean 'resnet9'?"
+    assert heavy == []
