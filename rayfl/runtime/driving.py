@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import queue
 import threading
 from collections.abc import Callable, Sequence
@@ -110,14 +111,18 @@ class DriverActor:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._stop = threading.Event()
 
-    def run(self, config: Config, path: Path, modules: Sequence[str]) -> bool:
+    def run(self, config: Config, path: Path, modules: Sequence[str], folder: Path) -> bool:
         """Run to the end; false if it was stopped.
 
         Args:
             config: of the run.
             path: the run directory.
             modules: plug-ins whose parts are to be known here, by name.
+            folder: in which the user works, and relative paths of the config begin; actors of a cluster begin
+                where its node was started.
         """
+        with contextlib.suppress(OSError):  # it is gone: absolute paths will do
+            os.chdir(folder)
         plugins.adopt(modules, KINDS.values())
         settle()
         try:
@@ -183,7 +188,8 @@ def _watch_driver(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {**UNRECORDED, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
-    done = driver.actor.run.remote(config, directory.path, [p.module for p in plugins.loaded()])
+    modules = [plugin.module for plugin in plugins.loaded()]
+    done = driver.actor.run.remote(config, directory.path, modules, Path.cwd())
     deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))
     told = False
     head, headless = Head(), None
