@@ -21,7 +21,7 @@ def two_nodes(rayfl: str, folder: Path, environment: Mapping[str, str]) -> Itera
     """A cluster of two nodes with one CPU each; needs root, for a mount namespace.
 
     Args:
-        rayfl: the command; Ray and Python are taken from beside it.
+        rayfl: the command; Python and Ray are those beside it.
         folder: what the second node does not see.
         environment: in which Ray is started.
 
@@ -31,7 +31,8 @@ def two_nodes(rayfl: str, folder: Path, environment: Mapping[str, str]) -> Itera
     Raises:
         RuntimeError: if a node does not start.
     """
-    ray, python = Path(rayfl).parent / "ray", Path(rayfl).parent / "python"
+    python = Path(rayfl).parent / "python"
+    ray = f"{shlex.quote(str(python))} -m ray.scripts.scripts"
     with socket.socket() as free, socket.socket() as other:
         for each in (free, other):
             each.bind(("127.0.0.1", 0))

@@ -1,0 +1,88 @@
+"""The ten-minute story with the built wheel, in an environment and a folder outside of the checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.story.story import METHODS
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def rayfl(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The command of a wheel in an environment of its own, which borrows what rayfl depends on."""
+    folder = tmp_path_factory.mktemp("wheel")
+    environment = folder / "environment"
+    venv.create(environment, with_pip=False, symlinks=True)
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    site = environment / "lib" / version / "site-packages"
+    (site / "borrowed.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    source = folder / "source"
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if files.returncode:
+        pytest.skip("no git checkout to build a wheel of")
+    for name in filter(None, files.stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
+    subprocess.run([*pip, *build], check=True, cwd=folder)
+    [wheel] = folder.glob("rayfl-*.whl")
+    python = environment / "bin" / "python"
+    subprocess.run(
+        [*pip, "--python", str(python), "install", "--no-deps", str(wheel)], check=True, cwd=folder
+    )
+    where = subprocess.run(
+        [python, "-c", "import rayfl; print(rayfl.__file__)"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
+    assert Path(where.stdout.strip()).is_relative_to(environment)
+    return environment / "bin" / "rayfl"
+
+
+@pytest.fixture
+def tell(rayfl: Path, tmp_path: Path) -> Callable[..., str]:
+    """Runs the story, from the checkout: only rayfl itself is that of the wheel."""
+
+    def told(*options: str) -> str:
+        command = [sys.executable, "-m", "tests.story.story", str(tmp_path / "own"), "--rayfl", str(rayfl)]
+        found = subprocess.run([*command, *options], cwd=ROOT, capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout + found.stderr
+        return found.stdout
+
+    return told
+
+
+def test_all_methods_run_on_what_lies_in_an_own_folder(tell):
+    told = tell("--no-ray")
+    assert told.count("same") == len(METHODS)
+
+
+@pytest.mark.ray
+@pytest.mark.timeout(600)
+def test_on_ray_and_on_two_nodes_results_are_the_same(tell):
+    isolated = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
+    told = tell("--only", "my method", *(["--two-nodes"] if isolated else []))
+    assert "inline, Ray, killed, killed on Ray" in told
+    assert ("two nodes" in told) == isolated
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(1800)
+def test_all_methods_on_ray(tell):
+    assert tell().count("same") == len(METHODS)
