@@ -18,6 +18,15 @@ _HOME = {
     "Result": "rayfl.api",
     "run": "rayfl.api",
     "resume": "rayfl.api",
+    "Begun": "rayfl.events",
+    "BlockDone": "rayfl.events",
+    "CheckpointSaved": "rayfl.events",
+    "Clustered": "rayfl.events",
+    "Finished": "rayfl.events",
+    "Note": "rayfl.events",
+    "RoundDone": "rayfl.events",
+    "RunEvent": "rayfl.events",
+    "Stopped": "rayfl.events",
     "ConfigError": "rayfl.errors",
     "DataError": "rayfl.errors",
     "RayflError": "rayfl.errors",
@@ -27,8 +36,37 @@ if TYPE_CHECKING:
     from rayfl.api import Result, resume, run
     from rayfl.config import Config, load
     from rayfl.errors import ConfigError, DataError, RayflError
+    from rayfl.events import (
+        Begun,
+        BlockDone,
+        CheckpointSaved,
+        Clustered,
+        Finished,
+        Note,
+        RoundDone,
+        RunEvent,
+        Stopped,
+    )
 
-__all__ = ["Config", "ConfigError", "DataError", "RayflError", "Result", "load", "resume", "run"]
+__all__ = [
+    "Begun",
+    "BlockDone",
+    "CheckpointSaved",
+    "Clustered",
+    "Config",
+    "ConfigError",
+    "DataError",
+    "Finished",
+    "Note",
+    "RayflError",
+    "Result",
+    "RoundDone",
+    "RunEvent",
+    "Stopped",
+    "load",
+    "resume",
+    "run",
+]
 
 
 def __getattr__(name: str) -> Any:

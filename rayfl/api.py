@@ -21,12 +21,13 @@ from rayfl.config.kinds import KINDS
 from rayfl.data.events import client_number
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
+from rayfl.events import Begun, Listener, Note, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
-from rayfl.runtime.driving import Listener, drive, drive_on_ray
+from rayfl.runtime.driving import drive, drive_on_ray
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build, check
-from rayfl.servers.driver import CHANGEABLE, Driver, Event, tensors_of
+from rayfl.servers.driver import CHANGEABLE, Driver, Interrupted, tensors_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,8 @@ def run(
     Args:
         config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
         overrides: dotted settings such as ``"rounds=5"``.
-        on_event: called with everything that happens.
+        on_event: called with everything that happens, see :mod:`rayfl.events`. An error that it raises stops
+            the run with a checkpoint, and is raised here; it is not called again.
         parts: objects in place of sections, see :func:`~rayfl.config.load`.
 
     Raises:
@@ -107,7 +109,6 @@ def run(
     if resolved.execution.backend == "ray":
         connect(resolved)  # first: where Ray does not start no run directory is left behind
     directory = RunDirectory.create(resolved)
-    on_event(Event("begun", {"path": str(directory.path)}))
     try:
         return _execute(resolved, directory, on_event)
     except RayflError as error:
@@ -129,7 +130,7 @@ def resume(
     Args:
         path: the run directory.
         overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` (but its root) only.
-        on_event: called with everything that happens.
+        on_event: as in :func:`run`.
         changed_plugins: go on with plug-ins that have changed since the run began, as they are now.
 
     Raises:
@@ -145,7 +146,7 @@ def resume(
         )
     for plugin in changed:
         plugins.restore(plugin, plugin.folder, KINDS.values())
-        on_event(Event("note", {"text": f"plug-in {plugin.given} has changed since the run began"}))
+        on_event(Note(f"plug-in {plugin.given} has changed since the run began"))
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise ConfigError(
@@ -161,12 +162,11 @@ def resume(
         )
     finished = directory.read_json("summary.json")
     if finished is not None and finished.get("rounds", 0) >= config.rounds:
-        on_event(Event("note", {"text": f"all {config.rounds} rounds are complete; nothing to resume"}))
+        on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
         return Result(directory.path)
     check(config)
     if changed:
         directory.write_plugins()
-    on_event(Event("begun", {"path": str(directory.path)}))
     return _execute(config, directory, on_event)
 
 
@@ -212,17 +212,43 @@ def client_models(
         backend.close()
 
 
-def _execute(config: Config, directory: RunDirectory, listen: Listener) -> Result:
-    with directory.locked():
-        if config.execution.backend == "ray":
-            connect(config)  # before the signals: ray.init puts a handler of its own for SIGTERM
-        stop = threading.Event()
-        with _signals(stop):
-            if config.execution.backend == "inline":
-                drive(config, directory, listen, stop.is_set)
-            else:
-                drive_on_ray(config, directory, listen, stop)
+def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Result:
+    stop = threading.Event()
+    with _heeded(on_event, stop) as listen:
+        listen(Begun(directory.path))
+        with directory.locked():
+            if config.execution.backend == "ray":
+                connect(config)  # before the signals: ray.init puts a handler of its own for SIGTERM
+            with _signals(stop):
+                if config.execution.backend == "inline":
+                    drive(config, directory, listen, stop.is_set)
+                else:
+                    drive_on_ray(config, directory, listen, stop)
     return Result(directory.path)
+
+
+@contextlib.contextmanager
+def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
+    """A callback whose first error stops the run in good order and is raised when it has ended."""
+    errors: list[Exception] = []
+
+    def listen(event: RunEvent) -> None:
+        if errors:
+            return
+        try:
+            on_event(event)
+        except Exception as error:
+            errors.append(error)
+            stop.set()
+
+    try:
+        yield listen
+    except (Interrupted, RayflError) as error:
+        if errors:
+            raise errors[0] from (None if isinstance(error, Interrupted) else error)
+        raise
+    if errors:
+        raise errors[0]
 
 
 @contextlib.contextmanager

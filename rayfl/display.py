@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rayfl.errors import ConfigError, Damaged, DataError, OtherFormat
+from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
 from rayfl.units import UNKNOWN, duration, number, percent, size
 
 
@@ -64,13 +65,12 @@ class Display:
             self._task = self._progress.add_task("starting", total=None, note="")
             self._progress.start()
 
-    def __call__(self, event: Any) -> None:
+    def __call__(self, event: RunEvent) -> None:
         """Show one event."""
-        show = getattr(self, f"_on_{event.kind}", None)
-        if show is None or (self._deaf and event.kind != "stopped"):
+        if self._deaf and not isinstance(event, Stopped):
             return
         try:
-            show(event.data)
+            self._show(event)
         except BrokenPipeError:  # as in ``rayfl run ... | head``
             self._deaf = True
             self._aside("nobody reads what is printed here any more: stopping")
@@ -101,29 +101,37 @@ class Display:
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
-    def _on_begun(self, data: Mapping[str, Any]) -> None:
-        self._path = Path(data["path"])
-        self._line(f"run directory: {short(self._path)}")
+    def _show(self, event: RunEvent) -> None:
+        match event:
+            case Begun(path=path):
+                self._path = path
+                self._line(f"run directory: {short(path)}")
+            case Note(text=text):
+                self._line(text)
+            case BlockDone(done=done, total=total):
+                if self._progress is not None:
+                    self._progress.update(self._task, note=f"block {done}/{total}")
+            case Clustered():
+                self._clustered(event)
+            case RoundDone():
+                self._round(event)
+            case Stopped():
+                self._stopped(event)
+            case Finished(summary=summary):
+                self._finished(summary)
 
     def _line(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
 
-    def _on_note(self, data: Mapping[str, Any]) -> None:
-        self._line(data["text"])
+    def _clustered(self, event: Clustered) -> None:
+        threshold = event.facts.get("threshold")
+        cut = "" if threshold is None else f", cut at {threshold:.3g}"
+        how = " (the tree's own proposal)" if event.facts.get("suggested") else ""
+        truth = "" if event.ari is None else f"; agreement with the planted groups (ARI) {event.ari:.2f}"
+        self._line(f"clustered into {event.n_clusters} groups{how}{cut}{truth} ({duration(event.seconds)})")
 
-    def _on_blocks(self, data: Mapping[str, Any]) -> None:
-        if self._progress is not None:
-            self._progress.update(self._task, note=f"block {data['done']}/{data['total']}")
-
-    def _on_clusters(self, data: Mapping[str, Any]) -> None:
-        cut = "" if data.get("threshold") is None else f", cut at {data['threshold']:.3g}"
-        how = " (the tree's own proposal)" if data.get("suggested") else ""
-        truth = "" if data["ari"] is None else f"; agreement with the planted groups (ARI) {data['ari']:.2f}"
-        self._line(
-            f"clustered into {data['n_clusters']} groups{how}{cut}{truth} ({duration(data['seconds'])})"
-        )
-
-    def _on_round(self, data: Mapping[str, Any]) -> None:
+    def _round(self, event: RoundDone) -> None:
+        data, done = event.row, event.round + 1
         accuracy, few = data.get("accuracy_mean"), data.get("estimated_from")
         tested = ""
         if accuracy is not None:
@@ -137,28 +145,25 @@ class Display:
             tested += f"  perplexity {data['perplexity_mean']:.1f}"
         text = f"loss {data['train_loss']:.3f}{tested}"
         if self._progress is None:
-            done = data["round"] + 1
-            self._line(f"round {done:3d}/{data['rounds']}  {text}  {duration(data['seconds'])}")
+            self._line(f"round {done:3d}/{event.rounds}  {text}  {duration(data['seconds'])}")
         else:
-            self._progress.update(
-                self._task, description=text, completed=data["round"] + 1, total=data["rounds"], note=""
-            )
+            self._progress.update(self._task, description=text, completed=done, total=event.rounds, note="")
 
-    def _on_stopped(self, data: Mapping[str, Any]) -> None:
+    def _stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        text = f"stopped after {data['round']} complete rounds; go on with: rayfl resume {data['path']}"
+        text = f"stopped after {event.rounds} complete rounds; go on with: rayfl resume {event.path}"
         if self._deaf:
             self._aside(text)
         else:
             self._line(text)
 
-    def _on_done(self, data: Mapping[str, Any]) -> None:
+    def _finished(self, summary: Mapping[str, Any]) -> None:
         self.close()
         self._line(
-            f"accuracy {percent(data['accuracy_mean'])}, worst tenth of the clients "
-            f"{percent(data['accuracy_worst10'])} after {data['rounds']} rounds in "
-            f"{duration(data['seconds'])}"
+            f"accuracy {percent(summary['accuracy_mean'])}, worst tenth of the clients "
+            f"{percent(summary['accuracy_worst10'])} after {summary['rounds']} rounds in "
+            f"{duration(summary['seconds'])}"
         )
 
 

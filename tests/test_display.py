@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from rayfl.display import Display, closing, closing_table, group_table
-from rayfl.servers.driver import Event
+from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
 
 SUMMARY = {
     "algorithm": "pacfl",
@@ -23,7 +25,7 @@ SUMMARY = {
 }
 
 
-def lines(*events: Event, terminal: bool = False) -> list[str]:
+def lines(*events: RunEvent, terminal: bool = False) -> list[str]:
     file = io.StringIO()
     display = Display(Console(file=file, width=200, force_terminal=terminal), "[x] on digits")
     for event in events:
@@ -32,13 +34,16 @@ def lines(*events: Event, terminal: bool = False) -> list[str]:
     return [line.strip() for line in file.getvalue().splitlines()]
 
 
-ROUND = {"round": 4, "rounds": 20, "train_loss": 0.12345, "seconds": 1.5}
-CLUSTERS = {"n_clusters": 3, "seconds": 0.25}
+ROUND = {"round": 4, "train_loss": 0.12345, "seconds": 1.5}
+
+
+def done(row: dict[str, Any]) -> RoundDone:
+    return RoundDone(4, 20, row)
 
 
 def test_plain_lines():
     tested = {**ROUND, "accuracy_mean": 91.23, "accuracy_worst10": 80.0}
-    assert lines(Event("round", ROUND), Event("round", tested))[1:] == [
+    assert lines(done(ROUND), done(tested))[1:] == [
         "round   5/20  loss 0.123  1.5 s",
         "round   5/20  loss 0.123  accuracy  91.2 %  worst tenth  80.0 %  1.5 s",
     ]
@@ -46,16 +51,16 @@ def test_plain_lines():
 
 def test_an_estimate_is_marked():
     few = {"accuracy_mean": 91.23, "accuracy_worst10": 80.0, "estimated_from": 8, "accuracy_se": 2.345}
-    assert lines(Event("round", {**ROUND, **few}))[1:] == [
+    assert lines(done({**ROUND, **few}))[1:] == [
         "round   5/20  loss 0.123  accuracy ≈  91.2 %  worst tenth ≈  80.0 %  "
         "(estimated from 8 clients; standard error 2.3)  1.5 s",
     ]
 
 
 def test_clusters():
-    given = {**CLUSTERS, "threshold": 12.0, "suggested": False, "ari": None}
-    proposed = {**CLUSTERS, "threshold": 0.123456, "suggested": True, "ari": 0.987}
-    assert lines(Event("clusters", given), Event("clusters", proposed))[1:] == [
+    given = Clustered(0, "before", 3, None, 0.25, {"threshold": 12.0, "suggested": False})
+    proposed = Clustered(0, "before", 3, 0.987, 0.25, {"threshold": 0.123456, "suggested": True})
+    assert lines(given, proposed)[1:] == [
         "clustered into 3 groups, cut at 12 (0.25 s)",
         "clustered into 3 groups (the tree's own proposal), cut at 0.123; "
         "agreement with the planted groups (ARI) 0.99 (0.25 s)",
@@ -63,9 +68,9 @@ def test_clusters():
 
 
 def test_the_end_and_unknown_events():
-    done = {"accuracy_mean": None, "accuracy_worst10": None, "rounds": 3, "seconds": 1.0}
-    stopped = {"round": 2, "path": "runs/x"}
-    shown = lines(Event("something new", {}), Event("stopped", stopped), Event("done", done))[1:]
+    summary = {"accuracy_mean": None, "accuracy_worst10": None, "rounds": 3, "seconds": 1.0}
+    path = Path("runs/x")
+    shown = lines(RunEvent(), Stopped(2, path), Finished(summary, path))[1:]
     assert shown == [
         "stopped after 2 complete rounds; go on with: rayfl resume runs/x",
         "accuracy –, worst tenth of the clients – after 3 rounds in 1.0 s",
@@ -74,11 +79,11 @@ def test_the_end_and_unknown_events():
 
 def test_text_in_brackets_is_shown_as_it_is():
     """An override such as model.hidden=[8] or a path with brackets is no markup."""
-    assert "see [bold] runs/[a]" in lines(Event("note", {"text": "see [bold] runs/[a]"}))
+    assert "see [bold] runs/[a]" in lines(Note("see [bold] runs/[a]"))
 
 
 def test_the_progress_bar_goes_away():
-    shown = lines(Event("blocks", {"round": 4, "done": 1, "total": 2}), Event("round", ROUND), terminal=True)
+    shown = lines(BlockDone(4, 1, 2), done(ROUND), terminal=True)
     assert not any("round   5/20" in line for line in shown)
     assert any("5/20" in line for line in shown)
 
@@ -155,8 +160,8 @@ def test_the_closing_table_of_texts_has_their_perplexity():
 
 def test_a_round_of_texts_shows_its_perplexity():
     tested = {**ROUND, "accuracy_mean": 31.23, "accuracy_worst10": 20.0}
-    assert "perplexity" not in lines(Event("round", {**tested, "perplexity_mean": None}))[-1]
-    assert "perplexity 41.4 " in lines(Event("round", {**tested, "perplexity_mean": 41.43}))[-1]
+    assert "perplexity" not in lines(done({**tested, "perplexity_mean": None}))[-1]
+    assert "perplexity 41.4 " in lines(done({**tested, "perplexity_mean": 41.43}))[-1]
 
 
 def test_a_narrow_terminal_has_a_column_a_method() -> None:
@@ -178,10 +183,10 @@ def _fail(*events) -> None:
 
 def test_a_failure_says_how_to_go_on_unless_that_was_said(tmp_path, capsys) -> None:
     (tmp_path / "checkpoints").mkdir()
-    begun = Event("begun", {"path": str(tmp_path)})
+    begun = Begun(tmp_path)
     with pytest.raises(ZeroDivisionError):
         _fail(begun)
     assert f"go on with: rayfl resume {tmp_path}" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
-        _fail(begun, Event("stopped", {"path": str(tmp_path), "round": 3}))
+        _fail(begun, Stopped(3, tmp_path))
     assert capsys.readouterr().err == ""

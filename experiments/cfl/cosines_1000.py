@@ -32,13 +32,14 @@ from numpy.typing import NDArray
 
 from rayfl.backend import Backend
 from rayfl.config import load
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event
+from rayfl.servers.driver import Driver
 from rayfl.servers.queries import ClientQueries
 
 
@@ -126,8 +127,8 @@ def main() -> None:
         backend = RayBackend(options.actors, num_cpus=0.5, num_gpus=0, servers=1)
     trained: list[float] = []
 
-    def listen(event: Event) -> None:
-        if event.kind == "blocks" and event.data["done"] == 1:
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.done == 1:
             trained.append(time.perf_counter())
 
     try:

@@ -19,7 +19,7 @@ import psutil
 import ray
 
 import rayfl
-from rayfl.servers.driver import Event
+from rayfl.events import Begun, RoundDone, RunEvent
 
 KINDS = {
     "ray::_HostActor": "client actor",
@@ -85,18 +85,18 @@ def main() -> None:
         with table.open("a", newline="") as file:
             csv.writer(file).writerows(rows)
 
-    def listen(event: Event) -> None:
-        if event.kind == "begun":
-            path.append(Path(event.data["path"]))
-        if event.kind != "round" or (event.data["round"] + 1) % given.every != 10 % given.every:
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, Begun):
+            path.append(Path(event.path))
+        if not isinstance(event, RoundDone) or (event.round + 1) % given.every != 10 % given.every:
             return
-        done, folder = event.data["round"] + 1, path[-1] / "checkpoints"
+        done, folder = event.round + 1, path[-1] / "checkpoints"
         found: list[tuple[int, str, float, Any]] = [(done, *row) for row in processes()]
         found += [
             (done, "newest checkpoint", size(*sorted(folder.glob("round-*"))[-1:]), ""),
             (done, "history of checkpoints", size(folder / "history"), ""),
             (done, "logs of Ray", size(logs()), ""),
-            (done, "seconds a round", event.data["seconds"], ""),
+            (done, "seconds a round", event.row["seconds"], ""),
         ]
         write(found)
         print(f"{done} rounds, {sum(row[2] for row in found[:-4]):.0f} MB", flush=True)

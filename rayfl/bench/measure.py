@@ -18,11 +18,12 @@ import psutil
 
 from rayfl.bench.naive import NaiveFedAvg
 from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available, connect
 from rayfl.runtime.driving import arithmetic, make_backend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Event
+from rayfl.servers.driver import Driver
 
 Say = Callable[[str], None]
 
@@ -93,10 +94,10 @@ def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iter
     backend = make_backend(config, plan)
     busy: dict[int, float] = {}
 
-    def listen(event: Event) -> None:
-        if event.kind == "round":
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
             busy.clear()
-            busy.update(event.data["busy"])
+            busy.update(event.worker_seconds)
 
     driver = Driver(config, stages, backend, RunDirectory.create(config), host, listen)
     try:

@@ -21,6 +21,7 @@ from rayfl.config.kinds import KINDS
 from rayfl.data import Federation, fingerprint
 from rayfl.data.remarks import remarks
 from rayfl.errors import RayflError
+from rayfl.events import Listener, Note, RunEvent, Stopped
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
@@ -30,10 +31,7 @@ from rayfl.runtime.ray_backend import RayBackend, settle
 from rayfl.runtime.remote import UNRECORDED, Whereabouts, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.servers.building import block_rule, build
-from rayfl.servers.driver import Driver, Event, Interrupted
-
-Listener = Callable[[Event], None]
-
+from rayfl.servers.driver import Driver, Interrupted
 
 _DRIVER_DEADLINE = 300.0
 """Seconds for which the driver may be silent; it answers while it trains, so a busy machine is no reason."""
@@ -94,7 +92,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     directory.write_json("normalisation.json", scaling.to_dict())
     engine = f"training engine: {host.engine} ({host.why})"
     for line in (*plan.lines(), engine, *remarks(federation)):
-        emit(Event("note", {"text": line}))
+        emit(Note(line))
     # A resumed run must not choose again: another version might choose otherwise.
     training = config.training.model_copy(update={"engine": host.engine})
     directory.write_config(config.model_copy(update={"training": training}))
@@ -108,7 +106,7 @@ class DriverActor:
     """The driver in a Ray actor of its own: events are kept until somebody asks for them."""
 
     def __init__(self) -> None:
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
         self._stop = threading.Event()
 
     def run(self, config: Config, path: Path, modules: Sequence[str], folder: Path) -> bool:
@@ -131,7 +129,7 @@ class DriverActor:
             return False
         return True
 
-    def poll(self, timeout: float) -> list[Event]:
+    def poll(self, timeout: float) -> list[RunEvent]:
         """The events since the last call; waits up to ``timeout`` seconds for the first."""
         events = []
         with contextlib.suppress(queue.Empty):
@@ -156,7 +154,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
         Interrupted: after ``stop`` was set.
         RayflError: if drivers do nothing but die.
     """
-    await_room(config, lambda text: listen(Event("note", {"text": text})), stop)
+    await_room(config, lambda text: listen(Note(text)), stop)
     deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
     deaths, reached = 0, -1
     while True:
@@ -169,7 +167,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
             deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
             if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
                 raise RayflError(f"the driver {error}; go on with: rayfl resume {directory.path}") from None
-            listen(Event("note", {"text": f"the driver {error}: a new one goes on from the last checkpoint"}))
+            listen(Note(f"the driver {error}: a new one goes on from the last checkpoint"))
 
 
 class _DriverDied(Exception):
@@ -190,13 +188,13 @@ def _watch_driver(
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
     modules = [plugin.module for plugin in plugins.loaded()]
     done = driver.actor.run.remote(config, directory.path, modules, Path.cwd())
-    deadlines = Deadlines(deadline, lambda text: listen(Event("note", {"text": text})))
+    deadlines = Deadlines(deadline, lambda text: listen(Note(text)))
     told = False
     head, headless = Head(), None
     try:
         while True:
             if headless is None and head.silent():
-                listen(Event("note", {"text": f"Ray's head at {head.address} does not answer: stopping"}))
+                listen(Note(f"Ray's head at {head.address} does not answer: stopping"))
                 headless = Silence()
                 stop.set()
             if headless is not None and headless.seconds > _HEADLESS:
@@ -213,7 +211,7 @@ def _watch_driver(
                     raise _DriverDied("did not answer")
             for event in ray.get(events):
                 listen(event)
-                if headless is not None and event.kind == "stopped":
+                if headless is not None and isinstance(event, Stopped):
                     raise _gone(head, directory)
             if finished:
                 break

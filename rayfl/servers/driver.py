@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,16 @@ from rayfl.data.base import called
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation.ledger import Transfer
+from rayfl.events import (
+    BlockDone,
+    CheckpointSaved,
+    Clustered,
+    Finished,
+    Listener,
+    Note,
+    RoundDone,
+    Stopped,
+)
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import testing
@@ -36,22 +46,6 @@ from rayfl.servers.serialisation import flatten
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport
-
-
-@dataclass(frozen=True)
-class Event:
-    """Something that happened, for whoever watches the run.
-
-    Attributes:
-        kind: ``begun`` (the path of the run directory), ``note`` (a line of text), ``blocks`` (progress
-            within a round), ``clusters`` (an entry of ``clusters.json`` without its labels), ``round`` (a row
-            of ``rounds.csv``), ``stopped`` or ``done`` (the summary).
-        data: what there is to say.
-    """
-
-    kind: str
-    data: dict[str, Any]
-
 
 CHANGEABLE = ("rounds", "execution", "output")
 """What of a config may change when a run goes on."""
@@ -73,7 +67,7 @@ class Driver:
         backend: who does the work; :meth:`run` starts its client actors.
         run: where to write.
         host: what the client actors run.
-        emit: called with every :class:`Event`.
+        emit: called with every :class:`~rayfl.events.RunEvent`.
         should_stop: asked every now and then; true makes the run write a checkpoint and stop.
     """
 
@@ -84,7 +78,7 @@ class Driver:
         backend: Backend,
         run: RunDirectory,
         host: HostSpec,
-        emit: Callable[[Event], None] = lambda event: None,
+        emit: Listener = lambda event: None,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
         self.config, self.backend, self.run_dir, self.host = config, backend, run, host
@@ -172,7 +166,7 @@ class Driver:
             self._client_facts(state, self._checkpoint(state))
             self.records.write_tables(state)
         except DiskError as full:
-            self.emit(Event("note", {"text": f"no checkpoint after {state.round} rounds: {full}"}))
+            self.emit(Note(f"no checkpoint after {state.round} rounds: {full}"))
         finally:
             self.backend.tick = self._check_stop
         if not isinstance(error, DiskError):  # of those run speaks, wherever they come from
@@ -182,7 +176,7 @@ class Driver:
         """Say how many rounds are safe, and how to go on."""
         found = checkpoints(self.run_dir.path / "checkpoints")
         rounds = round_of(found[-1]) if found else 0
-        self.emit(Event("stopped", {"round": rounds, "path": str(self.run_dir.path)}))
+        self.emit(Stopped(rounds, self.run_dir.path))
 
     def _go_back(self, error: ResultsLost) -> ServerState:
         """The state of the newest checkpoint, or the first: what came after it is done again."""
@@ -193,7 +187,7 @@ class Driver:
         self._nothing = self.servers.snapshot()
         self._enter(0)
         self._begun, self._seconds_before = time.perf_counter(), 0.0
-        self.emit(Event("note", {"text": f"{error}: going back to the last checkpoint"}))
+        self.emit(Note(f"{error}: going back to the last checkpoint"))
         state = self._resume() or self._begin()
         self.records.start()
         return state
@@ -204,11 +198,11 @@ class Driver:
     def start(self) -> ServerState:
         """Start the client actors; the state before the first round, or that of the newest checkpoint."""
         self._begun = time.perf_counter()
-        self.backend.say = lambda text: self.emit(Event("note", {"text": text}))
+        self.backend.say = lambda text: self.emit(Note(text))
         self.backend.start(self._data, self.host)
         if self.host.device != "cpu":
             (done,) = self.backend.run([Task("about", None)])
-            self.emit(Event("note", {"text": f"on the device: {done.report}"}))
+            self.emit(Note(f"on the device: {done.report}"))
         self.backend.tick = self._check_stop
         state = self._resume() or self._begin()
         self._check_signatures(state)
@@ -248,7 +242,7 @@ class Driver:
         kind = type(self.algorithm.begin(self.setup))
         saved, wrong = Checkpoint.newest(self.run_dir.path / "checkpoints", kind)
         for text in wrong:
-            self.emit(Event("note", {"text": text}))
+            self.emit(Note(text))
         if saved is None:
             return None
         self._check_settings(saved.settings or {})
@@ -264,7 +258,7 @@ class Driver:
         self.records.restore(saved.arrays, saved.tables)
         self._seconds_before = float(saved.tables["seconds"])
         text = f"resuming: {saved.state.round} of {self.config.rounds} rounds are complete"
-        self.emit(Event("note", {"text": text}))
+        self.emit(Note(text))
         return saved.state
 
     def _settings(self) -> dict[str, Any]:
@@ -318,16 +312,16 @@ class Driver:
                 "failures": len(report.failures),
             }
         )
-        self.emit(Event("round", {**row, "rounds": self.config.rounds, "busy": dict(report.seconds)}))
+        self.emit(RoundDone(state.round, self.config.rounds, row, dict(report.seconds)))
         names = self.federation.names
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
             line = f"round {state.round}: client {called(names, client)} failed, left out: {line}"
-            self.emit(Event("note", {"text": line}))
+            self.emit(Note(line))
         for text, ids in report.remarks.items():
             first = [called(names, client) for client in sorted(ids)[:5]]
             shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
-            self.emit(Event("note", {"text": f"round {state.round}: client {shown}: {text}"}))
+            self.emit(Note(f"round {state.round}: client {shown}: {text}"))
         return new
 
     def _turn(self, state: ServerState, plan: Plan) -> Round:
@@ -364,7 +358,7 @@ class Driver:
         return ClientQueries(self.config, self.servers, stages, state, self._sent, self._note)
 
     def _note(self, text: str) -> None:
-        self.emit(Event("note", {"text": text}))
+        self.emit(Note(text))
 
     def _sent(self, transfer: Transfer) -> None:
         """Enter what clients sent, label histograms once a stage; the ledger also knows it after a resume."""
@@ -384,7 +378,7 @@ class Driver:
                 for ids, what in ((stage.joined, "join"), (stage.left, "leave"), (stage.drifted, "drift"))
                 if len(ids)
             )
-            self.emit(Event("note", {"text": f"after round {state.round}: {text or 'nothing changes'}"}))
+            self.emit(Note(f"after round {state.round}: {text or 'nothing changes'}"))
             # First who has other data: newcomers are compared with the data of now.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
@@ -399,7 +393,7 @@ class Driver:
 
     def _progress(self, round: int) -> Callable[[int, int], None]:
         def progress(done: int, total: int) -> None:
-            self.emit(Event("blocks", {"round": round, "done": done, "total": total}))
+            self.emit(BlockDone(round, done, total))
 
         return progress
 
@@ -422,9 +416,10 @@ class Driver:
             self.servers.models[model] = former[model]
         found = {} if regrouping.clusters is None else regrouping.clusters.facts()
         entry = self.records.clusters(regrouping.state, {**found, **regrouping.facts}, after)
-        shown = {k: v for k, v in entry.items() if k != "labels"}
         seconds = 0.0 if regrouping.clusters is None else regrouping.clusters.seconds
-        self.emit(Event("clusters", {**shown, "seconds": seconds}))
+        known = {name: entry[name] for name in ("round", "when", "n_clusters", "ari")}
+        facts = {name: value for name, value in entry.items() if name not in (*known, "labels")}
+        self.emit(Clustered(**known, seconds=seconds, facts=facts))
         return regrouping.state
 
     def _evaluate(self, state: ServerState, turn: Round) -> tuple[ServerState, dict[str, float | None]]:
@@ -546,7 +541,8 @@ class Driver:
             tables={**tables, "seconds": self._seconds()},
             settings=self._settings(),
         )
-        checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
+        path = checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
+        self.emit(CheckpointSaved(state.round, path))
         return checkpoint
 
     def _memories(self) -> NDArray[np.float64]:
@@ -596,7 +592,7 @@ class Driver:
 
             with files.boundary(self.run_dir.path / "report.html"):
                 write_report(self.run_dir.path)
-        self.emit(Event("done", {**summary, "path": str(self.run_dir.path)}))
+        self.emit(Finished(summary, self.run_dir.path))
         return summary
 
     def _finetune(self, state: ServerState) -> dict[str, float]:

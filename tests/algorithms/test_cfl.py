@@ -26,12 +26,13 @@ from rayfl.clustering.tree import ParameterTree
 from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.errors import ConfigError, RayflError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers import checkpoint, queries
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from rayfl.servers.queries import ClientQueries
 from rayfl.servers.states import ClientStates
 from rayfl.training.batches import Batches
@@ -782,8 +783,8 @@ def test_stopped_and_resumed_is_uninterrupted(settings: Callable[..., dict[str, 
     stages, host = build(config)
     reached: list[int] = []
 
-    def watch(event: Event) -> None:
-        if event.kind == "blocks" and event.data["round"] == first + 1:
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == first + 1:
             reached.append(first)
 
     backend = InlineBackend()

@@ -28,12 +28,13 @@ from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.errors import ConfigError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.models.modules.conv_ae import ConvAE, weights_of
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from tests.algorithms.fakes import (
     SIZES,
     FakeClients,
@@ -639,9 +640,8 @@ def interrupted(settings: dict[str, Any], round: int) -> Path:
     stages, host = build(config)
     trained: list[bool] = []
 
-    def watch(event: Event) -> None:
-        data = event.data
-        if event.kind == "blocks" and data["round"] == round and data["done"] == data["total"]:
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == round and event.done == event.total:
             trained.append(True)
 
     backend = InlineBackend()

@@ -14,6 +14,7 @@ import pytest
 
 import rayfl.algorithms.base
 from rayfl.config import load
+from rayfl.events import RoundDone
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
@@ -58,7 +59,7 @@ def run(method: Any, folder: Path, stop: int | None = None) -> Checkpoint:
 
     def watch(event: Any) -> None:
         nonlocal seen
-        seen += event.kind == "round"
+        seen += isinstance(event, RoundDone)
 
     backend = InlineBackend()
     try:

@@ -32,9 +32,10 @@ import psutil
 from rayfl import files
 from rayfl.api import Result, resume, run
 from rayfl.errors import RayflError
+from rayfl.events import Begun, RoundDone, RunEvent
 from rayfl.runtime import processes
 from rayfl.servers.checkpoint import checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from tests.runs import METHODS, TASKS, actors, assert_same
 
 ROUNDS = 5
@@ -140,7 +141,7 @@ def _flip(path: Path, draw: random.Random) -> None:
     victim.write_bytes(bytes(data))
 
 
-def _go_on(config: dict[str, Any], path: Path | None, listen: Callable[[Event], None]) -> Result:
+def _go_on(config: dict[str, Any], path: Path | None, listen: Callable[[RunEvent], None]) -> Result:
     return run(config, on_event=listen) if path is None else resume(path, on_event=listen)
 
 
@@ -150,9 +151,9 @@ def inline(method: str, seed: int, root: Path, report: Report) -> Result:
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     paths: list[Path] = []
 
-    def listen(event: Event) -> None:
-        if event.kind == "begun":
-            paths.append(Path(event.data["path"]))
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, Begun):
+            paths.append(Path(event.path))
 
     def last() -> Path | None:
         return paths[-1] if paths and (paths[-1] / "config.yaml").is_file() else None
@@ -199,10 +200,10 @@ def on_ray(method: str, seed: int, root: Path, report: Report) -> Result:
             with contextlib.suppress(psutil.Error):
                 draw.choice(found).send_signal(number)
 
-    def listen(event: Event) -> None:
-        if event.kind != "round":
+    def listen(event: RunEvent) -> None:
+        if not isinstance(event, RoundDone):
             return
-        fault = faults.pop(event.data["round"], None)
+        fault = faults.pop(event.round, None)
         if fault is None:
             return
         report.faults[fault] += 1

@@ -21,11 +21,12 @@ from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError, DataError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from rayfl.signatures.features.pca import PCA
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
@@ -229,8 +230,8 @@ def test_newcomers_of_a_run_stopped_before_an_event_meet_the_clients_that_are_th
     stages, host = build(config)
     directory, backend, stopping = RunDirectory.create(config), InlineBackend(), []
 
-    def watch(event: Event) -> None:
-        stopping.extend([True] if event.kind == "blocks" and event.data["round"] == 2 else [])
+    def watch(event: RunEvent) -> None:
+        stopping.extend([True] if isinstance(event, BlockDone) and event.round == 2 else [])
 
     with pytest.raises(Interrupted):
         Driver(config, stages, backend, directory, host, watch, lambda: bool(stopping)).run()

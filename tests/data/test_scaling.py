@@ -124,7 +124,7 @@ def test_tables_of_any_size_train(kind: str, settings: dict[str, Any], tmp_path:
     def first_loss(normalise: str) -> float:
         data = {"name": "npz", "path": str(path), "normalise": normalise}
         config = {**settings, "data": data}
-        result = rayfl.run(config, on_event=lambda e: said.append(str(e.data.get("text"))))
+        result = rayfl.run(config, on_event=lambda e: said.append(getattr(e, "text", "")))
         return float(result.rounds["train_loss"][0])
 
     assert first_loss("pooled") < np.log(10) + 0.5

@@ -17,6 +17,7 @@ from rayfl.clients.partial import Partial
 from rayfl.config import load
 from rayfl.data import build_federation
 from rayfl.errors import ConfigError
+from rayfl.events import BlockDone, Note, RunEvent
 from rayfl.local import Start
 from rayfl.local.pruning import expand, gammas, prunable
 from rayfl.local.sub_fedavg import SubFedAvg
@@ -26,7 +27,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from rayfl.training import LocalWork, TrainedBlock, Training
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
@@ -473,9 +474,9 @@ def test_a_layer_that_dies_is_said(settings: dict[str, Any]):
     """Of 444 weights about five are left, with one threshold for all of them."""
     said: list[str] = []
 
-    def watch(event: Event) -> None:
-        if event.kind == "note" and "its last weight" in event.data["text"]:
-            said.append(event.data["text"])
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, Note) and "its last weight" in event.text:
+            said.append(event.text)
 
     def run(**local: Any) -> list[str]:
         said.clear()
@@ -527,9 +528,9 @@ def test_stopped_and_resumed_is_uninterrupted(settings: dict[str, Any], tested: 
     stages, host = build(config)
     seen: list[int] = []
 
-    def watch(event: Event) -> None:
-        if event.kind == "blocks":
-            seen.append(event.data["round"])
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, BlockDone):
+            seen.append(event.round)
 
     backend = InlineBackend()
     with pytest.raises(Interrupted):

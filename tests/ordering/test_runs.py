@@ -13,10 +13,11 @@ import rayfl
 from rayfl.api import Result, resume
 from rayfl.config import load
 from rayfl.errors import ConfigError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from tests.runs import SMALL, Run
 from tests.training.bounds import rounding
 
@@ -186,8 +187,8 @@ def test_stopped_and_resumed_is_uninterrupted(settings: dict[str, Any], stop: in
     stages, host = build(config)
     trained: list[bool] = []
 
-    def watch(event: Event) -> None:
-        if event.kind == "blocks" and event.data["round"] == stop and event.data["done"] == 1:
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == stop and event.done == 1:
             trained.append(True)
 
     backend = InlineBackend()

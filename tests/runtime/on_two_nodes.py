@@ -12,18 +12,18 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
 
 from rayfl.api import Result
 from rayfl.config import load
+from rayfl.events import BlockDone, Note, RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint
-from rayfl.servers.driver import Driver, Event
+from rayfl.servers.driver import Driver
 
 _ROUND = 2
 """In which round (0-based) the node is lost."""
@@ -49,18 +49,17 @@ def main(path: str, moment: str, later: bool) -> None:
             if later:
                 cluster.add_node(num_cpus=1)
 
-    def watch(event: Event) -> None:
-        data: dict[str, Any] = event.data
-        if event.kind == "note":
-            notes.append(data["text"])
-        if lost and not went_on and event.kind == "round":
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+        if lost and not went_on and isinstance(event, RoundDone):
             went_on.append(time.monotonic())
-        now = data.get("round") == _ROUND
-        trained = event.kind == "blocks" and data["done"] == data["total"]
+        now = getattr(event, "round", None) == _ROUND
+        trained = isinstance(event, BlockDone) and event.done == event.total
         moments = {
-            "blocks": event.kind == "blocks",
+            "blocks": isinstance(event, BlockDone),
             "reduce": trained,
-            "tested": event.kind == "round",
+            "tested": isinstance(event, RoundDone),
         }
         if now and moments.get(moment):
             lose()

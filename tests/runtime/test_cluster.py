@@ -333,7 +333,7 @@ try:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     busy = []
-    watch = lambda event: busy.append(event.data["busy"]) if event.kind == "round" else None
+    watch = lambda event: busy.append(event.worker_seconds) if isinstance(event, rayfl.RoundDone) else None
     rayfl.run("digits-demo", sys.argv[1:], watch)
     print("workers", len(busy[-1]), "nodes", sum(node["Alive"] for node in ray.nodes()))
 finally:

@@ -17,6 +17,7 @@ import yaml
 from rayfl.api import run
 from rayfl.config import load
 from rayfl.errors import ConfigError
+from rayfl.events import Note
 from rayfl.runtime import connection
 from rayfl.runtime.connection import await_room, short_folder
 from rayfl.runtime.resources import Available, Node
@@ -140,8 +141,8 @@ def test_a_second_run_queues_behind_what_holds_the_cluster(
     notes: list[str] = []
 
     def release(event: Any) -> None:
-        if event.kind == "note":
-            notes.append(event.data["text"])
+        if isinstance(event, Note):
+            notes.append(event.text)
             if "waiting for nodes" in notes[-1]:
                 ray.kill(holder)
 

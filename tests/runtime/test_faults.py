@@ -23,13 +23,14 @@ import yaml
 from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.errors import RayflError, ResultsLost
+from rayfl.events import BlockDone, Note, RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import connection, processes
 from rayfl.runtime.processes import Deadlines, Deaths, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import checkpoints, round_of
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from tests.runs import METHODS, actors, assert_same
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def _drive(
     settings: dict[str, Any],
     method: str,
-    watch: Callable[[Event, RayBackend], None],
+    watch: Callable[[RunEvent, RayBackend], None],
     should_stop: Callable[[], bool] = lambda: False,
 ) -> tuple[Result, list[str]]:
     """Run on two actors in this process; the result, and the notes."""
@@ -48,9 +49,9 @@ def _drive(
     directory = RunDirectory.create(config)
     backend, notes = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1), []
 
-    def listen(event: Event) -> None:
-        if event.kind == "note":
-            notes.append(event.data["text"])
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
         watch(event, backend)
 
     try:
@@ -68,8 +69,8 @@ def test_a_client_actor_that_hangs_is_killed_and_its_work_done_again(
 ) -> None:
     hung: list[psutil.Process] = []
 
-    def hang(event: Event, backend: RayBackend) -> None:
-        if event.kind == "round" and event.data["round"] == 0:
+    def hang(event: RunEvent, backend: RayBackend) -> None:
+        if isinstance(event, RoundDone) and event.round == 0:
             hung.append(psutil.Process(backend.pids()[0]))
             hung[0].suspend()
             backend.deadlines.given = 2.0  # the engine is compiled by now
@@ -91,9 +92,8 @@ def test_a_hung_server_does_not_keep_a_run_from_stopping(
     stop: list[bool] = []
     before = actors("ServerActor")
 
-    def hang(event: Event, backend: RayBackend) -> None:
-        data = event.data
-        if event.kind == "blocks" and data["round"] == 1 and data["done"] == data["total"] and not stop:
+    def hang(event: RunEvent, backend: RayBackend) -> None:
+        if isinstance(event, BlockDone) and event.round == 1 and event.done == event.total and not stop:
             (server,) = actors("ServerActor") - before
             server.suspend()
             stop.append(True)
@@ -116,10 +116,10 @@ def test_a_driver_that_dies_or_hangs_is_replaced(
     hit: list[psutil.Process] = []
     notes: list[str] = []
 
-    def hurt(event: Event) -> None:
-        if event.kind == "note":
-            notes.append(event.data["text"])
-        if event.kind == "round" and event.data["round"] == 1 and not hit:
+    def hurt(event: RunEvent) -> None:
+        if isinstance(event, Note):
+            notes.append(event.text)
+        if isinstance(event, RoundDone) and event.round == 1 and not hit:
             hit.extend(actors("DriverActor"))
             hit[0].send_signal(fault)
 

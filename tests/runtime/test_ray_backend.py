@@ -20,12 +20,13 @@ from rayfl.api import Result, run
 from rayfl.backend import MESSAGE_WORK, Task, bundles
 from rayfl.config import load
 from rayfl.errors import RayflError
+from rayfl.events import BlockDone, RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import processes
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers import states
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Event
+from rayfl.servers.driver import Driver
 from rayfl.servers.lps import MODEL, VALUES
 from tests.runs import METHODS, actors
 
@@ -106,11 +107,11 @@ def test_nothing_is_kept_that_no_later_round_needs(
     backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
     kept: list[int] = []
 
-    def count(event: Event) -> None:
-        if event.kind == "round":
+    def count(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
             # Ray lets go of objects a moment later; packing may come a round earlier or later.
             until = time.monotonic() + 3
-            while event.data["round"] >= 12 and _objects() > max(kept[4:12]) and time.monotonic() < until:
+            while event.round >= 12 and _objects() > max(kept[4:12]) and time.monotonic() < until:
                 time.sleep(0.05)
             kept.append(_objects())
 
@@ -140,12 +141,12 @@ def test_a_killed_server_costs_nothing(
     backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=1)
     stopped: list[psutil.Process] = []
 
-    def disturb(event: Event) -> None:
-        if event.kind == "blocks" and event.data["round"] == 1 and not stopped:
+    def disturb(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == 1 and not stopped:
             (process,) = [p for p in _servers() if p not in before]
             stopped.append(process)
             process.suspend()
-        if event.kind == "blocks" and event.data["round"] == 1 and event.data["done"] == event.data["total"]:
+        if isinstance(event, BlockDone) and event.round == 1 and event.done == event.total:
             os.kill(stopped[0].pid, signal.SIGKILL)
 
     try:

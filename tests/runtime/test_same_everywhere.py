@@ -15,11 +15,12 @@ import yaml
 
 from rayfl.api import Result, resume, run
 from rayfl.config import load
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from tests.runs import METHODS, TASKS, assert_same
 
 
@@ -141,9 +142,9 @@ def test_a_killed_actor_costs_only_its_block(
     killed: list[int] = []
     trained: list[int] = []
 
-    def kill_once(event: Event) -> None:
-        if event.kind == "blocks" and event.data["round"] == 1:
-            trained.append(event.data["done"])
+    def kill_once(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == 1:
+            trained.append(event.done)
             if not killed:
                 killed.append(backend.pids()[0])
                 os.kill(killed[0], signal.SIGKILL)
@@ -213,8 +214,8 @@ def test_stopped_while_clients_are_tested_and_resumed(
     stages, host = build(config)
     trained: list[bool] = []
 
-    def watch(event: Event) -> None:
-        if event.kind == "blocks" and event.data["round"] == 1 and event.data["done"] == event.data["total"]:
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == 1 and event.done == event.total:
             trained.append(True)
 
     backend = InlineBackend()

@@ -13,10 +13,11 @@ from rayfl.api import resume
 from rayfl.config import load
 from rayfl.coresets.clients import client_graph, evaluation_coreset
 from rayfl.errors import ConfigError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from rayfl.servers.queries import histograms
 from tests.runs import assert_same
 
@@ -99,8 +100,8 @@ def test_histograms_are_sent_once_a_stage(how: str, many: dict[str, Any], tmp_pa
         stages, host = build(config)
         directory, backend, stopping = RunDirectory.create(config), InlineBackend(), []
 
-        def watch(event: Event, at: int = at, stopping: list[bool] = stopping) -> None:
-            stopping.extend([True] if event.kind == "blocks" and event.data["round"] == at else [])
+        def watch(event: RunEvent, at: int = at, stopping: list[bool] = stopping) -> None:
+            stopping.extend([True] if isinstance(event, BlockDone) and event.round == at else [])
 
         with pytest.raises(Interrupted):
             Driver(config, stages, backend, directory, host, watch, lambda s=stopping: bool(s)).run()

@@ -10,11 +10,12 @@ import pytest
 from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.errors import ConfigError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from tests.runs import assert_same
 
 EVENTS = [
@@ -98,9 +99,9 @@ def test_stopped_in_the_round_of_an_event_and_resumed(
     stages, host = build(config)
     stopping: list[int] = []
 
-    def watch(event: Event) -> None:
-        if event.kind == "blocks" and event.data["round"] == stop:
-            stopping.append(event.data["done"])
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == stop:
+            stopping.append(event.done)
 
     backend = InlineBackend()
     try:

@@ -17,8 +17,8 @@ import yaml
 from rayfl import files
 from rayfl.api import Result, resume, run
 from rayfl.errors import ConfigError, Damaged, DiskError, OtherFormat, RayflError
+from rayfl.events import RoundDone, RunEvent, Stopped
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Event
 from tests.algorithms.fakes import Remembering
 from tests.runs import METHODS, assert_same
 
@@ -115,7 +115,7 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_run_goes_on_when_there_is_ro
 ) -> None:
     expected, changes = _changes(small, monkeypatch)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    events: list[Event] = []
+    events: list[RunEvent] = []
     with monkeypatch.context() as patch:
         disk = Disk(patch, at % changes, full)
 
@@ -130,13 +130,13 @@ def test_a_full_disk_ends_a_run_in_one_line_and_the_run_goes_on_when_there_is_ro
     assert "\n" not in str(raised.value)
     left = [path for path in tmp_path.glob("t-*") if path != expected.path]
     if left:
-        assert events[-1].kind == "stopped"
+        assert isinstance(events[-1], Stopped)
         assert_same(expected, resume(left[0]))
 
 
 def test_a_run_whose_directory_is_deleted_ends_in_one_line(settings: dict[str, Any], tmp_path: Path) -> None:
-    def delete(event: Event) -> None:
-        if event.kind == "round":
+    def delete(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
             shutil.rmtree(_run(tmp_path))
 
     with pytest.raises(DiskError, match="No such file"):

@@ -23,11 +23,12 @@ from rayfl.algorithms import Algorithm, ServerState, Setup, per_client, per_mode
 from rayfl.api import resume
 from rayfl.config import load
 from rayfl.errors import RayflError
+from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Event, Interrupted
+from rayfl.servers.driver import Driver, Interrupted
 from rayfl.servers.serialisation import StateError, flatten, restore
 from tests.algorithms.fakes import assert_same_state
 
@@ -262,9 +263,9 @@ def test_a_method_of_ones_own_goes_on_with_its_state(counting: dict[str, Any]):
         stages, host = build(config)
         begun: list[int] = []
 
-        def watch(event: Event) -> None:
-            if event.kind == "blocks":
-                begun.append(event.data["round"])
+        def watch(event: RunEvent) -> None:
+            if isinstance(event, BlockDone):
+                begun.append(event.round)
 
         backend = InlineBackend()
         try:

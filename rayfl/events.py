@@ -1,0 +1,172 @@
+"""What happens in a run: ``rayfl.run(config, on_event=watch)`` calls ``watch`` with each of these events.
+
+>>> def watch(event: rayfl.RunEvent) -> None:
+...     match event:
+...         case rayfl.RoundDone(round=round, row=row) if event.tested:
+...             print(round, row["accuracy_mean"])
+...         case rayfl.Finished(summary=summary):
+...             print(summary["models_sha256"])
+
+A run begins with :class:`Begun` and ends with :class:`Finished` or :class:`Stopped`, unless it fails. Events
+come in order and in the process that called ``rayfl.run``, on Ray too. Where results are lost with a node, or
+the driver dies, the rounds since the last checkpoint are done and reported again, with the same numbers.
+
+An error that a callback raises stops the run with a checkpoint and is then raised by ``rayfl.run``; ``rayfl
+resume`` goes on. (Events of another kind, clients that join, leave or drift, are in ``rayfl.data.events``.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunEvent:
+    """Base of all events; later versions may have more kinds of them."""
+
+
+@dataclass(frozen=True)
+class Begun(RunEvent):
+    """The run directory is there; also when a run is resumed.
+
+    Attributes:
+        path: the run directory; its config is ``rayfl.Result(path).config``.
+    """
+
+    path: Path
+
+
+@dataclass(frozen=True)
+class Note(RunEvent):
+    """A line for people: resources, the engine, what was lost and is done again, clients that failed."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class BlockDone(RunEvent):
+    """Progress within a round: a block of clients has been trained.
+
+    Attributes:
+        round: 0-based.
+        done, total: blocks of the round.
+    """
+
+    round: int
+    done: int
+    total: int
+
+
+@dataclass(frozen=True)
+class Clustered(RunEvent):
+    """Clients have been grouped, at the start, anew, or because a group was split.
+
+    Attributes:
+        round: 0-based.
+        when: ``before`` the round or ``after`` it.
+        n_clusters: groups that clients who are present belong to.
+        ari: agreement with the planted groups (adjusted Rand index); None where there are none.
+        seconds: that the clustering took.
+        facts: what the method says of it, as ``threshold``; the same as in ``clusters.json``, which also has
+            the cluster of each client.
+    """
+
+    round: int
+    when: str
+    n_clusters: int
+    ari: float | None
+    seconds: float
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class RoundDone(RunEvent):
+    """A round is complete, and written down.
+
+    Attributes:
+        round: 0-based.
+        rounds: planned number.
+        row: the row of ``rounds.csv``; the columns about tests are there only where clients were tested.
+        worker_seconds: that each worker process spent training, by process id.
+    """
+
+    round: int
+    rounds: int
+    row: Mapping[str, Any]
+    worker_seconds: Mapping[int, float] = field(default_factory=dict)
+
+    @property
+    def tested(self) -> bool:
+        """Whether clients were tested after this round."""
+        return self.row.get("accuracy_mean") is not None
+
+    @property
+    def curves(self) -> dict[str, float]:
+        """The numbers of the round that are worth a curve, by name; estimates as ``estimated/<name>``."""
+        estimated = self.row.get("estimated_from") is not None
+        return {
+            f"estimated/{name}" if estimated and name.startswith(_TESTS) else name: float(value)
+            for name in CURVES
+            if (value := self.row.get(name)) is not None
+        }
+
+
+CURVES = (
+    "train_loss",
+    "accuracy_mean",
+    "accuracy_worst10",
+    "accuracy_var",
+    "loss_mean",
+    "perplexity_mean",
+    "ari",
+    "clusters",
+)
+"""Columns of ``rounds.csv`` that loggers draw."""
+
+_TESTS = ("accuracy", "loss_mean", "perplexity")
+
+
+@dataclass(frozen=True)
+class CheckpointSaved(RunEvent):
+    """The run can go on from here.
+
+    Attributes:
+        rounds: that are complete.
+        path: of the checkpoint; older ones may have been removed.
+    """
+
+    rounds: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Stopped(RunEvent):
+    """The run ends before its last round, and can be resumed.
+
+    Attributes:
+        rounds: that are complete in the newest checkpoint.
+        path: the run directory.
+    """
+
+    rounds: int
+    path: Path
+
+
+@dataclass(frozen=True)
+class Finished(RunEvent):
+    """All rounds are done and everything is written.
+
+    Attributes:
+        summary: the closing numbers, as in ``summary.json``.
+        path: the run directory.
+    """
+
+    summary: Mapping[str, Any]
+    path: Path
+
+
+Listener = Callable[[RunEvent], None]
+"""Who is called with every event."""
