@@ -194,7 +194,7 @@ def client_models(
         RayflError: if there is no checkpoint yet, or a client was not there.
     """
     directory = RunDirectory.open(path)
-    config = load(directory.config, ["output.tensorboard=false"])
+    config = directory.config
     if finetuned and not config.evaluation.finetune_epochs:
         raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
     stages, host = build(config, directory.scaling)

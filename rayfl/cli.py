@@ -291,6 +291,7 @@ KINDS = (
     "signatures",
     "features",
     "embeddings",
+    "loggers",
     "coresets",
     "presets",
 )

@@ -167,6 +167,12 @@ class Finished(RunEvent):
     summary: Mapping[str, Any]
     path: Path
 
+    @property
+    def numbers(self) -> dict[str, float]:
+        """What of the summary are single numbers, by name."""
+        found = {k: v for k, v in self.summary.items() if isinstance(v, int | float)}
+        return {name: float(value) for name, value in found.items()}
+
 
 Listener = Callable[[RunEvent], None]
 """Who is called with every event."""

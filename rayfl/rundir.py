@@ -9,6 +9,7 @@ runs/<name>-<algorithm>-<time>/
   clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
   checkpoints/       state and models             models/            final models, one safetensors file each
   events.out.*       TensorBoard                  report.html        plots and tables
+  loggers.json       the ids under which MLflow and the like know the run
   plugins.json       code from outside of rayfl, with the hash of its source; plugins/: the source itself
   summary.json       the numbers of the closing table, and the hash of the final models
 ```

@@ -83,6 +83,7 @@ def test_an_error_in_a_callback_stops_the_run_with_a_checkpoint_and_is_raised(
     assert_same(rayfl.run(settings), rayfl.resume(paths[0]))
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_an_error_in_a_callback_stops_a_run_on_ray_too(settings: dict[str, Any], ray_cluster: None) -> None:
     """The callback is called here, and the driver is in an actor of its own, some rounds ahead perhaps."""

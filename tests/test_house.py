@@ -15,7 +15,7 @@ FLOORS = (
     "angles backend errors events linalg memory random server_step settings units",
     "plugins",
     "data files models paper",
-    "evaluation training",
+    "evaluation loggers training",
     "coresets local ordering signatures",
     "clustering sampling",
     "algorithms",

@@ -11,6 +11,7 @@ from rayfl.clustering.config import EMBEDDINGS, FEATURES, SIGNATURES
 from rayfl.data import DATASETS, PARTITIONS
 from rayfl.data.heterogeneity.distances import MEASURES
 from rayfl.local import OBJECTIVES
+from rayfl.loggers import LOGGERS
 from rayfl.models import MODELS
 from rayfl.ordering import ORDERINGS
 from rayfl.sampling import SAMPLINGS
@@ -28,6 +29,7 @@ KINDS: Mapping[str, Registry[Any]] = {
     "signatures": SIGNATURES,
     "features": FEATURES,
     "embeddings": EMBEDDINGS,
+    "loggers": LOGGERS,
 }
 """The registries by the title under which ``rayfl list`` shows them."""
 

@@ -18,6 +18,7 @@ from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition
 from rayfl.data.events import Event, Outage
 from rayfl.errors import ConfigError
 from rayfl.local import OBJECTIVES, LocalObjective
+from rayfl.loggers import LOGGERS, Logger
 from rayfl.models import MODELS, Model
 from rayfl.ordering import ORDERINGS, Ordering
 from rayfl.paper import Paper
@@ -33,9 +34,11 @@ if TYPE_CHECKING:
     LocalChoice = LocalObjective
     OrderChoice = Ordering
     SamplingChoice = Sampling
+    LoggerChoice = Logger
 else:
     DatasetChoice, PartitionChoice = choice(DATASETS), choice(PARTITIONS)
     ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
+    LoggerChoice = choice(LOGGERS)
     LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
 
 USED_BY_SOME = {
@@ -138,8 +141,29 @@ class Output(Section):
         10, ge=0, description="rounds between two checkpoints (0: only when interrupted and at the end)"
     )
     keep_checkpoints: int = Field(2, ge=1, description="how many checkpoints are kept")
-    tensorboard: bool = Field(True, description="write TensorBoard events")
+    loggers: tuple[LoggerChoice, ...] = Field(
+        (), description="what else takes the curves: mlflow, wandb, or a logger of your own"
+    )
+    tensorboard: bool = Field(True, description="write TensorBoard events; short for it in 'loggers'")
     report: bool = Field(True, description="write report.html at the end")
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Output:
+        """Refuse a logger that is named twice, or named and switched off."""
+        names = [logger.name for logger in self.loggers]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"loggers: {name!r} is named twice; one of each is possible")
+        if "tensorboard" in names and not self.tensorboard:
+            raise ValueError("tensorboard: is false, but 'loggers' names it; leave one of them out")
+        return self
+
+    @property
+    def all_loggers(self) -> tuple[Logger, ...]:
+        """TensorBoard, unless it is switched off, and what 'loggers' names."""
+        named = any(logger.name == "tensorboard" for logger in self.loggers)
+        first = (LOGGERS["tensorboard"](),) if self.tensorboard and not named else ()
+        return (*first, *self.loggers)
 
 
 class Config(Section):

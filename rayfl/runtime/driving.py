@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import ray
@@ -22,6 +22,8 @@ from rayfl.data import Federation, fingerprint
 from rayfl.data.remarks import remarks
 from rayfl.errors import RayflError
 from rayfl.events import Listener, Note, RunEvent, Stopped
+from rayfl.loggers import LoggedRun, OpenLoggers
+from rayfl.loggers.base import environment
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
@@ -97,7 +99,11 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     training = config.training.model_copy(update={"engine": host.engine})
     directory.write_config(config.model_copy(update={"training": training}))
     try:
-        Driver(config, stages, backend, directory, host, emit, should_stop).run()
+        loggers = OpenLoggers(config.output.all_loggers, LoggedRun(directory.path, config.to_dict()), emit)
+        try:
+            Driver(config, stages, backend, directory, host, loggers, should_stop).run()
+        finally:
+            loggers.close()
     finally:
         backend.close()
 
@@ -109,7 +115,14 @@ class DriverActor:
         self._events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
         self._stop = threading.Event()
 
-    def run(self, config: Config, path: Path, modules: Sequence[str], folder: Path) -> bool:
+    def run(
+        self,
+        config: Config,
+        path: Path,
+        modules: Sequence[str],
+        folder: Path,
+        variables: Mapping[str, str],
+    ) -> bool:
         """Run to the end; false if it was stopped.
 
         Args:
@@ -118,7 +131,9 @@ class DriverActor:
             modules: plug-ins whose parts are to be known here, by name.
             folder: in which the user works, and relative paths of the config begin; actors of a cluster begin
                 where its node was started.
+            variables: of the environment, for loggers; here, since Ray's dashboard shows those of actors.
         """
+        os.environ.update(variables)
         with contextlib.suppress(OSError):  # it is gone: absolute paths will do
             os.chdir(folder)
         plugins.adopt(modules, KINDS.values())
@@ -186,8 +201,8 @@ def _watch_driver(
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
     options = {**UNRECORDED, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
-    modules = [plugin.module for plugin in plugins.loaded()]
-    done = driver.actor.run.remote(config, directory.path, modules, Path.cwd())
+    modules, variables = [p.module for p in plugins.loaded()], environment(config.output.all_loggers)
+    done = driver.actor.run.remote(config, directory.path, modules, Path.cwd(), variables)
     deadlines = Deadlines(deadline, lambda text: listen(Note(text)))
     told = False
     head, headless = Head(), None

@@ -30,11 +30,13 @@ _COPIES = 4
 
 
 def check(config: Config) -> None:
-    """Refuse what can be refused without reading data: missing datasets, LPS layers, devices.
+    """Refuse what can be refused without reading data: missing datasets and libraries, devices.
 
     Raises:
         ConfigError, DataError
     """
+    for logger in config.output.all_loggers:
+        logger.check()
     root = data_root(config)
     if not config.data.available(root):
         config.data.load(root)  # raises the dataset's own message

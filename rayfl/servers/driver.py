@@ -181,7 +181,6 @@ class Driver:
     def _go_back(self, error: ResultsLost) -> ServerState:
         """The state of the newest checkpoint, or the first: what came after it is done again."""
         self.backend.forget()
-        self.records.close()
         self.records, self._coreset = self._blank(), None
         self.servers.restore(self._nothing)
         self._nothing = self.servers.snapshot()
@@ -193,7 +192,7 @@ class Driver:
         return state
 
     def _blank(self) -> Records:
-        return Records(self.run_dir, self.stages[0].federation, self.config.output.tensorboard)
+        return Records(self.run_dir, self.stages[0].federation)
 
     def start(self) -> ServerState:
         """Start the client actors; the state before the first round, or that of the newest checkpoint."""
@@ -586,7 +585,6 @@ class Driver:
             "models_sha256": models_hash(models, checkpoint.state_rows),
         }
         self.run_dir.write_json("summary.json", summary)
-        self.records.close()
         if self.config.output.report:
             from rayfl.report import write_report  # deferred: Matplotlib is not needed to train
 

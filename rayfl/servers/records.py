@@ -25,19 +25,6 @@ from rayfl.evaluation import (
     summary,
 )
 from rayfl.rundir import RunDirectory
-from rayfl.servers.tensorboard import Board
-
-_SCALARS = (
-    "train_loss",
-    "accuracy_mean",
-    "accuracy_worst10",
-    "accuracy_var",
-    "loss_mean",
-    "perplexity_mean",
-    "ari",
-    "clusters",
-)
-_TESTS = ("accuracy", "loss_mean", "perplexity")
 
 MOST_GROUPS = 100
 """With more clusters than that (SOLO has one a client), ``groups.csv`` has no rows of them."""
@@ -60,10 +47,9 @@ class Records:
     Args:
         run: where to write.
         federation: for client sizes, test sizes and planted groups.
-        tensorboard: whether to write TensorBoard events.
     """
 
-    def __init__(self, run: RunDirectory, federation: Federation, tensorboard: bool) -> None:
+    def __init__(self, run: RunDirectory, federation: Federation) -> None:
         self.run, self.federation = run, federation
         self.arrived: NDArray[np.bool_] = federation.sizes > 0
         """Which clients have been present so far ``(N,)``."""
@@ -79,7 +65,6 @@ class Records:
         self._test_sets: dict[str, tuple[Federation, NDArray[np.float64], TestSets]] = {}
         self.timeline: list[dict[str, Any]] = []
         self.diagnostics: list[dict[str, Any]] = []
-        self._board = Board(run.path) if tensorboard else None
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as a checkpoint left them."""
@@ -316,13 +301,6 @@ class Records:
             self.groups += self._tested_groups
             self.run.append_rows("groups.csv", self._tested_groups)
             self._tested_groups = []
-        if self._board is not None:
-            estimates = complete.get("estimated_from") is not None
-            for name in _SCALARS:
-                if complete.get(name) is not None:
-                    tag = f"estimated/{name}" if estimates and name.startswith(_TESTS) else name
-                    self._board.add(tag, complete[name], number)
-            self._board.flush()
         return complete
 
     def write_tables(self, state: ServerState) -> None:
@@ -443,8 +421,3 @@ class Records:
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
         self.groups, self.diagnostics = list(tables["groups"]), list(tables["diagnostics"])
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
-
-    def close(self) -> None:
-        """Flush TensorBoard."""
-        if self._board is not None:
-            self._board.close()

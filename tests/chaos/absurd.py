@@ -104,7 +104,7 @@ def _leaves(
     for key, field in section.model_fields.items():
         dotted = f"{path}.{key}".lstrip(".")
         parts = [p for p in _classes(field.annotation) if issubclass(p, Section)]
-        if not parts or key == "events":
+        if not parts or key in ("events", "loggers"):
             if key != "name" or not path:
                 yield needs, dotted, field
             continue

@@ -1,0 +1,165 @@
+"""The contract of loggers, and what keeps the trouble of a tracker away from the run."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from rayfl import files
+from rayfl.errors import ConfigError, RayflError
+from rayfl.events import Listener, Note, RunEvent
+from rayfl.settings import Section
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a logger may know of the run.
+
+    Attributes:
+        path: the run directory; its name is the run's.
+        config: the resolved config, plain values.
+    """
+
+    path: Path
+    config: Mapping[str, Any]
+
+    def settings(self) -> dict[str, Any]:
+        """The config as a flat table: values by their dotted names."""
+        return dict(_leaves(self.config))
+
+    def remembered(self, logger: str) -> dict[str, Any]:
+        """What a logger remembered of this run before it was stopped, such as an id; empty the first time."""
+        return dict(self._memory().get(logger, {}))
+
+    def remember(self, logger: str, values: Mapping[str, Any]) -> None:
+        """Keep something in the run directory, for when the run is resumed.
+
+        Raises:
+            DiskError
+        """
+        memory = {**self._memory(), logger: dict(values)}
+        files.write(self.path / "loggers.json", json.dumps(memory, indent=1) + "\n")
+
+    def _memory(self) -> dict[str, Any]:
+        with contextlib.suppress(OSError, ValueError):
+            found = json.loads((self.path / "loggers.json").read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else {}
+        return {}
+
+
+def _leaves(values: Mapping[str, Any], above: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{above}{name}.")
+        else:
+            yield f"{above}{name}", value
+
+
+class Log:
+    """An open log of one run."""
+
+    def write(self, event: RunEvent) -> None:
+        """Take note of an event; most are of no interest. An error ends this log, and not the run."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """The run has ended, in whatever way; a Finished or Stopped that came before says how."""
+
+
+class Logger(Section):
+    """Where the events of a run are written, by name; one a file in ``rayfl/loggers``, or a plug-in.
+
+    Loggers run where the driver runs, on Ray in its actor. If one fails, because its server does not answer
+    for instance, the run says so in a line and goes on without it. Only a full disk ends the run.
+    """
+
+    name: str = ""
+    variables: ClassVar[tuple[str, ...]] = ()
+    """Beginnings of the environment variables that it reads, such as ``WANDB_``; they go where it runs."""
+
+    def check(self) -> None:
+        """Refuse what cannot work, such as a library that is not installed; before anything starts.
+
+        Raises:
+            ConfigError
+        """
+
+    def open(self, run: LoggedRun) -> Log:
+        """Begin the log of a run, or go on with it."""
+        raise NotImplementedError
+
+
+def require(library: str, extra: str) -> None:
+    """Refuse a logger whose library is not installed; it is not imported yet.
+
+    Raises:
+        ConfigError: one line that says how to install it.
+    """
+    if importlib.util.find_spec(library) is None:
+        raise ConfigError(
+            "output.loggers",
+            f"{extra} needs {library}, which is not installed",
+            f"pip install 'rayfl[{extra}]'",
+        )
+
+
+def environment(loggers: Iterable[Logger]) -> dict[str, str]:
+    """The variables of this process that loggers read."""
+    wanted = tuple(begin for logger in loggers for begin in logger.variables)
+    return {name: value for name, value in os.environ.items() if name.startswith(wanted)} if wanted else {}
+
+
+class OpenLoggers:
+    """Hands every event to the loggers of a run, and then on.
+
+    Args:
+        loggers: of the run; they are opened now.
+        run: what they may know.
+        emit: who else is told of events.
+
+    Raises:
+        DiskError: here and when called, if something cannot be written.
+    """
+
+    def __init__(self, loggers: Sequence[Logger], run: LoggedRun, emit: Listener) -> None:
+        self._emit = emit
+        self._open: dict[str, Log] = {}
+        for logger in loggers:
+            try:
+                self._open[logger.name] = logger.open(run)
+            except RayflError:
+                raise
+            except Exception as error:
+                self._without(logger.name, error)
+
+    def __call__(self, event: RunEvent) -> None:
+        """Write an event to all logs, then pass it on."""
+        for name, log in list(self._open.items()):
+            try:
+                log.write(event)
+            except RayflError:
+                raise
+            except Exception as error:
+                self._without(name, error)
+        self._emit(event)
+
+    def _without(self, name: str, error: Exception) -> None:
+        self._open.pop(name, None)
+        text = " ".join(str(error).split())
+        text = f"{type(error).__name__}: {text if len(text) <= 200 else text[:197] + '...'}"
+        self._emit(Note(f"logger {name}: {text}; the run goes on without it"))
+
+    def close(self) -> None:
+        """Close all that are still open."""
+        for name, log in self._open.items():
+            try:
+                log.close()
+            except Exception as error:
+                self._emit(Note(f"logger {name}: could not be closed ({type(error).__name__}: {error})"))
+        self._open.clear()

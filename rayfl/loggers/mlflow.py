@@ -1,0 +1,113 @@
+"""MLflow: a run in an experiment, with the settings as parameters and the curves as metrics."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from rayfl.events import Finished, RoundDone, RunEvent, Stopped
+from rayfl.loggers.base import Log, LoggedRun, Logger, require
+
+_PARAMETERS = 100
+"""That MLflow takes in one call."""
+
+_LONGEST = 500
+"""Characters of a parameter that every version of MLflow takes."""
+
+
+class MLflow(Logger):
+    """MLflow, as ``pip install 'rayfl[mlflow]'`` brings it: settings, curves and closing numbers of the run.
+
+    A resumed run goes on with the same run of MLflow. Say who you are by MLflow's own variables
+    (``MLFLOW_TRACKING_USERNAME``, ...): what is in the config is written to ``config.yaml``.
+    """
+
+    name: Literal["mlflow"] = "mlflow"
+    experiment: str = Field("rayfl", min_length=1, description="made if it is not there")
+    tracking_uri: str | None = Field(
+        None,
+        description="a server or a store, such as sqlite:///mlflow.db (relative to the folder of the run "
+        "directories); by default MLFLOW_TRACKING_URI, or else mlflow.db in that folder",
+    )
+    variables: ClassVar[tuple[str, ...]] = ("MLFLOW_", "DATABRICKS_")
+
+    def check(self) -> None:
+        """MLflow has to be installed."""
+        require("mlflow", "mlflow")
+
+    def open(self, run: LoggedRun) -> Log:
+        """Create the run, or take up that of before."""
+        # By default MLflow tries for minutes to reach a server, while the run would wait.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
+        from mlflow import MlflowClient
+
+        folder = run.path.parent
+        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or "sqlite:///mlflow.db"
+        client = MlflowClient(tracking_uri=_absolute(uri, folder))
+        known = run.remembered(self.name).get("run_id")
+        if known is not None:
+            client.update_run(known, status="RUNNING")
+            return _Run(client, known)
+        found = client.get_experiment_by_name(self.experiment)
+        if found is None:
+            local = "://" not in uri or uri.startswith(("sqlite:", "file:"))
+            artifacts = (folder / "mlartifacts").as_uri() if local else None
+            experiment = client.create_experiment(self.experiment, artifact_location=artifacts)
+        else:
+            experiment = found.experiment_id
+        tags = {"rayfl.run_directory": str(run.path)}
+        number = client.create_run(experiment, run_name=run.path.name, tags=tags).info.run_id
+        run.remember(self.name, {"run_id": number})
+        log = _Run(client, number)
+        log.parameters(run.settings())
+        return log
+
+
+def _absolute(uri: str, folder: Path) -> str:
+    """The address of a store with an absolute path: the driver may run in another folder."""
+    prefix = "sqlite:///"
+    if uri.startswith(prefix):
+        return f"{prefix}{folder / uri[len(prefix) :]}"
+    return uri if ":" in uri or uri == "databricks" else str(folder / uri)
+
+
+class _Run(Log):
+    """An open run of MLflow; its client keeps nothing global."""
+
+    def __init__(self, client: Any, number: str) -> None:
+        self._client, self._number, self._status = client, number, "FAILED"
+
+    def parameters(self, settings: dict[str, Any]) -> None:
+        """Write the settings; in MLflow they cannot change later."""
+        from mlflow.entities import Param
+
+        found = [Param(name, str(value)[:_LONGEST]) for name, value in settings.items()]
+        for first in range(0, len(found), _PARAMETERS):
+            self._client.log_batch(self._number, params=found[first : first + _PARAMETERS])
+
+    def write(self, event: RunEvent) -> None:
+        """Curves by round, and the closing numbers as ``final/<name>``."""
+        match event:
+            case RoundDone(round=round):
+                self._metrics(event.curves, round)
+            case Finished():
+                self._metrics({f"final/{name}": value for name, value in event.numbers.items()}, 0)
+                self._client.set_tag(self._number, "models_sha256", event.summary["models_sha256"])
+                self._status = "FINISHED"
+            case Stopped():
+                self._status = "KILLED"
+
+    def _metrics(self, values: dict[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        now = int(1000 * time.time())
+        self._client.log_batch(self._number, metrics=[Metric(k, v, now, step) for k, v in values.items()])
+
+    def close(self) -> None:
+        """Say how the run has ended."""
+        self._client.set_terminated(self._number, status=self._status)
