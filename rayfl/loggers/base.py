@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rayfl import files
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import Listener, Note, RunEvent
 from rayfl.settings import Section
@@ -43,6 +42,8 @@ class LoggedRun:
         Raises:
             DiskError
         """
+        from rayfl import files
+
         memory = {**self._memory(), logger: dict(values)}
         files.write(self.path / "loggers.json", json.dumps(memory, indent=1) + "\n")
 

@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Literal
 
-from rayfl import files
 from rayfl.events import RoundDone, RunEvent
 from rayfl.loggers.base import Log, LoggedRun, Logger
 
@@ -34,6 +33,8 @@ class _Board(Log):
     def __init__(self, folder: Path) -> None:
         from tensorboardX.event_file_writer import EventsWriter
 
+        from rayfl import files
+
         self._path = folder / "events"
         with files.boundary(self._path):
             files.watch("write", self._path)
@@ -46,6 +47,8 @@ class _Board(Log):
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.summary import scalar
 
+        from rayfl import files
+
         with files.boundary(self._path):
             for name, value in event.curves.items():
                 now, summary = time.time(), scalar(name, value)
@@ -55,5 +58,7 @@ class _Board(Log):
 
     def close(self) -> None:
         """Close the file."""
+        from rayfl import files
+
         with files.boundary(self._path):
             self._writer.close()
