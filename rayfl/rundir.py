@@ -39,14 +39,7 @@ from rayfl.data.arrays import one_line
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, Damaged, DiskError, RayflError
 
-ROUND_COLUMNS = (
-    "round",
-    "stage",
-    "seconds",
-    "clients",
-    "clusters",
-    "lr",
-    "train_loss",
+METRIC_COLUMNS = (
     "accuracy_mean",
     "accuracy_weighted",
     "accuracy_median",
@@ -63,6 +56,18 @@ ROUND_COLUMNS = (
     "perplexity_mean",
     "distinct_test_samples",
     "estimated_from",
+)
+"""Of a round's evaluation."""
+
+ROUND_COLUMNS = (
+    "round",
+    "stage",
+    "seconds",
+    "clients",
+    "clusters",
+    "lr",
+    "train_loss",
+    *METRIC_COLUMNS,
     "ari",
     "bytes_up",
     "bytes_down",

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rayfl.errors import RayflError
 from rayfl.files import regular
+from rayfl.rundir import METRIC_COLUMNS
 
 Value = str | int | float | None
 
@@ -151,7 +152,7 @@ class RunFiles:
             "rounds": len(self.rounds) or None,
         }
         evaluated = self.evaluated()
-        for name in LAST:
+        for name in METRIC_COLUMNS:
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
         if len(evaluated):
@@ -189,26 +190,6 @@ class RunFiles:
             return int(ledger.loc[ledger["direction"] == direction, "bytes"].sum())
         values = numbers(self.rounds, f"bytes_{direction}")
         return None if values is None else int(np.nansum(values))
-
-
-LAST = (
-    "accuracy_mean",
-    "accuracy_weighted",
-    "accuracy_median",
-    "accuracy_worst10",
-    "accuracy_best10",
-    "accuracy_var",
-    "accuracy_se",
-    "accuracy_se_samples",
-    "group_var_within",
-    "group_var_between",
-    "cluster_var_within",
-    "cluster_var_between",
-    "loss_mean",
-    "perplexity_mean",
-    "distinct_test_samples",
-    "estimated_from",
-)
 
 
 def numbers(frame: pd.DataFrame, column: str) -> NDArray[np.float64] | None:

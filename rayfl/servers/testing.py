@@ -8,13 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.backend import Key, Ref, Task
-from rayfl.clients.jobs import (
-    UPDATES,
-    AdaptJob,
-    EvalJob,
-    EvalReport,
-    ForwardPass,
-)
+from rayfl.clients.jobs import UPDATES, AdaptJob, EvalJob, EvalReport, ForwardPass
 from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data import Ragged
 from rayfl.data.base import Part
@@ -119,16 +113,10 @@ def _pass(
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
     for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * servers.batch_size):
         jobs = [plan.jobs[i] for i in group]
-        models = [job.model if assignment is None else int(assignment[job.model]) for job in jobs]
-        objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in sorted(set(models))}
-        located: tuple[StateRow, ...] = (None,) * len(jobs)
-        if assignment is not None:
-            states, located = servers.states.locate([job.model for job in jobs])
-            objects.update(states)
-        passes = tuple(
-            ForwardPass(model, state, job.samples)
-            for model, state, job in zip(models, located, jobs, strict=True)
-        )
+        owners = [job.model for job in jobs]  # the models themselves, or the clients whose they are
+        own, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
+        objects, states = _needed(servers, models, own)
+        passes = tuple(map(ForwardPass, models, states, (job.samples for job in jobs)))
         message = EvalJob(passes, servers.batch_size, layout, local, part)
         cost = float(sum(len(job.samples) for job in jobs))
         tasks.append(Task("evaluate", message, objects, cost=cost, work=servers.spec.P * cost))
@@ -176,15 +164,9 @@ def client_models(
         models: the server's model of each ``(n,)``.
         personal, local: as for :func:`evaluate`.
     """
-    objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in np.unique(models).tolist()}
-    located: tuple[StateRow, ...] = (None,) * len(clients)
-    if personal or local.personal:
-        states, located = servers.states.locate(clients.tolist())
-        objects.update(states)
-    passes = tuple(
-        ForwardPass(int(model), state, np.empty(0, np.int32))
-        for model, state in zip(models, located, strict=True)
-    )
+    own = clients.tolist() if personal or local.personal else None
+    objects, states = _needed(servers, models.tolist(), own)
+    passes = tuple(map(ForwardPass, models.tolist(), states, [np.empty(0, np.int32)] * len(models)))
     job = EvalJob(passes, servers.batch_size, StateLayout.of(servers.spec, personal, local), local)
     (done,) = servers.backend.run([Task("models", job, objects)])
     return np.stack(done.report)
@@ -224,11 +206,8 @@ def _adapting(
     for first in range(0, len(clients), size):
         block = slice(first, first + size)
         start = models[block]
-        objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in np.unique(start).tolist()}
-        states: tuple[StateRow, ...] = ()
-        if layout.size:
-            located, states = servers.states.locate(clients[block].tolist())
-            objects.update(located)
+        own = clients[block].tolist() if layout.size else None
+        objects, states = _needed(servers, start.tolist(), own)
         job = AdaptJob(
             round=turn.round,
             stage=turn.stage,
@@ -246,6 +225,17 @@ def _adapting(
         tasks.append(Task(method, job, objects, keeps, cost=cost, work=much))
         blocks.append(block)
     return blocks, tasks
+
+
+def _needed(
+    servers: Servers, models: Sequence[int], clients: Sequence[int] | None
+) -> tuple[dict[Key, Ref], tuple[StateRow, ...]]:
+    """These models, and the states of the clients whose they are, if anybody's; and where each state is."""
+    objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in sorted(set(models))}
+    if clients is None:
+        return objects, (None,) * len(models)
+    states, rows = servers.states.locate(clients)
+    return {**objects, **states}, rows
 
 
 def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
