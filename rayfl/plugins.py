@@ -192,8 +192,10 @@ def resolve(target: str, where: str) -> Any:
     found: Any = module
     for step in attribute.split("."):
         if not hasattr(found, step):
-            public = [name for name in vars(found) if not name.startswith("_")] if found is module else []
-            raise ConfigError(where, f"{source} has no {attribute!r}", nearest(attribute, public))
+            own = [
+                n for n, each in vars(module).items() if getattr(each, "__module__", None) == module.__name__
+            ]
+            raise ConfigError(where, f"{source} has no {attribute!r}", nearest(attribute, own))
         found = getattr(found, step)
     return found
 
@@ -208,7 +210,7 @@ def target_of(thing: Any) -> str:
     if module == "__main__":
         file = getattr(sys.modules["__main__"], "__file__", None)
         module = str(Path(file).resolve()) if file else ""
-    if not module or "<locals>" in name:
+    if not module or "<" in name:  # <locals>, <lambda>
         raise ConfigError(
             name, "other processes cannot import it", "put it into a file of its own, at the top level"
         )
@@ -219,6 +221,8 @@ def _import(given: str, where: str) -> ModuleType:
     """Import a module by its name or its file, and remember it as a plug-in."""
     is_file = given.endswith(".py") or os.sep in given
     name = Path(given).stem if is_file else given
+    if name.partition(".")[0] == __name__.partition(".")[0]:
+        return _imported(name, given, where, None)
     if name not in _loaded or (is_file and not _same_file(name, given)):
         folder = Path.cwd()
         if is_file and name not in _travelled():

@@ -13,7 +13,7 @@ import inspect
 import os
 import pkgutil
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -36,14 +36,6 @@ class Section(BaseModel):
     """A frozen part of the config; unknown keys and wrong types are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
-
-    @classmethod
-    def standing_for(cls, thing: Any) -> Section | None:
-        """The part of this kind that stands for an object of a user's, such as a network or arrays.
-
-        None if there is none.
-        """
-        return None
 
     @field_validator("*")
     @classmethod
@@ -97,10 +89,18 @@ class Registry(Mapping[str, type[PartT]]):
         kind: what one of them is called, for messages: ``model``.
         package: where rayfl's own lie.
         base: the class of all parts of the kind.
+        settings_of: the settings that stand for an object of a user's, such as a network or arrays; None
+            where no part does.
     """
 
-    def __init__(self, kind: str, package: str, base: type[PartT]) -> None:
-        self.kind, self.package, self.base = kind, package, base
+    def __init__(
+        self,
+        kind: str,
+        package: str,
+        base: type[PartT],
+        settings_of: Callable[[Any], dict[str, Any] | None] = lambda thing: None,
+    ) -> None:
+        self.kind, self.package, self.base, self.settings_of = kind, package, base, settings_of
         self._own: dict[str, type[PartT]] | None = None
         self._added: dict[str, type[PartT]] = {}
 

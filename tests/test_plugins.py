@@ -214,7 +214,7 @@ TARGETS = {
     "own_u": "nothing",
     "own_u:": "nothing",
     ":thing": "nothing",
-    "own_u:thinf": "has no 'thinf'; did you mean 'thing'",
+    "own_u:Thinf": "has no 'Thinf'; did you mean 'Thing'",
     "own_u:thing.deeper": "has no 'thing.deeper'",
     "own_v:thing": "no module named 'own_v'",
     "nets/own_v.py:thing": "no such file",
@@ -223,7 +223,7 @@ TARGETS = {
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_target_that_is_none(folder, target):
-    folder(own_u="thing = 3")
+    folder(own_u="thing = 3\nclass Thing: pass")
     with pytest.raises(ConfigError, match=TARGETS[target]) as caught:
         plugins.resolve(target, "model.target")
     assert str(caught.value).startswith("model.target: ")

@@ -30,7 +30,7 @@ def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, Section):
             bring_classes(value)
             found[key] = value.model_dump(mode="json")
-        elif isinstance(choices, Registry) and not isinstance(value, (str, Mapping, int, float, type(None))):
+        elif isinstance(choices, Registry) and not isinstance(value, (str, int, float, type(None))):
             found[key] = _settings_of(value, choices, key)
         else:
             found[key] = value
@@ -41,10 +41,14 @@ def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str
     if isinstance(thing, type) and issubclass(thing, registry.base):
         _bring_class(thing)
         return {"name": part_name(thing) or thing.__name__}
-    part = registry.base.standing_for(thing)
-    if part is None:
+    found = registry.settings_of(thing)
+    if found is None and isinstance(thing, Mapping):
+        return dict(thing)
+    if found is None:
         raise ConfigError(where, shown(thing), f"expected a {registry.kind}: its name, settings or object")
-    return dict(part.model_dump(mode="json"))
+    if "target" in found:
+        kinds.bring([found["target"].rpartition(":")[0]])
+    return found
 
 
 def bring_classes(section: Section) -> None:

@@ -6,10 +6,11 @@ from rayfl.data.arrays import fingerprint, read_npz, write_npz
 from rayfl.data.base import IGNORED, Assignment, Dataset, Federation, Partition, Ragged, Samples, data_root
 from rayfl.data.events import Event, Stage, build_stages
 from rayfl.data.federation import build_federation, describe
+from rayfl.data.objects import dataset_of, partition_of
 from rayfl.settings import Registry
 
-DATASETS = Registry("dataset", "rayfl.data.datasets", Dataset)
-PARTITIONS = Registry("partition", "rayfl.data.partitions", Partition)
+DATASETS = Registry("dataset", "rayfl.data.datasets", Dataset, dataset_of)
+PARTITIONS = Registry("partition", "rayfl.data.partitions", Partition, partition_of)
 
 __all__ = [
     "DATASETS",

@@ -67,13 +67,14 @@ def tell(rayfl: Path, tmp_path: Path) -> Callable[..., str]:
     return told
 
 
+@pytest.mark.timeout(900)
 def test_all_methods_run_on_what_lies_in_an_own_folder(tell):
     told = tell("--no-ray")
     assert told.count("same") == len(METHODS)
 
 
 @pytest.mark.ray
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_on_ray_and_on_two_nodes_results_are_the_same(tell):
     isolated = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
     told = tell("--only", "my method", *(["--two-nodes"] if isolated else []))

@@ -1,0 +1,69 @@
+"""Data and partitions that Python users have at hand, as the settings that say the same."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from rayfl.data.base import data_root
+from rayfl.data.own import as_arrays
+from rayfl.errors import DataError
+from rayfl.plugins import target_of
+
+
+def dataset_of(thing: object) -> dict[str, Any] | None:
+    """The settings of a dataset made of what :mod:`rayfl.data.datasets.python` takes, or a function of it.
+
+    Arrays and datasets of PyTorch are written to a file below :func:`~rayfl.data.data_root`, named after its
+    content.
+
+    Raises:
+        DataError: if it has no test part.
+    """
+    if callable(thing) and not hasattr(thing, "__getitem__"):
+        return {"name": "python", "target": target_of(thing)}
+    if isinstance(thing, Mapping) and not any(isinstance(key, str) and key[:1] in "xy" for key in thing):
+        return None  # these are settings
+    if not (isinstance(thing, (Mapping, tuple, list)) or hasattr(thing, "__getitem__")):
+        return None
+    arrays, layout = as_arrays(thing, "data")
+    if "x_train" not in arrays:
+        raise DataError("data: has no test part; expected (x_train, y_train, x_test, y_test)")
+    written = io.BytesIO()
+    np.savez(written, **arrays)  # type: ignore[arg-type]
+    return {"name": "npz", "path": _kept(written.getvalue(), ".npz"), "layout": layout}
+
+
+def partition_of(thing: object) -> dict[str, Any] | None:
+    """The settings of a partition made of a list of each client's training samples, or a function of it."""
+    if callable(thing):
+        return {"name": "python", "target": target_of(thing)}
+    if isinstance(thing, str) or not isinstance(thing, Sequence):
+        return None
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["sample", "client"])
+    for client, samples in enumerate(thing):
+        writer.writerows([sample, client] for sample in np.asarray(samples).reshape(-1).tolist())
+    return {"name": "file", "path": _kept(text.getvalue().encode(), ".csv")}
+
+
+def _kept(content: bytes, suffix: str) -> str:
+    """The path of a file with this content, which is written unless it is there."""
+    folder = data_root() / "given"
+    path = folder / (hashlib.sha256(content).hexdigest()[:16] + suffix)
+    if not path.is_file():
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(content)
+            os.replace(part, path)
+        except OSError as error:
+            raise DataError(f"{path} cannot be written: {error.strerror}") from None
+    return str(path)

@@ -1,0 +1,104 @@
+"""Objects that Python users give in place of settings."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+import rayfl
+from rayfl.errors import ConfigError, DataError
+
+SMALL = {
+    "rounds": 1,
+    "training": {"epochs": 1, "batch_size": 20},
+    "execution": {"backend": "inline"},
+    "output": {"root": "runs", "report": False, "tensorboard": False},
+}
+
+
+@pytest.fixture
+def arrays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((60, 5)).astype(np.float32), np.arange(60) % 3
+    return {"x_train": x[:40], "y_train": y[:40], "x_test": x[40:], "y_test": y[40:]}
+
+
+def test_arrays_and_lists_of_samples(arrays):
+    owners = [range(10), [10, 11, 12], np.arange(13, 40)]
+    result = rayfl.run(SMALL, data=tuple(arrays.values()), partition=owners)
+    assert result.clients["n"].tolist() == [10, 3, 27]
+    np.savez("same.npz", **arrays)
+    same = rayfl.run(SMALL, data={"name": "npz", "path": "same.npz"}, partition=owners)
+    assert result.summary["models_sha256"] == same.summary["models_sha256"]
+    assert rayfl.load(SMALL, data=arrays) == rayfl.load(SMALL, data=tuple(arrays.values()))
+    parts = [(arrays[f"x_{name}"], arrays[f"y_{name}"]) for name in ("train", "test")]
+    tensors = [TensorDataset(torch.from_numpy(x), torch.from_numpy(y)) for x, y in parts]
+    other = rayfl.run(SMALL, data=tensors, partition=owners)
+    assert other.summary["models_sha256"] == same.summary["models_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("section", "thing", "expected"),
+    [
+        ("data", (np.zeros((3, 2)), np.zeros(3, int)), "data: has no test part"),
+        ("data", (1, 2, 3), "data returned 3 things"),
+        ("data", object(), "data: got .*; expected a dataset: its name, settings or object"),
+        ("partition", object(), "partition: got .*; expected a partition"),
+        ("partition", [[0], [0]], "sample 0"),
+        ("partition", lambda labels, rng: [[0]], "other processes cannot import it"),
+    ],
+)
+def test_what_is_no_data_is_refused(arrays, section, thing, expected):
+    with pytest.raises((ConfigError, DataError), match=expected) as caught:
+        rayfl.run(SMALL, **{"data": tuple(arrays.values()), section: thing})
+    assert "\n" not in str(caught.value)
+
+
+SCRIPT = """
+import numpy as np
+import rayfl
+from rayfl.algorithms.fedavg import FedAvg
+from typing import Literal
+
+class Mine(FedAvg):
+    "My method."
+    name: Literal["mine"] = "mine"
+    strength: float = 0.5
+
+def images():
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((40, 5)), np.arange(40) % 2, rng.standard_normal((20, 5)), np.arange(20) % 2
+
+def owners(labels, rng):
+    return {"anna": np.flatnonzero(labels == 0), "ben": np.flatnonzero(labels == 1)}
+
+if __name__ == "__main__":
+    config = {"rounds": 1, "execution": {"backend": BACKEND}, "output": {"report": False}}
+    result = rayfl.run(config, algorithm=Mine(strength=0.25), data=images, partition=owners)
+    print(result.path)
+"""
+
+
+@pytest.mark.parametrize("backend", ["inline", pytest.param("ray", marks=pytest.mark.ray)])
+def test_a_script_gives_what_it_defines_itself(tmp_path, backend):
+    (tmp_path / "script.py").write_text(SCRIPT.replace("BACKEND", repr(backend)))
+    environment = {**os.environ, "PYTHONPATH": str(Path(rayfl.__file__).parents[1])}
+    ran = subprocess.run(
+        [sys.executable, "script.py"], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr
+    path = Path(ran.stdout.strip().splitlines()[-1])
+    assert (path / "plugins" / "script.py").is_file()
+    assert json.loads((path / "plugins.json").read_text())["plugins"][0]["module"] == "script"
+    assert "strength: 0.25" in (path / "config.yaml").read_text()
+    assert "anna" in (path / "clients.csv").read_text()
