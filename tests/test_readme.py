@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -30,22 +29,13 @@ def block(language: str, begins: str) -> str:
     return one
 
 
-def test_the_method_of_the_readme_works_as_one_more_file(tmp_path: Path) -> None:
-    ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(ROOT / "rayfl", tmp_path / "rayfl", ignore=ignored)
+def test_the_method_of_the_readme_works_as_a_file_of_ones_own(tmp_path: Path) -> None:
     (place,) = re.findall(r"<!-- example: (\S+) -->", TEXT)
-    assert not (ROOT / place).exists()
     (tmp_path / place).write_text(block("python", '"""Late clustering'))
-    command = [sys.executable, "-m", "rayfl.cli", "run", "digits-demo", "rounds=4"]
-    settings = [
-        "algorithm=late_clustering",
-        "algorithm.warmup=2",
-        "training.engine=loop",  # a copy of the package has no compiled kernels yet
-        *INLINE,
-        f"output.root={tmp_path / 'runs'}",
-    ]
-    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-    subprocess.run([*command, *settings], cwd=tmp_path, env=environment, check=True, capture_output=True)
+    (line,) = re.findall(r"^rayfl (run digits-demo --plugin .*)$", TEXT, flags=re.MULTILINE)
+    command = [sys.executable, "-m", "rayfl", *line.replace("warmup=3", "warmup=2").split(), "rounds=4"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    subprocess.run([*command, *INLINE], cwd=tmp_path, env=environment, check=True, capture_output=True)
     (rounds,) = (tmp_path / "runs").glob("digits-demo-late_clustering-*/rounds.csv")
     assert pd.read_csv(rounds).clusters.tolist() == [1, 1, 3, 3]
 
