@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Simulate federated learning over clients whose data differ, on a laptop or a Ray cluster.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 out = Output()
@@ -505,6 +504,22 @@ def bench(
     from rayfl.bench.command import bench as run_bench
 
     run_bench(tasks or [], rounds, json_file, out)
+
+
+@app.command()
+def init(
+    kind: Annotated[str, typer.Argument(help="method, model, dataset, partition or cluster")],
+    name: Annotated[str, typer.Option(help="of the file and the part, such as my_method")] = "",
+    folder: Annotated[Path, typer.Option(help="where to write")] = Path(),
+) -> None:
+    """Write a commented skeleton with its test, or the files for a Ray cluster, into your own folder."""
+    from rayfl.commands.init import init as write
+
+    written, tries = write(kind, name, folder)
+    for path in written:
+        _say(f"written: {short(path)}")
+    for line in tries:
+        _say(f"go on with: {line}")
 
 
 @app.command()

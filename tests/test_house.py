@@ -28,6 +28,7 @@ FLOORS = (
     "commands display doctor",
     "bench",
     "cli",
+    "__main__",
     "rayfl",
 )
 """From the ground up. A room imports rooms of lower floors only, not those beside it."""

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import sysconfig
 import venv
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -87,3 +88,20 @@ def test_on_ray_and_on_two_nodes_results_are_the_same(tell):
 @pytest.mark.timeout(1800)
 def test_all_methods_on_ray(tell):
     assert tell().count("same") == len(METHODS)
+
+
+def test_the_wheel_is_complete(rayfl, tmp_path):
+    """Presets, templates, pages and types are in it; its commands find them."""
+    [wheel] = rayfl.parents[2].glob("rayfl-*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        inside = set(archive.namelist())
+    data = ("presets/*.yaml", "templates/*.txt", "report/*.html", "py.typed", "__main__.py")
+    wanted = {str(path.relative_to(ROOT)) for each in data for path in (ROOT / "rayfl").glob(each)}
+    assert len(wanted) > 30
+    assert wanted <= inside
+    metadata = rayfl.parents[1].glob("lib/*/site-packages/rayfl-*.dist-info/METADATA")
+    text = next(metadata).read_text()
+    assert "Project-URL: Homepage, " in text
+    assert "Classifier: Typing :: Typed" in text
+    subprocess.run([rayfl, "init", "cluster"], cwd=tmp_path, check=True, capture_output=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"cluster.yaml", "launch.py"}
