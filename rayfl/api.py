@@ -198,6 +198,7 @@ def client_models(
     if finetuned and not config.evaluation.finetune_epochs:
         raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
     stages, host = build(config, directory.scaling)
+    directory.verify(stages)
     if not torch.cuda.is_available():
         host = replace(host, device="cpu")
     backend = InlineBackend()

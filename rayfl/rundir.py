@@ -24,7 +24,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,11 @@ from filelock import FileLock, Timeout
 from rayfl import files, plugins
 from rayfl.config import Config, reload
 from rayfl.config.kinds import KINDS
-from rayfl.data.arrays import one_line
+from rayfl.data.arrays import fingerprint, one_line
+from rayfl.data.events import Stage
+from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, Damaged, DiskError, RayflError
+from rayfl.errors import ConfigError, Damaged, DataError, DiskError, RayflError
 
 METRIC_COLUMNS = (
     "accuracy_mean",
@@ -218,6 +220,37 @@ class RunDirectory:
                 f"{self.path / 'normalisation.json'}: is damaged ({one_line(error)}); "
                 "delete it if the data are as they were"
             ) from None
+
+    def verify(
+        self, stages: Sequence[Stage], say: Callable[[str], None] = lambda line: None
+    ) -> dict[str, str]:
+        """Refuse another division of the data among clients than the run has begun with.
+
+        Args:
+            stages: as they are built now.
+            say: called with a line if the division is the same and the data are not.
+
+        Returns:
+            What to note of them in ``environment.json``.
+
+        Raises:
+            DataError: if a round is complete and another division was noted before it.
+        """
+        first, last = stages[0].federation, stages[-1].federation
+        now = {"data": fingerprint(first.samples), "clients": division(first, last)}
+        try:
+            before = self.read_json("environment.json") or {}
+        except Damaged:
+            before = {}
+        changed = [key for key in now if before.get(key, now[key]) != now[key] and not self.is_empty()]
+        if "clients" in changed:
+            raise DataError(
+                f"{self.path}: the clients have other samples than when the run began: a file or a function "
+                "gives something else now; bring back the old one, or begin a new run"
+            )
+        if changed:
+            say("the dataset has other contents than when the run began; it goes on with these")
+        return now
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -75,6 +75,7 @@ def assign_newcomers(
     if not found:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
     stages, host = building.build(config, directory.scaling)
+    directory.verify(stages)
     setup = setup_of(config, stages[0].federation, host.spec)
     saved = Checkpoint.load(found[-1], type(config.algorithm.begin(setup)))
     # A run that was stopped has not seen all of its own events.

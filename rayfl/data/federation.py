@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal
 
@@ -258,6 +259,18 @@ def strata_of(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], i
         samples.domain_test * samples.classes + samples.y_test,
         domains * samples.classes,
     )
+
+
+def division(*federations: Federation) -> str:
+    """16 hexadecimal digits (of a sha256) that say who has which samples, and what the clients are called."""
+    digest = hashlib.sha256()
+    for federation in federations:
+        for lists in (federation.train, federation.validation, federation.test):
+            for array in (lists.values, lists.offsets):
+                digest.update(np.ascontiguousarray(array).data)
+    names = federations[0].names
+    digest.update("\0".join([] if names is None else names.tolist()).encode())
+    return digest.hexdigest()[:16]
 
 
 def describe(federation: Federation) -> pd.DataFrame:

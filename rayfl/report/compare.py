@@ -113,9 +113,11 @@ def _differences(names: Sequence[str], runs: Sequence[RunFiles]) -> list[str]:
     for setting in ("events", "seed"):
         lines += _different(names, setting, [run.setting(setting) for run in runs])
     # Partitions may draw label maps with the seed, which are part of the fingerprint.
-    return lines or _different(
-        names, "contents of the dataset", [run.environment.get("data") for run in runs]
-    )
+    return lines or [
+        line
+        for key, what in (("data", "contents of the dataset"), ("clients", "the clients' samples"))
+        for line in _different(names, what, [run.environment.get(key) for run in runs])
+    ]
 
 
 def _get(settings: Any, key: str) -> Any:

@@ -18,7 +18,7 @@ from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.config.kinds import KINDS
-from rayfl.data import Federation, fingerprint
+from rayfl.data import Federation
 from rayfl.data.remarks import remarks
 from rayfl.errors import RayflError
 from rayfl.events import Listener, Note, RunEvent, Stopped
@@ -76,6 +76,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
     stages, host = build(config, directory.scaling)
     federation = stages[0].federation
+    known = directory.verify(stages, lambda line: emit(Event("note", {"text": line})))
     plan = arithmetic(config, federation, host, available(config))
     backend = make_backend(config, plan)
     directory.write_json(
@@ -84,7 +85,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
             **machine(),
             "versions": versions(),
             "dataset": federation.samples.name,
-            "data": fingerprint(federation.samples),
+            **known,
             "engine": host.engine,
             "resources": plan.to_dict(),
         },

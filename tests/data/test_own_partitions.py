@@ -287,6 +287,28 @@ def test_runs_without_ids_have_no_names(tmp_path: Path) -> None:
     assert "names" not in result.clusters
 
 
+def test_a_run_goes_on_only_with_the_owners_with_which_it_began(tmp_path: Path) -> None:
+    path = digits_owners(tmp_path)
+    config = {
+        **SMALL,
+        "rounds": 1,
+        "partition": {"name": "file", "path": str(path)},
+        "output": {"root": str(tmp_path / "runs"), "report": False, "checkpoint_every": 1},
+    }
+    first = rayfl.run(config)
+    path.write_text(path.read_text().replace("\n7,h 2/2\n", "\n7,h 3/3\n"))
+    for going_on in (
+        lambda: rayfl.resume(first.path, ["rounds=2"]),
+        lambda: first.client_model("NA"),
+    ):
+        with pytest.raises(DataError, match="the clients have other samples than when the run began"):
+            going_on()
+    path.write_text(path.read_text().replace("\n7,h 3/3\n", "\n7,h 2/2\n"))
+    resumed = rayfl.resume(first.path, ["rounds=2"])
+    whole = rayfl.run({**config, "rounds": 2})
+    assert resumed.summary["models_sha256"] == whole.summary["models_sha256"]
+
+
 # --- mistakes -------------------------------------------------------------------------------------------
 
 
