@@ -442,3 +442,24 @@ def test_the_command_line_says_a_line_and_ends_with_2(
     error = capsys.readouterr().err
     assert error == f"error: {path}:load: y_train holds -1; labels and domains count from 0\n"
     assert not list((tmp_path / "r").glob("*"))
+
+
+def test_a_dataset_that_has_changed_is_said_when_a_run_goes_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    arrays = {"x_train": rng.random((40, 3)), "y_train": np.arange(40) % 2}
+    arrays |= {"x_test": rng.random((8, 3)), "y_test": np.arange(8) % 2}
+    np.savez(tmp_path / "mine.npz", **arrays)
+    config = {
+        **SMALL,
+        "rounds": 1,
+        "data": {"name": "npz", "path": str(tmp_path / "mine.npz")},
+        "partition": {"name": "iid", "clients": 4},
+        "output": {"root": str(tmp_path / "runs"), "report": False},
+    }
+    first = rayfl.run(config)
+    said: list[str] = []
+    rayfl.resume(first.path, ["rounds=2"], on_event=lambda event: said.append(str(event)))
+    assert not any("other contents" in line for line in said)
+    np.savez(tmp_path / "mine.npz", **arrays | {"x_train": arrays["x_train"] + 1})
+    rayfl.resume(first.path, ["rounds=3"], on_event=lambda event: said.append(str(event)))
+    assert any("the dataset has other contents than when the run began" in line for line in said)
