@@ -2,8 +2,9 @@
 
 from rayfl.models.base import Model
 from rayfl.models.flat import ModelSpec
+from rayfl.models.module import settings_of
 from rayfl.settings import Registry
 
-MODELS = Registry("model", "rayfl.models", Model)
+MODELS = Registry("model", "rayfl.models", Model, settings_of)
 
 __all__ = ["MODELS", "Model", "ModelSpec"]

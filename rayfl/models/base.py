@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -35,14 +35,16 @@ class Model(Section):
         """The name by which users choose it, for messages."""
         return part_name(cls) or cls.__name__
 
-    @property
-    def layers(self) -> dict[str, tuple[str, ...]]:
-        """The layers in forward order: name -> the submodules that hold its parameters and buffers.
+    if TYPE_CHECKING:  # so that it may be a setting, too
 
-        A layer in this sense is what the papers count ("the first 3 layers stay local"): one convolution
-        or linear map with its normalisation. Every parameter belongs to exactly one layer.
-        """
-        raise NotImplementedError
+        @property
+        def layers(self) -> dict[str, tuple[str, ...]]:
+            """The layers in forward order: name -> the submodules that hold its parameters and buffers.
+
+            A layer in this sense is what the papers count ("the first 3 layers stay local"): one convolution
+            or linear map with its normalisation. Every parameter belongs to exactly one layer.
+            """
+            raise NotImplementedError
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """A freshly initialised network on the CPU, from torch's global generator.
@@ -59,6 +61,42 @@ class Model(Section):
             ConfigError: if the network does not suit samples of this shape.
         """
         raise NotImplementedError
+
+    def prepare(self) -> None:
+        """Import what the model needs from outside of rayfl, before anything starts.
+
+        Raises:
+            ConfigError: if it is not there.
+        """
+
+    def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The module without its numbers; nothing is allocated: it may be too large for any machine."""
+        import torch
+
+        with torch.device("meta"):
+            return self.build(shape, classes)
+
+    def layers_of(self, module: nn.Module) -> Mapping[str, tuple[str, ...]]:
+        """:attr:`layers` of a module that :meth:`build` returned; where they depend on it."""
+        return self.layers
+
+    def load_weights(self, module: nn.Module) -> None:
+        """Replace random weights by trained ones, in place, for a model that starts from them.
+
+        Raises:
+            ConfigError: if they cannot be read, or do not fit.
+        """
+
+    def check(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> None:
+        """Refuse a network that could not be trained.
+
+        Args:
+            build: builds the module, with random weights; always the same.
+            shape, classes: see :meth:`build`.
+
+        Raises:
+            ConfigError
+        """
 
     def example(
         self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
@@ -101,6 +139,12 @@ def square_image(
     if not fits or shape[0] < 1 or (channels is not None and shape[0] not in channels):
         raise ConfigError("model.name", f"{name!r} does not suit samples of shape {shape}", remedy)
     return shape[0], shape[1]
+
+
+def one_line(error: BaseException) -> str:
+    """An exception of somebody else's code: its type and the first line of what it says."""
+    text = str(error).strip().split("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def _spoken(values: Collection[int]) -> str:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -63,22 +63,22 @@ class ModelSpec:
         """Lay out ``model`` for samples of ``shape``.
 
         Raises:
-            ConfigError: if the model does not suit the shape, or no computer could hold it.
-            ValueError: if the model's layers do not divide its tensors, or a parameter is not float32.
+            ConfigError: if the model does not suit the shape, or no computer could hold it; if its layers do
+                not divide its tensors, or a parameter is not float32.
         """
         import torch
 
         try:
-            with torch.device("meta"):  # nothing is allocated: the model may be too large for any machine
-                module = model.build(tuple(shape), classes)
+            module = model.outline(tuple(shape), classes)
         except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
             raise ConfigError(
                 "model", f"{model.name_of()!r} cannot be built: {str(error).splitlines()[0]}"
             ) from error
-        parameters, tensors = dict(module.named_parameters()), dict(_tensors(module))
+        parameters, tensors = dict(module.named_parameters()), dict(flat_tensors(module))
         for name, tensor in tensors.items():
             if tensor.dtype != torch.float32:
-                raise ValueError(f"{model.name_of()}: {name} is {tensor.dtype}; only float32 is supported")
+                what = f"{model.name_of()}: {name} is {tensor.dtype}; only float32 is supported"
+                raise ConfigError("model", what)
         stops = list(itertools.accumulate(tensor.numel() for tensor in tensors.values()))
         slices = tuple(slice(start, stop) for start, stop in zip([0, *stops], stops, strict=False))
         return cls(
@@ -90,7 +90,7 @@ class ModelSpec:
             shapes=tuple(tuple(tensor.shape) for tensor in tensors.values()),
             slices=slices,
             n_parameters=sum(parameter.numel() for parameter in parameters.values()),
-            layers=_layers(model, dict(zip(tensors, slices, strict=True))),
+            layers=_layers(model, model.layers_of(module), dict(zip(tensors, slices, strict=True))),
         )
 
     @property
@@ -104,18 +104,20 @@ class ModelSpec:
         return 4 * self.P
 
     def build(self) -> nn.Module:
-        """The module on the CPU, with the weights of ``initial()``; leaves torch's generators alone."""
+        """The module on the CPU, with random weights from the seed; leaves torch's generators alone."""
         return _build(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))
 
     def initial(self, seed: int | None = None, index: int = 0) -> NDArray[np.float32]:
-        """The initial weights ``w_0``, ``(P,)``: the same in every process.
+        """The initial weights ``w_0``, ``(P,)``, equal in every process; trained ones if the model has such.
 
         Args:
             seed: the seed; the spec's own by default.
             index: number of the initialisation, for methods that start from several (IFCA).
         """
         key = random.key(self.seed if seed is None else seed, "init", index)
-        return self.flatten(_build(self.model, self.shape, self.classes, key))
+        module = _build(self.model, self.shape, self.classes, key)
+        self.model.load_weights(module)
+        return self.flatten(module)
 
     def flatten(self, module: nn.Module) -> NDArray[np.float32]:
         """A copy of the module's numbers, ``(P,)``, on the CPU."""
@@ -196,7 +198,7 @@ class ModelSpec:
     def _pairs(self, module: nn.Module, vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
         """Each part of the vector, shaped, beside the module's tensor of the same name."""
         flat = self._checked(vector)
-        tensors = dict(_tensors(module))
+        tensors = dict(flat_tensors(module))
         if tuple(tensors) != self.names:
             raise ValueError(f"the module is not a {self.model.name_of()}: its tensors are {tuple(tensors)}")
         for place, shape, tensor in zip(self.slices, self.shapes, tensors.values(), strict=True):
@@ -230,7 +232,7 @@ def _build(model: Model, shape: tuple[int, ...], classes: int, key: int) -> nn.M
         return model.build(tuple(shape), classes)
 
 
-def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+def flat_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """The tensors of the flat vector in its order: parameters, then floating-point buffers that persist."""
     yield from module.named_parameters()
     passing = {
@@ -243,20 +245,24 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
             yield name, buffer
 
 
-def _layers(model: Model, places: dict[str, slice]) -> dict[str, list[Interval]]:
+def _layers(
+    model: Model, layers: Mapping[str, Sequence[str]], places: dict[str, slice]
+) -> dict[str, list[Interval]]:
     """Each layer's intervals; every tensor must belong to exactly one layer."""
     owner: dict[str, str] = {}
-    for layer, submodules in model.layers.items():
+    for layer, submodules in layers.items():
         for name in places:
             if any((name + ".").startswith(submodule + ".") for submodule in submodules):
                 if name in owner:
-                    raise ValueError(f"{name} belongs to two layers, {owner[name]} and {layer}")
+                    what = f"{name} belongs to two layers, {owner[name]} and {layer}"
+                    raise ConfigError("model.layers", what)
                 owner[name] = layer
     if homeless := [name for name in places if name not in owner]:
-        raise ValueError(f"{model.name_of()}: in no layer: {', '.join(homeless)}")
+        what = f"{model.name_of()}: in no layer: {', '.join(homeless)}"
+        raise ConfigError("model.layers", what)
     return {
         layer: _joined((place.start, place.stop) for name, place in places.items() if owner[name] == layer)
-        for layer in model.layers
+        for layer in layers
     }
 
 

@@ -32,11 +32,14 @@ _COPIES = 4
 def check(config: Config) -> None:
     """Refuse what can be refused without reading data: missing datasets and libraries, devices.
 
+    What the model needs from outside of rayfl is imported, so that it travels to Ray's workers.
+
     Raises:
         ConfigError, DataError
     """
     for logger in config.output.all_loggers:
         logger.check()
+    config.model.prepare()
     root = data_root(config)
     if not config.data.available(root):
         config.data.load(root)  # raises the dataset's own message
@@ -80,6 +83,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     check_inputs(config.model, samples)
     spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
     check_model(spec.P, total_memory())
+    config.model.check(spec.build, spec.shape, spec.classes)
     check_hierarchy(config, spec, stages[0].federation.clients)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)

@@ -40,6 +40,9 @@ REQUIRED = {
     "table": {"path": "a.csv", "label": "y", "exclude": ["id"]},
     "python": {"target": "mine:load", "kwargs": {"n": 3, "names": ["a"]}},
     "tasks": {"tasks": [{"labels": [0, 1], "clients": 2}]},
+    "module": {"target": "mynet:MyNet", "kwargs": {"width": 3, "names": ["a"]}, "layers": {"all": ["fc"]}},
+    "timm": {"arch": "resnet18"},
+    "transformers": {"arch": "vit"},
 }
 
 

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from rayfl.data import DATASETS, fingerprint, write_npz
 from rayfl.data.datasets import _torchvision
 from rayfl.data.datasets._images import pad, to_channels
-from rayfl.data.torchvision_shim import torchvision_datasets, torchvision_models
 from rayfl.errors import DataError
 from rayfl.settings import summary
+from rayfl.torchvision_shim import torchvision_datasets, torchvision_models
 
 TORCHVISION = ("cifar10", "cifar100", "emnist", "fashion_mnist", "mnist", "stl10", "svhn", "usps")
 

@@ -204,5 +204,5 @@ class Doubles(Model):
     [(Overlapping(), "two layers"), (Incomplete(), r"in no layer: fc2\.weight"), (Doubles(), "float64")],
 )
 def test_a_broken_declaration_is_refused(model: Model, message: str):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ConfigError, match=message):
         ModelSpec.of(model, (2,), 2, seed=0)

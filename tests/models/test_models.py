@@ -73,7 +73,8 @@ def test_a_transfer_of_resnet9_costs_what_the_thesis_says():
 
 def test_all_models_are_found_by_name():
     assert list(MODELS) == [
-        "leaf_cnn", "lenet5", "linear", "lstm", "mlp", "mthfl_cnn", "mthfl_mlp", "resnet9", "subfedavg_cnn",
+        "leaf_cnn", "lenet5", "linear", "lstm", "mlp", "module", "mthfl_cnn", "mthfl_mlp", "resnet9",
+        "subfedavg_cnn", "timm", "torchvision", "transformers",
     ]  # fmt: skip
 
 

@@ -66,7 +66,7 @@ def test_missing_resnet_weights_are_one_line_that_names_an_alternative(tmp_path)
 
 def test_resnet_with_local_weights_turns_images_into_512_features(tmp_path):
     torch = pytest.importorskip("torch")
-    from rayfl.data.torchvision_shim import torchvision_models
+    from rayfl.torchvision_shim import torchvision_models
 
     torch.manual_seed(0)
     path = tmp_path / "weights.pth"

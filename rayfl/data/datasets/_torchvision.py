@@ -21,8 +21,8 @@ from typing_extensions import override
 from rayfl.data.arrays import as_inputs, as_labels, one_line, read_npz, write_npz
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.torchvision_shim import torchvision_datasets
 from rayfl.errors import DataError
+from rayfl.torchvision_shim import torchvision_datasets
 
 _NETWORK_TIMEOUT_S = 60.0
 _OFFLINE = "data.name=npz data.path=file.npz (with x_train, y_train, x_test, y_test)"

@@ -31,7 +31,7 @@ class ResNetFeatures:
     def _model(self) -> Any:
         import torch
 
-        from rayfl.data.torchvision_shim import torchvision_models
+        from rayfl.torchvision_shim import torchvision_models
 
         model = torchvision_models().resnet18(weights=None)
         model.fc = torch.nn.Identity()
@@ -85,7 +85,7 @@ class ResNet18(FeatureMap):
         """
         import torch
 
-        from rayfl.data.torchvision_shim import torchvision_models
+        from rayfl.torchvision_shim import torchvision_models
 
         source = str(self.weights) if self.weights else "torchvision's ImageNet weights"
         try:

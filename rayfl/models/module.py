@@ -1,0 +1,88 @@
+"""A network from the user's own file or package."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl import plugins
+from rayfl.errors import ConfigError
+from rayfl.models._own import OwnNetwork, built
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class OwnModule(OwnNetwork):
+    """Any ``nn.Module`` with one tensor as input and logits as output: ``target: "mynet:MyNet"``.
+
+    The target is a class, or a function that returns the network. Where it takes parameters named ``shape``
+    (of a sample), ``classes`` or ``num_classes`` that ``kwargs`` leave out, they are handed to it.
+    """
+
+    name: Literal["module"] = "module"
+    target: str = Field(description="module:Class or path/to/file.py:Class (or a function)")
+
+    @override
+    def prepare(self) -> None:
+        """Import the target."""
+        self._builder()
+
+    @override
+    def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """Call the target."""
+        from torch import nn
+
+        builder = self._builder()
+        known = {"shape": tuple(shape), "classes": classes, "num_classes": classes}
+        given: dict[str, Any] = dict(self.kwargs)
+        try:
+            signature = inspect.signature(builder)
+        except ValueError:  # a function in C
+            signature = inspect.Signature()
+        for name, parameter in signature.parameters.items():
+            if name in known and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+                given.setdefault(name, known[name])
+        try:
+            signature.bind(**given)
+        except TypeError as error:
+            raise ConfigError("model.kwargs", f"{self.target}: {error}") from None
+        module = built(self.target, lambda: builder(**given), "model.target")
+        if not isinstance(module, nn.Module):
+            what = f"{self.target} returns a {type(module).__name__}"
+            raise ConfigError("model.target", what, "expected a torch.nn.Module")
+        return module
+
+    def _builder(self) -> Any:
+        from torch import nn
+
+        found = plugins.resolve(self.target, "model.target")
+        if isinstance(found, nn.Module):
+            what = f"{self.target} is a network that has been built"
+            raise ConfigError("model.target", what, "expected its class, or a function that builds it")
+        if not callable(found) or (isinstance(found, type) and not issubclass(found, nn.Module)):
+            what = f"{self.target} is {'the class ' if isinstance(found, type) else 'a '}" + (
+                found.__name__ if isinstance(found, type) else type(found).__name__
+            )
+            remedy = "expected a class of torch.nn.Module, or a function that returns one"
+            raise ConfigError("model.target", what, remedy)
+        return found
+
+
+def settings_of(thing: Any) -> dict[str, Any] | None:
+    """The settings that stand for a class of ``nn.Module``, or for a function that builds a network.
+
+    Raises:
+        ConfigError: for a network that has been built, or where no other process could import the class.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(thing, torch.nn.Module):
+        what = f"a {type(thing).__name__} that has been built cannot be built again"
+        raise ConfigError("model", what, "give its class, or a function that builds it")
+    if not callable(thing):
+        return None
+    return {"name": "module", "target": plugins.target_of(thing)}

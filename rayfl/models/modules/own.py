@@ -1,0 +1,204 @@
+"""What rayfl does with a network from outside: its layers, its weights, and what is refused."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from rayfl.errors import ConfigError
+from rayfl.models.base import one_line
+from rayfl.models.flat import flat_tensors
+
+_CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
+"""What only holds modules: its children are layers of their own. Subclasses are not taken apart."""
+
+_MOST = 0.9
+"""Of a network's numbers: a child that holds so many is taken for the network itself."""
+
+_SAMPLES = 2
+"""Of the batch that is tried before anything starts; BatchNorm needs two."""
+
+_WHERE = "model"
+
+
+def check_tensors(module: nn.Module, again: nn.Module) -> None:
+    """Refuse what cannot be trained or averaged.
+
+    Raises:
+        ConfigError
+    """
+    parameters = dict(module.named_parameters())
+    if not parameters:
+        raise ConfigError(_WHERE, "the network has no parameters")
+    for name, parameter in parameters.items():
+        if not parameter.requires_grad:
+            remedy = "every parameter is trained; what is not to be is a buffer"
+            raise ConfigError(_WHERE, f"{name} has requires_grad=False", remedy)
+    state, other = module.state_dict(), again.state_dict()
+    for name, tensor in state.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            continue
+        if not tensor.isfinite().all():
+            remedy = "a buffer that is no part of the model: register_buffer(..., persistent=False)"
+            raise ConfigError(_WHERE, f"{name} starts with infinite numbers", remedy)
+        if not torch.equal(tensor, other[name]):
+            remedy = "draw from torch's global generator, which is seeded"
+            raise ConfigError(_WHERE, f"{name} starts with other numbers each time", remedy)
+
+
+def _inputs(module: nn.Module) -> list[str]:
+    """The inputs of ``forward`` that have no default."""
+    try:
+        parameters = inspect.signature(module.forward).parameters.values()
+    except ValueError:  # a function in C has no signature
+        return ["x"]
+    positional = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    needed = [p.name for p in parameters if p.default is p.empty and p in positional]
+    needed += [p.name for p in parameters if p.default is p.empty and p.kind is p.KEYWORD_ONLY]
+    if needed or not parameters:
+        return needed
+    return [p.name for p in positional[:1]] or ["x"]
+
+
+def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+    """Take two samples through the network, in training and in evaluation.
+
+    Raises:
+        ConfigError: unless it maps one batch to logits ``(batch, classes)``.
+    """
+    inputs = _inputs(module)
+    if len(inputs) != 1:
+        what = f"forward takes {len(inputs)} inputs ({', '.join(inputs)})"
+        raise ConfigError(_WHERE, what, "expected one, a batch of samples")
+    x = torch.zeros(_SAMPLES, *shape)
+    for training in (True, False):
+        with torch.random.fork_rng(devices=[]):
+            logits = _forward(module.train(training), x)
+        _check_logits(logits, classes)
+
+
+def _forward(module: nn.Module, x: Tensor) -> object:
+    try:
+        with torch.no_grad():
+            return module(x)
+    except Exception as error:
+        what = f"forward fails for a batch of shape {tuple(x.shape)}: {one_line(error)}"
+        raise ConfigError(_WHERE, what, "does the network suit these data?") from error
+
+
+def _check_logits(logits: object, classes: int) -> None:
+    if not isinstance(logits, Tensor):
+        raise ConfigError(_WHERE, f"forward returns a {type(logits).__name__}", "expected a tensor of logits")
+    if tuple(logits.shape) != (_SAMPLES, classes):
+        what = f"forward returns shape {tuple(logits.shape)} for {_SAMPLES} samples"
+        raise ConfigError(_WHERE, what, f"expected logits of shape ({_SAMPLES}, {classes}): one a class")
+    if logits.dtype != torch.float32:
+        raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")
+
+
+def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """The layers of any network, in the order in which its children were registered.
+
+    A layer is a child with tensors of its own; a normalisation belongs to the layer before it. The children
+    of a container (``nn.Sequential``, ``nn.ModuleList``, ``nn.ModuleDict``) of the network are layers
+    themselves, and so are those of a child that holds nine tenths of all numbers. Parameters and buffers of
+    the network itself are a layer each. Shared tensors belong to their first owner.
+    """
+    layers: dict[str, tuple[str, ...]] = {}
+    last = ""
+    for name, part in _parts(module, "", {name: tensor.numel() for name, tensor in flat_tensors(module)}):
+        if last and part is not None and "Norm" in type(part).__name__:
+            layers[last] += (name,)
+        else:
+            layers[name] = (name,)
+            last = name if part is not None else last
+    return layers
+
+
+def _parts(
+    module: nn.Module, prefix: str, sizes: Mapping[str, int], unfold: bool = True
+) -> Iterator[tuple[str, nn.Module | None]]:
+    """The names of what becomes layers; with the module, unless it is a tensor.
+
+    Args:
+        module: a part of the network.
+        prefix: its name, and a dot; empty for the whole.
+        sizes: numbers in every tensor of the network, by name.
+        unfold: whether its containers are taken apart.
+    """
+    yield from ((name, None) for name in sizes if name.rpartition(".")[0] + "." * bool(prefix) == prefix)
+    for key, child in module.named_children():
+        name = prefix + key
+        inside = sum(size for tensor, size in sizes.items() if tensor.startswith(name + "."))
+        if not any(tensor.startswith(name + ".") for tensor in sizes):
+            continue
+        if list(child.children()) and inside >= _MOST * sum(sizes.values()):
+            yield from _parts(child, name + ".", sizes)
+        elif unfold and list(child.children()) and type(child) in _CONTAINERS:
+            yield from _parts(child, name + ".", sizes, unfold=False)
+        else:
+            yield name, child
+
+
+def replace_batch_norm(module: nn.Module) -> None:
+    """A GroupNorm in place of each BatchNorm: of 32 groups, or as many as divide both 32 and the channels.
+
+    Raises:
+        ConfigError: if there is none, or one that does more than to normalise.
+    """
+    found = [(n, m) for n, m in module.named_modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not found:
+        raise ConfigError("model.norm", "the network has no BatchNorm to replace", "leave norm out")
+    for name, part in found:
+        if type(part) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or not name:
+            what = f"{name or 'the network'} is a {type(part).__name__}, which is more than BatchNorm"
+            raise ConfigError("model.norm", what, "choose the norm by kwargs")
+        groups = math.gcd(32, part.num_features)
+        owner, _, key = name.rpartition(".")
+        setattr(
+            module.get_submodule(owner),
+            key,
+            nn.GroupNorm(groups, part.num_features, eps=part.eps, affine=part.affine),
+        )
+
+
+def load_weights(module: nn.Module, path: Path, last: tuple[str, ...]) -> None:
+    """Copy a state dict into a module; tensors of the last layer that do not fit stay as they are.
+
+    Raises:
+        ConfigError: if the file is no state dict, or another tensor is missing or of another shape.
+    """
+    where = "model.weights"
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            state = load_file(path)
+        else:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        state = {str(name): tensor for name, tensor in dict(state).items() if isinstance(tensor, Tensor)}
+    except Exception as error:
+        what = f"{path} is no state dict ({one_line(error)})"
+        raise ConfigError(where, what, "expected tensors by name, .safetensors or torch.save") from error
+    own = dict(flat_tensors(module))
+    wrapper = next((f"{name}." for name, _ in module.named_children()), "")
+    if wrapper and all(name.startswith(wrapper) for name in own):  # a file may know nothing of it
+        state = {**{wrapper + name: tensor for name, tensor in state.items()}, **state}
+
+    def is_last(name: str) -> bool:
+        return any((name + ".").startswith(member + ".") for member in last)
+
+    with torch.no_grad():
+        for name, tensor in own.items():
+            given = state.get(name)
+            if given is not None and given.shape == tensor.shape:
+                tensor.copy_(given)
+            elif not is_last(name):
+                problem = "is missing" if given is None else f"has shape {tuple(given.shape)}"
+                what = f"{path.name}: {name} {problem}"
+                raise ConfigError(where, what, f"the network's has shape {tuple(tensor.shape)}")

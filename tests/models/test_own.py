@@ -1,0 +1,350 @@
+"""Networks from outside: a user's own module, torchvision's, timm's and transformers'."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import rayfl
+from rayfl.errors import ConfigError
+from rayfl.models import MODELS, ModelSpec
+from rayfl.models.modules.own import derived_layers
+from rayfl.training.engine import choose_engine
+
+HERE = "tests.models.test_own"
+IMAGE = (3, 8, 8)
+
+
+class Net(nn.Module):
+    """What a user might write."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int, width: int = 4) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(shape[0], width, 3, padding=1), nn.BatchNorm2d(width)
+        self.body = nn.Sequential(nn.Conv2d(width, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU())
+        self.scale = nn.Parameter(torch.ones(width))
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = functional.relu(self.norm(self.stem(x)))
+        return self.head((x + self.body(x)).mean((2, 3)) * self.scale)
+
+
+class Looks(Net):
+    """A constructor that reads numbers, which are not there on the meta device."""
+
+    def __init__(self, shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__(shape, num_classes)
+        self.depth = int(torch.linspace(0, 3, 4)[-1].item())
+
+
+class Flat(nn.Module):
+    """To be spoilt."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int, fault: str = "") -> None:
+        super().__init__()
+        self.fc = nn.Linear(int(np.prod(shape)), classes)
+        self.fault = fault
+        if fault == "raises":
+            raise ValueError("not today\nnor tomorrow")
+        if fault == "double":
+            self.double()
+        if fault == "frozen":
+            self.fc.bias.requires_grad_(False)
+        if fault == "infinite":
+            self.register_buffer("mask", torch.tensor([-torch.inf]))
+        if fault == "draws":
+            nn.init.constant_(self.fc.bias, np.random.default_rng().random())
+        if fault == "empty":
+            del self.fc
+
+    def forward(self, x: torch.Tensor) -> Any:
+        y = self.fc(x if self.fault == "shape" else x.flatten(1))
+        faults = {"tuple": (y, y), "wide": y.repeat(1, 2), "half": y.half(), "one": y[0]}
+        return faults.get(self.fault, y)
+
+
+class Two(Flat):
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> Any:
+        return super().forward(x)
+
+
+def numbers(classes: int) -> list[int]:
+    return [classes]
+
+
+BUILT, NUMBER = Flat((2,), 2), 3
+
+
+def own(target: str, **settings: Any) -> Any:
+    return MODELS["module"](target=f"{HERE}:{target}", **settings)
+
+
+def spec_of(model: Any, shape: tuple[int, ...] = IMAGE, classes: int = 5) -> ModelSpec:
+    """As a run does before it starts."""
+    model.prepare()
+    spec = ModelSpec.of(model, shape, classes, 0)
+    model.check(spec.build, spec.shape, spec.classes)
+    return spec
+
+
+def test_shape_and_classes_are_handed_in_unless_given() -> None:
+    spec = spec_of(own("Net", kwargs={"width": 6}))
+    assert spec.build()(torch.zeros(2, *IMAGE)).shape == (2, 5)
+    assert spec.shapes[spec.names.index("stem.weight")] == (6, 3, 3, 3)
+    with pytest.raises(ConfigError, match=r"forward returns shape \(2, 4\) for 2 samples"):
+        spec_of(own("Net", kwargs={"num_classes": 4}))
+
+
+def test_layers_are_the_children_in_order() -> None:
+    """A normalisation belongs to what is before it, a container is taken apart, the root's own are layers."""
+    spec = spec_of(own("Net"))
+    assert list(spec.layers) == ["scale", "stem", "body.0", "head"]
+    assert spec.segment(["stem"]) == spec.segment(["stem"])
+    held = {name for name, place in zip(spec.names, spec.slices, strict=True)
+            if any(a <= place.start < b for a, b in spec.layers["body.0"])}  # fmt: skip
+    assert held == {f"body.0.{n}" for n in ("weight", "bias")} | {
+        f"body.1.{n}" for n in ("weight", "bias", "running_mean", "running_var")
+    }
+
+
+def test_layers_may_be_given() -> None:
+    first = ["stem", "norm", "scale"]
+    assert list(spec_of(own("Net", layers={"one": first, "two": ["body", "head"]})).layers) == ["one", "two"]
+    with pytest.raises(ConfigError, match=r"model.layers.one: the network has no 'hed'; did you mean 'head'"):
+        spec_of(own("Net", layers={"one": ["hed"]}))
+    with pytest.raises(ConfigError, match=r"model.layers: module: in no layer: body\.0\.weight"):
+        spec_of(own("Net", layers={"one": [*first, "head"]}))
+    with pytest.raises(ConfigError, match=r"stem.weight belongs to two layers"):
+        spec_of(own("Net", layers={"one": first, "two": ["stem", "body", "head"]}))
+
+
+def test_shared_tensors_wrappers_and_large_children() -> None:
+    a, b = nn.Linear(4, 4), nn.Linear(4, 4)
+    b.weight, b.bias = a.weight, a.bias
+    assert derived_layers(nn.Sequential(a, nn.ReLU(), b)) == {"0": ("0",)}
+    wrapped = nn.ModuleDict({"network": nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2), nn.Linear(2, 2))})
+    assert derived_layers(wrapped) == {
+        "network.0": ("network.0", "network.1"),
+        "network.2": ("network.2",),
+    }
+
+
+def test_a_constructor_that_reads_numbers() -> None:
+    assert spec_of(own("Looks")).P == spec_of(own("Net")).P
+
+
+def test_batch_norm_becomes_group_norm() -> None:
+    spec = spec_of(own("Net", norm="group"))
+    module = spec.build()
+    assert isinstance(module.norm, nn.GroupNorm)
+    assert isinstance(module.body[1], nn.GroupNorm)
+    assert module.norm.num_groups == 4
+    assert spec.n_parameters == spec.P
+    with pytest.raises(ConfigError, match=r"model.norm: the network has no BatchNorm"):
+        spec_of(own("Flat", norm="group"))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ({"target": "no_such_module:Net"}, "model.target: no module named 'no_such_module'"),
+        ({"target": f"{HERE}:Nett"}, "has no 'Nett'; did you mean 'Net'"),
+        ({"target": "Net"}, "'Net' names nothing"),
+        ({"target": f"{HERE}:NUMBER"}, "NUMBER is a int"),
+        ({"target": f"{HERE}:Path"}, "is the class"),
+        ({"target": f"{HERE}:BUILT"}, "is a network that has been built; expected its class"),
+        ({"target": f"{HERE}:numbers"}, "numbers returns a list; expected a torch.nn.Module"),
+        ({"kwargs": {"depth": 3}}, "model.kwargs: .*unexpected keyword argument 'depth'"),
+        ({"fault": "raises"}, "model.target: .*Flat cannot be built: ValueError: not today$"),
+        ({"fault": "double"}, "fc.weight is torch.float64; only float32"),
+        ({"fault": "frozen"}, "fc.bias has requires_grad=False; every parameter is trained"),
+        ({"fault": "infinite"}, r"mask starts with infinite numbers; .*persistent=False"),
+        ({"fault": "draws"}, "fc.bias starts with other numbers each time"),
+        ({"fault": "empty"}, "the network has no parameters"),
+        ({"fault": "shape"}, r"forward fails for a batch of shape \(2, 3, 8, 8\): RuntimeError: mat1"),
+        ({"fault": "tuple"}, "forward returns a tuple; expected a tensor"),
+        ({"fault": "wide"}, r"forward returns shape \(2, 10\) for 2 samples; expected .*\(2, 5\)"),
+        ({"fault": "one"}, r"forward returns shape \(5,\) for 2 samples"),
+        ({"fault": "half"}, "forward returns torch.float16"),
+        ({"target": f"{HERE}:Two"}, r"forward takes 2 inputs \(x, mask\); expected one"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_trained_is_refused_in_a_line(model: dict[str, Any], message: str) -> None:
+    fault = model.pop("fault", None)
+    settings = {"target": f"{HERE}:Flat", **({"kwargs": {"fault": fault}} if fault else {}), **model}
+    with pytest.raises(ConfigError, match=message) as raised:
+        spec_of(MODELS["module"](**settings))
+    assert "\n" not in str(raised.value)
+
+
+RUN = {
+    "rounds": 1,
+    "data": {"name": "digits"},
+    "partition": {"name": "iid", "clients": 3, "validation": 0.0},
+    "training": {"epochs": 1, "batch_size": 60, "lr": 0.05},
+    "execution": {"backend": "inline"},
+}
+
+
+def run(tmp_path: Path, **sections: Any) -> Any:
+    return rayfl.run(
+        {**RUN, "output": {"root": str(tmp_path), "report": False, "tensorboard": False}, **sections}
+    )
+
+
+def test_an_own_network_runs(tmp_path: Path) -> None:
+    """On an engine that equals the loop; layers of the hierarchy are its children."""
+    sections = {
+        "model": {"name": "module", "target": f"{HERE}:Net"},
+        "algorithm": "mt_hfl",
+        "clustering": {"n_clusters": 2},
+        "hierarchy": {"common_layers": 2, "global_every": 1},
+    }
+    result = run(tmp_path, **sections)
+    assert result.config.model.target == f"{HERE}:Net"
+    with pytest.raises(ConfigError, match=r"5 layers asked for, module has 4; at most: scale, stem"):
+        run(tmp_path, **{**sections, "hierarchy": {"common_layers": 5, "global_every": 1}})
+
+
+def test_a_network_class_stands_for_its_settings(tmp_path: Path) -> None:
+    assert run(tmp_path, model=Net).config.model == own("Net")
+    with pytest.raises(ConfigError, match=r"model: .*give its class"):
+        run(tmp_path, model=Net((1, 8, 8), 10))
+
+
+@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
+def test_trained_weights_come_from_a_file(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of another number of classes: the last layer stays random. A relative path is from here."""
+    trained = Net(IMAGE, 9)
+    trained.norm.running_mean.fill_(0.5)
+    monkeypatch.chdir(tmp_path)
+    save(trained.state_dict(), Path("net" + suffix))
+    spec = spec_of(own("Net", weights="net" + suffix))
+    assert spec.model.weights == tmp_path / ("net" + suffix)
+    module = spec.build()
+    spec.load(module, spec.initial())
+    assert torch.equal(module.stem.weight, trained.stem.weight)
+    assert torch.equal(module.norm.running_mean, trained.norm.running_mean)
+    assert torch.equal(module.head.weight, spec.build().head.weight)
+    assert not np.array_equal(spec.initial(index=1), spec.initial())
+    with pytest.raises(ConfigError, match=r"scale has shape \(4,\); the network's has shape"):
+        spec_of(own("Net", weights="net" + suffix, kwargs={"width": 3}))
+    Path("net" + suffix).write_text("nothing")
+    with pytest.raises(ConfigError, match=r"model.weights: .* is no state dict"):
+        spec_of(own("Net", weights="net" + suffix))
+    os.remove("net" + suffix)
+    with pytest.raises(ConfigError, match=r"model.weights: .*: no such file"):
+        spec_of(own("Net", weights="net" + suffix))
+
+
+def save(state: dict[str, torch.Tensor], path: Path) -> None:
+    if path.suffix == ".pth":
+        torch.save(state, path)
+    else:
+        from safetensors.torch import save_file
+
+        save_file(state, path)
+
+
+ARCHS = ("resnet18", "vgg11_bn", "mobilenet_v3_small", "efficientnet_b0", "convnext_tiny", "vit_b_16")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("channels", [1, 3])
+def test_torchvisions_networks_take_small_images(arch: str, channels: int) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        spec = spec_of(MODELS["torchvision"](arch=arch, stem="cifar"), (channels, 32, 32))
+    assert len(spec.layers) > 4
+    first = next(s for n, s in zip(spec.names, spec.shapes, strict=True) if len(s) == 4)
+    assert first[1] == channels
+
+
+def test_torchvision() -> None:
+    spec = spec_of(MODELS["torchvision"](arch="resnet18", norm="group", stem="cifar"), (1, 16, 16))
+    module = spec.build()
+    assert module.conv1.stride == (1, 1)
+    assert isinstance(module.maxpool, nn.Identity)
+    assert isinstance(module.layer1[0].bn1, nn.GroupNorm)
+    assert list(spec.layers)[:3] == ["conv1", "layer1.0", "layer1.1"]
+    assert spec.n_parameters == spec.P
+
+
+@pytest.mark.parametrize(
+    ("settings", "shape", "message"),
+    [
+        ({"arch": "resnt18"}, (3, 32, 32), "torchvision has no network 'resnt18'; did you mean 'resnet18'"),
+        ({}, (64,), r"resnet18 takes images, not samples of shape \(64,\)"),
+        ({"arch": "squeezenet1_0", "stem": "cifar"}, (3, 32, 32), "no cifar stem of squeezenet1_0"),
+        ({"arch": "vit_b_16"}, (1, 28, 28), "vit_b_16 cannot be built: AssertionError: Input"),
+        ({"arch": "resnet18", "kwargs": {"depth": 3}}, (3, 32, 32), "resnet18 cannot be built: TypeError"),
+    ],
+)  # fmt: skip
+def test_what_torchvision_cannot_build(
+    settings: dict[str, Any], shape: tuple[int, ...], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        spec_of(MODELS["torchvision"](**settings), shape)
+
+
+@pytest.mark.parametrize("name", ["timm", "transformers"])
+def test_a_library_that_is_not_installed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(
+        ConfigError, match=rf"model.name: {name} cannot be imported .*pip install 'rayfl\[hub\]'"
+    ):
+        MODELS[name](arch="x").prepare()
+
+
+def test_timm(tmp_path: Path) -> None:
+    pytest.importorskip("timm")
+    spec = spec_of(MODELS["timm"](arch="resnet18"), (1, 32, 32))
+    assert list(spec.layers)[:3] == ["conv1", "layer1.0", "layer1.1"]
+    state = dict(spec.to_state_dict(np.full(spec.P, 0.25, np.float32)))
+    torch.save(state, tmp_path / "w.pth")
+    loaded = spec_of(MODELS["timm"](arch="resnet18", weights=tmp_path / "w.pth"), (1, 32, 32))
+    assert (loaded.initial() == 0.25).all()
+    with pytest.raises(ConfigError, match="timm has no network 'resnet1'"):
+        spec_of(MODELS["timm"](arch="resnet1"))
+    with pytest.raises(ConfigError, match="is a BatchNormAct2d, which is more than BatchNorm"):
+        spec_of(MODELS["timm"](arch="efficientnet_lite0", norm="group"))
+
+
+TINY = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "patch_size": 4,
+}
+
+
+def test_transformers(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    spec = spec_of(MODELS["transformers"](arch="vit", kwargs=TINY), (1, 8, 8))
+    assert list(spec.layers)[-1] == "network.classifier"
+    assert len(spec.layers) > 3
+    assert choose_engine(spec)[0] in ("vmap", "loop")
+    inner = spec.build().network
+    inner.config.save_pretrained(tmp_path)
+    save(inner.state_dict(), tmp_path / "model.safetensors")
+    again = spec_of(
+        MODELS["transformers"](arch=str(tmp_path), weights=tmp_path / "model.safetensors"), (1, 8, 8)
+    )
+    np.testing.assert_array_equal(again.initial(), spec.flatten(spec.build()))
+    assert transformers.__version__
+    with pytest.raises(ConfigError, match="nope cannot be built"):
+        spec_of(MODELS["transformers"](arch="nope"))
