@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shutil
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -94,10 +97,25 @@ def write(path: Path, groups: list[tuple[int, ...]], **changes: Any) -> Path:
     return path
 
 
+@pytest.fixture(scope="module")
+def runs() -> dict[str, Path]:
+    """What is finished, by its settings."""
+    return {}
+
+
 @pytest.fixture
-def finished(settings: dict[str, Any]):  # type: ignore[no-untyped-def]
+def finished(
+    settings: dict[str, Any], runs: dict[str, Path], tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., rayfl.Result]:
+    """A copy of a run of four rounds."""
+
     def go(**sections: Any) -> rayfl.Result:
-        return rayfl.run({**settings, "rounds": 4, **sections})
+        name = repr(sections)
+        if name not in runs:
+            output = {**settings["output"], "root": str(tmp_path_factory.mktemp("runs"))}
+            runs[name] = rayfl.run({**settings, "rounds": 4, "output": output, **sections}).path
+        folder = Path(tempfile.mkdtemp(dir=tmp_path))
+        return rayfl.Result(shutil.copytree(runs[name], folder / runs[name].name))
 
     return go
 

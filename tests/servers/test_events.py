@@ -88,8 +88,18 @@ def test_those_who_are_there_take_part_and_are_tested(
     assert result.summary["accuracy_mean_best"] == pytest.approx(best)
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("stop", [2, 4])
+@pytest.mark.parametrize(
+    ("method", "stop"),
+    [
+        *((method, 4) for method in METHODS),
+        # Clients join in round 2: who chooses, clusters and keeps something of its own.
+        *((method, 2) for method in ("ifca", "flis_hc", "pacfl, scaffold")),
+        *(
+            pytest.param(method, 2, marks=pytest.mark.slow)
+            for method in ("fedavg", "solo", "pacfl", "pacfl, flags", "fedsem", "flis_dc")
+        ),
+    ],
+)
 def test_stopped_in_the_round_of_an_event_and_resumed(
     method: str, stop: int, settings: dict[str, Any], whole: dict[str, Result]
 ) -> None:
