@@ -33,7 +33,7 @@ def test_the_method_of_the_readme_works_as_a_file_of_ones_own(tmp_path: Path) ->
     (place,) = re.findall(r"<!-- example: (\S+) -->", TEXT)
     (tmp_path / place).write_text(block("python", '"""Late clustering'))
     (line,) = re.findall(r"^rayfl (run digits-demo --plugin .*)$", TEXT, flags=re.MULTILINE)
-    command = [sys.executable, "-m", "rayfl", *line.replace("warmup=3", "warmup=2").split(), "rounds=4"]
+    command = [sys.executable, "-m", "rayfl.cli", *line.replace("warmup=3", "warmup=2").split(), "rounds=4"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run([*command, *INLINE], cwd=tmp_path, env=environment, check=True, capture_output=True)
     (rounds,) = (tmp_path / "runs").glob("digits-demo-late_clustering-*/rounds.csv")
@@ -60,7 +60,7 @@ def test_what_the_readme_names_exists() -> None:
     commands = re.findall(r"rayfl (?:run|prepare) ([a-z0-9_-]+)(?: |`|$)", TEXT, flags=re.MULTILINE)
     assert commands
     assert set(commands) <= set(presets()) | set(DATASETS)
-    assert set(re.findall(r"^\| `(\w+)` \|", TEXT, flags=re.MULTILINE)) <= set(ALGORITHMS)
+    assert set(re.findall(r"^\| `([a-z_]+)` \|", TEXT, flags=re.MULTILINE)) <= set(ALGORITHMS)
     for path in re.findall(r"\]\((?!http)([^)]+)\)", TEXT):
         assert (ROOT / path).exists()
     for preset, overrides in re.findall(r"rayfl run ([a-z]+-\w+)((?: [a-z_.]+=[\w./]+)*)", TEXT):
