@@ -63,7 +63,7 @@ def test_a_run_with_a_folder_that_ray_does_not_take(
     hidden = ("RAY_ADDRESS", "RAY_TMPDIR")
     environment = {k: v for k, v in os.environ.items() if k not in hidden} | {"TMPDIR": str(folder)}
     command = [sys.executable, "-m", "rayfl.cli", "run", str(file)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr[-1000:]
 
 

@@ -167,7 +167,7 @@ def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[s
     process = subprocess.Popen(
         [sys.executable, "-m", "rayfl.cli", "run", str(file)], text=True, stdout=subprocess.PIPE
     )
-    deadline = time.time() + 120
+    deadline = time.time() + 280
     while time.time() < deadline:
         new = set(tmp_path.glob("t-*")) - before
         if new and (path := new.pop() / "rounds.csv").exists() and len(path.read_text().splitlines()) > 4:
@@ -192,7 +192,7 @@ def test_killed_and_resumed_is_uninterrupted(
     long = {**_settings(settings, method), "rounds": 60}
     process, path = _start({**long, "output": {**long["output"], "checkpoint_every": 3}}, tmp_path)
     process.send_signal(kill)
-    printed, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=280)
     assert process.returncode == code
     done = len((path / "rounds.csv").read_text().splitlines()) - 1
     assert done < 60
@@ -233,7 +233,7 @@ def test_interrupted_on_ray_and_resumed_inline(settings: dict[str, Any], tmp_pat
     long = {**_settings(settings, "mt_hfl", backend="ray"), "rounds": 60}
     process, path = _start(long, tmp_path)
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=280)
     assert process.returncode == 130
     resumed = resume(path, ["execution.backend=inline"])
     assert_same(run({**long, "execution": settings["execution"]}), resumed)
@@ -259,7 +259,7 @@ def test_a_run_whose_terminal_goes_away_leaves_a_checkpoint(
     else:
         process.stdout.close()
         process.stdout = None
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=280)
     assert process.returncode == 130
     (path,) = tmp_path.glob("t-*")
     if how == "closed output":
