@@ -494,7 +494,7 @@ def bench(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="W1, W2, W3, startup, cluster, population, local; the workloads W1-W3 if left out"
+            help="W1, W2, W3, startup, cluster, population, local, networks; the workloads W1-W3 if left out"
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="measured rounds of each workload")] = 7,

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rayfl.bench import cluster, local, measure, population, profile
+from rayfl.bench import cluster, local, measure, networks, population, profile
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
 
-TASKS = (*WORKLOADS, "startup", "cluster", "population", "local", "profile")
+TASKS = (*WORKLOADS, "startup", "cluster", "population", "local", "networks", "profile")
 
 
 def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
@@ -47,6 +47,11 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         "cluster": ("clustering of signatures", cluster.run, _CLUSTER),
         "population": ("1,000 clients a round", population.run, {}),
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
+        "networks": (
+            "networks with BatchNorm: CPU seconds of 10 clients with 100 images, one thread",
+            partial(networks.run, rounds, say=say),
+            _NETWORKS,
+        ),
         "profile": (
             "milliseconds of a round: time in one process, CPU time on Ray",
             partial(profile.run, rounds, say=say),
@@ -103,6 +108,16 @@ _LOCAL = {
     "steps_per_second": "client-steps/s",
     "cpu_seconds": "CPU s/round",
     "cpu_ratio": "times FedAvg's CPU",
+}
+
+
+_NETWORKS = {
+    "network": "network",
+    "parameters": "parameters",
+    "engine": "engine",
+    "loop_cpu_seconds": "plain\nCPU s",
+    "cpu_seconds": "rayfl\nCPU s",
+    "ratio": "times\nfaster",
 }
 
 
