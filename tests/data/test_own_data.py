@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -156,10 +157,13 @@ def test_global_generators_are_seeded_and_restored(mine: Callable[[str], str]) -
             return x, Y
         """
     )
-    before = torch.get_rng_state()
-    first, again = (load(path, test_fraction=0.2) for _ in range(2))
+    first = load(path, test_fraction=0.2)
+    np.random.rand(), random.random(), torch.rand(1)  # noqa: NPY002
+    before = torch.get_rng_state(), random.getstate()
+    again = load(path, test_fraction=0.2)
     assert fingerprint(first) == fingerprint(again)
-    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert before[1] == random.getstate()
     assert fingerprint(load(path, test_fraction=0.2, seed=5)) != fingerprint(first)
 
 

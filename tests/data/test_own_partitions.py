@@ -16,7 +16,8 @@ import rayfl
 from rayfl import cli
 from rayfl.api import client_models
 from rayfl.commands.newcomers import assign_newcomers
-from rayfl.data import PARTITIONS, Assignment, Federation, Samples, build_federation
+from rayfl.data import PARTITIONS, Assignment, Federation, Samples, build_federation, build_stages
+from rayfl.data.events import Join
 from rayfl.data.held_out import hold_out
 from rayfl.errors import ClientError, ConfigError, DataError
 
@@ -307,6 +308,19 @@ def test_a_run_goes_on_only_with_the_owners_with_which_it_began(tmp_path: Path) 
     resumed = rayfl.resume(first.path, ["rounds=2"])
     whole = rayfl.run({**config, "rounds": 2})
     assert resumed.summary["models_sha256"] == whole.summary["models_sha256"]
+
+
+def test_ids_follow_the_clients_that_events_renumber(tmp_path: Path) -> None:
+    """Clients that wait for a join get the last numbers; their samples and ids go with them."""
+    partition = PARTITIONS["file"](path=owners(tmp_path, HOSPITALS))
+    join = Join(round=1, clients=2)
+    first, last = build_stages(
+        samples(), partition, [join], validation=0.0, test_samples="all", seed=0, rounds=3
+    )
+    assert named(last.federation) == expected(HOSPITALS)
+    assert last.federation.names is not None
+    assert last.federation.names.tolist() != sorted(set(HOSPITALS))
+    assert (first.federation.sizes == 0).tolist() == [False, False, True, True]
 
 
 # --- mistakes -------------------------------------------------------------------------------------------
