@@ -10,10 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-
-import pandas as pd
-import torch
+from typing import TYPE_CHECKING, Any
 
 from rayfl import plugins
 from rayfl.config import Config, load
@@ -25,9 +22,12 @@ from rayfl.events import Begun, Listener, Note, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import drive, drive_on_ray
-from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build, check
 from rayfl.servers.driver import CHANGEABLE, Driver, Interrupted, tensors_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import torch
 
 
 @dataclass(frozen=True)
@@ -193,6 +193,10 @@ def client_models(
         ConfigError: if it is no run, or one without fine-tuning; or there is no such client.
         RayflError: if there is no checkpoint yet, or a client was not there.
     """
+    import torch
+
+    from rayfl.runtime.inline import InlineBackend
+
     directory = RunDirectory.open(path)
     config = directory.config
     if finetuned and not config.evaluation.finetune_epochs:

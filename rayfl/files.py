@@ -13,8 +13,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from rayfl.errors import DiskError
 
 
@@ -34,6 +32,8 @@ def boundary(path: Path) -> Iterator[None]:
     Raises:
         DiskError: if the disk is full, the folder gone, or the like.
     """
+    from safetensors import SafetensorError
+
     try:
         yield
     except OSError as error:

@@ -26,10 +26,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 from filelock import FileLock, Timeout
 
 from rayfl import files, plugins
@@ -40,6 +39,9 @@ from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, Damaged, DataError, DiskError, RayflError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 METRIC_COLUMNS = (
     "accuracy_mean",
@@ -307,6 +309,8 @@ class RunDirectory:
 
     def read_frame(self, name: str) -> pd.DataFrame:
         """A CSV file of the run."""
+        import pandas as pd
+
         # The default precision is an ulp off; ids of clients are text, whatever they look like.
         return pd.read_csv(self.path / name, float_precision="round_trip", converters={"name": str})
 

@@ -62,3 +62,16 @@ def test_configs_and_parts_import_nothing_that_computes():
     assert parts > 80
     assert refused == "model: no model named 'resnet'; did you mean 'resnet9'?"
     assert heavy == []
+
+
+RUN = """
+import json, sys
+import rayfl.api
+
+print(json.dumps([name for name in HEAVY if name in sys.modules]))
+"""
+
+
+def test_who_watches_a_run_on_ray_trains_nothing():
+    """The process of the command: the driver, in an actor of its own, and the workers import PyTorch."""
+    assert not {"torch", "numba", "pandas", "safetensors", "sklearn"} & set(answer(RUN))

@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rayfl.bench import cluster, local, measure, networks, population, profile
+from rayfl.bench import cluster, local, measure, networks, population, profile, startup
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
@@ -43,7 +43,10 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
             _table("rayfl against a plain PyTorch loop in two processes", result["workloads"], _SPEED)
         )
     parts: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], dict[str, str]]] = {
-        "startup": ("seconds to the first round", _startup, {}),
+        "commands": ("CPU seconds of commands that compute nothing", startup.commands, {}),
+        "imports": ("CPU seconds of what the processes of a run import", startup.imports, {}),
+        "startup": ("seconds to the first round", startup.first_rounds, {}),
+        "steps": ("seconds to the first round of W2, step by step", startup.steps, {}),
         "cluster": ("clustering of signatures", cluster.run, _CLUSTER),
         "population": ("1,000 clients a round", population.run, {}),
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
@@ -59,7 +62,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         ),
     }
     for name, (title, run, columns) in parts.items():
-        if name in chosen:
+        if name in chosen or (name in _STARTUP and "startup" in chosen):
             result[name] = run()
             console.print(_table(title, result[name], columns))
     if out is not None:
@@ -68,12 +71,8 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
     return result
 
 
-def _startup() -> list[dict[str, Any]]:
-    return [
-        {"workload": w.name, **{f"{side}_seconds": measure.startup(w, side) for side in ("plain", "rayfl")}}
-        for w in WORKLOADS.values()
-    ]
-
+_STARTUP = ("commands", "imports", "steps")
+"""What ``startup`` also shows."""
 
 _SPEED = {  # a line of nine columns must fit into 80 characters
     "workload": "task",

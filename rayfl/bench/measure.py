@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -17,7 +15,7 @@ from typing import Any
 import psutil
 
 from rayfl.bench.naive import NaiveFedAvg
-from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.bench.workloads import Workload
 from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available, connect
@@ -84,12 +82,27 @@ class Rayfl:
 
 
 @contextmanager
-def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iterator[Rayfl]:
-    """Start rayfl on a workload, in this process and with its actors on Ray, and stop it in the end."""
+def running(
+    workload: Workload,
+    folder: Path,
+    execution: dict[str, Any],
+    mark: Callable[[str], None] = lambda step: None,
+) -> Iterator[Rayfl]:
+    """Start rayfl on a workload, in this process and with its actors on Ray, and stop it in the end.
+
+    Args:
+        workload: what to run.
+        folder: for data and runs.
+        execution: the section of the config.
+        mark: called with the name of each step that is done.
+    """
     config = workload.config(folder, **execution)
+    mark("writing data")
     stages, host = build(config)
+    mark("data, engine's trial")
     if config.execution.backend == "ray":
         connect(config)
+        mark("Ray's own start")
     plan = arithmetic(config, stages[0].federation, host, available(config))
     backend = make_backend(config, plan)
     busy: dict[int, float] = {}
@@ -101,7 +114,9 @@ def running(workload: Workload, folder: Path, execution: dict[str, Any]) -> Iter
 
     driver = Driver(config, stages, backend, RunDirectory.create(config), host, listen)
     try:
-        yield Rayfl(driver, driver.start(), busy)
+        rayfl = Rayfl(driver, driver.start(), busy)
+        mark("servers, first models")
+        yield rayfl
         for model in driver.servers.models:  # Ray complains of calls that are still under way
             backend.get(model)
     finally:
@@ -157,37 +172,3 @@ def measure(workload: Workload, rounds: int, execution: dict[str, Any], say: Say
         "plain_memory_gb": base,
         "engine": rayfl.driver.host.engine,
     }
-
-
-def startup(workload: Workload, side: str) -> float:
-    """Seconds from starting a process to the end of its first round, less a second round's time.
-
-    Args:
-        workload: what to run.
-        side: ``rayfl`` or ``plain``.
-    """
-    begun = time.time()
-    command = [sys.executable, "-m", "rayfl.bench.measure", side, workload.name, str(begun)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return float(done.stdout.strip().splitlines()[-1])
-
-
-def _startup_here(side: str, workload: Workload, begun: float) -> float:
-    if side == "plain":
-        naive = NaiveFedAvg(workload)
-        naive.round()
-        first = time.time() - begun
-        usual = naive.round()
-        naive.close()
-        return first - usual
-    with (
-        tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
-        running(workload, Path(folder), {}) as rayfl,
-    ):
-        rayfl.round()
-        first = time.time() - begun
-        return first - rayfl.round()
-
-
-if __name__ == "__main__":
-    print(_startup_here(sys.argv[1], WORKLOADS[sys.argv[2]], float(sys.argv[3])))

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rayfl.local import LocalObjective
@@ -15,10 +14,13 @@ from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
 from rayfl.training import Segments, length
 
+if TYPE_CHECKING:
+    import torch
+
 StateRow = tuple[int, int] | None
 """Where a client's state lies: (the number of its object, row); None if it has none yet."""
 
-Rows = TypeVar("Rows", torch.Tensor, NDArray[np.float32])
+Rows = TypeVar("Rows", "torch.Tensor", NDArray[np.float32])
 
 
 @dataclass(frozen=True)
@@ -65,5 +67,7 @@ class StateLayout:
     @staticmethod
     def joined(own_layers: torch.Tensor, objective: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
         """States made of their parts, each ``(B, ...)``."""
+        import torch
+
         parts: Sequence[torch.Tensor] = [p for p in (own_layers, objective, order) if p.shape[1]]
         return parts[0].contiguous() if len(parts) == 1 else torch.cat(list(parts), dim=1)

@@ -6,9 +6,10 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from itertools import pairwise
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
-import pandas as pd
+if TYPE_CHECKING:
+    import pandas as pd
 
 Tier = Literal["client_lps", "lps_gps"]
 Direction = Literal["up", "down"]
@@ -83,6 +84,8 @@ class Ledger:
 
     def to_frame(self) -> pd.DataFrame:
         """The table of ``communication.csv``: one row a (round, tier, direction, kind), sorted, summed."""
+        import pandas as pd
+
         frame = pd.DataFrame([asdict(transfer) for transfer in self.transfers], columns=list(COLUMNS))
         frame = frame.astype({"round": "int64", "bytes": "int64"})
         return frame.groupby(_KEY, sort=True)[["bytes"]].sum().reset_index()

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-import torch
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
@@ -198,6 +197,8 @@ def short_folder(preferred: Path | None = None) -> str | None:
 
 def this_machine() -> Available:
     """What this machine has."""
+    import torch
+
     node = Node(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
     return Available((node,), float(free_memory()))
 

@@ -27,9 +27,7 @@ from rayfl.loggers.base import environment
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
-from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
-from rayfl.runtime.ray_backend import RayBackend, settle
 from rayfl.runtime.remote import UNRECORDED, Whereabouts, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.servers.building import block_rule, build
@@ -67,7 +65,11 @@ def make_backend(config: Config, plan: ResourcePlan) -> Backend:
     """The backend that the config names; with Ray it must be connected."""
     e = config.execution
     if e.backend == "inline":
+        from rayfl.runtime.inline import InlineBackend
+
         return InlineBackend()
+    from rayfl.runtime.ray_backend import RayBackend
+
     deadline = None if e.deadline == "auto" else e.deadline
     return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors, deadline)
 
@@ -134,6 +136,8 @@ class DriverActor:
                 where its node was started.
             variables: of the environment, for loggers; here, since Ray's dashboard shows those of actors.
         """
+        from rayfl.runtime.ray_backend import settle
+
         os.environ.update(variables)
         with contextlib.suppress(OSError):  # it is gone: absolute paths will do
             os.chdir(folder)

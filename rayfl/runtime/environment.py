@@ -9,8 +9,6 @@ import sys
 from functools import cache
 from typing import Any
 
-import torch
-
 from rayfl.memory import free_memory, total_memory
 
 PACKAGES = ("rayfl", "ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
@@ -31,6 +29,8 @@ def _version(name: str) -> str:
 
 def machine() -> dict[str, Any]:
     """Python, operating system, cores, memory in GB, GPUs."""
+    import torch
+
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Setup
@@ -22,7 +21,6 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.servers.models import Servers
-from rayfl.training.engine import choose_engine
 from rayfl.units import size
 
 _COPIES = 4
@@ -45,14 +43,13 @@ def check(config: Config) -> None:
         config.data.load(root)  # raises the dataset's own message
         raise DataError(f"{config.data} is not available in {root}")
     config.partition.check()
-    if (
-        config.execution.device == "cuda"
-        and config.execution.backend == "inline"
-        and not torch.cuda.is_available()
-    ):
-        raise ConfigError(
-            "execution.device", "no CUDA device here", "execution.device=auto takes what there is"
-        )
+    if config.execution.device == "cuda" and config.execution.backend == "inline":
+        import torch
+
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "execution.device", "no CUDA device here", "execution.device=auto takes what there is"
+            )
 
 
 def data_root(config: Config) -> Path:
@@ -70,6 +67,8 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
     """
+    from rayfl.training.engine import choose_engine
+
     samples = read(config.data, data_root(config), config.public_samples, config.seed, scaling)
     stages = build_stages(
         samples,

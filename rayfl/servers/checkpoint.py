@@ -26,8 +26,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from safetensors import safe_open
-from safetensors.numpy import load_file, save_file
 
 from rayfl import files
 from rayfl.algorithms import ServerState
@@ -119,6 +117,8 @@ class Checkpoint:
         return final
 
     def _write(self, part: Path) -> None:
+        from safetensors.numpy import save_file
+
         state = flatten(self.state)
         tensors: dict[str, NDArray[Any]] = {
             "models": self.models,
@@ -157,6 +157,8 @@ class Checkpoint:
             OtherFormat: if another version has written it.
             StateError: if the state is not of that class.
         """
+        from safetensors.numpy import load_file
+
         manifest = _manifest(path)
         if manifest is None:
             _refuse_other_format(path)
@@ -333,6 +335,8 @@ def _updates(folder: Path, start: int) -> Path:
 
 
 def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
+    from safetensors import safe_open
+
     found = []
     for first in range(start - start % _BLOCK, stop, _BLOCK):
         with safe_open(_updates(folder, first), "numpy") as file:

@@ -5,12 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from safetensors.torch import save_file
 
 from rayfl import files
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
@@ -46,6 +44,9 @@ from rayfl.servers.serialisation import flatten
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport
+
+if TYPE_CHECKING:
+    import torch
 
 CHANGEABLE = ("rounds", "execution", "output")
 """What of a config may change when a run goes on."""
@@ -565,6 +566,8 @@ class Driver:
         return self.records.client_facts(checkpoint.state_clients, facts)
 
     def _finish(self, state: ServerState) -> dict[str, Any]:
+        from safetensors.torch import save_file
+
         checkpoint = self._checkpoint(state)
         facts = self._client_facts(state, checkpoint)
         finetuned = self._finetune(state)

@@ -38,7 +38,6 @@ from rayfl.servers.signatures import (
     cluster_relations,
 )
 from rayfl.signatures.features.base import Fitted
-from rayfl.training.batches import raw_features
 
 HISTOGRAM = "histogram"
 """The kind of transfer of label histograms; the servers keep them as long as the data are the same."""
@@ -325,6 +324,8 @@ class ClientQueries:
 
 def public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:
     """What the server looks at to fit a feature map: samples that no client has."""
+    from rayfl.training.batches import raw_features
+
     x = samples.public(count, generator(seed, "public sample"))
     return raw_features(x, len(samples.vocabulary), samples.scaling)
 

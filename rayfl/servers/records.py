@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from rayfl.algorithms import ServerState
@@ -305,6 +304,8 @@ class Records:
 
     def write_tables(self, state: ServerState) -> None:
         """``communication.csv`` and ``clients.csv``: O(N), so only when a run ends or stops."""
+        import pandas as pd
+
         self._write_clusters()  # the groups of a round that was taken back may be there
         self.run.write_frame("communication.csv", self.ledger.to_frame())
         if self.diagnostics:

@@ -14,7 +14,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from rayfl.bench import command, measure
+from rayfl.bench import command, measure, startup
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.cli import app
 
@@ -40,7 +40,8 @@ POPULATION = {
 def fake(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every part answers at once."""
     monkeypatch.setattr(measure, "measure", lambda workload, *_: {**SPEED, "workload": workload.name})
-    monkeypatch.setattr(measure, "startup", lambda workload, side: {"plain": 3.25, "rayfl": 7.5}[side])
+    monkeypatch.setattr(startup, "_cpu", lambda arguments, tries: 0.75)
+    monkeypatch.setattr(startup, "_elsewhere", lambda workload, *_: {"imports": 1.25, "first round": 2.0})
     monkeypatch.setattr(command.cluster, "run", lambda: [CLUSTERS])
     monkeypatch.setattr(command.population, "run", lambda: [POPULATION])
 
@@ -53,7 +54,18 @@ def test_tables_fit_into_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     printed = text.getvalue()
     assert "…" not in printed  # how Rich cuts what does not fit
     assert max(len(line.rstrip()) for line in printed.splitlines()) <= 80
-    for word in ("s/round", "faster", "steps/s", "batched", "1,234", "123,456", "10.4", "3.25", "two-stage"):
+    for word in (
+        "s/round",
+        "faster",
+        "steps/s",
+        "batched",
+        "1,234",
+        "123,456",
+        "10.4",
+        "3.25",
+        "0.75",
+        "two-stage",
+    ):
         assert word in printed, word
     assert "100,000" in printed
     assert "10,000,000" in printed

@@ -1,0 +1,132 @@
+"""The first seconds: of commands that compute nothing, and of a run until its first round is done."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfl.bench.measure import running
+from rayfl.bench.naive import NaiveFedAvg
+from rayfl.bench.workloads import WORKLOADS, Workload
+
+COMMANDS = ("list", "run digits-demo training.lrr=1", "--help", "--version")
+"""A list, a mistake, and what a command says of itself."""
+
+IMPORTS = {
+    "the command's process": "rayfl.api",
+    "the driver": "rayfl.servers.driver, rayfl.runtime.ray_backend",
+    "a worker": "rayfl.clients.host",
+    "a server (LPS)": "rayfl.runtime.remote",
+    "PyTorch alone": "torch",
+    "Ray alone": "ray",
+}
+"""What processes of a run on Ray import before they do anything."""
+
+
+def commands(tries: int = 5) -> list[dict[str, Any]]:
+    """CPU seconds of commands, the median of some tries."""
+    return [
+        {"rayfl": line, "cpu_seconds": _cpu(["-m", "rayfl.cli", *line.split()], tries)} for line in COMMANDS
+    ]
+
+
+def imports(tries: int = 3) -> list[dict[str, Any]]:
+    """CPU seconds of what the processes of a run on Ray import."""
+    return [
+        {"imports of": what, "cpu_seconds": _cpu(["-c", f"import {modules}"], tries)}
+        for what, modules in IMPORTS.items()
+    ]
+
+
+def first_rounds() -> list[dict[str, Any]]:
+    """Seconds from the start of a process to the end of its first round, less a second round's time."""
+    return [
+        {
+            "workload": w.name,
+            "plain": sum(_elsewhere(w, "plain").values()),
+            "rayfl": sum(_elsewhere(w, "ray").values()),
+        }
+        for w in WORKLOADS.values()
+    ]
+
+
+def steps() -> list[dict[str, Any]]:
+    """Where the seconds of :func:`first_rounds` go: on Ray, and inline without and with Numba's cache."""
+    columns: dict[str, dict[str, float]] = {}
+    workload = WORKLOADS["W2"]
+    with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as cache:
+        columns["Ray"] = _elsewhere(workload, "ray")
+        columns["inline, compiling"] = _elsewhere(workload, "inline", {"NUMBA_CACHE_DIR": cache})
+        columns["inline"] = _elsewhere(workload, "inline", {"NUMBA_CACHE_DIR": cache})
+    every = dict.fromkeys(step for column in columns.values() for step in column)
+    return [{"step": step, **{name: column.get(step) for name, column in columns.items()}} for step in every]
+
+
+def _cpu(arguments: Sequence[str], tries: int) -> float:
+    """User and system seconds of a Python process, the median of some tries; the first is not counted."""
+    used = []
+    for _ in range(tries + 1):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, *arguments], capture_output=True, check=False)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        used.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return statistics.median(used[1:])
+
+
+def _elsewhere(
+    workload: Workload, side: str, environment: Mapping[str, str] | None = None
+) -> dict[str, float]:
+    """The seconds of each step in a process of its own.
+
+    Args:
+        workload: what to run.
+        side: ``ray``, ``inline`` or ``plain``.
+        environment: variables to set.
+    """
+    command = [sys.executable, "-m", "rayfl.bench.startup", side, workload.name, str(time.time())]
+    env = {**os.environ, **(environment or {})}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
+    found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
+    return found
+
+
+def _here(side: str, workload: Workload, begun: float) -> dict[str, float]:
+    """The seconds of each step since ``begun``; of the first round what it takes more than the second."""
+    found: dict[str, float] = {}
+
+    def mark(step: str) -> None:
+        found[step] = time.time() - begun - sum(found.values())
+
+    mark("imports")
+    if side == "plain":
+        naive = NaiveFedAvg(workload)
+        mark("processes")
+        naive.round()
+        mark("first round")
+        naive.round()
+        mark("second round")
+        naive.close()
+    else:
+        with (
+            tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
+            running(workload, Path(folder), {"backend": side}, mark) as rayfl,
+        ):
+            rayfl.round()
+            mark("first round")
+            rayfl.round()
+            mark("second round")
+    found["first round"] -= found.pop("second round")
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(_here(sys.argv[1], WORKLOADS[sys.argv[2]], float(sys.argv[3]))))
