@@ -201,7 +201,7 @@ def resolve(target: str, where: str) -> Any:
 
 
 def target_of(thing: Any) -> str:
-    """The target that names a class or function; the module that it lies in becomes a plug-in.
+    """The target that names a class or function.
 
     Raises:
         ConfigError: if no other process could import it: it lies in a notebook, or in a function.

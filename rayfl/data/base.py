@@ -6,7 +6,6 @@ workers of a node without a copy, and a client costs its indices only.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -296,11 +295,6 @@ class Federation:
 
 _STATISTICS = 2000
 """So many samples are enough for a mean and a standard deviation."""
-
-
-def data_root() -> Path:
-    """Where downloaded datasets lie unless ``data.root`` is set: ``$RAYFL_DATA``, else ``~/.cache/rayfl``."""
-    return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
 
 
 class Dataset(Section):

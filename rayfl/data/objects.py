@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rayfl.data.base import data_root
 from rayfl.data.own import as_arrays
 from rayfl.errors import DataError
+from rayfl.given import keep
 from rayfl.plugins import target_of
 
 
 def dataset_of(thing: object) -> dict[str, Any] | None:
     """The settings of a dataset made of what :mod:`rayfl.data.datasets.python` takes, or a function of it.
 
-    Arrays and datasets of PyTorch are written to a file below :func:`~rayfl.data.data_root`, named after its
+    Arrays and datasets of PyTorch are written to a file below :func:`~rayfl.given.data_root`, named after its
     content.
 
     Raises:
@@ -37,7 +35,7 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
         raise DataError("data: has no test part; expected (x_train, y_train, x_test, y_test)")
     written = io.BytesIO()
     np.savez(written, **arrays)  # type: ignore[arg-type]
-    return {"name": "npz", "path": _kept(written.getvalue(), ".npz"), "layout": layout}
+    return {"name": "npz", "path": keep(written.getvalue(), ".npz"), "layout": layout}
 
 
 def partition_of(thing: object) -> dict[str, Any] | None:
@@ -51,19 +49,4 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     writer.writerow(["sample", "client"])
     for client, samples in enumerate(thing):
         writer.writerows([sample, client] for sample in np.asarray(samples).reshape(-1).tolist())
-    return {"name": "file", "path": _kept(text.getvalue().encode(), ".csv")}
-
-
-def _kept(content: bytes, suffix: str) -> str:
-    """The path of a file with this content, which is written unless it is there."""
-    folder = data_root() / "given"
-    path = folder / (hashlib.sha256(content).hexdigest()[:16] + suffix)
-    if not path.is_file():
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            part.write_bytes(content)
-            os.replace(part, path)
-        except OSError as error:
-            raise DataError(f"{path} cannot be written: {error.strerror}") from None
-    return str(path)
+    return {"name": "file", "path": keep(text.getvalue().encode(), ".csv")}

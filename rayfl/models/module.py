@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import io
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,6 +12,7 @@ from typing_extensions import override
 
 from rayfl import plugins
 from rayfl.errors import ConfigError
+from rayfl.given import keep
 from rayfl.models._own import OwnNetwork, built
 
 if TYPE_CHECKING:
@@ -74,15 +76,23 @@ class OwnModule(OwnNetwork):
 
 
 def settings_of(thing: Any) -> dict[str, Any] | None:
-    """The settings that stand for a class of ``nn.Module``, or for a function that builds a network.
+    """The settings that stand for a class of ``nn.Module``, a function that builds a network, or a network.
+
+    A network that has been built is written to a file, weights and all; every client starts from them.
 
     Raises:
-        ConfigError: for a network that has been built, or where no other process could import the class.
+        ConfigError: where no other process could import the class.
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
-        what = f"a {type(thing).__name__} that has been built cannot be built again"
-        raise ConfigError("model", what, "give its class, or a function that builds it")
+        plugins.resolve(plugins.target_of(type(thing)), "model")  # whoever reads the file imports its class
+        if type(thing).__module__ == "__main__":
+            what = f"got a {type(thing).__name__}, whose class is this script's"
+            raise ConfigError("model", what, "give the class, or put it into a file of its own")
+        written = io.BytesIO()
+        torch.save(thing, written)
+        path = keep(written.getvalue(), ".pt")
+        return {"name": "module", "target": "rayfl.models.modules.given:load", "kwargs": {"path": path}}
     if not callable(thing):
         return None
     return {"name": "module", "target": plugins.target_of(thing)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 import rayfl
+from rayfl import plugins
 from rayfl.errors import ConfigError, DataError
 
 SMALL = {
@@ -47,6 +49,35 @@ def test_arrays_and_lists_of_samples(arrays):
     assert other.summary["models_sha256"] == same.summary["models_sha256"]
 
 
+NET = """
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, inputs=5):
+        super().__init__()
+        self.map = nn.Linear(inputs, 3)
+
+    def forward(self, x):
+        return self.map(x)
+"""
+
+
+def test_a_network_is_a_class_or_has_been_built(arrays, monkeypatch):
+    Path("own_net.py").write_text(NET)
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setattr(plugins, "_loaded", {})
+    net = importlib.import_module("own_net").Net
+    both = {"data": tuple(arrays.values()), "partition": [range(20), range(20, 40)]}
+    assert rayfl.load(SMALL, model=net).model.target == "own_net:Net"
+    torch.manual_seed(3)
+    built = net()
+    result = rayfl.run(SMALL, ["training.lr=1e-30"], model=built, **both)
+    assert [plugin.module for plugin in plugins.loaded()] == ["own_net"]
+    torch.testing.assert_close(result.client_model(0)["map.weight"], built.map.weight.detach())
+    again = rayfl.resume(result.path, ["rounds=2"])
+    torch.testing.assert_close(again.client_model(0)["map.weight"], built.map.weight.detach())
+
+
 @pytest.mark.parametrize(
     ("section", "thing", "expected"),
     [
@@ -67,6 +98,7 @@ def test_what_is_no_data_is_refused(arrays, section, thing, expected):
 SCRIPT = """
 import numpy as np
 import rayfl
+from rayfl import plugins
 from rayfl.algorithms.fedavg import FedAvg
 from typing import Literal
 

@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data.arrays import fingerprint, one_line
-from rayfl.data.base import Samples, data_root
+from rayfl.data.base import Samples
 from rayfl.errors import DataError
+from rayfl.given import data_root
 from rayfl.random import generator, key
 
 Kind = Literal["mlp", "logistic"]

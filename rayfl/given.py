@@ -1,0 +1,33 @@
+"""Files of what users give from Python: arrays, tables, networks; each is named after its content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from rayfl.errors import DiskError
+
+
+def data_root() -> Path:
+    """Where downloaded datasets lie unless ``data.root`` is set: ``$RAYFL_DATA``, else ``~/.cache/rayfl``."""
+    return Path(os.environ.get("RAYFL_DATA") or Path.home() / ".cache" / "rayfl")
+
+
+def keep(content: bytes, suffix: str) -> str:
+    """The path of a file below :func:`data_root` with this content, which is written unless it is there.
+
+    Raises:
+        DiskError
+    """
+    folder = data_root() / "given"
+    path = folder / (hashlib.sha256(content).hexdigest()[:16] + suffix)
+    if not path.is_file():
+        part = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            part.write_bytes(content)
+            os.replace(part, path)
+        except OSError as error:
+            raise DiskError(path, error.strerror or str(error)) from None
+    return str(path.absolute())

@@ -1,0 +1,14 @@
+"""A network that a user has given from Python, read from its file."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def load(path: str) -> nn.Module:
+    """The network as it was, weights and all; for every initialisation the same."""
+    with torch.device("cpu"):
+        module = torch.load(path, map_location="cpu", weights_only=False)
+    assert isinstance(module, nn.Module)
+    return module
