@@ -140,7 +140,7 @@ def _on_two_nodes(settings: dict[str, Any], tmp_path: Path, moment: str, *more: 
     command = [sys.executable, "-m", "tests.runtime.on_two_nodes", str(file), moment, *more]
     hidden = ("RAY_ADDRESS",)
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=280)
+    printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=850)
     assert printed.returncode == 0, printed.stderr[-2000:]
     found: dict[str, Any] = json.loads(printed.stdout.strip().splitlines()[-1])
     return found
@@ -205,7 +205,7 @@ def test_a_run_without_a_head_leaves_a_checkpoint_and_says_how_to_go_on(
                 break
         (head,) = (p for p in psutil.Process(process.pid).children(recursive=True) if "gcs_s" in p.name())
         head.kill()
-        said, wrong = process.communicate(timeout=280)
+        said, wrong = process.communicate(timeout=850)
     (path,) = tmp_path.glob("t-*")
     assert process.returncode == 2, wrong
     assert wrong.splitlines()[-1].startswith("error: Ray's head at ")
@@ -255,7 +255,7 @@ def test_what_ray_kills_for_lack_of_memory_is_done_again(settings: dict[str, Any
         taking = "x = b'x' * (6 << 30); input()"
         with subprocess.Popen([sys.executable, "-c", taking], stdin=subprocess.PIPE) as hog:
             gone, _ = psutil.wait_procs(before, timeout=120, callback=lambda p: hog.kill())
-        _, wrong = process.communicate(timeout=280)
+        _, wrong = process.communicate(timeout=850)
     assert gone, wrong
     assert process.returncode == 0, wrong
     (path,) = tmp_path.glob("t-*")
@@ -272,7 +272,7 @@ def test_a_full_object_store_on_a_full_disk_is_one_line(settings: dict[str, Any]
         "RAY_local_fs_capacity_threshold": "1e-6",
     }
     with _run(settings, tmp_path, **full) as (process, _):
-        _, wrong = process.communicate(timeout=280)
+        _, wrong = process.communicate(timeout=850)
     assert process.returncode == 2, wrong
     assert wrong.splitlines()[-1].startswith("error: the disk to which Ray spills objects is full; free some")
     assert not list(tmp_path.glob("t-*"))
