@@ -82,8 +82,8 @@ ENGINES: dict[str, Callable[[ModelSpec, Batches, int], Engine]] = {
 def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
     """The engine to use: ``wanted``, or the first of :data:`ENGINES` that covers the model.
 
-    In a short trial it must equal the plain loop. The choice depends on the model alone, never on timings,
-    so that it is the same in every run.
+    In a short trial it must equal the plain loop. The choice depends on the model alone, never on timings nor
+    on the threads of this process, so that it is the same in every run; the trial has one thread, as a run.
 
     Returns:
         Its name, and why it was chosen, in a line.
@@ -93,6 +93,15 @@ def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
     """
     if wanted == "loop":
         return wanted, "as set"
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _first_that_agrees(spec, wanted)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _first_that_agrees(spec: ModelSpec, wanted: str) -> tuple[str, str]:
     reasons = []
     for name in ENGINES if wanted == "auto" else (wanted,):
         if name == "loop":

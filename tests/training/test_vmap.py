@@ -14,8 +14,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rayfl.models import Model, ModelSpec
+from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork
+from rayfl.training import engine as training_engine
 from rayfl.training.batched import Unsupported
 from rayfl.training.batched.vmap import VmapEngine, VmapNetwork
 from rayfl.training.batches import Batches
@@ -236,3 +237,16 @@ def test_who_trains_together_follows_from_the_model_and_the_block(
     rows = VmapEngine(spec, batches, 0).train(*given).rows
     assert bool(calls) != plain
     torch.testing.assert_close(rows, LoopEngine(spec, batches, 0).train(*given).rows, rtol=0, atol=1e-4)
+
+
+def test_the_choice_of_an_engine_has_one_thread_whatever_the_process_has(monkeypatch):
+    seen = []
+    monkeypatch.setattr(training_engine, "_trial", lambda *_: seen.append(torch.get_num_threads()) or 0.0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        choose_engine(ModelSpec.of(MODELS["linear"](), (4,), 2, 0))
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [1]
