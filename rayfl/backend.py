@@ -55,7 +55,7 @@ class Task:
     def calling(cls, function: Callable[..., Any], *args: Any, cost: float = 1.0) -> Task:
         """The call of a plain function on values and refs; its :data:`RESULT` is kept."""
         objects: dict[Key, Ref] = {("argument", place): arg for place, arg in enumerate(args)}
-        return cls("apply", function, objects, (RESULT,), cost)
+        return cls("call", function, objects, (RESULT,), cost)
 
 
 RESULT: Key = ("result", 0)

@@ -223,36 +223,34 @@ class RunDirectory:
                 "delete it if the data are as they were"
             ) from None
 
-    def verify(
-        self, stages: Sequence[Stage], say: Callable[[str], None] = lambda line: None
-    ) -> dict[str, str]:
+    def division(self, stages: Sequence[Stage]) -> dict[str, str]:
+        """What ``environment.json`` says of the data and of who has which: as it was when the run began."""
+        if any((self.path / "checkpoints").glob("*")):
+            with contextlib.suppress(Damaged):
+                before = self.read_json("environment.json") or {}
+                if {"data", "clients"} <= before.keys():
+                    return {key: before[key] for key in ("data", "clients")}
+        first, last = stages[0].federation, stages[-1].federation
+        return {"data": fingerprint(first.samples), "clients": division(first, last)}
+
+    def verify(self, stages: Sequence[Stage], say: Callable[[str], None] = lambda line: None) -> None:
         """Refuse another division of the data among clients than the run has begun with.
 
         Args:
             stages: as they are built now.
             say: called with a line if the division is the same and the data are not.
 
-        Returns:
-            What to note of them in ``environment.json``.
-
         Raises:
-            DataError: if a round is complete and another division was noted before it.
+            DataError: if another division was noted before.
         """
-        first, last = stages[0].federation, stages[-1].federation
-        now = {"data": fingerprint(first.samples), "clients": division(first, last)}
-        try:
-            before = self.read_json("environment.json") or {}
-        except Damaged:
-            before = {}
-        changed = [key for key in now if before.get(key, now[key]) != now[key] and not self.is_empty()]
-        if "clients" in changed:
+        before = self.division(stages)
+        if division(stages[0].federation, stages[-1].federation) != before["clients"]:
             raise DataError(
                 f"{self.path}: the clients have other samples than when the run began: a file or a function "
                 "gives something else now; bring back the old one, or begin a new run"
             )
-        if changed:
+        if fingerprint(stages[0].federation.samples) != before["data"]:
             say("the dataset has other contents than when the run began; it goes on with these")
-        return now
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

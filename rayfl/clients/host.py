@@ -367,7 +367,7 @@ class ClientHost:
         )
         return Answer(None, {RELATIONS: rows})
 
-    def apply(self, function: Callable[..., Any], objects: Objects) -> Answer:
+    def call(self, function: Callable[..., Any], objects: Objects) -> Answer:
         """Call a plain function here, see :meth:`rayfl.backend.Task.calling`."""
         return Answer(None, {RESULT: function(*objects.values())})
 

@@ -317,7 +317,7 @@ class _Newcomers:
             everyone[self.ids] = models
             correct, _ = testing.evaluate(self.servers, everyone, clients=self.ids)
         else:
-            last = Round.nobody(work, self.before.round, len(self.stages) - 1)
+            last = Round.without_clients(work, self.before.round, len(self.stages) - 1)
             correct, _, _ = testing.adapt(self.servers, last, self.ids, models)
         return accuracy(correct, self.federation.test.sizes[self.ids])
 

@@ -78,7 +78,6 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
     stages, host = build(config, directory.scaling)
     federation = stages[0].federation
-    known = directory.verify(stages, lambda line: emit(Note(line)))
     plan = arithmetic(config, federation, host, available(config))
     backend = make_backend(config, plan)
     directory.write_json(
@@ -87,7 +86,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
             **machine(),
             "versions": versions(),
             "dataset": federation.samples.name,
-            **known,
+            **directory.division(stages),
             "engine": host.engine,
             "resources": plan.to_dict(),
         },

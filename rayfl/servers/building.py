@@ -20,7 +20,7 @@ from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
-from rayfl.servers.models import Servers
+from rayfl.servers.models import Blocks, Servers
 from rayfl.units import size
 
 _COPIES = 4
@@ -195,8 +195,7 @@ def servers_of(
         backend,
         host.spec,
         federation,
-        block_size=block_rule(config, federation, host),
-        clients_per_actor=config.execution.clients_per_actor,
+        blocks=Blocks(block_rule(config, federation, host), config.execution.clients_per_actor),
         tolerate=config.execution.tolerate_failures,
         batch_size=config.evaluation.batch_size,
         edges=np.concatenate([edges, np.arange(newcomers) % (edges.max() + 1)]),

@@ -246,6 +246,7 @@ class Driver:
         if saved is None:
             return None
         self._check_settings(saved.settings or {})
+        self.run_dir.verify(self.stages, lambda line: self.emit(Note(line)))
         put = self.backend.put
         self.servers.models = [put(row) for row in saved.models]
         self.servers.vectors = [put(row) for row in saved.vectors]
@@ -289,15 +290,15 @@ class Driver:
         state, cohort = algorithm.cohort(self.setup, state, clients)
         state = algorithm.select(self.setup, state, cohort, clients)
         plan = self.servers.ordered(algorithm.plan(self.setup, state, cohort))
-        turn = self._turn(state, plan)
+        this_round = self._round_of(state, plan)
         former = list(self.servers.models)
-        report = train(self.servers, turn, self._progress(state.round))
-        self._account(state, plan, turn, report)
+        report = train(self.servers, this_round, self._progress(state.round))
+        self._account(state, plan, this_round, report)
         new = algorithm.end(self.setup, state, plan, report)
         clients = self._queries(new)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
         new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True, former=former)
-        new, metrics = self._evaluate(new, turn)
+        new, metrics = self._evaluate(new, this_round)
         row = self.records.round(
             {
                 "round": state.round,
@@ -305,7 +306,7 @@ class Driver:
                 "seconds": time.perf_counter() - begun,
                 "clients": len(plan.cohort),
                 "clusters": self.records.clusters_in_use(new),
-                "lr": turn.work.lr,
+                "lr": this_round.work.lr,
                 "train_loss": _weighted_loss(report, self.setup.sizes[plan.cohort]),
                 **metrics,
                 "ari": self.records.ari(new),
@@ -324,7 +325,7 @@ class Driver:
             self.emit(Note(f"round {state.round}: client {shown}: {text}"))
         return new
 
-    def _turn(self, state: ServerState, plan: Plan) -> Round:
+    def _round_of(self, state: ServerState, plan: Plan) -> Round:
         """What the servers are to do in this round."""
         algorithm, setup = self.algorithm, self.setup
         waits = algorithm.mixes_by_reports
@@ -422,7 +423,7 @@ class Driver:
         self.emit(Clustered(**known, seconds=seconds, facts=facts))
         return regrouping.state
 
-    def _evaluate(self, state: ServerState, turn: Round) -> tuple[ServerState, dict[str, float | None]]:
+    def _evaluate(self, state: ServerState, this_round: Round) -> tuple[ServerState, dict[str, float | None]]:
         """Test clients, if it is time; those that choose their models do so first."""
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
             return state, {}
@@ -431,9 +432,11 @@ class Driver:
             state = self.algorithm.select(self.setup, state, who, self._queries(state))
             self.records.selection(state)
         models = self._tested_with(state)
-        adapting = self._adapting(state, turn)
+        adapting = self._adapting(state, this_round)
         if adapting is None:
-            correct, losses = testing.evaluate(self.servers, models, turn.work.personal, turn.local, who)
+            correct, losses = testing.evaluate(
+                self.servers, models, this_round.work.personal, this_round.local, who
+            )
         else:
             correct, losses, _ = testing.adapt(self.servers, adapting, who, models[who])
         return state, self.records.evaluation(state, who, correct, losses, weights)
@@ -456,18 +459,22 @@ class Driver:
         self.records.tested_with(models if models is not state.assignment else None)
         return models
 
-    def _adapting(self, state: ServerState, turn: Round, epochs: int | None = None) -> Round | None:
+    def _adapting(self, state: ServerState, this_round: Round, epochs: int | None = None) -> Round | None:
         """How clients train their models on before a test; None if they do not.
 
         Args:
             state: before the test.
-            turn: the round that it ends.
+            this_round: the round that it ends.
             epochs: of fine-tuning: where clients adapt before every test, that is how they train on.
         """
         work = self.algorithm.adaptation(self.setup, state)
         if epochs is not None:
-            work = replace(work or turn.work, epochs=epochs)
-        return None if work is None else replace(turn, work=replace(work, personal=turn.work.personal))
+            work = replace(work or this_round.work, epochs=epochs)
+        return (
+            None
+            if work is None
+            else replace(this_round, work=replace(work, personal=this_round.work.personal))
+        )
 
     def tested_models(
         self, clients: Sequence[int] | None = None, finetuned: bool = False
@@ -494,25 +501,29 @@ class Driver:
                 f"{self.run_dir.path}: client {client} was not there after round {state.round}; "
                 f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
             )
-        turn, models = self._last_turn(state), self._tested_with(state)
-        adapting = self._adapting(state, turn, self.config.evaluation.finetune_epochs if finetuned else None)
-        block = self.servers.block_size(len(present))
+        this_round, models = self._last_round(state), self._tested_with(state)
+        adapting = self._adapting(
+            state, this_round, self.config.evaluation.finetune_epochs if finetuned else None
+        )
+        block = self.servers.blocks.size(len(present))
         for first in range(0, len(wanted), block):
             some = wanted[first : first + block]
             if adapting is None:
-                rows = testing.client_models(self.servers, some, models[some], turn.work.personal, turn.local)
+                rows = testing.client_models(
+                    self.servers, some, models[some], this_round.work.personal, this_round.local
+                )
             else:
                 rows = testing.adapted_models(self.servers, adapting, present, models[present], some)
             yield from zip(some.tolist(), rows, strict=True)
 
-    def _account(self, state: ServerState, plan: Plan, turn: Round, report: RoundReport) -> None:
+    def _account(self, state: ServerState, plan: Plan, this_round: Round, report: RoundReport) -> None:
         """Enter the round's model traffic into the ledger."""
         more = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
-        down = report.bytes_down + 4 * more * length(complement(turn.work.personal, self.host.spec.P))
+        down = report.bytes_down + 4 * more * length(complement(this_round.work.personal, self.host.spec.P))
         enter = self.records.transfer
         enter(Transfer(state.round, "client_lps", "up", "model", report.bytes_up))
         enter(Transfer(state.round, "client_lps", "down", "model", down))
-        floats = sum(asked.report.floats for asked in turn.reports.values())
+        floats = sum(asked.report.floats for asked in this_round.reports.values())
         if floats:
             enter(Transfer(state.round, "client_lps", "up", "report", 4 * floats * len(plan.cohort)))
         if report.gps_bytes_down:
@@ -602,15 +613,15 @@ class Driver:
         if not epochs:
             return {}
         models, present = self._tested_with(state), self.setup.present
-        adapting = self._adapting(state, self._last_turn(state), epochs)
+        adapting = self._adapting(state, self._last_round(state), epochs)
         assert adapting is not None
         correct, losses, _ = testing.adapt(self.servers, adapting, present, models[present])
         return self.records.finetuned(present, correct, losses)
 
-    def _last_turn(self, state: ServerState) -> Round:
+    def _last_round(self, state: ServerState) -> Round:
         """The last complete round, without participants."""
         plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
-        return self._turn(replace(state, round=max(0, state.round - 1)), plan)
+        return self._round_of(replace(state, round=max(0, state.round - 1)), plan)
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

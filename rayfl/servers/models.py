@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,19 @@ if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
 
 
+@dataclass(frozen=True)
+class Blocks:
+    """How the clients that train are cut into blocks, the unit of scheduling.
+
+    Attributes:
+        size: clients in a block, given how many train.
+        clients_per_actor: pins clients to actors, so many each, if given.
+    """
+
+    size: Callable[[int], int]
+    clients_per_actor: int | None = None
+
+
 class Servers:
     """The models at the servers and the states of the clients, all by reference, and what is done with them.
 
@@ -29,8 +43,7 @@ class Servers:
         backend: who does the work.
         spec: the model's flat layout.
         federation: the clients' parts of the data; :attr:`federation` is set anew in every stage.
-        block_size: clients in a block, given how many train.
-        clients_per_actor: pins clients to actors if given.
+        blocks: how clients are cut into blocks.
         tolerate: clients that may fail in a round.
         batch_size: test samples in a forward pass.
         edges: the edge of each client ``(N,)``; None, or all 0, for a single one.
@@ -42,14 +55,13 @@ class Servers:
         spec: ModelSpec,
         federation: Federation,
         *,
-        block_size: Callable[[int], int],
-        clients_per_actor: int | None = None,
+        blocks: Blocks,
         tolerate: int = 0,
         batch_size: int = 500,
         edges: NDArray[np.int64] | None = None,
     ) -> None:
         self.backend, self.spec, self.federation = backend, spec, federation
-        self.block_size, self.clients_per_actor = block_size, clients_per_actor
+        self.blocks = blocks
         self.tolerate, self.batch_size = tolerate, batch_size
         self.edges = edges if edges is not None and edges.any() else None
         self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E

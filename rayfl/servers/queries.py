@@ -216,7 +216,7 @@ class ClientQueries:
             report = backend.put(signature.report().prepare(self.federation.samples, seed))
             model, work = backend.put(self.servers.spec.initial()), self._round(0).work
             objects = {("report", "signature"): report, ("model", 0): model}
-        size = self.servers.block_size(len(request.clients))
+        size = self.servers.blocks.size(len(request.clients))
         blocks = [slice(first, first + size) for first in range(0, len(request.clients), size)]
         jobs = [
             SignatureJob(
@@ -254,7 +254,7 @@ class ClientQueries:
         """Clients train as in this round, or the last one if it comes after that; nothing is averaged."""
         state = replace(self.state, round=min(number, self.config.rounds - 1))
         work = self.config.algorithm.work(self._setup, state)
-        return Round.nobody(work, number, len(self.stages) - 1)
+        return Round.without_clients(work, number, len(self.stages) - 1)
 
     def relatedness(self) -> Graph:
         """The graph of the clients that are there, each joined with those of like label histograms.

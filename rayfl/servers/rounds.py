@@ -100,13 +100,13 @@ class Round:
         return StateLayout.of(spec, self.work.personal, self.local, self.order)
 
     @classmethod
-    def nobody(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
+    def without_clients(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
         """Work without participants, for clients that are asked to train on their own."""
         plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
         return cls(round, plan, replace(work, personal=()), stage=stage)
 
 
-def train(servers: Servers, turn: Round, progress: Progress = lambda done, total: None) -> RoundReport:
+def train(servers: Servers, this_round: Round, progress: Progress = lambda done, total: None) -> RoundReport:
     """Train the cohort and set the models to ``A W``.
 
     If it raises or is interrupted, models and states are those before the round.
@@ -114,48 +114,50 @@ def train(servers: Servers, turn: Round, progress: Progress = lambda done, total
     Raises:
         ClientError: if more than ``tolerate`` clients failed: the first of them.
     """
-    turn = _at_edges(servers, turn)
-    plan, local, layout = turn.plan, turn.local, turn.layout(servers.spec)
-    blocks = cut_blocks(plan, servers.block_size(len(plan.cohort)), servers.clients_per_actor)
+    this_round = _at_edges(servers, this_round)
+    plan, local, layout = this_round.plan, this_round.local, this_round.layout(servers.spec)
+    blocks = cut_blocks(plan, servers.blocks.size(len(plan.cohort)), servers.blocks.clients_per_actor)
     has_vectors = local.server_size(servers.spec) > 0
     if has_vectors and not servers.vectors:
         zeros = servers.backend.put(np.zeros(local.server_size(servers.spec), np.float32))
         servers.vectors = [zeros] * len(servers.models)
-    cut = None if turn.mixing is None else block_mixings(turn.mixing, blocks)
+    cut = None if this_round.mixing is None else block_mixings(this_round.mixing, blocks)
     # Where blocks would send more sums than they have clients, the trained rows are sent.
     deliver = cut is None or sum(len(part.rows) for part in cut) > len(plan.cohort)
     parts: Sequence[BlockMixing | None] = [None] * len(blocks) if cut is None or deliver else cut
     assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
-    tasks = [_task(servers, turn, layout, block, part) for block, part in zip(blocks, parts, strict=True)]
-    trained = _trained_blocks(servers, tasks, turn.round, progress)
+    tasks = [
+        _task(servers, this_round, layout, block, part) for block, part in zip(blocks, parts, strict=True)
+    ]
+    trained = _trained_blocks(servers, tasks, this_round.round, progress)
     failures = {client: text for done in trained for client, text in done.report.failures.items()}
 
-    reports = _combined_reports(servers, turn, trained)
-    mixing = turn.mixing
+    reports = _combined_reports(servers, this_round, trained)
+    mixing = this_round.mixing
     if mixing is None:
-        assert turn.mix is not None
-        mixing = _mixed_at_edges(servers, turn.mix(reports), plan.cohort)
-    if turn.updates:
+        assert this_round.mix is not None
+        mixing = _mixed_at_edges(servers, this_round.mix(reports), plan.cohort)
+    if this_round.updates:
         servers.keep(servers.updates, plan, blocks, [done.refs[UPDATES] for done in trained], failures)
     before = len(servers.models)
     if mixing.parents is not None:
         servers.inherit(mixing.parents)
-    step = turn.step
+    step = this_round.step
     averaging = Averaging(
         shared=complement(layout.layers, servers.spec.P),
         common=() if step is None or not step.due.any() else union(step),
         blocks=blocks,
         trained=trained,
-        absent=_absent(servers, turn, failures),
-        optimizer=_optimizer_of(servers, turn, failures),
+        absent=_absent(servers, this_round, failures),
+        optimizer=_optimizer_of(servers, this_round, failures),
     )
     if deliver:
         facts = combine_rows(servers, without(mixing, plan, failures, local), averaging)
     else:
         members = None
         if has_vectors:
-            assert turn.assignment is not None
-            members = servers.members(turn.assignment)
+            assert this_round.assignment is not None
+            members = servers.members(this_round.assignment)
         rescaled = scales(without(mixing, plan, failures), local) if failures else None
         facts = reduce_sums(servers, averaging, members, rescaled)
     if layout.size:
@@ -163,7 +165,7 @@ def train(servers: Servers, turn: Round, progress: Progress = lambda done, total
     changes = np.zeros(max(before, len(servers.models)))
     up = down = 0
     gathers = step is not None and step.weights is None
-    if turn.updates or averaging.common or gathers:
+    if this_round.updates or averaging.common or gathers:
         learned = _learned(servers, facts)
         for row, fact in learned.items():
             changes[row] = fact.moved
@@ -193,10 +195,10 @@ def _trained_blocks(servers: Servers, tasks: Sequence[Task], round: int, progres
     return sorted(trained, key=lambda done: done.task)
 
 
-def _combined_reports(servers: Servers, turn: Round, trained: Sequence[Done]) -> Reports:
+def _combined_reports(servers: Servers, this_round: Round, trained: Sequence[Done]) -> Reports:
     """What the cohort has reported: blocks put together, large ones in a remote task."""
     found: dict[str, NDArray[np.float64]] = {}
-    for name, asked in turn.reports.items():
+    for name, asked in this_round.reports.items():
         if asked.report.combined:
             blocks = [done.refs["report", name] for done in trained]
             found[name] = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
@@ -205,24 +207,24 @@ def _combined_reports(servers: Servers, turn: Round, trained: Sequence[Done]) ->
     return found
 
 
-def _optimizer_of(servers: Servers, turn: Round, failures: Mapping[int, str]) -> Optimizer | None:
+def _optimizer_of(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> Optimizer | None:
     """The server step, for all models."""
-    if turn.server_step is None:
+    if this_round.server_step is None:
         return None
-    delivered = ~np.isin(turn.plan.cohort, list(failures))
-    clients = np.bincount(turn.plan.group[delivered], minlength=len(servers.models))
-    assert turn.assignment is not None
-    return Optimizer(turn.server_step, clients, servers.members(turn.assignment))
+    delivered = ~np.isin(this_round.plan.cohort, list(failures))
+    clients = np.bincount(this_round.plan.group[delivered], minlength=len(servers.models))
+    assert this_round.assignment is not None
+    return Optimizer(this_round.server_step, clients, servers.members(this_round.assignment))
 
 
-def _at_edges(servers: Servers, turn: Round) -> Round:
+def _at_edges(servers: Servers, this_round: Round) -> Round:
     """The round with the places of models instead of their numbers."""
     if servers.edges is None:
-        return turn
-    plan, assignment, mixing = turn.plan, turn.assignment, turn.mixing
+        return this_round
+    plan, assignment, mixing = this_round.plan, this_round.assignment, this_round.mixing
     start, group = servers.at(plan.start, plan.cohort), servers.at(plan.group, plan.cohort)
     return replace(
-        turn,
+        this_round,
         plan=Plan(plan.cohort, start, group),
         assignment=None if assignment is None else servers.at(assignment, np.arange(len(assignment))),
         mixing=None if mixing is None else _mixed_at_edges(servers, mixing, plan.cohort),
@@ -249,55 +251,58 @@ def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
     return {row: fact for found in servers.backend.get(list(facts)) for row, fact in found.items()}
 
 
-def _absent(servers: Servers, turn: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
+def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
     """How many clients of each model took part before but not now ``(K,)``; None if they do not count."""
-    if not turn.local.counts_absent:
+    if not this_round.local.counts_absent:
         return None
-    assert turn.assignment is not None
-    known = np.array([client in servers.states for client in range(len(turn.assignment))], np.bool_)
-    known[[client for client in turn.plan.cohort.tolist() if client not in failures]] = False
-    return np.bincount(turn.assignment[known], minlength=len(servers.models))
+    assert this_round.assignment is not None
+    known = np.array([client in servers.states for client in range(len(this_round.assignment))], np.bool_)
+    known[[client for client in this_round.plan.cohort.tolist() if client not in failures]] = False
+    return np.bincount(this_round.assignment[known], minlength=len(servers.models))
 
 
-def _task(servers: Servers, turn: Round, layout: StateLayout, block: slice, part: BlockMixing | None) -> Task:
-    clients, start = turn.plan.cohort[block], turn.plan.start[block]
+def _task(
+    servers: Servers, this_round: Round, layout: StateLayout, block: slice, part: BlockMixing | None
+) -> Task:
+    clients, start = this_round.plan.cohort[block], this_round.plan.start[block]
+    pinned = servers.blocks.clients_per_actor
     objects: dict[Key, Ref] = {}
     states: tuple[StateRow, ...] = ()
     if layout.size:
         located, states = servers.states.locate(clients.tolist())
         objects.update(located)
-    compares = any(asked.report.needs_models for asked in turn.reports.values())
+    compares = any(asked.report.needs_models for asked in this_round.reports.values())
     for k in range(len(servers.models)) if compares else np.unique(start).tolist():
         objects["model", k] = servers.models[k]
-    if turn.local.server_size(servers.spec):
+    if this_round.local.server_size(servers.spec):
         objects.update({("vector", k): servers.vectors[k] for k in np.unique(start).tolist()})
-    objects.update({("report", name): asked.ref for name, asked in turn.reports.items()})
+    objects.update({("report", name): asked.ref for name, asked in this_round.reports.items()})
     job = TrainJob(
-        round=turn.round,
-        stage=turn.stage,
+        round=this_round.round,
+        stage=this_round.stage,
         clients=clients,
         start=start,
         states=states,
         layout=layout,
-        work=turn.work,
-        local=turn.local,
-        order=turn.order,
+        work=this_round.work,
+        local=this_round.local,
+        order=this_round.order,
         mixing=part,
-        reports=tuple(turn.reports),
+        reports=tuple(this_round.reports),
         models=len(servers.models) if compares else 0,
-        updates=turn.updates,
+        updates=this_round.updates,
     )
     keeps: list[Key] = [ROWS] if part is None else [("sum", int(row)) for row in part.rows]
-    keeps += [("report", name) for name, asked in turn.reports.items() if asked.report.combined]
-    keeps += [UPDATES] * turn.updates + [STATES] * bool(layout.size)
+    keeps += [("report", name) for name, asked in this_round.reports.items() if asked.report.combined]
+    keeps += [UPDATES] * this_round.updates + [STATES] * bool(layout.size)
     return Task(
         "train",
         job,
         objects,
         tuple(keeps),
         cost=float(servers.federation.sizes[clients].sum()),
-        home=int(clients[0]) // servers.clients_per_actor if servers.clients_per_actor else None,
-        work=servers.work_of(clients, turn.work),
+        home=int(clients[0]) // pinned if pinned else None,
+        work=servers.work_of(clients, this_round.work),
     )
 
 

@@ -126,14 +126,14 @@ def _pass(
 
 def adapt(
     servers: Servers,
-    turn: Round,
+    this_round: Round,
     clients: NDArray[np.int64],
     models: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], list[tuple[NDArray[np.int64], Ref]]]:
     """Let clients train on from these models, and test what comes of it; nothing is averaged or kept.
 
     Args:
-        turn: round, stage and work.
+        this_round: round, stage and work.
         clients: ids ``(n,)``.
         models: the model of each ``(n,)``.
 
@@ -141,7 +141,7 @@ def adapt(
         Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: places in
         ``clients``, and the rows ``(B, P)`` by reference.
     """
-    blocks, tasks = _adapting(servers, "adapt", turn, clients, models)
+    blocks, tasks = _adapting(servers, "adapt", this_round, clients, models)
     correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
     updates, everyone = [], np.arange(len(clients))
     for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
@@ -174,7 +174,7 @@ def client_models(
 
 def adapted_models(
     servers: Servers,
-    turn: Round,
+    this_round: Round,
     clients: NDArray[np.int64],
     models: NDArray[np.int64],
     wanted: NDArray[np.int64],
@@ -183,7 +183,7 @@ def adapted_models(
 
     They train in the same blocks, as what a client gets may depend on its block in the last bit.
     """
-    blocks, tasks = _adapting(servers, "adapted", turn, clients, models)
+    blocks, tasks = _adapting(servers, "adapted", this_round, clients, models)
     places = np.searchsorted(clients, wanted)
     some = [
         number for number, block in enumerate(blocks) if np.isin(range(block.start, block.stop), places).any()
@@ -197,10 +197,10 @@ def adapted_models(
 
 
 def _adapting(
-    servers: Servers, method: str, turn: Round, clients: NDArray[np.int64], models: NDArray[np.int64]
+    servers: Servers, method: str, this_round: Round, clients: NDArray[np.int64], models: NDArray[np.int64]
 ) -> tuple[list[slice], list[Task]]:
     """The blocks in which clients train on from these models, and the task of each."""
-    size, layout = servers.block_size(len(clients)), turn.layout(servers.spec)
+    size, layout = servers.blocks.size(len(clients)), this_round.layout(servers.spec)
     models = servers.at(models, clients)
     tasks, blocks = [], []
     for first in range(0, len(clients), size):
@@ -209,19 +209,19 @@ def _adapting(
         own = clients[block].tolist() if layout.size else None
         objects, states = _needed(servers, start.tolist(), own)
         job = AdaptJob(
-            round=turn.round,
-            stage=turn.stage,
+            round=this_round.round,
+            stage=this_round.stage,
             clients=clients[block],
             start=start,
             states=states,
             layout=layout,
-            work=turn.work,
-            local=turn.local,
+            work=this_round.work,
+            local=this_round.local,
             batch_size=servers.batch_size,
         )
         cost = float(servers.federation.sizes[clients[block]].sum())
         keeps: tuple[Key, ...] = (UPDATES,) if method == "adapt" else ()
-        much = servers.work_of(clients[block], turn.work)
+        much = servers.work_of(clients[block], this_round.work)
         tasks.append(Task(method, job, objects, keeps, cost=cost, work=much))
         blocks.append(block)
     return blocks, tasks

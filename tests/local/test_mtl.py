@@ -20,7 +20,7 @@ from rayfl.errors import ConfigError
 from rayfl.local.mtl import MTL
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.models import Servers
+from rayfl.servers.models import Blocks, Servers
 from rayfl.servers.rounds import Round, train
 from rayfl.training import LocalWork
 from rayfl.training.loop import LoopEngine
@@ -279,22 +279,22 @@ def test_the_absent_count_when_trained_rows_travel(tmp_path: Path):
     try:
         federation = stages[0].federation
         backend.start((federation,), host)
-        servers = Servers(backend, host.spec, federation, block_size=lambda cohort: 2)
+        servers = Servers(backend, host.spec, federation, blocks=Blocks(lambda cohort: 2))
         start = host.spec.initial()
         servers.models = [start] * 3
         work = config.local.work(LocalWork(1, 10, 0.1))
 
-        def turn(client: int, weights: list[float]) -> None:
+        def this_round(client: int, weights: list[float]) -> None:
             cohort = np.array([client])
             mixing = Mixing(sp.csr_array(np.array(weights)[:, None]))
             plan = Plan(cohort, cohort * 0, cohort * 0)
             assignment = np.zeros(4, np.int64)
             train(servers, Round(0, plan, work, mixing, local=config.local, assignment=assignment))
 
-        turn(0, [1, 1, 1])
+        this_round(0, [1, 1, 1])
         first = np.array(servers.models[0])
         assert all(same(model, first) for model in servers.models)
-        turn(1, [1, 0, 1])
+        this_round(1, [1, 0, 1])
         second = servers.states.fetch(backend)[1][1]
         # Client 0 is absent and uses model 0; nobody else has taken part.
         np.testing.assert_allclose(servers.models[0], (first.astype(np.float64) + second) / 2, rtol=1e-6)

@@ -28,7 +28,7 @@ from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.global_step import gather, share
 from rayfl.servers.lps import Reduced
-from rayfl.servers.models import Servers
+from rayfl.servers.models import Blocks, Servers
 from rayfl.servers.testing import local_losses, losses
 from rayfl.training.batches import Batches
 
@@ -285,7 +285,7 @@ def test_clients_meet_the_models_of_their_edge(cloud: dict[str, Any]) -> None:
     try:
         federation, who = stages[0].federation, np.arange(9)
         backend.start((federation,), host)
-        servers = Servers(backend, host.spec, federation, block_size=lambda n: n, edges=np.array(EDGES))
+        servers = Servers(backend, host.spec, federation, blocks=Blocks(lambda n: n), edges=np.array(EDGES))
         servers.models = [host.spec.initial(index=i) for i in range(6)]  # two models at three edges
         both = losses(servers, who, federation.train, "train")
         for model in range(2):
@@ -357,7 +357,7 @@ STEP = GlobalStep(((((0, 2),), np.zeros(2, np.int64)),), np.array([True, True]))
 @pytest.fixture
 def servers() -> Iterator[Servers]:
     backend = InlineBackend()
-    made = Servers(backend, SimpleNamespace(P=3), None, block_size=lambda n: n)  # type: ignore[arg-type]
+    made = Servers(backend, SimpleNamespace(P=3), None, blocks=Blocks(lambda n: n))  # type: ignore[arg-type]
     made.models = list(MODELS)
     yield made
     backend.close()

@@ -25,7 +25,7 @@ from rayfl.local import OBJECTIVES
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.lps import merge
-from rayfl.servers.models import Servers
+from rayfl.servers.models import Blocks, Servers
 from rayfl.servers.rounds import AskedReport, Round, cut_blocks, train
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, Training
@@ -94,7 +94,7 @@ def _servers(
     stages, host = build(load(settings))
     federation = stages[0].federation
     backend.start((federation,), host)
-    servers = Servers(backend, host.spec, federation, block_size=lambda cohort: 2, **options)
+    servers = Servers(backend, host.spec, federation, blocks=Blocks(lambda cohort: 2), **options)
     servers.models = [host.spec.initial()]
     return servers, federation, host
 
@@ -252,10 +252,12 @@ def test_client_states_are_found_where_they_are_and_packed() -> None:
     backend = InlineBackend()
     try:
         states = ClientStates()
-        for turn in range(200):
-            clients = [turn % 7, 7 + turn % 5, 300 + turn]
+        for this_round in range(200):
+            clients = [this_round % 7, 7 + this_round % 5, 300 + this_round]
             states.update(
-                clients, np.array([[turn, c] for c in clients], np.float32), [True, True, turn < 100]
+                clients,
+                np.array([[this_round, c] for c in clients], np.float32),
+                [True, True, this_round < 100],
             )
             states.pack(backend)
         ids, rows = states.fetch(backend)
