@@ -104,6 +104,7 @@ def run(
         ConfigError, DataError: before anything starts, in one line.
         Interrupted: after SIGINT or SIGTERM; the run can be resumed.
     """
+    plugins.refuse_while_importing()
     resolved = load(config, overrides, **parts)
     check(resolved)
     if resolved.execution.backend == "ray":

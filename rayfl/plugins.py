@@ -227,7 +227,7 @@ def _import(given: str, where: str) -> ModuleType:
         folder = Path.cwd()
         if is_file and name not in _travelled():
             _check_file(given, name, where)
-            folder = Path(given).expanduser().resolve().parent
+            folder = Path(os.path.abspath(os.path.expanduser(given))).parent  # of a link, not of its target
         _loaded[name] = _describe(_imported(name, given, where, folder), given)
     elif not _loaded[name].installed and _loaded[name].now() not in (None, _loaded[name]):
         raise ConfigError(where, f"{given}: has changed since it was imported", "start Python anew")
@@ -235,12 +235,12 @@ def _import(given: str, where: str) -> ModuleType:
 
 
 def _same_file(name: str, given: str) -> bool:
-    """Whether a file is the one from which a module was imported; also if it is gone."""
-    if name in _restored:
+    """Whether a file is the one from which a module was imported; also if it is gone since."""
+    if name in _restored or name in _travelled() or _loaded[name].given == given:
         return True
     file = getattr(sys.modules[name], "__file__", None)
     path = Path(given).expanduser()
-    return not path.is_file() or (file is not None and path.resolve() == Path(file).resolve())
+    return path.is_file() and file is not None and path.resolve() == Path(file).resolve()
 
 
 def _travelled() -> frozenset[str]:
@@ -303,6 +303,7 @@ def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleT
     if folder is not None and str(folder) not in sys.path:
         sys.path.append(str(folder))  # last: it hides nothing
         importlib.invalidate_caches()
+    _importing.append(given)
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
@@ -311,11 +312,32 @@ def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleT
         raise broken(error, given) from None
     except (Exception, SystemExit) as error:
         raise broken(error, given) from None
+    finally:
+        _importing.pop()
+
+
+_importing: list[str] = []
+
+
+def refuse_while_importing() -> None:
+    """Refuse a run that a plug-in starts when it is imported: a script would run itself again and again.
+
+    Raises:
+        ConfigError
+    """
+    if _importing:
+        raise ConfigError(
+            _importing[-1],
+            "starts a run when it is imported, as all processes of a run do",
+            'put that below: if __name__ == "__main__":',
+        )
 
 
 def broken(error: BaseException, given: str) -> ConfigError:
     """File, line and error of what went wrong in somebody else's code."""
     where = f"plug-in {given}"
+    if isinstance(error, ConfigError):
+        return error
     if isinstance(error, SyntaxError) and error.filename:
         return ConfigError(f"{error.filename}:{error.lineno}", f"not Python: {error.msg}")
     own = str(Path(__file__).parent)
@@ -351,7 +373,7 @@ def _describe(module: ModuleType, given: str) -> Plugin:
         return Plugin(module.__name__, given, None, (), "", installed=True)
     # The folder that has to be on the path: above the top package.
     depth = module.__name__.count(".") + (Path(file).name == "__init__.py")
-    folder = Path(file).resolve().parents[depth]
+    folder = Path(os.path.abspath(file)).parents[depth]
     installed = _is_installed(folder / "x")
     if installed:
         files = sorted(_package_files(module, folder))
@@ -365,28 +387,26 @@ def _package_files(module: ModuleType, folder: Path) -> Iterator[str]:
     top = sys.modules[module.__name__.partition(".")[0]]
     paths = [Path(p) for p in getattr(top, "__path__", ())]
     for path in paths:
-        yield from (each.resolve().relative_to(folder).as_posix() for each in path.rglob("*.py"))
+        yield from (each.relative_to(folder).as_posix() for each in path.rglob("*.py"))
     if not paths:
-        yield Path(str(module.__file__)).resolve().relative_to(folder).as_posix()
+        yield Path(os.path.abspath(str(module.__file__))).relative_to(folder).as_posix()
 
 
 def _belonging(module: ModuleType, folder: Path) -> set[Path]:
-    """The files of a module and of all that it imports, directly or not, from its own folder."""
+    """The files of a module and of all that it imports, directly or not, from its own folder.
+
+    Also of what it imports only later, within a function: nothing of it need have been imported by now.
+    """
     found: set[Path] = set()
-    left = [module]
+    left = [module.__name__]
     while left:
-        each = left.pop()
-        file = getattr(each, "__file__", None)
-        path = Path(file).resolve() if file else None
-        if path is None or path in found or not _lies_in(path, folder):
-            continue
-        found.add(path)
-        for name in _imports(each, path):
-            steps = name.split(".")
-            above = (".".join(steps[:k]) for k in range(1, len(steps) + 1))
-            left += [sys.modules[part] for part in above if part in sys.modules]
-        parent = each.__name__.rpartition(".")[0]
-        left += [sys.modules[parent]] if parent in sys.modules else []
+        steps = left.pop().split(".")
+        for k in range(1, len(steps) + 1):
+            stem = folder.joinpath(*steps[:k])
+            for path in (stem / "__init__.py", stem.with_name(f"{stem.name}.py")):
+                if path not in found and path.is_file() and _lies_in(path, folder):
+                    found.add(path)
+                    left += _imports(".".join(steps[:k]), path)
     return found
 
 
@@ -400,10 +420,14 @@ def _lies_in(path: Path, folder: Path) -> bool:
     )
 
 
-def _imports(module: ModuleType, path: Path) -> Iterator[str]:
+def _imports(name: str, path: Path) -> Iterator[str]:
     """The dotted names that a module imports, wherever in it."""
-    package = module.__name__ if path.name == "__init__.py" else module.__name__.rpartition(".")[0]
-    for node in ast.walk(ast.parse(path.read_bytes())):
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):  # it has not been imported yet, and cannot be
+        return
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

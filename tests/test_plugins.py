@@ -316,3 +316,44 @@ def test_a_class_that_other_processes_cannot_import():
 
     with pytest.raises(ConfigError, match="Hidden: other processes cannot import it; put it into a file"):
         load(SMALL, algorithm=Hidden)
+
+
+def test_what_is_imported_later_belongs_to_a_plug_in_too(folder):
+    folder(
+        own_i="def f():\n    from own_late import x\n    import own_packed.deep",
+        own_late="import own_later",
+        own_later="",
+        own_packed_in___init__="",
+        own_packed_in_deep="this is not Python",
+        own_free="",
+    )
+    bring(["own_i.py"])
+    assert plugins.loaded()[0].files == (
+        "own_i.py",
+        "own_late.py",
+        "own_later.py",
+        "own_packed/__init__.py",
+        "own_packed/deep.py",
+    )
+
+
+def test_a_link_is_a_module_of_its_own_name(folder, tmp_path):
+    root = folder(shared_in_own_v3=METHOD.format(name="linked"))
+    (root / "own_latest.py").symlink_to(root / "shared" / "own_v3.py")
+    bring(["own_latest.py"])
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    assert [path.name for path in plugins.pack(packed)] == ["own_latest.py"]
+
+
+def test_a_path_that_leads_nowhere_is_no_plug_in_that_is_there(folder):
+    folder(own_here="")
+    bring(["own_here.py"])
+    with pytest.raises(ConfigError, match=r"nowhere/own_here.py: no such file"):
+        bring(["nowhere/own_here.py"])
+
+
+def test_a_script_that_starts_a_run_when_it_is_imported_is_refused(folder):
+    folder(own_script="import rayfl\nrayfl.run('digits-demo')")
+    with pytest.raises(ConfigError, match=r"own_script.py: starts a run when it is imported.*__main__"):
+        bring(["own_script.py"])

@@ -39,7 +39,11 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
 
 
 def partition_of(thing: object) -> dict[str, Any] | None:
-    """The settings of a partition made of a list of each client's training samples, or a function of it."""
+    """The settings of a partition made of a list of each client's training samples, or a function of it.
+
+    Raises:
+        DataError: if a client has none.
+    """
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}
     if isinstance(thing, str) or not isinstance(thing, Sequence):
@@ -48,5 +52,7 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["sample", "client"])
     for client, samples in enumerate(thing):
+        if not np.size(samples):
+            raise DataError(f"partition: client {client} has no samples; leave it out")
         writer.writerows([sample, client] for sample in np.asarray(samples).reshape(-1).tolist())
     return {"name": "file", "path": keep(text.getvalue().encode(), ".csv")}

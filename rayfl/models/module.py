@@ -35,6 +35,14 @@ class OwnModule(OwnNetwork):
         self._builder()
 
     @override
+    def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        found = super().outline(shape, classes)
+        if found is super().outline(shape, classes):
+            what = f"{self.target} returns the same network again and again"
+            raise ConfigError("model.target", what, "build a new one in each call, or return a deep copy")
+        return found
+
+    @override
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """Call the target."""
         from torch import nn
@@ -85,10 +93,14 @@ def settings_of(thing: Any) -> dict[str, Any] | None:
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(thing, torch.nn.Module):
-        plugins.resolve(plugins.target_of(type(thing)), "model")  # whoever reads the file imports its class
-        if type(thing).__module__ == "__main__":
-            what = f"got a {type(thing).__name__}, whose class is this script's"
-            raise ConfigError("model", what, "give the class, or put it into a file of its own")
+        for part in sorted({type(module) for module in thing.modules()}, key=str):
+            if part.__module__ == "__main__":
+                what = f"got a network with a {part.__name__}, whose class is this script's"
+                raise ConfigError("model", what, "give the class, or put it into a file of its own")
+            if part.__module__.partition(".")[0] != "torch":
+                plugins.resolve(
+                    plugins.target_of(part), "model"
+                )  # whoever reads the file imports its classes
         written = io.BytesIO()
         torch.save(thing, written)
         path = keep(written.getvalue(), ".pt")

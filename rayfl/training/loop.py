@@ -5,8 +5,10 @@ It is the oracle that faster engines are tested against: nothing here is clever.
 
 from __future__ import annotations
 
+import contextlib
+import random
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -26,6 +28,21 @@ from rayfl.training.work import (
     check_diverged,
     check_visits,
 )
+
+
+@contextlib.contextmanager
+def _draws(key: int) -> Iterator[None]:
+    """Dropout and the like draw from torch's generator, own networks also from Python's and NumPy's."""
+    states = random.getstate(), np.random.get_state()  # noqa: NPY002
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key >> 1)
+        random.seed(key)
+        np.random.seed(key % 2**32)  # noqa: NPY002
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])  # noqa: NPY002
 
 
 class LoopEngine:
@@ -75,9 +92,7 @@ class LoopEngine:
         for row, client in enumerate(clients):
             try:
                 plan = _steps(work, shuffled[row], None if terms.visits is None else terms.visits[row])
-                # Dropout and the like draw from torch's generator: keyed per client and round.
-                with torch.random.fork_rng(devices=[]):
-                    torch.manual_seed(key(self.seed, "train", round, client) >> 1)
+                with _draws(key(self.seed, "train", round, client)):
                     losses[row] = self._client(
                         work,
                         indices[row],

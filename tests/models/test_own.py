@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import random
 import sys
 import warnings
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,10 +17,14 @@ from torch import nn
 from torch.nn import functional
 
 import rayfl
+from rayfl.data import Samples
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.models.modules.own import derived_layers
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
+from rayfl.training.loop import LoopEngine
 
 HERE = "tests.models.test_own"
 IMAGE = (3, 8, 8)
@@ -218,8 +224,6 @@ def test_an_own_network_runs(tmp_path: Path) -> None:
 
 def test_a_network_class_stands_for_its_settings(tmp_path: Path) -> None:
     assert run(tmp_path, model=Net).config.model == own("Net")
-    with pytest.raises(ConfigError, match=r"model: .*give its class"):
-        run(tmp_path, model=Net((1, 8, 8), 10))
 
 
 @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
@@ -348,3 +352,35 @@ def test_transformers(tmp_path: Path) -> None:
     assert transformers.__version__
     with pytest.raises(ConfigError, match="nope cannot be built"):
         spec_of(MODELS["transformers"](arch="nope"))
+
+
+def test_a_function_that_returns_one_network_for_all_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "one_for_all.py").write_text(
+        "import functools\nfrom torch import nn\nNET = nn.Linear(4, 2)\ndef same():\n    return NET\n"
+        "@functools.cache\ndef cached():\n    return nn.Linear(4, 2)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("same", "cached"):
+        with pytest.raises(ConfigError, match="returns the same network again and again"):
+            ModelSpec.of(MODELS["module"](target=f"one_for_all:{name}"), (4,), 2, 0)
+
+
+def test_draws_of_python_and_numpy_are_the_clients_own(tmp_path, monkeypatch):
+    (tmp_path / "drawing.py").write_text(
+        "import random\nimport numpy as np\nfrom torch import nn\nclass Net(nn.Linear):\n"
+        "    def __init__(self): super().__init__(4, 2)\n"
+        "    def forward(self, x): return super().forward(x * random.random() * np.random.rand())\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    spec = ModelSpec.of(MODELS["module"](target="drawing:Net"), (4,), 2, 0)
+    assert choose_engine(spec) == ("loop", mock.ANY)
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((6, 4)).astype(np.float32), np.arange(6) % 2
+    batches = Batches(Samples("s", x, y, x, y, 2), torch.device("cpu"))
+    start = torch.from_numpy(np.tile(spec.initial(), (2, 1)))
+    work = LocalWork(epochs=2, batch_size=3, lr=0.1)
+    both = LoopEngine(spec, batches, 0).train(work, 0, [5, 7], [np.arange(6)] * 2, start).rows
+    random.seed(1)
+    alone = LoopEngine(spec, batches, 0).train(work, 0, [7], [np.arange(6)], start[:1]).rows
+    assert torch.equal(both[1], alone[0])
+    assert not torch.equal(both[0], both[1])
