@@ -13,7 +13,7 @@ from rayfl import plugins
 from rayfl.config import kinds
 from rayfl.config.schema import Config
 from rayfl.config.words import sections, shown
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, DataError
 from rayfl.settings import Registry, Section, part_name
 
 
@@ -41,7 +41,10 @@ def _settings_of(thing: object, registry: Registry[Any], where: str) -> dict[str
     if isinstance(thing, type) and issubclass(thing, registry.base):
         _bring_class(thing)
         return {"name": part_name(thing) or thing.__name__}
-    found = registry.settings_of(thing)
+    try:
+        found = registry.settings_of(thing)
+    except DataError as error:
+        raise ConfigError(where, str(error).removeprefix(where).lstrip(": ")) from None
     if found is None and isinstance(thing, Mapping):
         return dict(thing)
     if found is None:

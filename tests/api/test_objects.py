@@ -82,10 +82,12 @@ def test_a_network_is_a_class_or_has_been_built(arrays, monkeypatch):
     ("section", "thing", "expected"),
     [
         ("data", (np.zeros((3, 2)), np.zeros(3, int)), "data: has no test part"),
-        ("data", (1, 2, 3), "data returned 3 things"),
+        ("data", (1, 2, 3), "data: returned 3 things"),
         ("data", object(), "data: got .*; expected a dataset: its name, settings or object"),
         ("partition", object(), "partition: got .*; expected a partition"),
         ("partition", [[0], [0]], "sample 0"),
+        ("partition", [[0], []], "partition: client 1 has no samples"),
+        ("data", [], "data: returned 0 things"),
         ("partition", lambda labels, rng: [[0]], "other processes cannot import it"),
     ],
 )
