@@ -14,6 +14,8 @@ from rayfl.errors import DataError
 from rayfl.given import keep
 from rayfl.plugins import target_of
 
+_ARRAYS = frozenset({"x", "y", "x_train", "y_train", "x_test", "y_test"})
+
 
 def dataset_of(thing: object) -> dict[str, Any] | None:
     """The settings of a dataset made of what :mod:`rayfl.data.datasets.python` takes, or a function of it.
@@ -26,7 +28,7 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
     """
     if callable(thing) and not hasattr(thing, "__getitem__"):
         return {"name": "python", "target": target_of(thing)}
-    if isinstance(thing, Mapping) and not any(isinstance(key, str) and key[:1] in "xy" for key in thing):
+    if isinstance(thing, Mapping) and not _ARRAYS & set(thing):
         return None  # these are settings
     if not (isinstance(thing, (Mapping, tuple, list)) or hasattr(thing, "__getitem__")):
         return None

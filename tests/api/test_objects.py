@@ -16,6 +16,7 @@ from torch.utils.data import TensorDataset
 
 import rayfl
 from rayfl import plugins
+from rayfl.data.objects import dataset_of
 from rayfl.errors import ConfigError, DataError
 
 SMALL = {
@@ -136,3 +137,8 @@ def test_a_script_gives_what_it_defines_itself(tmp_path, backend):
     assert json.loads((path / "plugins.json").read_text())["plugins"][0]["module"] == "script"
     assert "strength: 0.25" in (path / "config.yaml").read_text()
     assert "anna" in (path / "clients.csv").read_text()
+
+
+def test_settings_that_begin_with_x_are_settings():
+    assert dataset_of({"name": "own", "xmax": 3}) is None
+    assert dataset_of({"": 3}) is None
