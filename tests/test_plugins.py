@@ -84,6 +84,7 @@ def test_a_method_in_an_own_file_is_a_choice(folder, given):
     config = load({**SMALL, "plugins": [given], "algorithm": {"name": "half", "strength": 0.25}})
     assert config.algorithm.model_dump() == {"name": "half", "strength": 0.25}
     assert "half" in ALGORITHMS
+    assert sys.path[-1] == str(Path.cwd())  # what lies beside a plug-in hides nothing that is installed
     assert load(config) == config
 
 
