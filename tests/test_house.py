@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
-    "angles backend errors events linalg memory random server_step settings torchvision_shim units",
+    "angles backend errors events linalg memory random server_step settings statistics torchvision_shim units",
     "given plugins",
     "data files models paper",
     "evaluation loggers training",
@@ -25,6 +25,7 @@ FLOORS = (
     "servers",
     "runtime",
     "api",
+    "study",
     "commands display doctor",
     "bench",
     "cli",

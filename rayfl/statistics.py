@@ -1,0 +1,152 @@
+"""What a few runs say of many: means with intervals, paired differences, Holm's correction, ranks.
+
+All intervals are Student's t over seeds, with 95 % confidence each. One run has no interval; that of two is
+wide.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+LEVEL = 0.95
+"""Confidence of the intervals."""
+
+FEW = 5
+"""Of fewer seeds than that tables say so: an interval rests on the spread, which so few hardly show."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A mean and what is known of it.
+
+    Attributes:
+        mean: of the values; NaN if there are none.
+        low, high: of its interval; infinite where there is one value, NaN where there is none.
+        n: values.
+    """
+
+    mean: float
+    low: float
+    high: float
+    n: int
+
+    @property
+    def half(self) -> float:
+        """Half the width: ``mean ± half``."""
+        return (self.high - self.low) / 2
+
+    @property
+    def known(self) -> bool:
+        """Whether there are at least two values."""
+        return self.n > 1
+
+
+@dataclass(frozen=True)
+class Difference(Interval):
+    """Mean paired difference.
+
+    Attributes:
+        p: two-sided p-value of Student's paired t-test; NaN where there are fewer than two pairs.
+    """
+
+    p: float = math.nan
+
+
+def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
+    """The mean of values with its interval.
+
+    Args:
+        values: ``(n,)``, a number a seed; NaN is left out.
+        level: confidence.
+    """
+    found = _known(values)
+    if len(found) == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    mean = float(found.mean())
+    if len(found) == 1:
+        return Interval(mean, -math.inf, math.inf, 1)
+    low, high = _bounds(found, level)
+    return Interval(mean, low, high, len(found))
+
+
+def paired_difference(first: ArrayLike, second: ArrayLike, level: float = LEVEL) -> Difference:
+    """The mean of ``first - second`` over equal seeds, with its interval and p-value.
+
+    Args:
+        first, second: ``(n,)`` of the same seeds in the same order; pairs with NaN are left out.
+        level: confidence.
+
+    Raises:
+        ValueError: if they are not equally long.
+    """
+    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
+    if a.shape != b.shape:
+        raise ValueError(f"{a.shape} and {b.shape} values are no pairs")
+    found = _known(a - b)
+    of = mean_interval(found, level)
+    return Difference(of.mean, of.low, of.high, of.n, _p_value(found))
+
+
+def holm(p_values: ArrayLike) -> NDArray[np.float64]:
+    """p-values adjusted for their number by Holm's method (1979); NaN stays, and does not count.
+
+    Args:
+        p_values: ``(m,)``.
+    """
+    from statsmodels.stats.multitest import multipletests
+
+    p = np.asarray(p_values, np.float64)
+    adjusted, known = p.copy(), ~np.isnan(p)
+    if known.any():
+        adjusted[known] = np.asarray(multipletests(p[known], method="holm")[1])
+    return adjusted
+
+
+def mean_ranks(values: ArrayLike, higher_is_better: bool = True) -> NDArray[np.float64]:
+    """The mean rank of each method, 1 for the best; ties share the mean of their ranks.
+
+    Args:
+        values: ``(blocks, methods)``: a block is what pairs, such as a seed of a setting. Blocks in which a
+            method has no value are left out.
+        higher_is_better: of the values.
+
+    Returns:
+        ``(methods,)``; NaN if no block is complete.
+    """
+    from scipy.stats import rankdata
+
+    table = np.atleast_2d(np.asarray(values, np.float64))
+    complete = table[~np.isnan(table).any(axis=1)]
+    if not len(complete):
+        return np.full(table.shape[1], np.nan)
+    signed = -complete if higher_is_better else complete
+    return np.asarray(rankdata(signed, axis=1).mean(axis=0), np.float64)
+
+
+def _known(values: ArrayLike) -> NDArray[np.float64]:
+    found = np.asarray(values, np.float64).ravel()
+    return np.asarray(found[~np.isnan(found)], np.float64)
+
+
+def _bounds(values: NDArray[np.float64], level: float) -> tuple[float, float]:
+    from scipy.stats import t
+
+    mean, error = float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values))
+    if error == 0:
+        return mean, mean
+    low, high = t.interval(level, len(values) - 1, loc=mean, scale=error)
+    return float(low), float(high)
+
+
+def _p_value(differences: NDArray[np.float64]) -> float:
+    from scipy.stats import ttest_1samp
+
+    if len(differences) < 2:
+        return math.nan
+    if not differences.std():  # the test divides by it
+        return 0.0 if differences.any() else 1.0
+    return float(ttest_1samp(differences, 0.0).pvalue)

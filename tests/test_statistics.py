@@ -1,0 +1,69 @@
+"""Intervals, paired differences, Holm's correction and ranks, against SciPy's own functions and by hand."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from rayfl.statistics import holm, mean_interval, mean_ranks, paired_difference
+
+
+def test_an_interval_is_student_s_over_the_seeds() -> None:
+    values = [77.1, 78.4, 76.0, 79.9]
+    found = mean_interval(values)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert found.mean == pytest.approx(77.85)
+    assert found.n == 4
+
+
+def test_intervals_cover_the_mean_as_often_as_they_say() -> None:
+    draws = np.random.default_rng(0).normal(3.0, 2.0, (4000, 3))
+    inside = [interval.low <= 3.0 <= interval.high for interval in map(mean_interval, draws)]
+    assert np.mean(inside) == pytest.approx(0.95, abs=0.015)  # four standard errors
+
+
+def test_one_value_has_no_bounds_and_none_has_no_mean() -> None:
+    one, none = mean_interval([5.0, math.nan]), mean_interval([])
+    assert (one.mean, one.low, one.high, one.known) == (5.0, -math.inf, math.inf, False)
+    assert math.isnan(none.mean)
+    assert none.n == 0
+
+
+def test_equal_values_have_an_interval_of_no_width() -> None:
+    found = mean_interval([2.0, 2.0, 2.0])
+    assert (found.low, found.high, found.half) == (2.0, 2.0, 0.0)
+
+
+def test_differences_pair_by_place() -> None:
+    a, b = np.array([90.0, 80.0, 70.0]), np.array([88.0, 79.0, 67.0])
+    found, test = paired_difference(a, b), stats.ttest_rel(a, b)
+    assert found.mean == pytest.approx(2.0)
+    assert found.p == pytest.approx(test.pvalue)
+    assert found.low > -0.5  # unpaired, the spread of the seeds would drown it
+    assert paired_difference([1, math.nan, 3], [0, 1, 2]).n == 2
+    with pytest.raises(ValueError, match="no pairs"):
+        paired_difference([1, 2], [1])
+
+
+def test_constant_differences_are_certain() -> None:
+    assert paired_difference([1, 2], [1, 2]).p == 1.0
+    assert paired_difference([2, 3], [1, 2]).p == 0.0
+    assert math.isnan(paired_difference([2], [1]).p)
+
+
+def test_holm_multiplies_the_smallest_most() -> None:
+    found = holm([0.01, math.nan, 0.04, 0.03])
+    assert found[[0, 2, 3]] == pytest.approx([0.03, 0.06, 0.06])
+    assert math.isnan(found[1])
+    assert np.isnan(holm([math.nan])).all()
+
+
+def test_ranks_are_means_over_blocks() -> None:
+    table = [[90, 80, 70], [80, 90, 70], [50, 50, math.nan]]
+    assert mean_ranks(table).tolist() == [1.5, 1.5, 3.0]
+    assert mean_ranks([[1, 1, 2]], higher_is_better=False).tolist() == [1.5, 1.5, 3.0]
+    assert np.isnan(mean_ranks([[1, math.nan]])).all()
