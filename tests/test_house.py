@@ -12,8 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
-    "angles backend errors events linalg memory random server_step settings statistics torchvision_shim units",
-    "given plugins",
+    "angles backend errors events linalg memory random server_step settings torchvision_shim units",
+    "given plugins statistics",
     "data files models paper",
     "evaluation loggers training",
     "coresets local ordering signatures",
