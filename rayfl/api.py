@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl import plugins
-from rayfl.config import Config, load
+from rayfl.config import CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.data.events import client_number
 from rayfl.data.scaling import Scaling
@@ -23,7 +23,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import drive, drive_on_ray
 from rayfl.servers.building import build, check
-from rayfl.servers.driver import CHANGEABLE, Driver, Interrupted, tensors_of
+from rayfl.servers.driver import Driver, Interrupted, tensors_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -89,6 +89,7 @@ def run(
     config: Config | str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     on_event: Listener = lambda event: None,
+    changed: Sequence[str] | None = None,
     **parts: Any,
 ) -> Result:
     """Run a config to the end.
@@ -98,6 +99,8 @@ def run(
         overrides: dotted settings such as ``"rounds=5"``.
         on_event: called with everything that happens, see :mod:`rayfl.events`. An error that it raises stops
             the run with a checkpoint, and is raised here; it is not called again.
+        changed: what the name of the run directory says of the settings, such as ``["lr=0.1"]``; by default
+            those of ``overrides`` and ``parts`` that are not as in ``config``.
         parts: objects in place of sections, see :func:`~rayfl.config.load`.
 
     Raises:
@@ -109,7 +112,9 @@ def run(
     check(resolved)
     if resolved.execution.backend == "ray":
         connect(resolved)  # first: where Ray does not start no run directory is left behind
-    directory = RunDirectory.create(resolved)
+    if changed is None:
+        changed = changes(resolved, config, [*overrides, *parts])
+    directory = RunDirectory.create(resolved, changed)
     try:
         return _execute(resolved, directory, on_event)
     except RayflError as error:

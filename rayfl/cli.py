@@ -77,14 +77,14 @@ def run(
     ] = False,
 ) -> None:
     """Run a preset or a config file."""
-    from rayfl.config import load, on_the_same_data, variant
+    from rayfl.config import changes, load, on_the_same_data, variant
 
-    changes = overrides or []
-    first = load(config, changes)
+    given = overrides or []
+    first = load(config, given)
     configs = [first]
     for name in filter(None, map(str.strip, beside.split(","))):
         try:
-            configs.append(variant(config, changes, name))
+            configs.append(variant(config, given, name))
         except ConfigError as error:
             raise ConfigError(f"--beside {name}: {error.where}", error.what, error.remedy) from None
     configs = on_the_same_data(configs)
@@ -92,10 +92,10 @@ def run(
         for each in configs:
             _show_plan(each)
         return
-    _run_all(configs)
+    _run_all(configs, [changes(each, config, given) for each in configs])
 
 
-def _run_all(configs: list[Config]) -> None:
+def _run_all(configs: list[Config], changed: list[tuple[str, ...]]) -> None:
     from rayfl import api
     from rayfl.display import Display, closing
     from rayfl.report import write_comparison
@@ -104,9 +104,9 @@ def _run_all(configs: list[Config]) -> None:
     for config in configs:
         building.check(config)
     results = []
-    for config in configs:
+    for config, settings in zip(configs, changed, strict=True):
         with Display(out, _title(config)) as display:
-            results.append(api.run(config, on_event=display))
+            results.append(api.run(config, on_event=display, changed=settings))
     out.print(closing([result.summary for result in results], out.width))
     for result in results:
         _say(f"run directory: {short(result.path)}")

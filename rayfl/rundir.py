@@ -1,7 +1,7 @@
 """Run directories: plain files that pandas opens in one line, written atomically, resumable.
 
 ```
-runs/<name>-<algorithm>-<time>/
+runs/<name>-<algorithm>-<changed settings>-seed<seed>-<time>/
   config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
   normalisation.json how the models take inputs: (x * factor - mean) / std, for ever after
   rounds.csv         one row a round              clients.csv        one row a client, best and last
@@ -99,6 +99,9 @@ GROUP_COLUMNS = (
 _COLUMNS = {"rounds.csv": ROUND_COLUMNS, "groups.csv": GROUP_COLUMNS}
 
 
+_LONGEST_NAME = 97
+
+
 class RunDirectory:
     """One run's files. Only the driver writes here."""
 
@@ -106,14 +109,18 @@ class RunDirectory:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, config: Config) -> RunDirectory:
-        """A new directory below ``output.root``, named after the run, its algorithm and the time.
+    def create(cls, config: Config, changed: Sequence[str] = ()) -> RunDirectory:
+        """A new directory below ``output.root``, named by what tells the run from others, and the time.
+
+        Args:
+            config: of the run.
+            changed: settings that the name speaks of, such as ``lr=0.1``; as many as there is room for.
 
         Raises:
             ConfigError: if it cannot be created.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = config.output.root / f"{config.name}-{config.algorithm.name}-{stamp}"
+        base = config.output.root / _name(config, changed, stamp)
         for attempt in range(1000):
             path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt}")
             try:
@@ -311,6 +318,17 @@ class RunDirectory:
 
         # The default precision is an ulp off; ids of clients are text, whatever they look like.
         return pd.read_csv(self.path / name, float_precision="round_trip", converters={"name": str})
+
+
+def _name(config: Config, changed: Sequence[str], stamp: str) -> str:
+    """``<name>-<algorithm>-<changed settings>-seed<seed>-<time>``, with room for 99 more of that second."""
+    start, end = f"{config.name}-{config.algorithm.name}", f"seed{config.seed}-{stamp}"
+    for shown in range(len(changed), -1, -1):
+        left_out = [f"and{len(changed) - shown}more"] if shown < len(changed) else []
+        name = "-".join([start, *changed[:shown], *left_out, end])
+        if len(name) <= _LONGEST_NAME:
+            break
+    return name
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:

@@ -308,7 +308,7 @@ def finished(rayfl, tmp_path) -> tuple[Answer, list[Path]]:
 def test_run_beside(finished, tmp_path):
     answer, runs = finished
     assert (answer.code, answer.err) == (0, "")
-    names = ["demo-fedavg", "demo-mt_hfl", "demo-solo"]
+    names = [f"demo-{method}-epochs=1-seed0" for method in ("fedavg", "mt_hfl", "solo")]
     assert [p.name.rsplit("-", 2)[0] for p in runs] == names
     for run in runs:
         assert f"run directory: {run.relative_to(tmp_path)}" in answer.out

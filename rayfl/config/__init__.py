@@ -9,9 +9,11 @@ Each module uses only those above it:
 - ``objects``: what Python users give in place of settings;
 - ``mistakes``: what is wrong, in one line that says where, what, and what would be right;
 - ``reading``: presets, files and overrides to a config;
-- ``variants``: the same settings for another algorithm.
+- ``variants``: the same settings for another algorithm;
+- ``changes``: what a run's name says of its settings.
 """
 
+from rayfl.config.changes import changes
 from rayfl.config.reading import (
     describe_preset,
     load,
@@ -22,14 +24,16 @@ from rayfl.config.reading import (
     with_overrides,
     with_paper,
 )
-from rayfl.config.schema import Config, Evaluation, Execution, Output, json_schema
+from rayfl.config.schema import CHANGEABLE, Config, Evaluation, Execution, Output, json_schema
 from rayfl.config.variants import on_the_same_data, variant
 
 __all__ = [
+    "CHANGEABLE",
     "Config",
     "Evaluation",
     "Execution",
     "Output",
+    "changes",
     "describe_preset",
     "json_schema",
     "load",

@@ -47,6 +47,9 @@ USED_BY_SOME = {
 }
 """Settings used only by the methods that list the section in ``takes``."""
 
+CHANGEABLE = ("rounds", "execution", "output")
+"""What of a config may change when a run goes on."""
+
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 

@@ -15,7 +15,7 @@ from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
 from rayfl.backend import Backend, Ref, Task
 from rayfl.clients.jobs import HostSpec
 from rayfl.clients.state import StateLayout
-from rayfl.config import Config
+from rayfl.config import CHANGEABLE, Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data.base import called
@@ -47,9 +47,6 @@ from rayfl.training.reports import ClientReport
 
 if TYPE_CHECKING:
     import torch
-
-CHANGEABLE = ("rounds", "execution", "output")
-"""What of a config may change when a run goes on."""
 
 _MAX_LOSSES = 5
 """How often results may be lost before the next checkpoint, and the rounds since the last be done again."""

@@ -1,0 +1,87 @@
+"""What a run's name says of its settings: those that its user changed, in short."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfl.config.reading import load
+from rayfl.config.schema import CHANGEABLE, Config
+from rayfl.errors import ConfigError
+
+_SAID = frozenset({"name", "plugins", "algorithm", "algorithm.name", "seed"})
+"""What the name of a run directory says anyway, or need not say."""
+
+_LONGEST = 24
+"""Characters of one name or value."""
+
+
+def changes(
+    config: Config, source: str | Path | Mapping[str, Any] | Config, named: Sequence[str]
+) -> tuple[str, ...]:
+    """The settings of a run that are not as in its preset or file: ``("alpha=0.3", "lr=0.01")``.
+
+    Args:
+        config: of the run.
+        source: what the user named, as in :func:`~rayfl.config.load`.
+        named: settings that were given on top of it, dotted; a value after ``=`` is not looked at.
+
+    Returns:
+        One short text each, fit for a file name, in the order of ``named``. Those that only say where to run
+        and what to write are left out, and so are settings that a resumed run may change.
+    """
+    paths = dict.fromkeys(text.partition("=")[0].strip() for text in named)
+    here = config.to_dict()
+    try:
+        there = load(source).to_dict() if paths else {}
+    except ConfigError:  # it may be incomplete without what was given on top of it
+        there = {}
+    found: dict[str, Any] = {}
+    for path in paths:
+        if path.partition(".")[0] not in CHANGEABLE and path not in _SAID:
+            found.update(_differing(path.removesuffix(".name"), here, there))
+    short = {path: path.rpartition(".")[2] for path in found}
+    names = list(short.values())
+    return tuple(
+        f"{_safe(name if names.count(name) == 1 else path)}={_safe(_value(found[path]))}"
+        for path, name in short.items()
+    )
+
+
+def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The settings at ``path`` or below that differ; one that is a part of another name counts as one."""
+    value, before = _at(here, path), _at(there, path)
+    if value == before or (value is None and before is None):
+        return
+    inner = value if isinstance(value, Mapping) else None
+    if inner is None or inner.get("name") != (before.get("name") if isinstance(before, Mapping) else None):
+        yield path, value
+        return
+    for key in inner:
+        yield from _differing(f"{path}.{key}", here, there)
+
+
+def _at(settings: Any, path: str) -> Any:
+    for key in path.split("."):
+        settings = settings.get(key) if isinstance(settings, Mapping) else None
+    return settings
+
+
+def _value(value: Any) -> str:
+    """``0.3``, ``lenet5`` for a part, ``5-4-1`` for a list; of a list of sections the number."""
+    if isinstance(value, Mapping):
+        return str(value.get("name", len(value)))
+    if isinstance(value, (list, tuple)):
+        plain = not any(isinstance(each, Mapping) for each in value)
+        return "-".join(map(_value, value)) if plain else str(len(value))
+    if isinstance(value, float):
+        return f"{value:g}"
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
+def _safe(text: str) -> str:
+    """Text as part of a file name: ASCII, short, without slashes and spaces."""
+    return re.sub(r"[^A-Za-z0-9._+]+", "-", text)[:_LONGEST].strip("-") or "-"
