@@ -83,7 +83,7 @@ class ClientError(RayflError):
         return self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
 
     def __str__(self) -> str:
-        return f"client {self.name or self.client} failed in round {self.round}: {self._last}"
+        return f"client {self.name or self.client} failed in round {self.round + 1}: {self._last}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -77,8 +77,11 @@ ROUND_COLUMNS = (
     "bytes_down",
     "failures",
 )
-"""Of ``rounds.csv``. ``stage`` counts the rounds with events so far. ``estimated_from`` is the number of
-clients that were tested in place of all, where the metrics are estimates; empty where all were tested."""
+"""Of ``rounds.csv``. ``round`` is an index from 0, as in all files; what people read counts from 1.
+``seconds`` are the round's own; ``summary.json`` has the run's. ``stage`` counts the rounds with events so
+far.
+``estimated_from`` is the number of clients that were tested in place of all, where the metrics are estimates;
+empty where all were tested."""
 
 GROUP_COLUMNS = (
     "round",

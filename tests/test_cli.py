@@ -153,7 +153,7 @@ def test_a_client_error_shows_its_traceback_and_exits_with_1(rayfl, monkeypatch)
     assert answer.code == 1
     assert (
         answer.err
-        == "Traceback ...\nValueError: broken\nerror: client 3 failed in round 7: ValueError: broken\n"
+        == "Traceback ...\nValueError: broken\nerror: client 3 failed in round 8: ValueError: broken\n"
     )
 
 
@@ -170,7 +170,7 @@ def test_what_does_not_fit_into_memory_is_one_line(rayfl, monkeypatch):
 def test_a_diverged_client_is_one_line(rayfl):
     answer = rayfl("run", "digits-demo", *QUICK, "training.lr=1e38")
     assert answer.code == 1
-    assert answer.err.startswith("error: client 0 failed in round 0: FloatingPointError: ")
+    assert answer.err.startswith("error: client 0 failed in round 1: FloatingPointError: ")
     assert answer.err.count("\n") == 1
 
 

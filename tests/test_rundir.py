@@ -69,7 +69,11 @@ def test_two_processes_cannot_write_one_run(settings: dict[str, Any]) -> None:
 
 
 def test_more_rounds_go_on_from_the_end(settings: dict[str, Any]) -> None:
-    result = resume(run(settings).path, ["rounds=5"])
+    first = run(settings)
+    seconds = first.summary["seconds"]
+    result = resume(first.path, ["rounds=5"])
+    assert result.summary["seconds"] > seconds  # of both sessions
+    assert RunFiles.read(result.path).headline()["seconds"] == result.summary["seconds"]
     whole = run(settings, ["rounds=5"])
     assert result.summary["models_sha256"] == whole.summary["models_sha256"]
     assert len(result.rounds) == 5

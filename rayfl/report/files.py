@@ -28,6 +28,7 @@ class RunFiles:
         config: ``config.yaml``, parsed; and ``config_text``, as it stands.
         environment: ``environment.json``.
         clusters: ``clusters.json``.
+        summary: ``summary.json``; empty while the run is not finished.
         rounds, groups, clients, communication: the CSV files of these names. Runs of versions before
             ``groups.csv`` have none; that is not told as missing.
         missing: files that are not there or cannot be read, each with the reason.
@@ -38,6 +39,7 @@ class RunFiles:
     config_text: str
     environment: dict[str, Any]
     clusters: dict[str, Any]
+    summary: dict[str, Any]
     rounds: pd.DataFrame
     groups: pd.DataFrame
     clients: pd.DataFrame
@@ -85,6 +87,7 @@ class RunFiles:
             config_text=config_text,
             environment=mapping("environment.json", text("environment.json")),
             clusters=mapping("clusters.json", text("clusters.json")),
+            summary=mapping("summary.json", text("summary.json")) if (path / "summary.json").exists() else {},
             rounds=table("rounds.csv"),
             groups=table("groups.csv") if (path / "groups.csv").exists() else pd.DataFrame(),
             clients=table("clients.csv"),
@@ -139,7 +142,8 @@ class RunFiles:
         ``accuracy_mean`` and its relatives are of the last evaluation, which is an estimate from a few
         clients where ``estimated_from`` says from how many; ``accuracy_mean_max`` is the highest mean of any
         round among :meth:`contenders` (``max_round``); ``accuracy_client_best`` the mean over clients of each
-        client's own best round. Bytes and seconds are totals.
+        client's own best round. Bytes are totals, and so are seconds: all that the run took, as in the
+        closing table; of a run that is not finished, what its rounds took.
         """
         row: dict[str, Value] = {
             "run": self.path.resolve().name,
@@ -171,8 +175,7 @@ class RunFiles:
         row["ari"] = self._latest("ari", "ari")
         for direction in ("up", "down"):
             row[f"bytes_{direction}"] = self._bytes(direction)
-        seconds = numbers(self.rounds, "seconds")
-        row["seconds"] = None if seconds is None else float(np.nansum(seconds))
+        row["seconds"] = self._seconds()
         return row
 
     def _latest(self, column: str, key: str) -> Value:
@@ -182,6 +185,14 @@ class RunFiles:
             return _number(values[~np.isnan(values)][-1])
         known = [entry[key] for entry in self.timeline if entry.get(key) is not None]
         return _number(known[-1]) if known else None
+
+    def _seconds(self) -> Value:
+        """What the run took, from the start of its workers on, all its sessions together."""
+        rounds = _number(self.summary.get("rounds"))
+        if isinstance(rounds, int) and rounds >= len(self.rounds):  # not of before it was given more rounds
+            return _number(self.summary.get("seconds"))
+        values = numbers(self.rounds, "seconds")
+        return None if values is None else float(np.nansum(values))
 
     def _bytes(self, direction: str) -> Value:
         """Bytes over all rounds and tiers: of the ledger, which knows of those before the first round."""

@@ -183,9 +183,11 @@ class Driver:
         self.servers.restore(self._nothing)
         self._nothing = self.servers.snapshot()
         self._enter(0)
-        self._begun, self._seconds_before = time.perf_counter(), 0.0
+        before = self._seconds()  # what is done again takes time too
+        self._begun = time.perf_counter()
         self.emit(Note(f"{error}: going back to the last checkpoint"))
         state = self._resume() or self._begin()
+        self._seconds_before = before
         self.records.start()
         return state
 
@@ -314,12 +316,12 @@ class Driver:
         names = self.federation.names
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
-            line = f"round {state.round}: client {called(names, client)} failed, left out: {line}"
+            line = f"round {state.round + 1}: client {called(names, client)} failed, left out: {line}"
             self.emit(Note(line))
         for text, ids in report.remarks.items():
             first = [called(names, client) for client in sorted(ids)[:5]]
             shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
-            self.emit(Note(f"round {state.round}: client {shown}: {text}"))
+            self.emit(Note(f"round {state.round + 1}: client {shown}: {text}"))
         return new
 
     def _round_of(self, state: ServerState, plan: Plan) -> Round:

@@ -202,7 +202,7 @@ class ClientQueries:
             if len(failures) > self.servers.tolerate or not len(request.clients):
                 raise failures[min(failures)]
         for client in sorted(failures):
-            self.tell(f"round {self.state.round}: {failures[client]}; it is left out of the clustering")
+            self.tell(f"round {self.state.round + 1}: {failures[client]}; it is left out of the clustering")
         return found
 
     def _compute(self, request: SignatureRequest) -> Signatures:

@@ -279,7 +279,7 @@ def test_partition_and_cluster_speak_of_the_users_ids(
 
 def test_a_client_that_fails_is_called_by_its_id() -> None:
     error = ClientError(3, 1, "Traceback\nValueError: no", "'anna'")
-    assert str(error) == "client 'anna' failed in round 1: ValueError: no"
+    assert str(error) == "client 'anna' failed in round 2: ValueError: no"
 
 
 def test_runs_without_ids_have_no_names(tmp_path: Path) -> None:

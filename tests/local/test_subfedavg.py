@@ -491,7 +491,7 @@ def test_a_layer_that_dies_is_said(settings: dict[str, Any]):
 
     found = run()
     assert found
-    assert all(text.startswith("round 0: client ") for text in found)
+    assert all(text.startswith("round 1: client ") for text in found)
     assert all(" fc1.weight lost " in text or " fc2.weight lost " in text for text in found)
     assert run(per_layer=True) == []
 

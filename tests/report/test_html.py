@@ -105,6 +105,14 @@ def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Pat
     assert "<dt>worst 10 % of clients</dt><dd>≈ 65.0 %</dd>" in (run_dir / "report.html").read_text()
 
 
+def test_the_time_is_that_of_the_closing_table(run_dir: Path):
+    assert RunFiles.read(run_dir).headline()["seconds"] == 6.5  # not finished: of the rounds
+    (run_dir / "summary.json").write_text(json.dumps({"rounds": 5, "seconds": 99.5}))
+    assert RunFiles.read(run_dir).headline()["seconds"] == 99.5
+    (run_dir / "summary.json").write_text(json.dumps({"rounds": 3, "seconds": 99.5}))  # then resumed
+    assert RunFiles.read(run_dir).headline()["seconds"] == 6.5
+
+
 def test_the_best_is_one_since_the_last_event(run_dir: Path):
     with_columns(run_dir, stage=[0, 0, 0, 1, 1])
     headline = RunFiles.read(run_dir).headline()

@@ -168,7 +168,7 @@ def test_a_failing_client_stops_the_round_and_is_named(settings: dict[str, Any])
         everyone = np.arange(federation.clients)
         plan = Plan(everyone, everyone * 0, everyone * 0)
         mixing = Mixing(sp.csr_array(federation.sizes[None, :].astype(np.float64)))
-        with pytest.raises(ClientError, match="client 5 failed in round 7: ValueError: boom"):
+        with pytest.raises(ClientError, match="client 5 failed in round 8: ValueError: boom"):
             train(servers, Round(7, plan, LocalWork(1, 10, 0.1), mixing))
         np.testing.assert_array_equal(servers.models[0], host.spec.initial())
     finally:
@@ -244,7 +244,7 @@ def test_a_scaled_row_keeps_more_of_the_old_model_and_averages_running_statistic
 
 def test_a_diverging_client_is_an_error_that_helps(settings: dict[str, Any]) -> None:
     wild = {**settings, "training": {**settings["training"], "lr": 1e30}}
-    with pytest.raises(ClientError, match=r"client \d+ failed in round 0: .*smaller training.lr"):
+    with pytest.raises(ClientError, match=r"client \d+ failed in round 1: .*smaller training.lr"):
         run(wild)
 
 
