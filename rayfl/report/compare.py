@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas as pd
 
+from rayfl import files
 from rayfl.report import figures
 from rayfl.report.files import RunFiles, numbers
-from rayfl.report.html import MOST_GROUPS, render, write
+from rayfl.report.html import MOST_GROUPS
 from rayfl.report.tables import Table
 from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
@@ -88,7 +90,17 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
         details=_details(frame, read, with_groups=not found),
         charts=charts,
     )
-    return write(page, text)
+    files.write(page, text)
+    return page
+
+
+def render(template: str, **values: Any) -> str:
+    """Fill in one of the templates that lie beside this module."""
+    loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template(template).render(**values)
 
 
 def _table(runs: Sequence[RunFiles]) -> pd.DataFrame:

@@ -29,8 +29,8 @@ class RunFiles:
         environment: ``environment.json``.
         clusters: ``clusters.json``.
         summary: ``summary.json``; empty while the run is not finished.
-        rounds, groups, clients, communication: the CSV files of these names. Runs of versions before
-            ``groups.csv`` have none; that is not told as missing.
+        rounds, groups, clients, communication, labels: the CSV files of these names. Older runs have no
+            ``groups.csv`` or ``labels.csv``; that is not told as missing.
         missing: files that are not there or cannot be read, each with the reason.
     """
 
@@ -44,6 +44,7 @@ class RunFiles:
     groups: pd.DataFrame
     clients: pd.DataFrame
     communication: pd.DataFrame
+    labels: pd.DataFrame
     missing: tuple[str, ...]
 
     @classmethod
@@ -80,6 +81,9 @@ class RunFiles:
                 missing.append(f"{name} ({_reason(error)})")
                 return pd.DataFrame()
 
+        def newer(name: str) -> pd.DataFrame:
+            return table(name) if (path / name).exists() else pd.DataFrame()
+
         config_text = text("config.yaml")
         return cls(
             path=path,
@@ -89,9 +93,10 @@ class RunFiles:
             clusters=mapping("clusters.json", text("clusters.json")),
             summary=mapping("summary.json", text("summary.json")) if (path / "summary.json").exists() else {},
             rounds=table("rounds.csv"),
-            groups=table("groups.csv") if (path / "groups.csv").exists() else pd.DataFrame(),
+            groups=newer("groups.csv"),
             clients=table("clients.csv"),
             communication=table("communication.csv"),
+            labels=newer("labels.csv"),
             missing=tuple(missing),
         )
 
@@ -142,8 +147,8 @@ class RunFiles:
         ``accuracy_mean`` and its relatives are of the last evaluation, which is an estimate from a few
         clients where ``estimated_from`` says from how many; ``accuracy_mean_max`` is the highest mean of any
         round among :meth:`contenders` (``max_round``); ``accuracy_client_best`` the mean over clients of each
-        client's own best round. Bytes are totals, and so are seconds: all that the run took, as in the
-        closing table; of a run that is not finished, what its rounds took.
+        client's own best round. Rounds are indices from 0. Bytes are totals, and so are seconds: all that the
+        run took, as in the closing table; of a run that is not finished, what its rounds took.
         """
         row: dict[str, Value] = {
             "run": self.path.resolve().name,

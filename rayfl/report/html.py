@@ -1,45 +1,70 @@
-"""``report.html``: one self-contained page about one run."""
+"""``report.html``: one self-contained page about one run, to explore."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jinja2
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
 from numpy.typing import NDArray
 
-from rayfl import files
-from rayfl.report import figures
+from rayfl.report import maps, page
+from rayfl.report.charts import (
+    Colour,
+    Frame,
+    Line,
+    Metric,
+    Points,
+    alternatives,
+    bars,
+    box,
+    client_map,
+    curves,
+    histogram,
+    sankey,
+    scatter,
+    steps,
+)
 from rayfl.report.files import RunFiles, Value, numbers
-from rayfl.report.tables import Cell, Table
+from rayfl.report.page import Chart, Column, Data, Page, Section, Table, rounded
 from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
-MOST_ROWS = 40
-"""Rows of the cluster table; larger clusterings show their largest clusters."""
-FEW_CLIENTS = 10
-"""Of more named clients than :data:`MOST_ROWS`, so many of the least and of the most accurate."""
 MOST_GROUPS = 20
-MOST_LINES = 12
+"""Planted groups up to which the clusters' table has a column for each."""
+MOST_LINES = 28
 """Groups in one chart; of more groups there is only the table."""
+MOST_BOXES = 40
+"""Clusters or groups with a box each, the largest."""
 MOST_NAMES = 8
 """Members of a cluster that are named, where clients have ids of the user's own."""
 FEW_CLUSTERS = 8
 """Up to so many clusters the table alone shows the sizes."""
+TIERS = {"client_lps": ("clients", "local servers"), "lps_gps": ("local servers", "global server")}
 
-
-@dataclass(frozen=True)
-class Section:
-    """A part of the page: a title, a line about it, a chart, tables."""
-
-    title: str
-    note: str = ""
-    figure: Markup | None = None
-    tables: tuple[Table, ...] = ()
+ROUNDS = (
+    Metric("round", "round", "number:0"),
+    Metric("bytes", "bytes sent so far, up and down", "size"),
+    Metric("time", "time so far", "duration"),
+)
+"""What a run's curves are drawn over."""
+METRICS = (
+    Metric("accuracy_mean", "test accuracy, mean over clients (%)", "percent:1", "accuracy_worst10",
+           "accuracy_best10", "Band: mean of the worst 10 % to mean of the best 10 % of clients."),
+    Metric("accuracy_worst10", "test accuracy, worst 10 % of clients (%)", "percent:1"),
+    Metric("accuracy_best10", "test accuracy, best 10 % of clients (%)", "percent:1"),
+    Metric("accuracy_median", "test accuracy, median client (%)", "percent:1"),
+    Metric("accuracy_weighted", "test accuracy, weighted by test samples (%)", "percent:1"),
+    Metric("accuracy_var", "variance of accuracy over clients (%²)", "number:1"),
+    Metric("loss_mean", "test loss, mean over clients", "number:4"),
+    Metric("perplexity_mean", "test perplexity, mean over clients", "number:1"),
+    Metric("train_loss", "training loss, mean over participants", "number:4"),
+    Metric("clusters", "clusters", "number:0"),
+    Metric("ari", "agreement of clusters with planted groups (ARI)", "number:2"),
+)  # fmt: skip
+"""The columns of ``rounds.csv`` that are drawn, the most important first."""
 
 
 def write_report(run_dir: Path) -> Path:
@@ -51,55 +76,40 @@ def write_report(run_dir: Path) -> Path:
     Raises:
         RayflError: if there is no such directory.
     """
-    run = RunFiles.read(run_dir)
+    return page.write(run_dir / "report.html", page_of(RunFiles.read(run_dir)))
+
+
+def page_of(run: RunFiles) -> Page:
+    """The page about a run."""
     headline = run.headline()
+    clients = _client_columns(run)
     sections = [
-        part
-        for part in (
-            _accuracy(run, headline),
-            _by_group(run, "group"),
-            _by_group(run, "cluster"),
-            _perplexity(run),
-            _clients(run),
-            _clusters(run),
-            _threshold(run),
-            _communication(run),
-            _loss(run),
-        )
-        if part is not None
+        _over_rounds(run, headline),
+        _by_group(run, "group"),
+        _by_group(run, "cluster"),
+        _clients(run, clients),
+        _map(run, clients),
+        _clusters(run),
+        _threshold(run),
+        _communication(run),
     ]
     names = [str(headline[part]) for part in ("algorithm", "data", "partition", "model") if headline[part]]
-    page = render(
-        "report.html",
+    environment = Table.of(
+        ["what", "value"], _flat(run.environment), left=2, caption="environment", wrap=True
+    )
+    return Page(
         title=run.path.resolve().name,
         subtitle=" · ".join(names),
         facts=_facts(run, headline),
-        headline=_headline(run, headline),
-        sections=sections,
-        config=run.config_text,
-        environment=_flat(run.environment),
+        lead=_headline(run, headline),
+        sections=[section for section in sections if section is not None],
+        folded=[
+            *([("Configuration", run.config_text)] if run.config_text else []),
+            *([("Environment", environment)] if run.environment else []),
+        ],
         missing=run.missing,
+        data={name: columns for name, columns in (("clients", clients),) if columns},
     )
-    return write(run_dir / "report.html", page)
-
-
-def render(template: str, **values: Any) -> str:
-    """Fill in one of the templates that lie beside this module."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template(template).render(**values)
-
-
-def write(path: Path, text: str) -> Path:
-    """Replace a file at once.
-
-    Raises:
-        DiskError
-    """
-    files.write(path, text)
-    return path
 
 
 def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]]:
@@ -122,13 +132,13 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
 def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
     """What was measured, on whom, last and best."""
     last, estimate = "last evaluation", headline["estimated_from"] is not None
-    if headline["last_round"] is not None:
-        last += f" (round {headline['last_round']})"
+    if isinstance(headline["last_round"], int):
+        last += f" (round {headline['last_round'] + 1})"
     if estimate:
         last += f", estimated from {number(headline['estimated_from'], 0)} clients"
     best = percent(headline["accuracy_mean_max"])
-    if headline["max_round"] is not None:
-        best += f" (round {headline['max_round']})"
+    if isinstance(headline["max_round"], int):
+        best += f" (round {headline['max_round'] + 1})"
     rows = [
         ["Accuracy, mean over clients", uncertain(headline["accuracy_mean"], None, estimate), best],
         ["Its standard error over clients", percent(headline["accuracy_se"]), ""],
@@ -151,6 +161,9 @@ def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
     return Table.of(
         ["", last, "best"],
         [row for row in rows if not {row[1], row[2]} <= {UNKNOWN, ""}] or [["No evaluation", UNKNOWN, ""]],
+        caption="what was measured",
+        sortable=False,
+        wrap=True,
     )
 
 
@@ -162,21 +175,56 @@ def _test_sizes(run: RunFiles) -> str:
     return f"{sizes[sizes > 0].min():,.0f} to {np.nanmax(sizes):,.0f}"
 
 
-def _accuracy(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
-    evaluated = run.evaluated()
-    if evaluated.empty:
+# --- over rounds ----------------------------------------------------------------------------------------
+
+
+def line_of(run: RunFiles, name: str) -> Line:
+    """The rounds of a run as a line: :data:`METRICS` over :data:`ROUNDS`; every round with any of them."""
+    if "round" not in run.rounds:
+        return Line(name, {"round": []})
+    rounds: pd.DataFrame = run.rounds.apply(pd.to_numeric, errors="coerce")
+    wanted = [n for metric in METRICS for n in (metric.column, metric.low, metric.high) if n in rounds]
+    before = run.communication
+    ahead = before.loc[before["round"] < 0, "bytes"].sum() if {"round", "bytes"} <= set(before.columns) else 0
+    columns: dict[str, Any] = {"round": rounded(rounds["round"] + 1, 0)}
+    if {"bytes_up", "bytes_down"} <= set(rounds.columns):
+        sent = rounds["bytes_up"].fillna(0) + rounds["bytes_down"].fillna(0)
+        columns["bytes"] = rounded(float(ahead) + sent.cumsum(), 0)
+    if "seconds" in rounds:
+        columns["time"] = rounded(rounds["seconds"].fillna(0).cumsum(), 2)
+    columns |= {n: rounded(rounds[n], 4 if "loss" in n else 2) for n in dict.fromkeys(wanted)}
+    hollow = ""
+    if "estimated_from" in rounds and rounds["estimated_from"].notna().any():
+        hollow, columns["estimated"] = "estimated", rounds["estimated_from"].notna().tolist()
+    return Line(name, columns, hollow)
+
+
+def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
+    """The metrics that some line has a value of; without the bands that none has."""
+    found = []
+    for metric in metrics:
+        if any(value is not None for line in lines for value in line.columns.get(metric.column, ())):
+            banded = any(metric.low in line.columns and metric.high in line.columns for line in lines)
+            found.append(metric if banded else Metric(metric.column, metric.label, metric.format))
+    return found
+
+
+def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
+    line = line_of(run, "this run")
+    metrics = known(METRICS, [line])
+    if not metrics:
         return None
-    alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
     note = "Each client is tested on its own test samples with the model that it would use."
-    few = numbers(evaluated, "estimated_from")
+    few = numbers(run.evaluated(), "estimated_from")
     if few is not None:
         note += (
             f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that stand for all; none of "
             "them counts as best."
         )
-    return Section(
-        "Accuracy over rounds", note, figures.picture(figures.accuracy_over_rounds(evaluated), alt)
-    )
+    alt = f"{metrics[0].label} over rounds"
+    if headline["accuracy_mean"] is not None:
+        alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
+    return Section("Over rounds", note, [curves([line], metrics, known(ROUNDS, [line]), alt)])
 
 
 def _by_group(run: RunFiles, kind: str) -> Section | None:
@@ -198,55 +246,87 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
         " Standard errors of the mean: ± clients if other clients of the kind were drawn, ± samples if other "
         "test samples were."
     )
-    columns: list[tuple[str, str, Callable[[object], str]]] = [
-        ("clients", "clients", lambda value: number(value, 0)),
-        ("distinct_test_samples", "test samples", lambda value: number(value, 0)),
-        ("accuracy_mean", "mean accuracy", percent),
-        ("accuracy_se", "± clients", lambda value: number(value, 1)),
-        ("accuracy_se_samples", "± samples", lambda value: number(value, 1)),
-        ("accuracy_var", "variance, %²", number),
-        ("loss_mean", "test loss", lambda value: number(value, 4)),
+    columns = [
+        ("clients", "clients", "number:0"),
+        ("distinct_test_samples", "test samples", "number:0"),
+        ("accuracy_mean", "mean accuracy", "percent:1"),
+        ("accuracy_se", "± clients", "number:1"),
+        ("accuracy_se_samples", "± samples", "number:1"),
+        ("accuracy_var", "variance, %²", "number:2"),
+        ("loss_mean", "test loss", "number:4"),
     ]
-    rows = [
-        [_id(row["id"]), *(form(row.get(column)) for column, _, form in columns)]
-        for row in last.head(MOST_ROWS).to_dict("records")
-    ]
-    if len(last) > MOST_ROWS:
-        note += f" The first {MOST_ROWS} of {len(last)} {name}s."
-    figure = None
-    if len(last) <= MOST_LINES and (kind == "group" or run.last_groups("group").empty):
-        its = run.groups[run.groups["kind"] == kind]
-        lines = [(f"{kind} {i}", its[its["id"] == i]) for i in last["id"].tolist()]
-        draw = figures.curves(lines, "accuracy_mean", "test accuracy (%)")
-        figure = figures.picture(draw, f"Mean accuracy of each {name} over rounds")
-    table = Table.of([kind, *(title for _, title, _ in columns)], rows)
-    return Section(f"Accuracy by {name}", note, figure, (table,))
-
-
-def _perplexity(run: RunFiles) -> Section | None:
-    evaluated = run.evaluated()
-    if numbers(evaluated, "perplexity_mean") is None:
-        return None
-    draw = figures.curves([("mean over clients", evaluated)], "perplexity_mean", "test perplexity")
-    note = "exp of a client's mean loss for a word, at best 1."
-    return Section("Perplexity over rounds", note, figures.picture(draw, "Perplexity over rounds"))
-
-
-def _loss(run: RunFiles) -> Section | None:
-    if "round" not in run.rounds:
-        return None
-    rounds = run.rounds.apply(pd.to_numeric, errors="coerce")
-    evaluated = run.evaluated()
-    if numbers(rounds, "train_loss") is None and numbers(evaluated, "loss_mean") is None:
-        return None
-    return Section(
-        "Loss", "", figures.picture(figures.loss_over_rounds(rounds, evaluated), "Loss over rounds")
+    ids = last["id"].map(_id).tolist()
+    table = Table(
+        [
+            Column(kind, ids),
+            *(Column(title, _column(last, c, 6), f) for c, title, f in columns),
+        ],
+        caption=f"accuracy by {name}",
     )
+    charts = []
+    if len(last) <= MOST_LINES:
+        its = run.groups[run.groups["kind"] == kind].apply(pd.to_numeric, errors="coerce")
+        lines = []
+        for i in pd.to_numeric(last["id"], errors="coerce").tolist():
+            rows = its[its["id"] == i]
+            shown = {"round": rounded(rows["round"] + 1, 0)}
+            shown |= {c: rounded(rows[c], 4 if "loss" in c else 2) for c, _, _ in columns[2:] if c in rows}
+            lines.append(Line(f"{kind} {_id(i)}", shown))
+        choices = known(
+            [
+                Metric("accuracy_mean", "test accuracy, mean (%)", "percent:1"),
+                Metric("accuracy_var", "variance of accuracy over clients (%²)", "number:1"),
+                Metric("loss_mean", "test loss, mean", "number:4"),
+            ],
+            lines,
+        )
+        charts.append(curves(lines, choices, ROUNDS[:1], f"Mean accuracy of each {name} over rounds"))
+    return Section(f"Accuracy by {name}", note, charts, [table])
 
 
-def _clients(run: RunFiles) -> Section | None:
+# --- clients --------------------------------------------------------------------------------------------
+
+CLIENT_COLUMNS = (
+    ("client", "client", "text"),
+    ("n", "training samples", "number:0"),
+    ("test_samples", "test samples", "number:0"),
+    ("group", "planted group", "text"),
+    ("cluster", "cluster", "text"),
+    ("accuracy_last", "accuracy, last", "percent:1"),
+    ("accuracy_best", "best", "percent:1"),
+    ("best_round", "best round", "number:0"),
+    ("accuracy_finetuned", "fine-tuned", "percent:1"),
+    ("perplexity_last", "perplexity, last", "number:1"),
+    ("perplexity_best", "lowest perplexity", "number:1"),
+)
+"""Columns of the table of clients: in the page's data, heading, format. Others follow under their names."""
+
+
+def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
+    """The columns of ``clients.csv`` as they are shown; clients by the user's own ids, rounds from 1."""
+    frame = run.clients
+    if frame.empty or "client" not in frame:
+        return {}
+    names = frame["name"].astype(str) if "name" in frame else frame["client"]
+    found: dict[str, list[Any]] = {"client": names.tolist()}
+    for column in frame.columns:
+        values = numbers(frame, column)
+        if column in ("client", "name") or values is None:
+            continue
+        if column == "best_round":
+            values = np.where(values < 0, np.nan, values + 1)
+        found[column] = rounded(values, 2)
+    gone = _gone(run)
+    for column in [name for name in found if name.startswith(("accuracy", "perplexity", "best"))]:
+        found[column] = [None if left else v for v, left in zip(found[column], gone.tolist(), strict=True)]
+    if set(found.get("cluster", ())) == {0}:
+        del found["cluster"]  # one model for all
+    return found
+
+
+def _clients(run: RunFiles, columns: Mapping[str, list[Any]]) -> Section | None:
     last = numbers(run.clients, "accuracy_last")
-    if last is None:
+    if last is None or not columns:
         return None
     gone = _gone(run)
     last = np.where(gone, np.nan, last)
@@ -256,23 +336,40 @@ def _clients(run: RunFiles) -> Section | None:
     note = f"Last accuracy of {tested:,} of {len(last):,} clients."
     if gone.any():
         note += f" Those that left ({int(gone.sum()):,}) are not shown."
+    titles = {name: (title, format) for name, title, format in CLIENT_COLUMNS}
+    order = [name for name in titles if name in columns] + [name for name in columns if name not in titles]
+    table = Table(
+        [
+            Column(title, Data("clients", name), format, right=format != "text" or name != "client")
+            for name in order
+            for title, format in [titles.get(name, (name.replace("_", " "), "general"))]
+        ],
+        caption="clients",
+        filter=True,
+    )
+    return Section("Clients", note, [_spread_of_clients(columns, last)], [table])
+
+
+def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float64]) -> Chart:
+    label = "last test accuracy of the client (%)"
     alt = f"Histogram of client accuracies, mean {np.nanmean(last):.1f} %"
-    figure = figures.picture(figures.accuracy_histogram(last), alt, height=2.8)
-    return Section("Clients", note, figure, _named_clients(run, last))
-
-
-def _named_clients(run: RunFiles, last: NDArray[np.float64]) -> tuple[Table, ...]:
-    """Where clients have ids of the user's own: the least and the most accurate of them."""
-    if "name" not in run.clients:
-        return ()
-    order = np.argsort(last, kind="stable")[: int((~np.isnan(last)).sum())]
-    shown = order if len(order) <= MOST_ROWS else np.concatenate([order[:FEW_CLIENTS], order[-FEW_CLIENTS:]])
-    columns = [("n", "samples"), ("test_samples", "test samples"), ("cluster", "cluster")]
-    rows = [
-        [str(row["name"]), percent(row["accuracy_last"]), *(_id(row.get(column)) for column, _ in columns)]
-        for row in run.clients.iloc[shown].to_dict("records")
-    ]
-    return (Table.of(["client, lowest accuracy first", "accuracy", *(title for _, title in columns)], rows),)
+    charts = {"all clients": histogram(last, label, alt, np.arange(0, 101, 5.0))}
+    for column, name in (("group", "planted group"), ("cluster", "cluster")):
+        if column not in columns:
+            continue
+        labels = pd.Series(columns[column])
+        largest = labels.value_counts().index[:MOST_BOXES]
+        groups = {_id(i): last[(labels == i).to_numpy()] for i in sorted(largest)}
+        few = {i: values for i, values in groups.items() if not np.isnan(values).all()}
+        if few and labels.nunique() < len(labels):
+            charts[f"by {name}"] = box(few, label, f"Box plots of client accuracies by {name}")
+    if "n" in columns:
+        tip = [("training samples", "n", "number:0"), ("accuracy", "accuracy_last", "percent:1")]
+        tip += [(name, name, "text") for name in ("cluster", "group") if name in columns]
+        x, y = Metric("n", "training samples", "number:0"), Metric("accuracy_last", label, "percent:1")
+        points = Points("@clients", x, y, "client", tip, 7)
+        charts["by size"] = scatter(points, "Accuracy of clients over their number of training samples")
+    return alternatives("accuracy of", charts)
 
 
 def _gone(run: RunFiles) -> NDArray[np.bool_]:
@@ -282,106 +379,190 @@ def _gone(run: RunFiles) -> NDArray[np.bool_]:
     return none if sizes is None or not (sizes > 0).any() else sizes == 0
 
 
+def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
+    """Clients in the plane with a slider over the clusterings; adds its columns to those of the clients."""
+    timeline = maps.steps_of(run)
+    found = maps.map_of(run, timeline) if columns else None
+    if found is None or found.places.shape[1] != len(columns["client"]):
+        return None
+    moving = len(found.places) > 1
+    for t, places in enumerate(found.places):
+        for axis, values in zip("xy", places.T, strict=True):
+            columns[f"{axis}{t if moving else ''}"] = rounded(values, maps.DIGITS)
+    frames, before = [], None
+    for t, step in enumerate(timeline):
+        columns[f"cluster {t}"] = [None if label < 0 else label for label in step.labels.tolist()]
+        what = "" if before is None else maps.change(before, step.labels)
+        count = len(np.unique(step.labels[step.labels >= 0]))
+        label = f"{step.when}: {count} cluster{'s' * (count != 1)}" + (f", {what}" if what else "")
+        frames.append(Frame(label, str(t)))
+        before = step.labels
+    colours, tip = [], []
+    if frames:
+        colours.append(Colour("cluster {slider}", "cluster"))
+        tip.append(("cluster", "cluster {slider}", "text"))
+    if "group" in columns:
+        colours.append(Colour("group", "planted group"))
+        tip.append(("planted group", "group", "text"))
+    for name, label, format in CLIENT_COLUMNS:
+        if name in ("accuracy_last", "n") and name in columns:
+            values = [v for v in columns[name] if v is not None]
+            colours.append(Colour.scale(name, label, format, values))
+            tip.append((label, name, format))
+    x, y = (
+        Metric(f"{axis}{{slider}}" if moving else axis, f"dimension {i}") for i, axis in enumerate("xy", 1)
+    )
+    count = len(columns["client"])
+    points = Points("@clients", x, y, "client", tip, 12 if count <= 100 else 8 if count <= 1000 else 4)
+    alt = f"Map of {count:,} clients" + (f", {frames[-1].label}" if frames else "")
+    note = f"Clients that are alike lie near one another: by {found.meaning}. Drag to zoom in."
+    if len(frames) > 1:
+        note += " The slider goes through the clusterings in time."
+    return Section("Map of clients", note, [client_map(points, colours, frames, alt)])
+
+
+# --- clusters -------------------------------------------------------------------------------------------
+
+
 def _clusters(run: RunFiles) -> Section | None:
     """Sizes, accuracies and planted groups of the last clustering, and how it came about."""
     labels = _labels(run)
     if labels is None:
         return None
     clients = pd.DataFrame({"cluster": labels})
-    if "name" in run.clients and len(run.clients) == len(labels):
-        clients["name"] = run.clients["name"].astype(str)
-    last = numbers(run.clients, "accuracy_last")
-    if last is not None and len(last) == len(labels):
-        clients["accuracy"] = last
-    groups = _groups(run)
-    if groups is not None and len(groups) == len(labels):
-        clients["group"] = groups
-    if len(run.clients) == len(labels):
-        clients = clients[~_gone(run)]
-    sizes = clients.groupby("cluster").size().sort_values(ascending=False, kind="stable")
-    shown = sizes.index[:MOST_ROWS]
-
-    header = ["cluster", "clients"]
-    columns: list[list[Cell]] = [
-        [Cell(_id(i)) for i in shown],
-        [Cell(f"{n:,}") for n in sizes.loc[shown].tolist()],
-    ]
-    note = "Sizes of the last clustering"
+    for name, values in (("accuracy", numbers(run.clients, "accuracy_last")), ("group", _groups(run))):
+        if values is not None and len(values) == len(clients):
+            clients[name] = np.asarray(values)
+    if "name" in run.clients and len(run.clients) == len(clients):
+        clients["name"] = run.clients["name"].to_numpy()
+    gone = _gone(run)
+    here = clients["cluster"].notna() & (clients["cluster"] >= 0)
+    if len(gone) == len(clients):
+        here &= ~gone
+    clients = clients[here]
+    if clients.empty:
+        return None
+    sizes = clients["cluster"].value_counts().sort_index()
+    shown = sizes.index
+    note = "Members of the last clustering"
+    columns = [Column("cluster", [_id(i) for i in shown]), Column("clients", sizes.tolist(), "number:0")]
     if "accuracy" in clients:
         spread = clients.groupby("cluster")["accuracy"].agg(["mean", "min", "max"]).loc[shown]
-        header += ["mean accuracy", "lowest", "highest"]
-        columns += [
-            [Cell(percent(float(value))) for value in spread[name]] for name in ("mean", "min", "max")
-        ]
+        titles = {"mean": "mean accuracy", "min": "lowest", "max": "highest"}
+        columns += [Column(title, rounded(spread[name], 2), "percent:1") for name, title in titles.items()]
         note += ", last accuracy of the members"
     if "group" in clients and clients["group"].nunique() <= MOST_GROUPS:
         crossed = pd.crosstab(clients["cluster"], clients["group"]).reindex(shown, fill_value=0)
-        header += [f"group {_id(group)}" for group in crossed]
-        columns += [
-            [
-                Cell(f"{n:,}" if n else "·", n / of if n else None)
-                for n, of in zip(crossed[group].tolist(), sizes.loc[shown].tolist(), strict=True)
-            ]
-            for group in crossed
-        ]
+        for group in crossed:
+            counts = crossed[group].tolist()
+            shares = [n / of if n else None for n, of in zip(counts, sizes.tolist(), strict=True)]
+            texts = [f"{n:,}" if n else "·" for n in counts]
+            columns.append(Column(f"group {_id(group)}", texts, order=counts, shares=shares))
         note += ", and how many members come from each planted group"
     if "name" in clients:
-        header.append("members")
         named = clients.groupby("cluster")["name"].agg(list)
-        columns.append([Cell(_some(named[i])) for i in shown])
-    note += "." if len(sizes) <= MOST_ROWS else f". The {MOST_ROWS} largest of {len(sizes):,} clusters."
-    tables = [Table(header, list(zip(*columns, strict=True)))]
+        columns.append(Column("members", [_some(named[i]) for i in shown]))
+    tables = [Table(columns, caption="clusters")]
 
     timeline = run.timeline
     if len(timeline) > 1:
-        rows = [
-            [_when(entry), number(entry.get("n_clusters"), 0), number(entry.get("ari"))]
-            for entry in timeline[-MOST_ROWS:]
-        ]
-        tables.append(Table.of(["clustered", "clusters", "ARI"], rows))
-    figure = None
+        rows = [[maps.when(e), number(e.get("n_clusters"), 0), number(e.get("ari"))] for e in timeline]
+        tables.append(
+            Table.of(["clustered", "clusters", "ARI"], rows, caption="clusterings in time", sortable=False)
+        )
+    charts = []
     if len(sizes) > FEW_CLUSTERS:
-        draw = figures.cluster_sizes(np.asarray(sizes, np.int64))
-        figure = figures.picture(draw, f"Sizes of {len(sizes)} clusters", height=2.6)
-    return Section("Clusters", note, figure, tuple(tables))
+        largest = sizes.sort_values(ascending=False, kind="stable").head(MOST_BOXES)
+        which = "" if len(largest) == len(sizes) else f", the {MOST_BOXES} largest"
+        names = [_id(i) for i in largest.index]
+        charts.append(
+            bars(names, largest.tolist(), "clients", f"Sizes of {len(sizes)} clusters{which}", "number:0")
+        )
+        note += f" (the chart: the {MOST_BOXES} largest of {len(sizes):,} clusters)" if which else ""
+    return Section("Clusters", note + ".", charts, tables)
 
 
 def _threshold(run: RunFiles) -> Section | None:
     """The latest clustering that tells how many clusters each threshold would have given."""
     for entry in reversed(run.timeline):
-        curve = entry.get("curve")
-        if not isinstance(curve, dict) or not curve.get("threshold") or not curve.get("n_clusters"):
-            continue
-        thresholds = np.asarray(curve["threshold"], np.float64)
-        counts = np.asarray(curve["n_clusters"], np.float64)
-        if thresholds.shape != counts.shape:
-            continue
         candidates = (entry.get("threshold"), run.setting("clustering.threshold"))
-        chosen = next((float(value) for value in candidates if isinstance(value, (int, float))), None)
-        draw = figures.threshold_curve(thresholds, counts, chosen, entry.get("n_clusters"))
-        note = f"The number of clusters that each threshold would have given, {_when(entry)}."
-        return Section(
-            "Choice of threshold", note, figures.picture(draw, "Clusters over threshold", height=2.8)
-        )
+        beta = next((float(value) for value in candidates if isinstance(value, (int, float))), None)
+        chart = threshold_chart(entry.get("curve"), beta, entry.get("n_clusters"))
+        if chart is not None:
+            note = f"The number of clusters that each threshold would have given, {maps.when(entry)}."
+            return Section("Choice of threshold", note, [chart])
     return None
+
+
+def threshold_chart(curve: Any, threshold: float | None, clusters: object) -> Chart | None:
+    """The number of clusters over the threshold (``threshold`` and ``n_clusters`` of ``clusters.json``)."""
+    if not isinstance(curve, dict) or not curve.get("threshold") or not curve.get("n_clusters"):
+        return None
+    thresholds, counts = (np.asarray(curve[name], np.float64) for name in ("threshold", "n_clusters"))
+    if thresholds.shape != counts.shape:
+        return None
+    chosen = None
+    if threshold is not None and np.isfinite(threshold):
+        made = f"{clusters} cluster{'s' * (clusters != 1)} at " if isinstance(clusters, int) else ""
+        chosen = threshold, f"chosen: {made}{threshold:.4g}"
+    alt = "Number of clusters over the threshold" + ("" if chosen is None else f"; {chosen[1]}")
+    return steps(thresholds, counts, ("threshold", "clusters"), alt, chosen)
 
 
 def _communication(run: RunFiles) -> Section | None:
     ledger = run.communication
     if ledger.empty or not {"round", "tier", "direction", "kind", "bytes"} <= set(ledger.columns):
         return None
-    rows = []
-    for tier, kind in sorted(set(zip(ledger["tier"], ledger["kind"], strict=True))):
-        these = ledger[(ledger["tier"] == tier) & (ledger["kind"] == kind)]
+    rows, links = [], Counter[tuple[str, str]]()
+    for (tier, kind), these in ledger.groupby(["tier", "kind"]):
+        low, high = TIERS.get(str(tier), (str(tier), f"{tier} (above)"))
         ways = [int(these.loc[these["direction"] == way, "bytes"].sum()) for way in ("up", "down")]
-        rows.append([figures.TIERS.get(tier, str(tier)), str(kind), *map(size, ways)])
-    table = Table.of(["between", "what", "up", "down"], rows, left=2)
-    figure = None
-    if (ledger["round"] >= 0).any():
-        figure = figures.picture(figures.communication(ledger), "Bytes a round by tier and direction")
+        rows.append([f"{low} – {high}", str(kind), *ways])
+        up, down = ("clients", "servers") if len(set(ledger["tier"])) == 1 else (low, high)
+        links[f"from {up}", str(kind)] += ways[0]
+        links[f"from {down}", str(kind)] += ways[1]
+    columns = list(zip(*rows, strict=True))
+    table = Table(
+        [
+            Column("between", columns[0]), Column("what", columns[1]),
+            Column("up", columns[2], "size"), Column("down", columns[3], "size"),
+        ],
+        caption="bytes by tier and kind",
+    )  # fmt: skip
+    charts = []
+    lines = _traffic(ledger)
+    if lines:
+        metric = Metric("bytes", "bytes a round", "size")
+        total = Metric("total", "bytes so far", "size")
+        charts.append(curves(lines, [metric, total], ROUNDS[:1], "Bytes a round by tier and direction", 300))
+    whole = size(int(ledger["bytes"].sum()))
+    flows = [(*ends, sent) for ends, sent in links.items()]
+    charts.append(sankey(flows, f"What was sent by whom over the whole run, {whole} in all"))
     before = int(ledger.loc[ledger["round"] < 0, "bytes"].sum())
-    note = f"Before training: {size(before)}, once; the chart shows the rounds." if before else ""
-    return Section("Communication", note, figure, (table,))
+    note = f"{whole} in all: who sends what, and how much in each round."
+    note += f" Before training: {size(before)}, once." if before else ""
+    return Section("Communication", note, charts, [table], beside=True)
+
+
+def _traffic(ledger: pd.DataFrame) -> list[Line]:
+    """Bytes of each round from the first on by tier and direction."""
+    during = ledger[ledger["round"] >= 0]
+    rounds = np.sort(during["round"].unique())
+    found = []
+    for (tier, way), part in during.groupby(["tier", "direction"]):
+        sums = part.groupby("round")["bytes"].sum().reindex(rounds, fill_value=0)
+        low, high = TIERS.get(str(tier), (str(tier), str(tier)))
+        columns = {"round": (rounds + 1).tolist(), "bytes": sums.tolist(), "total": sums.cumsum().tolist()}
+        found.append(Line(f"{low} to {high}" if way == "up" else f"{high} to {low}", columns))
+    return found
+
+
+# --- small ----------------------------------------------------------------------------------------------
+
+
+def _column(frame: pd.DataFrame, column: str, digits: int) -> list[Any]:
+    values = numbers(frame, column)
+    return [None] * len(frame) if values is None else rounded(values, digits)
 
 
 def _labels(run: RunFiles) -> pd.Series[Any] | None:
@@ -408,11 +589,6 @@ def _some(names: list[str]) -> str:
 def _id(value: object) -> str:
     """A cluster or group as users name it; tables with gaps hold whole numbers as floats."""
     return f"{value:g}" if isinstance(value, float) else str(value)
-
-
-def _when(entry: Mapping[str, Any]) -> str:
-    round = entry.get("round")
-    return "before training" if round == -1 else f"round {round}"
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

@@ -1,41 +1,20 @@
 """The report of a run: what it says, and that it stands alone whatever is missing."""
 
-import base64
 import json
 import re
 from pathlib import Path
-from xml.etree import ElementTree
 
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from rayfl.errors import RayflError
-from rayfl.report import figures
+from rayfl.report.charts import steps
 from rayfl.report.files import RunFiles
 from rayfl.report.html import write_report
+from tests.report.reading import charts, choices, rows, text, titles, values
 
-ALL = ["Accuracy over rounds", "Clients", "Clusters", "Choice of threshold", "Communication", "Loss"]
-
-
-def rows(page: str) -> list[list[str]]:
-    """The text of every table row."""
-    return [
-        [re.sub(r"<[^>]*>", "", cell) for cell in re.findall(r"<t[dh][^>]*>.*?</t[dh]>", row)]
-        for row in re.findall(r"<tr>(.*?)</tr>", page, re.DOTALL)
-    ]
-
-
-def images(page: str) -> list[str]:
-    """Every inlined chart as SVG source, light and dark."""
-    coded = re.findall(r'(?:src|srcset)="data:image/svg\+xml;base64,([^"]*)"', page)
-    return [base64.b64decode(code).decode() for code in coded]
-
-
-def titles(page: str) -> list[str]:
-    return re.findall(r"<h2>(.*?)</h2>", page)
+ALL = ["Over rounds", "Clients", "Map of clients", "Clusters", "Choice of threshold", "Communication"]
 
 
 def test_headline_by_hand(run_dir: Path):
@@ -62,17 +41,17 @@ def test_the_report_says_what_was_measured(run_dir: Path):
     assert path == run_dir / "report.html"
     page = path.read_text()
     table = rows(page)
-    assert ["", "last evaluation (round 3)", "best"] in table
-    assert ["Accuracy, mean over clients", "85.0 %", "90.0 % (round 2)"] in table
+    assert ["", "last evaluation (round 4)", "best"] in table
+    assert ["Accuracy, mean over clients", "85.0 %", "90.0 % (round 3)"] in table
     assert ["Accuracy, mean of the worst 10 % of clients", "65.0 %", ""] in table
     assert ["Variance over clients, %²", "120.0", ""] in table
-    assert ["clients – local server", "signature", "5.00 kB", "0 B"] in table
+    assert ["clients – local servers", "signature", "5.00 kB", "0 B"] in table
     assert ["packages.torch", "2.13.0"] in table
     assert "clustering: {threshold: 3.5}" in page
     assert "<dt>sent up</dt><dd>6.30 kB</dd>" in page
     assert titles(page) == ALL
-    assert "failed clients" not in page
-    assert "Not in this report" not in page
+    assert "failed clients" not in text(page)
+    assert "Not in this report" not in text(page)
 
 
 def test_clusters_against_groups(run_dir: Path):
@@ -89,18 +68,20 @@ def with_columns(run_dir: Path, **columns: list[object]) -> None:
     frame.to_csv(run_dir / "rounds.csv", index=False)
 
 
-def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Path, as_svg: None):
+def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Path):
     said = "Hollow points are estimates from 200 clients that stand for all"
     assert said not in write_report(run_dir).read_text()
     with_columns(run_dir, estimated_from=[200, None, 200, None, None])
     page = write_report(run_dir).read_text()
     assert said in page
-    assert ["Accuracy, mean over clients", "85.0 %", "85.0 % (round 3)"] in rows(page)  # 90 was an estimate
-    assert sum("estimate from a few clients" in image for image in images(page)) == 2
+    assert ["Accuracy, mean over clients", "85.0 %", "85.0 % (round 4)"] in rows(page)  # 90 was an estimate
+    option = charts(page)["Over rounds"]["option"]
+    assert option["series"][1]["hollow"] == "estimated"
+    assert option["dataset"][0]["source"]["estimated"] == [True, False, True, False, False]
     # A run that was stopped has none but estimates.
     with_columns(run_dir, estimated_from=[200, None, 200, 200, None])
     table = rows(write_report(run_dir).read_text())
-    assert ["", "last evaluation (round 3), estimated from 200 clients", "best"] in table
+    assert ["", "last evaluation (round 4), estimated from 200 clients", "best"] in table
     assert ["Accuracy, mean over clients", "≈ 85.0 %", "–"] in table
     assert "<dt>worst 10 % of clients</dt><dd>≈ 65.0 %</dd>" in (run_dir / "report.html").read_text()
 
@@ -143,12 +124,12 @@ accuracy_se_samples,loss_mean,estimated_from
 """
 
 
-def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path, as_svg: None):
+def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path):
     (run_dir / "groups.csv").write_text(GROUPS)
     parts = {"group_var_within": 3.375, "group_var_between": 3.0}
     with_columns(run_dir, **{name: [value] * 5 for name, value in parts.items()})
     page = write_report(run_dir).read_text()
-    assert titles(page)[:3] == ["Accuracy over rounds", "Accuracy by planted group", "Accuracy by cluster"]
+    assert titles(page)[:3] == ["Over rounds", "Accuracy by planted group", "Accuracy by cluster"]
     table = rows(page)
     columns = ["clients", "test samples", "mean accuracy", "± clients", "± samples"]
     at = table.index(["group", *columns, "variance, %²", "test loss"])
@@ -158,7 +139,10 @@ def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path, as_svg: None):
     assert (
         "Of the variance over all clients, 6.38 %², 3.38 lie within planted groups and 3.00 between" in page
     )
-    assert sum("group 1" in image for image in images(page)) == 2  # its curve, on light and on dark pages
+    chart = charts(page)["Accuracy by planted group"]
+    assert chart["legend"] == ["group 0", "group 1"]
+    assert chart["option"]["dataset"][1]["source"]["round"] == [1, 4]
+    assert chart["option"]["dataset"][1]["source"]["accuracy_mean"] == [40, 88]
     assert ["Variance within planted groups, %²", "3.4", ""] in table
 
 
@@ -173,27 +157,84 @@ def test_clients_that_left_do_not_count(run_dir: Path):
     assert ["0", "1", "99.0 %", "99.0 %", "99.0 %", "1", "·"] in rows(page)
 
 
-def test_the_chosen_threshold_is_marked(run_dir: Path, as_svg: None):
-    assert (
-        sum("chosen: 2 clusters at 3.5" in image for image in images(write_report(run_dir).read_text())) == 2
+def test_the_chosen_threshold_is_marked(run_dir: Path):
+    series = charts(write_report(run_dir).read_text())["Choice of threshold"]["option"]["series"][0]
+    assert series["markLine"]["data"] == [{"xAxis": 3.5, "name": "chosen: 2 clusters at 3.5"}]
+
+
+def test_the_numbers_of_the_rounds_reach_the_page(run_dir: Path):
+    chart = charts(write_report(run_dir).read_text())["Over rounds"]
+    [dataset] = chart["option"]["dataset"]
+    rounds = pd.read_csv(run_dir / "rounds.csv")
+    assert dataset["source"]["round"] == [1, 2, 3, 4, 5]
+    assert dataset["source"]["accuracy_mean"] == [60, None, 90, 85, None]
+    for column in ("accuracy_worst10", "accuracy_var", "train_loss", "ari"):
+        np.testing.assert_array_equal(np.array(dataset["source"][column], float), rounds[column])
+    sent = 5000 + (rounds["bytes_up"] + rounds["bytes_down"]).cumsum()  # signatures come first
+    assert dataset["source"]["bytes"] == sent.tolist()
+    assert dataset["source"]["time"] == [2, 3, 4, 5.5, 6.5]
+    metrics, over = choices(chart, "metric"), choices(chart, "over")
+    worst = metrics["test accuracy, worst 10 % of clients (%)"]
+    assert [series["encode"]["y"] for series in worst["series"]] == ["accuracy_worst10"] * 2
+    assert next(iter(metrics.values()))["series"][0]["band"] == ["accuracy_worst10", "accuracy_best10"]
+    assert over["bytes sent so far, up and down"]["series"][1]["encode"] == {"x": "bytes"}
+    assert not [label for label in metrics if "perplexity" in label]  # this run has none
+
+
+def test_the_clients_reach_the_page_as_users_know_them(run_dir: Path):
+    clients = pd.read_csv(run_dir / "clients.csv").assign(name=["ann", "bob", "cy", "di"])
+    clients.to_csv(run_dir / "clients.csv", index=False)
+    page = write_report(run_dir).read_text()
+    data = values(page)["data"]["clients"]
+    assert data["client"] == ["ann", "bob", "cy", "di"]
+    assert data["best_round"] == [3, 4, 3, 3]  # from 1
+    for column in ("n", "group", "cluster", "accuracy_last", "accuracy_best"):
+        assert data[column] == clients[column].tolist()
+    header = [
+        "client",
+        "training samples",
+        "test samples",
+        "planted group",
+        "cluster",
+        "accuracy, last",
+        "best",
+    ]
+    at = rows(page).index([*header, "best round"])
+    assert rows(page)[at + 1] == ["ann", "10", "20", "0", "0", "65.0 %", "70.0 %", "3"]
+    kinds = choices(charts(page)["Clients"], "accuracy of")
+    assert list(kinds) == ["all clients", "by planted group", "by cluster", "by size"]
+    box = kinds["by cluster"]["dataset"][0]["source"]
+    assert (box["group"], box["clients"], box["least"], box["median"]) == (
+        ["0", "5"],
+        [2, 2],
+        [65, 88],
+        [82, 88],
     )
 
 
-def test_the_page_stands_alone(run_dir: Path, as_svg: None):
+def test_long_tables_are_shown_page_by_page_from_the_same_data(run_dir: Path):
+    many = pd.DataFrame({"client": range(300), "n": 10, "accuracy_last": np.linspace(0, 100, 300)})
+    many.to_csv(run_dir / "clients.csv", index=False)
     page = write_report(run_dir).read_text()
-    sources = re.findall(r'(?:src|srcset|href)="([^"]*)"', page)
-    assert len(sources) == 2 * 5  # five charts, light and dark
-    assert all(source.startswith("data:image/svg+xml;base64,") for source in sources)
-    assert not re.search(r"@import|url\(|<script|<link", page)
-    for image in images(page):
-        assert ElementTree.fromstring(image).tag == "{http://www.w3.org/2000/svg}svg"
+    [table] = [each for each in values(page)["tables"] if each["caption"] == "clients"]
+    assert [column["values"] for column in table["columns"]] == [
+        {"table": "clients", "column": name} for name in ("client", "n", "accuracy_last")
+    ]
+    assert len(values(page)["data"]["clients"]["client"]) == 300
 
 
-def test_the_same_run_gives_the_same_bytes_and_leaves_no_state(run_dir: Path, as_svg: None):
-    before = dict(matplotlib.rcParams)
+def test_the_page_stands_alone(run_dir: Path):
+    page = write_report(run_dir).read_text()
+    assert "default-src 'none'" in page
+    tags = re.findall(r"<[a-z][^>]*>", re.sub(r"<script.*?</script>", "", page, flags=re.DOTALL))
+    assert not [tag for tag in tags if re.search(r'(src|srcset|href)="[^#]', tag)]
+    assert not re.search(r"@import|url\(|<link|<script src", page)
+    assert len(page) < 2e6
+
+
+def test_the_same_run_gives_the_same_bytes(run_dir: Path):
     first = write_report(run_dir).read_bytes()
     assert write_report(run_dir).read_bytes() == first
-    assert dict(matplotlib.rcParams) == before
     assert sorted(
         path.name for path in run_dir.iterdir() if path.suffix not in (".yaml", ".json", ".csv")
     ) == ["report.html"]
@@ -204,8 +245,8 @@ def test_the_same_run_gives_the_same_bytes_and_leaves_no_state(run_dir: Path, as
     [
         ("config.yaml", set()),
         ("environment.json", set()),
-        ("rounds.csv", {"Accuracy over rounds", "Loss"}),
-        ("clients.csv", {"Clients"}),
+        ("rounds.csv", {"Over rounds"}),
+        ("clients.csv", {"Clients", "Map of clients"}),
         ("clusters.json", {"Choice of threshold"}),
         ("communication.csv", {"Communication"}),
     ],
@@ -233,8 +274,14 @@ def test_a_run_stopped_before_its_first_evaluation(run_dir: Path):
     (run_dir / "rounds.csv").write_text("round,seconds,train_loss,accuracy_mean\n0,2.0,1.5,\n1,3.0,,\n")
     (run_dir / "clients.csv").write_text("client,n,accuracy_last,accuracy_best\n0,10,,\n1,10,,\n")
     page = write_report(run_dir).read_text()
-    assert titles(page) == ["Clusters", "Choice of threshold", "Communication", "Loss"]
-    assert "nan" not in re.sub(r"<[^>]*>", "", page).lower()
+    assert titles(page) == [
+        "Over rounds",
+        "Clusters",
+        "Choice of threshold",
+        "Communication",
+    ]
+    assert list(choices(charts(page)["Over rounds"], "metric")) == ["training loss, mean over participants"]
+    assert "nan" not in text(page).lower()
     assert "<dt>time</dt><dd>5.0 s</dd>" in page
 
 
@@ -249,16 +296,15 @@ def test_without_planted_groups(run_dir: Path):
     )
 
 
-def test_many_clusters_are_cut_to_the_largest(run_dir: Path, as_svg: None):
-    labels = [0, 0, 0, *range(1, 100)]
+def test_of_many_clusters_the_largest_are_drawn_and_all_are_listed(run_dir: Path):
+    labels = [0, 0, 0, *range(1, 60)]
     (run_dir / "clusters.json").write_text(json.dumps({"timeline": [{"round": 0, "labels": labels}]}))
     page = write_report(run_dir).read_text()
-    table = rows(page)
-    at = table.index(["cluster", "clients"])
-    assert table[at + 1] == ["0", "3"]
-    assert sum(len(row) == 2 and row[1] == "1" for row in table) == 39
-    assert "The 40 largest of 100 clusters." in page
-    assert "cluster, largest first" in "".join(images(page))
+    at = rows(page).index(["cluster", "clients"])
+    assert rows(page)[at + 1] == ["0", "3"]
+    assert len(rows(page)[at + 2 :]) > 58
+    assert "(the chart: the 40 largest of 60 clusters)" in page
+    assert len(charts(page)["Clusters"]["option"]["dataset"][0]["source"]["name"]) == 40
 
 
 def test_failures_are_not_hidden(run_dir: Path):
@@ -273,27 +319,39 @@ def test_only_traffic_before_training(run_dir: Path):
     (run_dir / "communication.csv").write_text("\n".join(lines[:2]))
     page = write_report(run_dir).read_text()
     assert "Before training: 5.00 kB" in page
-    assert len(images(page)) == 2 * 4
+    assert charts(page)["Communication"]["option"]["series"][0]["type"] == "sankey"
 
 
-@pytest.mark.parametrize("count", [4, 5000])
-def test_the_threshold_curve_reaches_past_the_chosen_one(count: int):
-    thresholds, counts = np.arange(count, dtype=float), np.arange(count, 0, -1.0)
-    axes = Figure().add_subplot()
-    figures.threshold_curve(thresholds, counts, 2.0 * count, 1)(axes, figures.LIGHT)
-    x, y = (np.asarray(part) for part in axes.lines[0].get_data())
-    assert x[-1] > 2 * count
-    assert y[-1] == 1
-    assert len(x) <= 2001
-    assert (count - x[:-1] == y[:-1]).all()  # every point shown is a point of the curve
-    assert y[0] == count
+def test_the_threshold_curve_reaches_past_the_chosen_one():
+    chart = steps(np.arange(4.0), np.arange(4, 0, -1.0), ("threshold", "clusters"), "", (8.0, "chosen"))
+    assert chart.option["dataset"][0]["source"] == {"x": [0, 1, 2, 3, 8.48], "y": [4, 3, 2, 1, 1]}
+
+
+def test_who_sends_what(run_dir: Path):
+    page = write_report(run_dir).read_text()
+    found = [chart for chart in values(page)["charts"] if chart["name"] == "traffic"]
+    assert found[0]["option"]["series"][0]["links"] == [
+        {"source": "from clients", "target": "model", "value": 1000},
+        {"source": "from local servers", "target": "model", "value": 2300},
+        {"source": "from clients", "target": "signature", "value": 5000},
+    ]
+    option = charts(page)["Communication"]["option"]
+    assert option["dataset"][0]["source"]["total"] == [2000, 2000]
 
 
 def test_text_from_files_is_escaped(run_dir: Path):
     (run_dir / "config.yaml").write_text("algorithm: {name: '<script>alert(1)</script>'}\n")
     page = write_report(run_dir).read_text()
-    assert "<script>" not in page
+    assert "<script>alert" not in page
     assert "&lt;script&gt;" in page
+
+
+def test_text_in_the_data_of_charts_does_not_end_the_script(run_dir: Path):
+    clients = pd.read_csv(run_dir / "clients.csv").assign(name=["</script><b>", "<!--", "c", "d"])
+    clients.to_csv(run_dir / "clients.csv", index=False)
+    page = write_report(run_dir).read_text()
+    assert values(page)["data"]["clients"]["client"][:2] == ["</script><b>", "<!--"]
+    assert "</script><b>" not in page
 
 
 def test_no_such_run(tmp_path: Path):

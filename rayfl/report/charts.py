@@ -1,0 +1,664 @@
+"""The kinds of charts that pages show, one function each; see :mod:`rayfl.report.page` for how they are used.
+
+Every function gives a :class:`~rayfl.report.page.Chart`, which is an ECharts option as plain data. What
+``page.js`` reads besides:
+
+- an axis: ``format``, how its labels are written;
+- a series: ``tip``, what is said about a point: ``title`` (a column of its dataset), and ``rows`` of a label,
+  a column and a format, or on charts over a common axis ``y``, the format, and ``low`` and ``high``, columns;
+  ``band``, two columns between which a custom series fills; ``interval``, an axis and two columns between
+  which it draws a line at each point; ``hollow``, a column that says which points are estimates; ``colour``,
+  by which column points are coloured (``kind``: ``category``, or ``scale`` where more is darker);
+- the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map.
+
+Colours are those of Okabe and Ito, which people with colour-blindness tell apart. In matrices and scales dark
+means alike, or much.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from rayfl.report.page import Chart, Choice, Selector, plain, rounded
+
+COLOURS = 7
+"""Colours for series; beyond them they repeat with another dash."""
+DASHES = ("solid", "dashed", "dotted", [8, 3, 2, 3])
+MOST_DOTS = 25
+"""Points of a line up to which each is marked."""
+SHOWN_MATRIX = 250
+"""Rows and columns of a matrix of clients that are shown; of more clients, evenly spaced ones."""
+RAMP = ["#08306b", "#08519c", "#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7", "#f7fbff"]
+"""From dark to pale."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of :func:`curves`: its name, and the columns with its points; ``hollow`` marks estimates."""
+
+    name: str
+    columns: Mapping[str, Sequence[Any]]
+    hollow: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Something that may be on an axis: a column of every line, how it is called and written.
+
+    ``low`` and ``high`` are columns between which there is a band, and ``band`` says what that is.
+    """
+
+    column: str
+    label: str
+    format: str = "number:2"
+    low: str = ""
+    high: str = ""
+    band: str = ""
+
+
+def curves(
+    lines: Sequence[Line], metrics: Sequence[Metric], xs: Sequence[Metric], alt: str, height: int = 340
+) -> Chart:
+    """Lines over a common axis, with bands; metric and axis are chosen where there are several.
+
+    Args:
+        lines: of more than :data:`COLOURS` colours repeat with another dash.
+        metrics: what may be on the vertical axis; lines without the column are left out there.
+        xs: what may be on the horizontal axis.
+        alt: what there is to see.
+        height: CSS pixels.
+    """
+    wanted = {n for m in (*metrics, *xs) for n in (m.column, m.low, m.high) if n}
+    wanted |= {line.hollow for line in lines if line.hollow}
+    sources = [_columns(line, wanted) for line in lines]
+    count = max((len(source[xs[0].column]) for source in sources), default=0)
+    series: list[dict[str, Any]] = []
+    for i, line in enumerate(lines):
+        colour = f"${i % COLOURS}"
+        series.append(
+            {
+                "type": "custom",
+                "name": line.name,
+                "datasetIndex": i,
+                "renderItem": "band",
+                "silent": True,
+                "itemStyle": {"color": colour, "opacity": 0.16},
+                "clip": True,
+                "tooltip": {"show": False},
+                "z": 1,
+            }
+        )
+        series.append(
+            {
+                "type": "line",
+                "name": line.name,
+                "datasetIndex": i,
+                "symbol": "circle",
+                "symbolSize": 6,
+                "showSymbol": count <= MOST_DOTS or bool(line.hollow),
+                "hollow": line.hollow,
+                "connectNulls": True,
+                "itemStyle": {"color": colour},
+                "emphasis": {"focus": "series"},
+                "blur": {"lineStyle": {"opacity": 0.25}},
+                "lineStyle": {"color": colour, "width": 2, "type": DASHES[i // COLOURS % len(DASHES)]},
+            }
+        )
+
+    def over(x: Metric) -> dict[str, Any]:
+        return {
+            "xAxis": {"name": x.label, "format": x.format},
+            "series": [{"encode": {"x": x.column}} for _ in series],
+        }
+
+    def of(metric: Metric) -> dict[str, Any]:
+        both = [metric.low, metric.high] if metric.low else []
+        band = {"encode": {"y": both or metric.column}, "band": both or None}
+        line = {
+            "encode": {"y": metric.column},
+            "tip": {"y": metric.format, "low": metric.low, "high": metric.high},
+        }
+        return {
+            "yAxis": {"name": metric.label, "format": metric.format},
+            "series": [part for _ in lines for part in (band, line)],
+            "caption": metric.band,
+        }
+
+    return Chart(
+        {
+            "dataset": [{"source": source} for source in sources],
+            "xAxis": {"type": "value", "scale": True},
+            "yAxis": {"type": "value", "scale": True},
+            "tooltip": {"trigger": "axis"},
+            "series": series,
+        },
+        alt,
+        height,
+        [
+            Selector("metric", [Choice(m.label, of(m)) for m in metrics]),
+            Selector("over", [Choice(x.label, over(x)) for x in xs]),
+        ],
+        [line.name for line in lines] if len(lines) > 1 else (),
+        "curves",
+    )
+
+
+def _columns(line: Line, wanted: set[str]) -> dict[str, Sequence[Any]]:
+    rows = len(next(iter(line.columns.values()), ()))
+    return {name: line.columns.get(name, [None] * rows) for name in sorted(wanted)}
+
+
+def box(
+    groups: Mapping[str, ArrayLike], label: str, alt: str, format: str = "percent:1", what: str = "clients"
+) -> Chart:
+    """A box for each group: quartiles and median, whiskers to the least and the most.
+
+    Args:
+        groups: values by the group's name; NaN is left out, and groups without values are.
+        label: of the axis.
+        alt: what there is to see.
+        format: of a value.
+        what: a group consists of.
+    """
+    known = {name: _finite(values) for name, values in groups.items()}
+    known = {name: values for name, values in known.items() if len(values)}
+    five = [np.quantile(values, (0, 0.25, 0.5, 0.75, 1)) for values in known.values()]
+    names = ("least", "lower quartile", "median", "upper quartile", "most")
+    source: dict[str, Sequence[Any]] = {
+        "group": list(known),
+        what: [len(values) for values in known.values()],
+        **{name: rounded([f[i] for f in five], 3) for i, name in enumerate(names)},
+        "mean": rounded([values.mean() for values in known.values()], 3),
+    }
+    rows = [[what, what, "number:0"], ["mean", "mean", format], *([n, n, format] for n in reversed(names))]
+    option = _sideways(source, label, format)
+    option["series"] = [
+        {
+            "type": "boxplot",
+            "encode": {"y": "group", "x": list(names), "tooltip": []},
+            "itemStyle": {"color": "$soft", "borderColor": "$0", "borderWidth": 1.5},
+            "boxWidth": [6, 22],
+            "tip": {"title": "group", "rows": rows},
+        },
+        {
+            "type": "scatter",
+            "encode": {"y": "group", "x": "mean"},
+            "symbol": "diamond",
+            "symbolSize": 8,
+            "itemStyle": {"color": "$1"},
+            "silent": True,
+            "tooltip": {"show": False},
+        },
+    ]
+    option["caption"] = "Box: quartiles and median; whiskers: the least and the most; diamond: the mean."
+    return Chart(option, alt, _tall(len(known), 34), name="boxes")
+
+
+def bars(
+    names: Sequence[str],
+    values: Sequence[float | None],
+    label: str,
+    alt: str,
+    format: str = "number:1",
+    intervals: tuple[Sequence[float | None], Sequence[float | None]] | None = None,
+) -> Chart:
+    """A bar for each name, from top to bottom, with intervals from low to high if given."""
+    source: dict[str, Sequence[Any]] = {"name": list(names), "value": list(values)}
+    rows = [[label, "value", format]]
+    series: list[dict[str, Any]] = [
+        {
+            "type": "bar",
+            "encode": {"y": "name", "x": "value"},
+            "itemStyle": {"color": "$0"},
+            "barMaxWidth": 22,
+            "tip": {"title": "name", "rows": rows},
+        }
+    ]
+    if intervals is not None:
+        source |= {"low": list(intervals[0]), "high": list(intervals[1])}
+        rows += [["from", "low", format], ["to", "high", format]]
+        series.append(_interval("x", "name", "value", "low", "high", sideways=True))
+    option = _sideways(source, label, format)
+    option["series"] = series
+    return Chart(option, alt, _tall(len(names), 28), name="bars")
+
+
+def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format: str = "percent:0") -> Chart:
+    """How many of the values lie between each two edges; those at the last edge count below it."""
+    ends = np.asarray(edges, np.float64)
+    counts, _ = np.histogram(_finite(values), ends)
+    written = [f"{a:g} to {b:g}" for a, b in itertools.pairwise(ends)]
+    return Chart(
+        {
+            "dataset": [{"source": {"between": written, "clients": counts.tolist()}}],
+            "xAxis": {"type": "category", "name": label},
+            "yAxis": {"type": "value", "name": "clients", "format": "number:0", "minInterval": 1},
+            "tooltip": {"trigger": "item"},
+            "series": [
+                {
+                    "type": "bar",
+                    "encode": {"x": "between", "y": "clients"},
+                    "itemStyle": {"color": "$0"},
+                    "barCategoryGap": "8%",
+                    "tip": {"title": "between", "rows": [["clients", "clients", "number:0"]]},
+                }
+            ],
+        },
+        alt,
+        300,
+        name="histogram",
+    )
+
+
+@dataclass(frozen=True)
+class Colour:
+    """By what the points of a scatter are coloured: a column, its name, and how its values are written.
+
+    ``kind`` is ``category``, or ``scale`` where more is darker, from ``least`` to ``most``.
+    """
+
+    column: str
+    label: str
+    kind: Literal["category", "scale"] = "category"
+    format: str = "text"
+    least: float = 0.0
+    most: float = 100.0
+
+    @classmethod
+    def scale(cls, column: str, label: str, format: str, values: ArrayLike) -> Colour:
+        """From the least to the most of the values."""
+        known = _finite(values)
+        least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+        return cls(column, label, "scale", format, least, most if most > least else least + 1)
+
+
+@dataclass(frozen=True)
+class Points:
+    """What a scatter shows.
+
+    Attributes:
+        source: the columns, or ``"@name"`` of a table in ``Page.data``.
+        x, y: two of them.
+        title: the column that names a point.
+        tip: what is said about a point: label, column, format.
+        size: of a point, CSS pixels.
+    """
+
+    source: Mapping[str, Sequence[Any]] | str
+    x: Metric
+    y: Metric
+    title: str
+    tip: Sequence[tuple[str, str, str]]
+    size: int = 8
+
+
+def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: int = 380) -> Chart:
+    """A point for each row; by what it is coloured is chosen where there are several."""
+    series = _dots(points)
+    series["encode"] = {"x": points.x.column, "y": points.y.column}
+    selectors = [_colour_selector(colours)] if colours else []
+    return Chart(
+        {
+            "dataset": [{"source": points.source}],
+            "xAxis": {"type": "value", "scale": True, "name": points.x.label, "format": points.x.format},
+            "yAxis": {"type": "value", "scale": True, "name": points.y.label, "format": points.y.format},
+            "tooltip": {"trigger": "item"},
+            "series": [series],
+        },
+        alt,
+        height,
+        selectors,
+        name="scatter",
+    )
+
+
+def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 380) -> Chart:
+    """A point for each line's last row, with intervals on both axes; a line joins those that no other beats.
+
+    Args:
+        lines: methods, each with the columns of ``x`` and ``y``, and of their intervals; less of ``x`` and
+            more of ``y`` is better.
+        x, y: the axes.
+        alt: what there is to see.
+        height: CSS pixels.
+    """
+    tip = [[m.label, m.column, m.format] for m in (y, x)]
+    series: list[dict[str, Any]] = []
+    for i, line in enumerate(lines):
+        one = {
+            "type": "scatter",
+            "name": line.name,
+            "datasetIndex": i,
+            "symbolSize": 13,
+            "z": 3,
+            "encode": {"x": x.column, "y": y.column},
+            "itemStyle": {"color": f"${i % COLOURS}"},
+            "label": {"show": True, "position": "right", "color": "$ink", "formatter": "{a}"},
+            "labelLayout": {"moveOverlap": "shiftY", "hideOverlap": False},
+            "symbol": ("circle", "diamond", "triangle", "rect")[i // COLOURS % 4],
+            "tip": {"rows": tip},
+        }
+        series.append(one)
+        for axis, metric in (("x", x), ("y", y)):
+            if metric.low:
+                drawn = _interval(axis, x.column, y.column, metric.low, metric.high)
+                series.append({**drawn, "name": line.name, "datasetIndex": i})
+    last = [{name: [values[-1]] for name, values in line.columns.items() if len(values)} for line in lines]
+    front = _front(
+        [(each[x.column][0], each[y.column][0]) for each in last if {x.column, y.column} <= set(each)]
+    )
+    series.append(
+        {
+            "type": "line",
+            "data": front,
+            "symbol": "none",
+            "silent": True,
+            "step": "end",
+            "z": 0,
+            "tooltip": {"show": False},
+            "lineStyle": {"color": "$quiet", "width": 1, "type": "dashed"},
+        }
+    )
+    return Chart(
+        {
+            "dataset": [{"source": source} for source in last],
+            "xAxis": {"type": "value", "scale": True, "name": x.label, "format": x.format},
+            "yAxis": {"type": "value", "scale": True, "name": y.label, "format": y.format},
+            "tooltip": {"trigger": "item"},
+            "series": series,
+            "caption": "Dashed: what no other beats in both.",
+        },
+        alt,
+        height,
+        legend=[line.name for line in lines],
+        name="pareto",
+    )
+
+
+def _front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
+    """The points than which none has less of the first and more of the second."""
+    known = sorted((x, -y) for x, y in points if x is not None and y is not None)
+    found: list[list[float]] = []
+    for x, y in known:
+        if not found or -y > found[-1][1]:
+            found.append([x, -y])
+    return found
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A step of the slider of :func:`client_map`: what it is called, and the suffix of its columns."""
+
+    label: str
+    suffix: str
+
+
+def client_map(
+    points: Points, colours: Sequence[Colour], frames: Sequence[Frame], alt: str, height: int = 460
+) -> Chart:
+    """Clients in the plane, coloured by what is chosen, with a slider over time.
+
+    Args:
+        points: their columns; where clients move, the names of ``x`` and ``y`` contain ``{slider}``.
+        colours: a column with ``{slider}`` in its name changes with the slider.
+        frames: in time; none: nothing changes.
+        alt: what there is to see.
+        height: CSS pixels.
+    """
+    series = _dots(points)
+    series["encode"] = {"x": points.x.column, "y": points.y.column}
+    axis = {"type": "value", "scale": True, "axisLabel": {"show": False}, "splitLine": {"show": False}}
+    option: dict[str, Any] = {
+        "dataset": [{"source": points.source}],
+        "xAxis": axis,
+        "yAxis": axis,
+        "tooltip": {"trigger": "item"},
+        "animationDurationUpdate": 600,
+        "series": [series],
+    }
+    selectors = [_colour_selector(colours)]
+    if frames:
+        places = {"series": [{"encode": dict(series["encode"])}]}
+        steps = [Choice(frame.label, places, frame.suffix) for frame in frames]
+        selectors.append(Selector("time", steps, slider=True, chosen=len(frames) - 1))
+    return Chart(option, alt, height, selectors, name="map")
+
+
+def heatmap(
+    values: ArrayLike,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    alt: str,
+    dark: Literal["low", "high"] = "high",
+    label: str = "",
+) -> Chart:
+    """A matrix of colours, the first row at the top.
+
+    Args:
+        values: ``(R, C)``; NaN is left empty.
+        rows, columns: their names.
+        alt: what there is to see.
+        dark: which end is dark: ``low`` for distances, so that alike is dark; ``high`` for shares.
+        label: what the values are, with their unit.
+    """
+    matrix = np.asarray(values, np.float64)
+    known = matrix[np.isfinite(matrix)]
+    least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    digits = max(0, 2 - math.floor(math.log10(max(abs(least), abs(most), 1e-12))))
+    names = {"show": True, "hideOverlap": True}
+    axis = {"type": "category", "splitLine": {"show": False}, "axisTick": {"show": False}}
+    square = matrix.shape[0] == matrix.shape[1]
+    return Chart(
+        {
+            "matrix": [rounded(row, digits) for row in matrix],
+            "xAxis": {**axis, "data": list(columns), "axisLabel": names},
+            "yAxis": {**axis, "data": list(rows), "inverse": True, "axisLabel": names},
+            "visualMap": {
+                "type": "continuous",
+                "min": least,
+                "max": most if most > least else least + 1,
+                "calculable": True,
+                "orient": "horizontal",
+                "left": 0,
+                "bottom": 0,
+                "itemHeight": 140,
+                "itemWidth": 12,
+                "precision": digits,
+                "inRange": {"color": RAMP if dark == "low" else RAMP[::-1]},
+            },
+            "tooltip": {"trigger": "item"},
+            "series": [{"type": "heatmap", "name": label, "progressive": 4000, "animation": False}],
+            "caption": label,
+        },
+        alt,
+        480 if square else min(620, max(260, 120 + 14 * len(rows))),
+        name="matrix",
+    )
+
+
+def sankey(links: Sequence[tuple[str, str, float]], alt: str, format: str = "size") -> Chart:
+    """Streams from left to right: source, target, amount."""
+    nodes = list(dict.fromkeys(name for source, target, _ in links for name in (source, target)))
+    ends = set(nodes) - {source for source, _, _ in links}  # at the right edge: their names stand before them
+    return Chart(
+        {
+            "tooltip": {"trigger": "item"},
+            "series": [
+                {
+                    "type": "sankey",
+                    "format": format,
+                    "nodeGap": 14,
+                    "nodeWidth": 14,
+                    "draggable": False,
+                    "data": [
+                        {
+                            "name": name,
+                            "itemStyle": {"color": f"${i % COLOURS}"},
+                            "label": {"position": "left" if name in ends else "right", "color": "$ink"},
+                        }
+                        for i, name in enumerate(nodes)
+                    ],
+                    "links": [{"source": s, "target": t, "value": v} for s, t, v in links if v > 0],
+                    "lineStyle": {"color": "source", "opacity": 0.28, "curveness": 0.5},
+                    "label": {"color": "$ink"},
+                    "emphasis": {"focus": "adjacency"},
+                    "left": 4,
+                    "right": 4,
+                    "top": 8,
+                    "bottom": 8,
+                }
+            ],
+        },
+        alt,
+        300,
+        name="traffic",
+    )
+
+
+def steps(
+    x: ArrayLike, y: ArrayLike, names: tuple[str, str], alt: str, chosen: tuple[float, str] | None = None
+) -> Chart:
+    """A stair: each ``y`` holds from its ``x`` to the next, the last one for all above.
+
+    Args:
+        x, y: ``(K,)``, ``x`` rising.
+        names: of the axes.
+        alt: what there is to see.
+        chosen: an ``x`` to be marked, and what it is called.
+    """
+    places, counts = np.asarray(x, np.float64), np.asarray(y, np.float64)
+    end = 1.06 * max(float(places[-1]), 0.0 if chosen is None else chosen[0])
+    places, counts = np.append(places, end), np.append(counts, counts[-1])
+    series: dict[str, Any] = {
+        "type": "line",
+        "step": "end",
+        "showSymbol": False,
+        "encode": {"x": "x", "y": "y"},
+        "lineStyle": {"color": "$0", "width": 2},
+        "itemStyle": {"color": "$0"},
+        "name": names[1],
+        "tip": {"y": "number:0", "low": "", "high": ""},
+    }
+    if chosen is not None:
+        series["markLine"] = {
+            "symbol": "none",
+            "silent": True,
+            "data": [{"xAxis": chosen[0], "name": chosen[1]}],
+            "lineStyle": {"color": "$1", "type": "dashed", "width": 1.5},
+            "label": {
+                "formatter": "{b}",
+                "color": "$1",
+                "position": "end",
+            },
+        }
+    many = counts.max() >= 100
+    return Chart(
+        {
+            "dataset": [{"source": {"x": [float(f"{v:.6g}") for v in places], "y": plain(counts)}}],
+            "xAxis": {"type": "value", "name": names[0], "format": "general", "scale": True},
+            "yAxis": {
+                "type": "log" if many else "value",
+                "name": names[1],
+                "format": "number:0",
+                "minInterval": 1,
+            },
+            "tooltip": {"trigger": "axis"},
+            "series": [series],
+        },
+        alt,
+        300,
+        name="threshold",
+    )
+
+
+def alternatives(label: str, charts: Mapping[str, Chart]) -> Chart:
+    """Several charts of the same in one place, one of them chosen; their own selectors are left out."""
+    height = max(chart.height for chart in charts.values())
+    choices = [Choice(name, {**chart.option, "alt": chart.alt}) for name, chart in charts.items()]
+    first = next(iter(charts.values()))
+    return Chart({}, first.alt, height, [Selector(label, choices)], name=first.name)
+
+
+def spaced(count: int, most: int = SHOWN_MATRIX) -> NDArray[np.intp]:
+    """Positions of at most so many of ``count``, evenly spaced."""
+    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
+
+
+def _dots(points: Points) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "symbolSize": points.size,
+        "itemStyle": {"color": "$0", "opacity": 0.8},
+        "tip": {"title": points.title, "rows": [list(row) for row in points.tip]},
+    }
+
+
+def _colour_selector(colours: Sequence[Colour]) -> Selector:
+    return Selector(
+        "colour",
+        [
+            Choice(
+                c.label,
+                {
+                    "series": [
+                        {
+                            "colour": {
+                                "by": c.column,
+                                "label": c.label,
+                                "kind": c.kind,
+                                "format": c.format,
+                                "least": c.least,
+                                "most": c.most,
+                            }
+                        }
+                    ]
+                },
+            )
+            for c in colours
+        ],
+    )
+
+
+def _interval(axis: str, x: str, y: str, low: str, high: str, sideways: bool = False) -> dict[str, Any]:
+    across = {"x": [low, high], "y": x if sideways else y} if axis == "x" else {"x": x, "y": [low, high]}
+    return {
+        "type": "custom",
+        "renderItem": "interval",
+        "interval": [axis, low, high],
+        "encode": across,
+        "silent": True,
+        "itemStyle": {"color": "$ink"},
+        "z": 4,
+        "tooltip": {"show": False},
+    }
+
+
+def _sideways(source: Mapping[str, Sequence[Any]], label: str, format: str) -> dict[str, Any]:
+    return {
+        "dataset": [{"source": source}],
+        "xAxis": {"type": "value", "name": label, "format": format, "scale": True},
+        "yAxis": {
+            "type": "category",
+            "inverse": True,
+            "axisTick": {"show": False},
+            "splitLine": {"show": False},
+        },
+        "tooltip": {"trigger": "item"},
+    }
+
+
+def _tall(rows: int, each: int) -> int:
+    return min(1200, max(160, 80 + each * rows))
+
+
+def _finite(values: ArrayLike) -> NDArray[np.float64]:
+    array = np.asarray(values, np.float64).ravel()
+    known: NDArray[np.float64] = array[np.isfinite(array)]
+    return known

@@ -1,0 +1,198 @@
+"""Clients as points in the plane: near one another where they are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy.optimize import linear_sum_assignment
+from scipy.spatial.distance import pdist, squareform
+
+from rayfl.report.files import RunFiles, numbers
+
+Array = NDArray[np.float64]
+Labels = NDArray[np.int64]
+
+MOST_NUMBERS = 250_000
+"""Labels that a page keeps: clients times frames."""
+DIGITS = 3
+"""Decimals of places, which lie between -1 and 1."""
+
+
+def classical(distances: ArrayLike) -> Array:
+    """Classical multidimensional scaling (Torgerson 1952): the plane that keeps distances best.
+
+    Args:
+        distances: ``(N, N)``, symmetric; not necessarily Euclidean.
+
+    Returns:
+        Places ``(N, 2)``, the longest extent first, each axis with its largest entry positive.
+    """
+    squared = np.asarray(distances, np.float64) ** 2
+    rows = squared.mean(axis=0)
+    inner = -0.5 * (squared - rows - rows[:, None] + rows.mean())
+    values, vectors = np.linalg.eigh(inner)
+    places = np.zeros((len(inner), 2))
+    for axis, at in enumerate(np.argsort(-values, kind="stable")[:2]):
+        vector = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
+        places[:, axis] = vector * np.sqrt(max(values[at], 0.0))
+    return places
+
+
+def principal(rows: ArrayLike) -> Array:
+    """The first two principal components ``(N, 2)`` of rows ``(N, D)``: the same of Euclidean distances."""
+    matrix = np.asarray(rows, np.float64)
+    centred = matrix - matrix.mean(axis=0)
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    places = np.zeros((len(matrix), 2))
+    for axis, at in enumerate(np.argsort(-values, kind="stable")[:2]):
+        vector = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
+        places[:, axis] = centred @ vector
+    return places
+
+
+def spread(places: Array) -> Array:
+    """Places between -1 and 1, ``(N, 2)``; clients in the same place are laid around it in a spiral."""
+    known = np.isfinite(places).all(axis=1)
+    found = np.full(places.shape, np.nan)
+    if not known.any():
+        return found
+    centred = places[known] - places[known].mean(axis=0)
+    extent = float(np.abs(centred).max()) or 1.0
+    centred = centred / extent
+    _, which, counts = np.unique(np.round(centred, 2), axis=0, return_inverse=True, return_counts=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    rank = np.empty(len(which), np.int64)
+    rank[order] = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+    radius = np.sqrt(rank) * min(0.03, 0.5 / np.sqrt(len(which)))
+    angle = rank * np.pi * (3 - np.sqrt(5))  # the golden angle fills a disc evenly
+    found[known] = centred + radius[:, None] * np.column_stack([np.cos(angle), np.sin(angle)])
+    return found
+
+
+def aligned(places: Array, to: Array) -> Array:
+    """Turned, mirrored, moved and scaled to lie as near as possible to other places of the same clients."""
+    both = np.isfinite(places).all(axis=1) & np.isfinite(to).all(axis=1)
+    if both.sum() < 2:
+        return places
+    a, b = places[both], to[both]
+    u, sizes, v = np.linalg.svd((a - a.mean(axis=0)).T @ (b - b.mean(axis=0)))
+    scale = sizes.sum() / (((a - a.mean(axis=0)) ** 2).sum() or 1.0)
+    return np.asarray((places - a.mean(axis=0)) @ u @ v * scale + b.mean(axis=0))
+
+
+def change(before: Labels, after: Labels) -> str:
+    """What happened to the clusters, in words; empty if nothing. -1: a client without a cluster."""
+    both = (before >= 0) & (after >= 0)
+    arrived, left = int(((before < 0) & (after >= 0)).sum()), int(((before >= 0) & (after < 0)).sum())
+    words = [f"{arrived:,} joined"] * bool(arrived) + [f"{left:,} left"] * bool(left)
+    if both.any():
+        old, i = np.unique(before[both], return_inverse=True)
+        new, j = np.unique(after[both], return_inverse=True)
+        shared = np.zeros((len(old), len(new)), np.int64)
+        np.add.at(shared, (i, j), 1)
+        heir, parent = shared.argmax(axis=1), shared.argmax(axis=0)
+        merged = len(old) - len(np.unique(heir))
+        split = len(new) - len(np.unique(parent))
+        kept = shared[linear_sum_assignment(-shared)].sum()
+        words += [f"{merged} merged"] * bool(merged) + [f"{split} split off"] * bool(split)
+        moved = int(shared.sum() - kept)
+        words += [f"{moved:,} clients moved"] * bool(moved)
+    return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Step:
+    """A clustering in time: when, in words, and the labels of all clients ``(N,)``."""
+
+    when: str
+    labels: Labels
+    places: Array | None = None
+
+
+def steps_of(run: RunFiles) -> list[Step]:
+    """The clusterings of a run that differ from the one before, and the last one."""
+    count = len(run.clients) or max((len(e.get("labels") or ()) for e in run.timeline), default=0)
+    found: list[Step] = []
+    for entry in run.timeline:
+        labels = entry.get("labels")
+        if not isinstance(labels, list) or len(labels) != count:
+            continue
+        places = _places(entry.get("map"), count)
+        step = Step(when(entry), np.asarray(labels, np.int64), places)
+        if not found or places is not None or not np.array_equal(found[-1].labels, step.labels):
+            found.append(step)
+    last = numbers(run.clients, "cluster")
+    if not found and last is not None:
+        found.append(Step("at the end", np.nan_to_num(last, nan=-1).astype(np.int64)))
+    most = max(2, MOST_NUMBERS // max(1, count))
+    kept = np.unique(np.linspace(0, len(found) - 1, min(len(found), most)).astype(np.intp)) if found else ()
+    return [found[i] for i in kept]
+
+
+def _places(entry: Any, count: int) -> Array | None:
+    if not isinstance(entry, dict) or len(entry.get("x", ())) != count or len(entry.get("y", ())) != count:
+        return None
+    return np.array([entry["x"], entry["y"]], dtype=np.float64).T
+
+
+def when(entry: Mapping[str, Any]) -> str:
+    """``before training``, ``before round 3`` or ``after round 3``, counted from 1."""
+    round = entry.get("round")
+    if not isinstance(round, int) or round < 0 or (round == 0 and entry.get("when") == "before"):
+        return "before training"
+    return f"{entry.get('when', 'round')} {'round ' if 'when' in entry else ''}{round + 1}"
+
+
+@dataclass(frozen=True)
+class Map:
+    """Places of clients ``(T, N, 2)``, T being 1 where they do not change, and what makes them near."""
+
+    places: Array
+    meaning: str
+
+
+def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
+    """Where the clients lie, by the best that the run has kept.
+
+    That is, in this order: the distances between their signatures; their shares of labels; and in which
+    clusters they have been. None where all clients would lie in the same place.
+    """
+    if any(step.places is not None for step in steps):
+        found: list[Array] = []
+        known = next(step.places for step in steps if step.places is not None)
+        for step in steps:
+            known = known if step.places is None else aligned(step.places, known)
+            found.append(known)
+        still = all(places is found[0] for places in found)
+        together = np.array([spread(places) for places in (found[:1] if still else found)])
+        return Map(together, "distances between signatures, by classical multidimensional scaling")
+    shares = _shares(run)
+    if shares is not None:
+        return Map(
+            spread(principal(np.sqrt(shares)))[None],
+            "shares of labels among a client's training samples (square roots, principal components)",
+        )
+    if len(steps) and len(history := np.array([step.labels for step in steps]).T):
+        kinds, which = np.unique(history, axis=0, return_inverse=True)
+        if 1 < len(kinds) <= 1000:
+            centres = classical(squareform(pdist(kinds, "hamming")))
+            return Map(
+                spread(centres[which.ravel()])[None],
+                "clusters over time: clients that have always been in the same one lie around the same point",
+            )
+    return None
+
+
+def _shares(run: RunFiles) -> Array | None:
+    """The share of each label among a client's training samples ``(N, C)``."""
+    names = [name for name in run.labels.columns if name.startswith("class_")]
+    if len(run.labels) != len(run.clients) or len(names) < 2:
+        return None
+    counts = run.labels[names].to_numpy(np.float64)
+    sizes = counts.sum(axis=1, keepdims=True)
+    shares = np.divide(counts, sizes, out=np.zeros_like(counts), where=sizes > 0)
+    return shares if np.ptp(shares, axis=0).max() > 0 else None

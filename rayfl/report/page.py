@@ -1,0 +1,334 @@
+"""Self-contained interactive pages: plain data in Python, drawn by Apache ECharts in the browser.
+
+A :class:`Page` has a title, facts and sections; a :class:`Section` a title, a note, charts and tables.
+Charts come from :mod:`rayfl.report.charts`, one function for each kind; :func:`render` gives the page as
+text. Nothing is loaded from elsewhere: script, style and data are in the file, which opens by a double click.
+
+    from rayfl.report.charts import Line, Metric, curves
+    from rayfl.report.page import Column, Page, Section, Table, render
+
+    seen = {"round": [1, 2, 3], "accuracy": [60, 70, 80], "low": [55, 66, 78], "high": [65, 74, 82]}
+    metrics = [Metric("accuracy", "test accuracy (%)", "percent:1", low="low", high="high")]
+    chart = curves([Line("FedAvg", seen)], metrics, [Metric("round", "round", "number:0")], alt="...")
+    table = Table([Column("method", ["FedAvg"]), Column("accuracy", [80.0], "percent:1")])
+    html = render(Page("My study", sections=[Section("Accuracy", "Mean of 3 seeds.", [chart], [table])]))
+
+**Numbers** reach the page as columns (lists of equal length) and are formatted there by a *format*: ``text``,
+``number:D`` and ``percent:D`` with D decimals, ``general`` (four significant digits), ``size`` (bytes) or
+``duration`` (seconds). :data:`~rayfl.units.UNKNOWN` stands for None and NaN. Columns that several charts and
+tables use are kept once in ``Page.data`` by a name, and referred to by :class:`Data`.
+
+**Selectors** change a chart: each :class:`Choice` holds what it sets in the chart's option; the choices that
+are made are merged in the order of the selectors. Inside a choice the text ``{slider}`` stands for the value
+of the chart's slider. What :mod:`rayfl.report.charts` adds to an ECharts option, and ``page.js`` understands:
+``$0`` to ``$6``, ``$ink``, ``$quiet`` and ``$line`` for colours of the light or dark page, and the keys
+``format`` (of an axis), ``tip``, ``band``, ``interval``, ``hollow`` and ``colour`` (of a series), described
+there.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from markupsafe import Markup
+
+from rayfl import files
+from rayfl.units import UNKNOWN, duration, number, percent, size
+
+STATIC_ROWS = 100
+"""Rows of a table that are written into the page as they are; longer tables are shown page by page."""
+
+
+@dataclass(frozen=True)
+class Data:
+    """A column of ``Page.data``."""
+
+    table: str
+    column: str
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What a choice is called, and what it sets in the chart's option; ``value`` is for ``{slider}``."""
+
+    label: str
+    set: Mapping[str, Any] = field(default_factory=dict)
+    value: str = ""
+
+
+@dataclass(frozen=True)
+class Selector:
+    """Something to choose in a chart, from a list or with a slider; ``chosen`` at first."""
+
+    label: str
+    choices: Sequence[Choice]
+    slider: bool = False
+    chosen: int = 0
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart as plain data.
+
+    Attributes:
+        option: of ECharts, with what the module's docstring describes.
+        alt: what there is to see, for those who cannot see it.
+        height: CSS pixels.
+        selectors: at most one of them a slider.
+        legend: names of series that can be switched off, in order.
+        name: of the files when the chart is saved.
+    """
+
+    option: Mapping[str, Any]
+    alt: str
+    height: int = 320
+    selectors: Sequence[Selector] = ()
+    legend: Sequence[str] = ()
+    name: str = "chart"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table.
+
+    Attributes:
+        title: its heading.
+        values: a cell each, or where they are kept.
+        format: how they are written.
+        order: by what they are sorted, if not by themselves; for texts that hold numbers.
+        shares: in [0, 1]; shades the cells. None for no shade.
+        right: aligned to the right, as numbers are; None: where ``format`` is not ``text``.
+    """
+
+    title: str
+    values: Sequence[Any] | Data
+    format: str = "text"
+    order: Sequence[float | None] | None = None
+    shares: Sequence[float | None] | None = None
+    right: bool | None = None
+
+    @property
+    def numeric(self) -> bool:
+        """Whether it is aligned as numbers are."""
+        return self.format != "text" or self.order is not None if self.right is None else self.right
+
+
+@dataclass(frozen=True)
+class Table:
+    """Columns of equal length, sortable by a click on a heading.
+
+    Attributes:
+        columns: the first names the row.
+        caption: what the rows are, for screen readers and as the file's name.
+        filter: whether rows can be searched; long tables always can.
+        sortable: whether there is an order at all.
+        wrap: whether texts may take several lines where the page is narrow.
+    """
+
+    columns: Sequence[Column]
+    caption: str = "table"
+    filter: bool = False
+    sortable: bool = True
+    wrap: bool = False
+
+    @classmethod
+    def of(cls, header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any) -> Table:
+        """A table of texts; the columns after the first ``left`` are aligned to the right."""
+        columns = [[row[i] for row in rows] for i in range(len(header))]
+        return cls(
+            [Column(t, c, right=i >= left) for i, (t, c) in enumerate(zip(header, columns, strict=True))],
+            **more,
+        )
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of the page: a title, a line about it, charts, tables; ``beside``: charts side by side."""
+
+    title: str
+    note: str = ""
+    charts: Sequence[Chart] = ()
+    tables: Sequence[Table] = ()
+    beside: bool = False
+
+
+@dataclass(frozen=True)
+class Page:
+    """A page.
+
+    Attributes:
+        title, subtitle: at the top.
+        facts: names and values of the few numbers below them.
+        notes: paragraphs above the sections; each a heading (may be empty) and lines.
+        lead: a table below the facts.
+        sections: in order.
+        folded: titles and texts or tables that are closed at first, such as the configuration.
+        missing: what could not be read, named at the foot.
+        data: columns by table and name, referred to by :class:`Data` and by ``"@table"`` as source of a
+            chart's dataset.
+    """
+
+    title: str
+    subtitle: str = ""
+    facts: Sequence[tuple[str, str]] = ()
+    notes: Sequence[tuple[str, Sequence[str]]] = ()
+    lead: Table | None = None
+    sections: Sequence[Section] = ()
+    folded: Sequence[tuple[str, str | Table]] = ()
+    missing: Sequence[str] = ()
+    data: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+
+
+def render(page: Page) -> str:
+    """The page as one HTML file without any reference to another."""
+    return _Writer(page).text()
+
+
+def write(path: Path, page: Page) -> Path:
+    """Replace a file by the page, at once.
+
+    Raises:
+        DiskError
+    """
+    files.write(path, render(page))
+    return path
+
+
+def formatted(value: Any, format: str = "text") -> str:
+    """A value as ``page.js`` writes it."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return UNKNOWN
+    kind, _, digits = format.partition(":")
+    match kind:
+        case "text":
+            return str(value)
+        case "number":
+            return number(float(value), int(digits))
+        case "percent":
+            return percent(value, int(digits))
+        case "general":
+            return f"{float(value):.4g}"
+        case "size":
+            return size(value)
+        case "duration":
+            return duration(value)
+    raise ValueError(f"no format {format!r}")
+
+
+def rounded(values: Any, digits: int) -> list[Any]:
+    """Numbers as short as they are shown: ``digits`` decimals, whole ones as integers, None for NaN."""
+    found = np.round(np.asarray(values, np.float64), digits)
+    return [None if v != v else int(v) if v == int(v) else v for v in found.tolist()]
+
+
+def plain(value: Any) -> Any:
+    """A value as JSON has it: arrays as lists, whole floats as integers, NaN and infinities as null."""
+    if isinstance(value, Mapping):
+        return {str(key): plain(v) for key, v in value.items()}
+    if isinstance(value, np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, (list, tuple)) or (isinstance(value, Sequence) and not isinstance(value, str)):
+        return [plain(v) for v in value]
+    if isinstance(value, np.generic):
+        return plain(value.item())
+    if isinstance(value, float):
+        return (
+            None
+            if not math.isfinite(value)
+            else int(value)
+            if value.is_integer() and abs(value) < 1e15
+            else value
+        )
+    return value
+
+
+class _Writer:
+    """Numbers the charts and tables of a page, and collects their data."""
+
+    def __init__(self, page: Page) -> None:
+        self.page = page
+        self.charts: list[dict[str, Any]] = []
+        self.tables: list[dict[str, Any]] = []
+
+    def text(self) -> str:
+        here = Path(__file__).parent
+        environment = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(here), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+            undefined=jinja2.StrictUndefined,
+        )  # fmt: skip
+        body = environment.get_template("page.html").render(
+            page=self.page,
+            chart=self._chart,
+            table=self._table,
+            is_table=lambda part: isinstance(part, Table),
+            anchor=_anchor,
+            style=Markup(_asset("page.css")),
+            scripts=[Markup(_asset(name)) for name in ("vendor/echarts.min.js", "page.js")],
+            values=self._values,
+        )
+        return body
+
+    def _chart(self, chart: Chart) -> int:
+        self.charts.append(asdict(chart))
+        return len(self.charts) - 1
+
+    def _table(self, table: Table) -> dict[str, Any]:
+        """What the template needs; the cells of long tables go with the page's data."""
+        columns = [self._values_of(column) for column in table.columns]
+        count = len(columns[0]) if columns else 0
+        long = count > STATIC_ROWS
+        keys = [None if c.order is None else c.order for c in table.columns]
+        facts = {
+            "caption": table.caption,
+            "filter": table.filter or long,
+            "sortable": table.sortable,
+            "columns": [
+                {"title": c.title, "format": c.format, "numeric": c.numeric,
+                 **({"values": asdict(c.values) if isinstance(c.values, Data) else c.values,
+                     "order": c.order, "shares": c.shares} if long else {})}
+                for c in table.columns
+            ],
+        }  # fmt: skip
+        self.tables.append(facts)
+        rows = []
+        for i in range(0 if long else count):
+            row = []
+            for c, values, key in zip(table.columns, columns, keys, strict=True):
+                order = key[i] if key is not None else values[i] if c.format != "text" else None
+                share = None if c.shares is None else c.shares[i]
+                row.append({"text": formatted(values[i], c.format), "order": plain(order), "share": share})
+            rows.append(row)
+        return {
+            "number": len(self.tables) - 1,
+            "rows": rows,
+            "facts": facts,
+            "wrap": table.wrap,
+            "count": count,
+        }
+
+    def _values_of(self, column: Column) -> Sequence[Any]:
+        where = column.values
+        return self.page.data[where.table][where.column] if isinstance(where, Data) else where
+
+    def _values(self) -> Markup:
+        """All data of the page as JSON that no HTML parser stumbles over."""
+        content = {"data": self.page.data, "charts": self.charts, "tables": self.tables}
+        text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
+
+
+@cache
+def _asset(name: str) -> str:
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
+
+
+def _anchor(title: str) -> str:
+    return "-".join("".join(c if c.isalnum() else " " for c in title.lower()).split())

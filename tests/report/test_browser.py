@@ -1,0 +1,203 @@
+"""Pages in a real browser: they start without errors, and what can be clicked works."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rayfl.report.html import write_report
+from rayfl.report.page import formatted
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the dev extra)")
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: none on PATH")
+ARGUMENTS = [f"--{name}" for name in ("no-sandbox", "disable-gpu", "disable-quic", "no-first-run")]
+ARGUMENTS += [f"--disable-{name}" for name in ("background-networking", "component-update", "sync")]
+CLIENTS = 240
+
+
+@pytest.fixture(scope="module")
+def tab() -> Iterator[Any]:
+    """One tab for all tests: to start a browser takes seconds."""
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        page = browser.new_page()
+        page.set_default_timeout(10_000)
+        yield page
+        browser.close()
+
+
+@pytest.fixture
+def wrong(tab: Any) -> Iterator[list[str]]:
+    """What the browser complains of, and what a page asks of the network: nothing."""
+    found: list[str] = []
+    heard: dict[str, Callable[[Any], Any]] = {
+        "console": lambda said: found.append(said.text) if said.type in ("error", "warning") else None,
+        "pageerror": lambda error: found.append(str(error)),
+        "request": lambda sent: None if sent.url.startswith(("file:", "data:")) else found.append(sent.url),
+    }
+    for name, listener in heard.items():
+        tab.on(name, listener)
+    yield found
+    for name, listener in heard.items():
+        tab.remove_listener(name, listener)
+    assert found == []
+
+
+def show(tab: Any, path: Path) -> None:
+    """Open a page with all its charts."""
+    tab.goto(path.as_uri())
+    tab.evaluate("document.querySelectorAll('[data-chart]').forEach(rayfl.open)")
+    assert tab.evaluate("rayfl.charts.length") == tab.evaluate("rayfl.page.charts.length") > 0
+
+
+def check_every_look(tab: Any) -> None:
+    """Wide and narrow, light and dark: nothing is wider than the window, and charts follow the scheme."""
+    seen = set()
+    for width in (1280, 500):
+        for scheme in ("light", "dark"):
+            tab.set_viewport_size({"width": width, "height": 900})
+            tab.emulate_media(color_scheme=scheme)
+            tab.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+            assert tab.evaluate("document.documentElement.scrollWidth - innerWidth") <= 0
+            seen.add(picture(tab.locator("figure").first))
+    assert len(seen) == 4
+    tab.set_viewport_size({"width": 1280, "height": 900})
+    tab.emulate_media(color_scheme="light")
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The page of a run with clients that move from cluster to cluster."""
+    path = tmp_path_factory.mktemp("run")
+    rng = np.random.default_rng(0)
+    first, last = rng.integers(0, 3, CLIENTS), rng.integers(0, 4, CLIENTS)
+    x, y = rng.normal(size=(2, CLIENTS))
+    rounds = np.arange(6)
+    pd.DataFrame(
+        {
+            "round": rounds, "seconds": 1.5, "accuracy_mean": 50.0 + 5 * rounds, "accuracy_best10": 90.0,
+            "accuracy_worst10": 30.0, "loss_mean": 2.0 - rounds / 10, "bytes_up": 1e6, "bytes_down": 2e6,
+        }
+    ).to_csv(path / "rounds.csv", index=False)  # fmt: skip
+    pd.DataFrame(
+        {
+            "client": np.arange(CLIENTS), "name": [f"writer-{i}" for i in range(CLIENTS)], "best_round": 3,
+            "n": rng.integers(5, 90, CLIENTS), "group": first, "cluster": last,
+            "accuracy_last": rng.uniform(20, 100, CLIENTS),
+        }
+    ).to_csv(path / "clients.csv", index=False)  # fmt: skip
+    entries = [
+        {"round": -1, "labels": first.tolist(), "n_clusters": 3, "map": {"x": x.tolist(), "y": y.tolist()},
+         "curve": {"threshold": [0.0, 1.0, 2.0], "n_clusters": [9, 3, 1]}, "threshold": 1.5},
+        {"round": 3, "when": "after", "labels": last.tolist(), "n_clusters": 4},
+    ]  # fmt: skip
+    (path / "clusters.json").write_text(json.dumps({"timeline": entries, "groups": first.tolist()}))
+    lines = [f"{r},client_lps,{way},model,{1000 * (r + 1)}" for r in range(6) for way in ("up", "down")]
+    (path / "communication.csv").write_text("\n".join(["round,tier,direction,kind,bytes", *lines]))
+    (path / "config.yaml").write_text("algorithm: {name: ifca}\n")
+    (path / "environment.json").write_text("{}")
+    return write_report(path)
+
+
+def figure(page: Any, title: str) -> Any:
+    return (
+        page.locator("section", has=page.get_by_role("heading", name=title, exact=True))
+        .locator("figure")
+        .first
+    )
+
+
+def picture(chart: Any) -> str:
+    return str(chart.evaluate("(f) => { f.chart.chart.getZr().flush(); return f.chart.chart.getDataURL(); }"))
+
+
+def option(chart: Any, expression: str) -> Any:
+    return chart.evaluate(f"(f) => {{ const o = f.chart.chart.getOption(); return {expression}; }}")
+
+
+@pytest.fixture
+def page(tab: Any, wrong: list[str], report: Path) -> Any:
+    """The tab with the report of a run; the tests change different parts of it."""
+    if tab.url != report.as_uri():
+        show(tab, report)
+    return tab
+
+
+def test_a_report_at_every_width_light_and_dark(page: Any) -> None:
+    check_every_look(page)
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert before == "rgb(255, 255, 255)"
+    page.get_by_role("button", name="switch between light and dark").click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+
+
+def test_metric_and_axis_are_chosen(page: Any) -> None:
+    chart = figure(page, "Over rounds")
+    assert option(chart, "o.yAxis[0].name") == "test accuracy, mean over clients (%)"
+    assert "Band: mean of the worst 10 %" in chart.inner_text()
+    before = picture(chart)
+    chart.locator("[data-selector=metric]").select_option("test loss, mean over clients")
+    assert option(chart, "o.yAxis[0].name") == "test loss, mean over clients"
+    assert option(chart, "o.series[1].encode.y") == "loss_mean"
+    assert "Band: " not in chart.inner_text()
+    assert picture(chart) != before
+    chart.locator("[data-selector=over]").select_option("bytes sent so far, up and down")
+    assert option(chart, "o.series[1].encode.x") == "bytes"
+    chart.locator(".canvas").focus()
+    chart.page.keyboard.press("ArrowRight")
+    assert "3.00 MB" in chart.page.locator("#spoken").text_content()
+
+
+def test_the_slider_moves_the_map(page: Any) -> None:
+    chart = figure(page, "Map of clients")
+    slider = chart.get_by_role("slider")
+    assert "after round 4: 4 clusters" in chart.inner_text()
+    after = picture(chart)
+    slider.focus()
+    chart.page.keyboard.press("ArrowLeft")
+    assert "before training: 3 clusters" in chart.inner_text()
+    chart.page.wait_for_timeout(700)  # the change is animated
+    assert picture(chart) != after
+    chart.locator("[data-selector=colour]").select_option("accuracy, last")
+    assert "accuracy, last: " in chart.inner_text()
+
+
+def test_tables_sort_and_filter(page: Any, report: Path) -> None:
+    table = page.locator("section#clients [data-table]")
+    clients = pd.read_csv(report.with_name("clients.csv"))
+    assert f"1 to 50 of {CLIENTS}" in table.inner_text()
+    heading = table.get_by_role("columnheader", name="accuracy, last")
+    heading.get_by_role("button").click()
+    assert heading.get_attribute("aria-sort") == "ascending"
+    first = table.locator("tbody tr").first
+    ranked = clients.sort_values("accuracy_last")
+    assert first.inner_text().split()[0] == ranked["name"].iloc[0]
+    heading.get_by_role("button").click()
+    assert first.inner_text().split()[0] == ranked["name"].iloc[-1]
+    table.get_by_role("button", name="next").click()
+    assert first.inner_text().split()[0] == ranked["name"].iloc[-51]
+    table.get_by_role("searchbox").fill("accuracy, last < 50 cluster = 2")
+    kept = clients[(clients["accuracy_last"] < 50) & (clients["cluster"] == 2)].sort_values("accuracy_last")
+    assert f"{len(kept)} of {CLIENTS} rows" in table.inner_text()
+    assert [row.split()[0] for row in table.locator("tbody tr").all_inner_texts()] == kept["name"].tolist()[
+        ::-1
+    ]
+    table.get_by_role("searchbox").fill("writer-17")
+    assert table.locator("tbody tr").count() == 11  # 17 and 170 to 179
+
+
+def test_numbers_are_written_as_in_python(page: Any) -> None:
+    numbers = [0, 1, 12.345, 0.05, 999.4, 999.5, 1234567.0, 5e9, 59.94, 59.95, 3600, 7325.0]
+    formats = ["number:0", "number:2", "percent:1", "size", "duration", "text"]
+    for format in formats:
+        found = page.evaluate("([n, f]) => n.map((v) => rayfl.written(v, f))", [[*numbers, None], format])
+        shown = [n if format != "text" or n != int(n) else int(n) for n in numbers]
+        assert found == [formatted(value, format) for value in [*shown, None]]
