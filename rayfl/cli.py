@@ -284,6 +284,7 @@ KINDS = (
     "order",
     "sampling",
     "models",
+    "losses",
     "datasets",
     "partitions",
     "measures",

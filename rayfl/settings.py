@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
 from annotated_types import Le, Lt
 from pydantic import (
@@ -36,6 +36,13 @@ class Section(BaseModel):
     """A frozen part of the config; unknown keys and wrong types are refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    classes_only: ClassVar[bool] = False
+    """Whether it makes sense only where models predict classes; refused with losses of numbers."""
+
+    def needs_classes(self) -> bool:
+        """:attr:`classes_only`, where it depends on the settings."""
+        return self.classes_only
 
     @field_validator("*")
     @classmethod

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
     "angles backend errors events linalg memory random server_step settings torchvision_shim units",
-    "given plugins statistics",
+    "given losses plugins statistics",
     "data files models paper",
     "evaluation loggers training",
     "coresets local ordering signatures",

@@ -36,6 +36,8 @@ class FLISDC(Algorithm):
     beta = 0 is FedAvg, beta = 1 no collaboration beyond models that predict the same.
     """
 
+    classes_only: ClassVar[bool] = True
+
     name: Literal["flis_dc"] = "flis_dc"
     selects: ClassVar[bool] = True
     mixes_by_reports: ClassVar[bool] = True

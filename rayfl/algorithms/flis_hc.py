@@ -25,6 +25,8 @@ class FLISHC(OneShotClustered):
     beta = 0 (threshold 1) is FedAvg, beta = 1 (threshold 0) SOLO's groups.
     """
 
+    classes_only: ClassVar[bool] = True
+
     name: Literal["flis_hc"] = "flis_hc"
     defaults: ClassVar[Mapping[str, Any]] = {
         "clustering": {

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn import functional
 
 from rayfl.backend import RESULT, Answer, Key, Objects
 from rayfl.clients.jobs import (
@@ -288,7 +287,7 @@ class ClientHost:
         for start in range(0, len(ids), batch_size):
             logits, y = self._logits(model, part, ids[start : start + batch_size])
             correct.append(_of_samples(logits.argmax(1) == y).cpu())
-            losses.append(_of_samples(functional.cross_entropy(logits, y, reduction="none")).cpu())
+            losses.append(_of_samples(self.spec.loss.for_tests().each(logits, y)).cpu())
         return torch.cat(correct).numpy(), torch.cat(losses).numpy()
 
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:

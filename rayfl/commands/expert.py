@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from torch.nn import functional
 
 from rayfl import api
 from rayfl.config import Config, load
@@ -84,7 +83,7 @@ def losses_of(model: Path, spec: ModelSpec, samples: Samples) -> NDArray[np.floa
         for start in range(0, len(samples.y_train), _AT_ONCE):
             ids = np.arange(start, min(start + _AT_ONCE, len(samples.y_train)))
             x, y = batches.train(ids)
-            each = functional.cross_entropy(module(x), y, reduction="none", ignore_index=IGNORED)
+            each = spec.loss.for_tests().each(module(x), y)
             counted = (y != IGNORED).reshape(len(ids), -1).sum(1).clamp(min=1)
             found.append((each.double().reshape(len(ids), -1).sum(1) / counted).numpy())
     return np.concatenate(found)

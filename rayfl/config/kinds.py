@@ -12,6 +12,7 @@ from rayfl.data import DATASETS, PARTITIONS
 from rayfl.data.heterogeneity.distances import MEASURES
 from rayfl.local import OBJECTIVES
 from rayfl.loggers import LOGGERS
+from rayfl.losses import LOSSES
 from rayfl.models import MODELS
 from rayfl.ordering import ORDERINGS
 from rayfl.sampling import SAMPLINGS
@@ -23,6 +24,7 @@ KINDS: Mapping[str, Registry[Any]] = {
     "order": ORDERINGS,
     "sampling": SAMPLINGS,
     "models": MODELS,
+    "losses": LOSSES,
     "datasets": DATASETS,
     "partitions": PARTITIONS,
     "measures": MEASURES,

@@ -6,10 +6,12 @@ Each room declares its own section beside its owner; what is declared here belon
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, model_validator
+from typing_extensions import override
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
 from rayfl.clustering.config import Clustering
@@ -19,6 +21,7 @@ from rayfl.data.events import Event, Outage
 from rayfl.errors import ConfigError
 from rayfl.local import OBJECTIVES, LocalObjective
 from rayfl.loggers import LOGGERS, Logger
+from rayfl.losses import LOSSES, Loss
 from rayfl.models import MODELS, Model
 from rayfl.ordering import ORDERINGS, Ordering
 from rayfl.paper import Paper
@@ -35,10 +38,11 @@ if TYPE_CHECKING:
     OrderChoice = Ordering
     SamplingChoice = Sampling
     LoggerChoice = Logger
+    LossChoice = Loss
 else:
     DatasetChoice, PartitionChoice = choice(DATASETS), choice(PARTITIONS)
     ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
-    LoggerChoice = choice(LOGGERS)
+    LoggerChoice, LossChoice = choice(LOGGERS), choice(LOSSES)
     LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
 
 USED_BY_SOME = {
@@ -74,6 +78,10 @@ class Evaluation(Section):
         description="at the end every client trains its model on for so many epochs, and is tested once more "
         "(the papers' suffix +: FedAvg+, FedProx+); methods that adapt before every test fine-tune likewise",
     )
+
+    @override
+    def needs_classes(self) -> bool:
+        return self.coreset is not None
 
 
 class Execution(Section):
@@ -190,6 +198,9 @@ class Config(Section):
     )
     clustering: Clustering = Field(default_factory=Clustering, description="signature, proximity, grouping")
     hierarchy: Hierarchy = Field(default_factory=Hierarchy, description="local and global parameter servers")
+    loss: LossChoice = Field(
+        default_factory=lambda: LOSSES["cross_entropy"](), description="what models are trained for"
+    )
     training: Training = Field(default_factory=Training, description="local training")
     local: LocalChoice = Field(
         default_factory=lambda: OBJECTIVES["sgd"](), description="the clients' local objective"
@@ -251,6 +262,12 @@ class Config(Section):
             f"leave it out, or take an algorithm that uses it: {takers}",
         )
 
+    def parts(self) -> Iterator[tuple[str, Section]]:
+        """The sections that the run uses and those within them, with where they stand."""
+        for name in type(self).model_fields:
+            if name not in USED_BY_SOME or name in self.algorithm.takes:
+                yield from _within(getattr(self, name), name)
+
     @property
     def public_samples(self) -> int:
         """How many samples that no client has the server looks at, all parts together."""
@@ -264,6 +281,16 @@ class Config(Section):
     def to_yaml(self) -> str:
         """YAML that :func:`rayfl.load` reads back to an equal config."""
         return text.dump(self.to_dict())
+
+
+def _within(value: object, where: str) -> Iterator[tuple[str, Section]]:
+    if isinstance(value, tuple):
+        for place, each in enumerate(value):
+            yield from _within(each, f"{where}.{place}")
+    if isinstance(value, Section):
+        yield where, value
+        for name in type(value).model_fields:
+            yield from _within(getattr(value, name), f"{where}.{name}")
 
 
 def json_schema() -> dict[str, Any]:

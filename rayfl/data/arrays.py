@@ -90,6 +90,26 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
     return np.ascontiguousarray(y, dtype=np.int64)
 
 
+def as_targets(
+    y: NDArray[np.generic], count: int, where: str
+) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
+    """Classes ``(n,)``, and None; or, of one class all, numbers ``(n, K)``: floats, or several a sample.
+
+    Raises:
+        DataError: if they are neither, or not ``count``.
+    """
+    several = y.ndim == 2 and y.shape[1] > 1 and y.dtype.kind in "uib"
+    if not (several or (y.dtype.kind == "f" and y.ndim in (1, 2) and y.size)):
+        return as_labels(y, count, where), None
+    if len(y) != count:
+        raise DataError(f"{where} has {len(y)} entries for {count} samples; the lengths must be equal")
+    with np.errstate(over="ignore"):
+        numbers = np.ascontiguousarray(y.reshape(len(y), -1), dtype=np.float32)
+    if not np.isfinite(numbers).all():
+        raise DataError(f"{where} holds NaN or infinity (as float32); every value must be finite")
+    return np.zeros(len(y), np.int64), numbers
+
+
 def check_counted(largest: int, samples: int, where: str) -> None:
     """Refuse labels or domains that are no count but numbers such as ids: tables would have a row for each.
 
@@ -156,8 +176,15 @@ def of_arrays(
             f"{where}: x_train is {x_train.dtype} {x_train.shape[1:]} a sample, x_test {x_test.dtype} "
             f"{x_test.shape[1:]}; they must be equal"
         )
-    y_train = as_labels(arrays["y_train"], len(x_train), f"{where}: y_train")
-    y_test = as_labels(arrays["y_test"], len(x_test), f"{where}: y_test")
+    y_train, targets_train = as_targets(arrays["y_train"], len(x_train), f"{where}: y_train")
+    y_test, targets_test = as_targets(arrays["y_test"], len(x_test), f"{where}: y_test")
+    kinds = [None if t is None else t.shape[1:] for t in (targets_train, targets_test)]
+    if kinds[0] != kinds[1]:
+        first, second = (f"{y.dtype} of shape {y.shape}" for y in (arrays["y_train"], arrays["y_test"]))
+        raise DataError(
+            f"{where}: y_train is {first}, y_test {second}; both hold classes (integers of shape (n,)), or "
+            "both as many numbers a sample"
+        )
     domains: list[NDArray[np.int64] | None] = [None, None]
     if ("domain_train" in arrays) != ("domain_test" in arrays):
         raise DataError(f"{where}: has only one of domain_train and domain_test; give both or none")
@@ -173,7 +200,10 @@ def of_arrays(
     if class_names and len(class_names) < used:
         raise DataError(f"{where}: labels go up to {used - 1} but there are {len(class_names)} class_names")
     classes = max(used, len(class_names))
-    samples = Samples(name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names)
+    samples = Samples(
+        name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names,
+        targets_train=targets_train, targets_test=targets_test,
+    )  # fmt: skip
     columns = {}
     for key in arrays:
         column = key.removesuffix("_train")

@@ -94,8 +94,9 @@ class Samples:
             mixes of datasets) the source of each sample ``(n,)``, int64; None otherwise.
         class_names: for reports; may be empty.
         targets_train, targets_test: what a model is to predict where that is not the class: for texts the
-            word that follows each word, ``(n, L)`` int64, :data:`IGNORED` behind the end of a text. None
-            otherwise. The class of a text (its topic) is what partitions and signatures go by.
+            word that follows each word, ``(n, L)`` int64, :data:`IGNORED` behind the end of a text; or
+            numbers ``(n, K)`` float32, and then all samples are of class 0. None otherwise. The class of a
+            text (its topic) is what partitions and signatures go by.
         vocabulary: for texts, the words that a model knows and predicts.
         label_maps: ``(V, classes)``, int64, or None. Clients may see the same samples under other labels
             (CFL's swapped and permuted labels, drift): row ``v`` says what each label becomes, row 0
@@ -124,8 +125,8 @@ class Samples:
     domain_train: NDArray[np.int64] | None = None
     domain_test: NDArray[np.int64] | None = None
     class_names: tuple[str, ...] = ()
-    targets_train: NDArray[np.int64] | None = None
-    targets_test: NDArray[np.int64] | None = None
+    targets_train: NDArray[np.int64] | NDArray[np.float32] | None = None
+    targets_test: NDArray[np.int64] | NDArray[np.float32] | None = None
     vocabulary: tuple[str, ...] = ()
     label_maps: NDArray[np.int64] | None = None
     x_server: NDArray[np.generic] | None = None
@@ -169,8 +170,8 @@ class Samples:
         labels: NDArray[np.int64] = y[ids] if maps is None else maps[ids // len(y), y[ids % len(y)]]
         return labels
 
-    def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64]:
-        """What a model is to predict: the words that follow, or the labels."""
+    def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | NDArray[np.float32]:
+        """What a model is to predict: the words that follow, numbers, or the labels."""
         targets = self.targets_train if part == "train" else self.targets_test
         return self.labels(part, ids) if targets is None else targets[ids]
 
@@ -203,8 +204,15 @@ class Samples:
 
     @property
     def outputs(self) -> int:
-        """Among how many a model chooses in each of its predictions: the classes, or the words."""
+        """Outputs of a model: among how many classes or words it chooses; or how many numbers it predicts."""
+        if self.numeric and self.targets_train is not None:
+            return self.targets_train.shape[1]
         return len(self.vocabulary) or self.classes
+
+    @property
+    def numeric(self) -> bool:
+        """Whether models predict numbers, and not classes or words."""
+        return self.targets_train is not None and self.targets_train.dtype == np.float32
 
     @property
     def tokens(self) -> bool:
@@ -286,7 +294,7 @@ class Federation:
     def predictions(self) -> NDArray[np.int64]:
         """What each client is tested on, ``(N,)``: one prediction a test sample, in a text one a word."""
         targets = self.samples.targets_test
-        if targets is None:
+        if targets is None or self.samples.numeric:
             return self.test.sizes
         words = (targets != IGNORED).sum(axis=1)[self.test.values]
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, called
 from rayfl.data.federation import (
@@ -119,6 +120,10 @@ class Drift(ClientEvent):
     ``reuse`` others' samples as well, which these keep. The planted group follows: clients with the same
     new classes, or of the same group under the same new labels, are a new group.
     """
+
+    @override
+    def needs_classes(self) -> bool:
+        return self.kind != "group"
 
     name: Literal["drift"] = "drift"
     fraction: float | None = Field(None, gt=0, le=1, description="fraction of the clients that are there")

@@ -62,6 +62,8 @@ class SubFedAvg(LocalObjective):
     it is in the authors' code; ``tested: server`` tests the server's model under the mask.
     """
 
+    classes_only: ClassVar[bool] = True
+
     name: Literal["sub_fedavg"] = "sub_fedavg"
     pruning: Literal["unstructured", "hybrid"] = Field(
         "unstructured", description="all weights (Un), or channels and the weights of linear layers (Hy)"

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from rayfl import random
 from rayfl.errors import ConfigError, nearest
+from rayfl.losses import CrossEntropy, Loss
 from rayfl.models.base import Model
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class ModelSpec:
         slices: where each lies in the flat vector, ``[start, stop)``.
         n_parameters: how many of the ``P`` numbers are parameters; the rest are buffers.
         layers: layer name -> where its parameters and buffers lie, sorted, neighbours joined.
+        loss: what the model is trained for.
     """
 
     model: Model
@@ -57,9 +59,17 @@ class ModelSpec:
     slices: tuple[slice, ...]
     n_parameters: int
     layers: Mapping[str, list[Interval]]
+    loss: Loss = CrossEntropy()  # noqa: RUF009 (frozen)
 
     @classmethod
-    def of(cls, model: Model, shape: tuple[int, ...], classes: int, seed: int) -> ModelSpec:
+    def of(
+        cls,
+        model: Model,
+        shape: tuple[int, ...],
+        classes: int,
+        seed: int,
+        loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
+    ) -> ModelSpec:
         """Lay out ``model`` for samples of ``shape``.
 
         Raises:
@@ -91,6 +101,7 @@ class ModelSpec:
             slices=slices,
             n_parameters=sum(parameter.numel() for parameter in parameters.values()),
             layers=_layers(model, model.layers_of(module), dict(zip(tensors, slices, strict=True))),
+            loss=loss,
         )
 
     @property

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, field_validator, model_validator
+from typing_extensions import override
 
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
@@ -75,6 +76,10 @@ class Curriculum(Ordering):
     @property
     def _looks_back(self) -> bool:
         return self.order != "random" and self.score.startswith(("local", "both"))
+
+    @override
+    def needs_classes(self) -> bool:
+        return self.order != "random" and self.score.endswith("_prediction")
 
     def check(self, spec: ModelSpec) -> None:
         """The expert must be there, and of this architecture."""
@@ -187,12 +192,10 @@ def _alike(numbers: NDArray[np.int64]) -> list[list[int]]:
 
 def _seen(arrival: Arrival, users: Users) -> list[Seen]:
     """What the models say of the samples of the clients that use them, in the order of the block."""
-    from torch.nn import functional
-
     found: dict[int, Seen] = {}
     for model, rows in users:
         logits, y = arrival.logits(model, rows)
-        losses = functional.cross_entropy(logits, y, reduction="none", ignore_index=IGNORED)
+        losses = arrival.spec.loss.for_tests().each(logits, y)
         parts = (losses.double().cpu().numpy(), logits.argmax(1).cpu().numpy(), y.cpu().numpy())
         ends = np.cumsum(arrival.sizes[rows])[:-1]
         for row, loss, guess, target in zip(rows, *(np.split(part, ends) for part in parts), strict=True):

@@ -5,7 +5,7 @@ Vahidian's thesis, chapter 6, Algorithm 12.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,8 @@ class CoresetSampling(Sampling):
     who stand for the others. ``kappa`` says how much less representative a cheaper client may be; at 1 costs
     play no part.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["coreset"] = "coreset"
     kappa: float = Field(

@@ -18,6 +18,7 @@ from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.held_out import read
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError
+from rayfl.losses import LOSSES
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.servers.models import Blocks, Servers
@@ -70,6 +71,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     from rayfl.training.engine import choose_engine
 
     samples = read(config.data, data_root(config), config.public_samples, config.seed, scaling)
+    check_targets(config, samples)
     stages = build_stages(
         samples,
         config.partition,
@@ -80,7 +82,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
         rounds=config.rounds,
     )
     check_inputs(config.model, samples)
-    spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed)
+    spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed, config.loss)
     check_model(spec.P, total_memory())
     config.model.check(spec.build, spec.shape, spec.classes)
     check_hierarchy(config, spec, stages[0].federation.clients)
@@ -124,6 +126,30 @@ def check_inputs(model: Model, samples: Samples) -> None:
     raise ConfigError(
         "model.name", f"{model.name_of()!r} takes {kind}; {samples.name} has {other}", f"use one of {suited}"
     )
+
+
+def check_targets(config: Config, samples: Samples) -> None:
+    """Refuse a loss of classes where the data have numbers, and the other way round; and parts without use.
+
+    Raises:
+        ConfigError
+    """
+    loss = config.loss
+    if loss.numeric != samples.numeric:
+        kinds = "numbers (floats, or several a sample)", "classes (integers of shape (n,))"
+        wanted, there = kinds if loss.numeric else kinds[::-1]
+        suited = ", ".join(name for name, part in LOSSES.items() if part.numeric == samples.numeric)
+        raise ConfigError(
+            "loss.name", f"{loss.name!r} is of {wanted}; {samples.name} has {there}", f"use one of {suited}"
+        )
+    if not samples.numeric:
+        return
+    for part in (samples.targets_train, samples.targets_test):
+        loss.check(np.asarray(part, np.float32))
+    for where, section in config.parts():
+        if section.needs_classes():
+            what = f"{getattr(section, 'name', where)!r} needs classes; {samples.name} has numbers to predict"
+            raise ConfigError(where, what, "choose another")
 
 
 def check_model(parameters: int, memory: float) -> None:

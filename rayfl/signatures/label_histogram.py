@@ -21,6 +21,8 @@ class LabelHistogram(Signature):
     proximities: ClassVar[tuple[str, ...]] = ("euclidean", "cosine")
     uses_features: ClassVar[bool] = False
 
+    classes_only: ClassVar[bool] = True
+
     name: Literal["label_histogram"] = "label_histogram"
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.errors import DataError
 from rayfl.linalg import leading_eigenpairs
@@ -30,6 +31,10 @@ class Subspace(Signature):
     name: Literal["subspace"] = "subspace"
     p: int = Field(3, ge=1, description="number of singular vectors (p), of the client or of each class")
     per_class: bool = Field(False, description="p vectors of each class present, side by side")
+
+    @override
+    def needs_classes(self) -> bool:
+        return self.per_class
 
     @property
     def vectors(self) -> int | None:

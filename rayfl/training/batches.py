@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from rayfl.data import Samples
+from rayfl.data.base import Part
 from rayfl.data.scaling import Scaling
 
 
@@ -30,17 +31,16 @@ class Batches:
         return tensor.to(torch.float32).mul_(self._slope).sub_(self._shift)
 
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs ``(n, ...)`` and targets (labels ``(n,)``, int64) of training samples, by their ids."""
-        samples = self.samples
-        return self.inputs(samples.inputs("train", indices)), self._labels(samples.targets("train", indices))
+        """Inputs ``(n, ...)`` and targets of training samples, by their ids: see :meth:`Samples.targets`."""
+        return self._both("train", indices)
 
     def test(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of test samples."""
-        samples = self.samples
-        return self.inputs(samples.inputs("test", indices)), self._labels(samples.targets("test", indices))
+        return self._both("test", indices)
 
-    def _labels(self, y: NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(y).to(self.device)
+    def _both(self, part: Part, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
+        targets = torch.from_numpy(self.samples.targets(part, indices)).to(self.device)
+        return self.inputs(self.samples.inputs(part, indices)), targets
 
 
 def raw_features(

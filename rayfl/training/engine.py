@@ -169,7 +169,9 @@ def _problem(gap: Callable[[], float], other: str) -> str:
 def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
     """Seven samples for trials."""
     rng = np.random.default_rng(seed)
-    x, targets = spec.model.example(spec.shape, spec.classes, 7, rng)
+    x, words = spec.model.example(spec.shape, spec.classes, 7, rng)
+    numbers = rng.integers(0, 2, (7, spec.classes)).astype(np.float32)  # as labels, which all losses take
+    targets = numbers if spec.loss.numeric else words
     labels = np.zeros(7, np.int64) if targets is not None else np.arange(7) % spec.classes
     samples = Samples("trial", x, labels, x, labels, 1, targets_train=targets, targets_test=targets)
     return Batches(samples, device)

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
-from torch.nn import functional
 
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
@@ -138,7 +137,7 @@ class LoopEngine:
             inputs = x[batch]
             if self._channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            loss = functional.cross_entropy(module(inputs), y[batch])
+            loss = self.spec.loss.mean(module(inputs), y[batch])
             # A parameter that the network does not use has a gradient of zero.
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 

@@ -76,13 +76,11 @@ class Trained:
 
     def mean_losses(self, rows: torch.Tensor) -> NDArray[np.float64]:
         """The mean loss of each client's model ``(B, P)`` on its own training samples ``(B,)``."""
-        from torch.nn import functional
-
         losses = np.full(len(rows), np.nan)
         for row, model in enumerate(rows):
             inputs, labels = self.batches.train(self.samples[row])
             if len(labels):
-                losses[row] = float(functional.cross_entropy(self.outputs(model, inputs).double(), labels))
+                losses[row] = float(self.spec.loss.mean(self.outputs(model, inputs).double(), labels))
         return losses
 
 

@@ -257,8 +257,8 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "x_train is uint8 (1, 4, 4) a sample, x_test float32",
     ),
     "fewer labels than samples": ("return X, Y[:29], T, L", {}, "y_train has 29 entries for 30 samples"),
-    "float labels": ("return X, Y / 2, T, L", {}, "y_train has shape (30,) and type float64"),
-    "labels as one-hot rows": ("return X, np.eye(3, dtype=int)[Y], T, L", {}, "y_train has shape (30, 3)"),
+    "float labels": ("return X, Y / 2, T, L", {}, "y_train is float64 of shape (30,)"),
+    "labels as one-hot rows": ("return X, np.eye(3, dtype=int)[Y], T, L", {}, "y_train is int64 of shape"),
     "negative labels": ("return X, Y - 1, T, L", {}, "y_train holds -1; labels and domains count from 0"),
     "huge labels": ("return X, Y * 10**8, T, L", {}, "labels go up to 200000000 for 42 samples"),
     "labels out of range": (

@@ -105,7 +105,7 @@ class _Doubles:
 
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         x, y = self._batches.train(indices)
-        return x.double() if x.is_floating_point() else x, y
+        return x.double() if x.is_floating_point() else x, y.double() if y.is_floating_point() else y
 
 
 @dataclass(frozen=True)

@@ -48,12 +48,17 @@ SGDS = [LocalWork(2, 4, 0.05), LocalWork(2, 4, 0.02, momentum=0.5, weight_decay=
 SMALL: dict[str, tuple[list[int], int]] = {"leaf_cnn": ([5, 2], 2), "resnet9": ([2, 1], 1)}
 
 
-def random_samples(shape: tuple[int, ...], count: int, classes: int, seed: int = 0) -> Samples:
+def random_samples(
+    shape: tuple[int, ...], count: int, classes: int, seed: int = 0, numeric: bool = False
+) -> Samples:
     rng = np.random.default_rng(seed)
     if len(shape) == 3:
         x: NDArray[Any] = rng.integers(0, 256, (count, *shape)).astype(np.uint8)
     else:
         x = rng.standard_normal((count, *shape)).astype(np.float32)
+    if numeric:
+        numbers, y = rng.integers(0, 2, (count, classes)).astype(np.float32), np.zeros(count, np.int64)
+        return Samples("random", x, y, x[:1], y[:1], 1, targets_train=numbers, targets_test=numbers[:1])
     y = rng.integers(0, classes, count)
     return Samples("random", x, y, x[:1], y[:1], classes)
 
@@ -62,7 +67,8 @@ def assert_equal(
     spec: ModelSpec, work: LocalWork, sizes: list[int], network: Any = None, together: int | None = 3
 ) -> None:
     """Ragged clients trained by both engines end as near the truth as float32 can: see bounds.py."""
-    batches = Batches(random_samples(spec.shape, 60, spec.classes), torch.device("cpu"))
+    samples = random_samples(spec.shape, 60, spec.classes, numeric=spec.loss.numeric)
+    batches = Batches(samples, torch.device("cpu"))
     rng = np.random.default_rng(1)
     indices = [rng.choice(60, n, replace=False) for n in sizes]
     start = torch.from_numpy(np.tile(spec.initial(), (len(sizes), 1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ class SuperClusterPartition(Partition):
     (largest remainder, at least one). The planted group of a client is its super-cluster; clients are
     numbered super-cluster by super-cluster. All samples are used.
     """
+
+    classes_only: ClassVar[bool] = True
 
     super_clusters: tuple[tuple[int, ...], ...] | None = Field(
         None,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,8 @@ class Difficulty(Partition):
     expert`` trains it and writes the ``losses``. Without that file the expert is scikit-learn's, trained on
     half of the data (at most 10,000 samples) to score the other half.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["difficulty"] = "difficulty"
     ordered: float = Field(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -19,6 +19,8 @@ class Dirichlet(Partition):
     sizes are more equal and these classes more skewed than alpha says (alpha 5, 10 clients, 10 classes: the
     shares of the last class have a variance of .0052 instead of .0018).
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["dirichlet"] = "dirichlet"
     alpha: float = Field(0.5, gt=0, le=1e6, description="concentration; small: few classes a client")

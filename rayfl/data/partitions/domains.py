@@ -37,6 +37,10 @@ class Domains(SizedPartition):
     alpha: float = Field(0.5, gt=0, le=1e6, description="concentration of the Dirichlet distribution")
     attempts: int = Field(50, ge=1, le=10_000, description="Dirichlet draws before giving up")
 
+    @override
+    def needs_classes(self) -> bool:
+        return self.labels != "iid"
+
     @model_validator(mode="before")
     @classmethod
     def _count_clients(cls, data: Any) -> Any:

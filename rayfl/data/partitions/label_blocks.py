@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -21,6 +21,8 @@ class LabelBlocks(SizedPartition):
     the labels 0-4, the other 5-9. One model serves both, so nothing must be split: the planted group is
     the same for all, unless ``planted`` says otherwise. Clients are numbered block by block.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["label_blocks"] = "label_blocks"
     clients: int = Field(2, ge=1, description="number of clients N; they are spread evenly over the blocks")

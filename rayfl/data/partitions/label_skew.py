@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -20,6 +20,8 @@ class LabelSkew(Partition):
     NIID-Bench (Li et al. 2022). A label that no client drew stays unused; this happens only if there are
     more labels than clients times labels per client.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["label_skew"] = "label_skew"
     rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that occur, for every client")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations, permutations
 from math import comb, factorial
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,8 @@ class Relabelled(SizedPartition):
 
     The planted group of a client is its cluster. Clients are numbered cluster by cluster.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["relabelled"] = "relabelled"
     clusters: int = Field(4, ge=1, description="number of clusters k; the clients are spread evenly")

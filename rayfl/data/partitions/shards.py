@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from typing_extensions import override
@@ -18,6 +18,8 @@ class Shards(Partition):
     McMahan et al. 2017, section 3 (there s = 2); Sub-FedAvg (Vahidian et al. 2021). All samples are used;
     if they cannot be cut evenly, the first shards have one sample more.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["shards"] = "shards"
     shards_per_client: int = Field(2, ge=1, description="shards s of every client")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,8 @@ class Tasks(SizedPartition):
 
     The planted group of a client is the place of its task in the list. Clients are numbered task by task.
     """
+
+    classes_only: ClassVar[bool] = True
 
     name: Literal["tasks"] = "tasks"
     tasks: tuple[Task, ...] = Field(min_length=1, description="the groups: labels, clients, samples")

@@ -79,7 +79,7 @@ class VmapNetwork(Network):
         counted = (weights > 0).to(x.dtype)
         with nullcontext() if self._lengths is None else _WithoutPadding(counted, min(self._lengths)):
             logits = functional_call(self._module, values, (x,))
-        loss = (functional.cross_entropy(logits, y, reduction="none") * weights).sum()
+        loss = (self.spec.loss.each(logits, y) * weights).sum()
         return loss, {name: values[name] for name in buffers}  # a module may have put others in their place
 
     @override

@@ -1,0 +1,76 @@
+"""The base of all losses: what a model's outputs cost where the targets are known."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.settings import Section
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+class Loss(Section):
+    """What clients minimise, chosen by name; subclasses live one a file in ``rayfl/losses``.
+
+    A subclass adds ``name: Literal["..."] = "..."`` and its settings. The loss of a batch is the mean over
+    its predictions, and the loss of one prediction depends on nothing else: so batches may be padded, and
+    clients trained together.
+
+    Shapes: n samples, K outputs of the model, N clients, S sums.
+    """
+
+    name: str = ""
+
+    numeric: ClassVar[bool] = False
+    """Whether targets are numbers ``(n, K)`` float32, and not classes ``(n,)`` int64."""
+
+    accurate: ClassVar[bool] = True
+    """Whether a prediction is right or wrong (:meth:`right`), so that there are accuracies."""
+
+    measures: ClassVar[tuple[str, ...]] = ()
+    """What else is measured of each client, by name, see :meth:`measured`."""
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of each prediction ``(n,)``; of texts ``(n, L)``, 0 where nothing is to be predicted.
+
+        Args:
+            outputs: of the model, ``(n, K)``; of texts ``(n, K, L)``.
+            targets: classes ``(n,)``, numbers ``(n, K)``, or the words of texts ``(n, L)``.
+        """
+        raise NotImplementedError
+
+    def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss of a batch, a number: the mean of :meth:`each`, perhaps by a faster way."""
+        return self.each(outputs, targets).mean()
+
+    def for_tests(self) -> Loss:
+        """The loss that tests report: this one without what only training has of it."""
+        return self
+
+    def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Which predictions are right, ``(n,)`` bool; of texts ``(n, L)``."""
+        return outputs.argmax(1) == targets
+
+    def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """What of each sample :meth:`measured` needs the sums of, ``(n, S)`` float64."""
+        return outputs.new_empty(len(outputs), 0).double()
+
+    def measured(self, sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
+        """The :attr:`measures` of clients ``(N,)`` each, NaN where there is none.
+
+        Args:
+            sums: over each client's samples ``(N, S)``.
+            sizes: of samples ``(N,)``.
+        """
+        return {}
+
+    def check(self, targets: NDArray[np.float32]) -> None:
+        """Refuse numbers ``(n, K)`` that it cannot be taken of.
+
+        Raises:
+            ConfigError
+        """
