@@ -471,22 +471,26 @@ def compare(
 ) -> None:
     """Put finished runs side by side: a table, and a page with their curves."""
     from rayfl.api import Result
-    from rayfl.display import closing, closing_table
-    from rayfl.report import differences, write_comparison
+    from rayfl.display import comparison_table, group_table
+    from rayfl.report.compare import Comparison
     from rayfl.rundir import RunDirectory
 
     results = [Result(RunDirectory.open(path).path) for path in runs]
     for result in results:
         if not result.summary:
             raise ConfigError(str(result.path), "is not finished", f"go on with: rayfl resume {result.path}")
-    paths, summaries = [result.path for result in results], [result.summary for result in results]
-    write_comparison(paths, page)
-    found = differences(paths)
-    if found:
+    found = Comparison.of([result.path for result in results])
+    found.write(page)
+    if found.differences:
         _say("not ranked: these runs do not have the same clients with the same data; they differ in")
-        for line in found:
+        for line in found.differences:
             _say(f"  {line}")
-    out.print(closing_table(summaries, out.width) if found else closing(summaries, out.width))
+    out.print(comparison_table(found.table().texts(), found.caption(), out.width))
+    if not found.differences and not found.seeds:
+        named = [{**r.summary, "algorithm": g.name} for r, g in zip(results, found.groups, strict=True)]
+        for table in (group_table(named, "group"), group_table(named, "cluster")):
+            if table is not None:
+                out.print(table)
     _say(f"comparison: {short(page)}")
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -218,10 +219,30 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         )
         for s in summaries
     ]
-    lines = [("method", *headings), *rows]
+    return _filled(table, [("method", *headings), *rows], width)
+
+
+def comparison_table(
+    columns: Sequence[tuple[str, Sequence[str]]], caption: str, width: int | None = None
+) -> Table:
+    """Runs side by side: one row a run, or a group of runs that differ in their seeds only.
+
+    Args:
+        columns: headings and cells; the first names the rows.
+        caption: what the numbers are.
+        width: of the terminal; where the table is wider it has a column a row instead.
+    """
+    table = Table(caption=escape(caption), caption_justify="left", padding=(0, 0))
+    headings, cells = zip(*columns, strict=True)
+    rows = zip(*([escape(cell) for cell in column] for column in cells), strict=True)
+    return _filled(table, [tuple(map(escape, headings)), *rows], width)
+
+
+def _filled(table: Table, lines: Sequence[tuple[str, ...]], width: int | None) -> Table:
+    """The table with a heading and rows; turned if it is wider than the terminal."""
     columns = list(zip(*lines, strict=True))
     if width is not None and sum(max(map(len, column)) + 1 for column in columns) >= width:
-        lines = columns  # a column a method
+        lines = columns
     first, *others = lines[0]
     table.add_column(first, no_wrap=True)
     for heading in others:

@@ -1,23 +1,144 @@
-"""Several runs side by side: a table, and their accuracies in one chart."""
+"""Several runs side by side: a table of what differs and what came of it, and their curves.
+
+Runs that differ in nothing but the seed are one *group*, with means and 95 % intervals over its seeds.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
+import numpy as np
 import pandas as pd
 
-from rayfl import files
-from rayfl.report import figures
+from rayfl.report.charts import Line, Metric, box, curves, pareto
 from rayfl.report.files import RunFiles, numbers
-from rayfl.report.html import MOST_GROUPS
-from rayfl.report.tables import Table
+from rayfl.report.html import METRICS, MOST_GROUPS, ROUNDS, known, line_of
+from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, write
+from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
-_PLACES = ("root", "path")
+_PLACES = ("data.root", "data.path")
 """Settings of a dataset that say where it lies, not what it is."""
+_ASIDE = ("name", "seed", "plugins", "execution", "output", "paper")
+"""Settings and sections that change no result, or over which is averaged."""
+_OF_METHODS = ("algorithm", "clustering", "hierarchy", "local", "order", "sampling")
+"""Sections that depend on the method: a difference that every method explains is not told."""
+MOST_SETTINGS = 12
+"""Columns of settings; of more differences the first are shown."""
+BAND = f"Band: {LEVEL:.0%} interval of the mean over seeds (Student's t)."
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ in nothing but the seed.
+
+    Attributes:
+        name: what sets it apart from the others.
+        settings: its values of the settings that differ between groups, by dotted name.
+        runs: in the order given; and their ``rows``, see :meth:`rayfl.report.files.RunFiles.headline`.
+    """
+
+    name: str
+    settings: Mapping[str, Any]
+    runs: tuple[RunFiles, ...]
+    rows: tuple[Mapping[str, Any], ...]
+
+    def interval(self, column: str) -> Interval:
+        """Mean over the runs and its interval."""
+        return mean_interval([math.nan if row.get(column) is None else row[column] for row in self.rows])
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the last evaluation of a run was an estimate from a few clients."""
+        return any(row.get("estimated_from") is not None for row in self.rows)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Runs that were read, and how they are grouped."""
+
+    runs: tuple[RunFiles, ...]
+    frame: pd.DataFrame
+    groups: tuple[Group, ...]
+    differences: tuple[str, ...]
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> Comparison:
+        """Read run directories.
+
+        Raises:
+            RayflError: if a run directory does not exist.
+        """
+        runs = tuple(RunFiles.read(Path(path)) for path in paths)
+        frame = _frame(runs)
+        groups = _groups(runs, frame)
+        return cls(runs, frame, groups, tuple(_differences(frame["run"].tolist(), runs, groups)))
+
+    @property
+    def seeds(self) -> bool:
+        """Whether some runs differ in nothing but the seed."""
+        return any(len(group.runs) > 1 for group in self.groups)
+
+    def table(self) -> Table:
+        """A row a group: what differs, and the columns that a reader compares, but for empty ones."""
+        settings = list(dict.fromkeys(name for group in self.groups for name in group.settings))
+        columns = []
+        if not settings or any(group.name != _name(group.settings) for group in self.groups):
+            columns.append(Column("run", [group.name for group in self.groups]))
+        for name in settings:
+            values = [group.settings.get(name) for group in self.groups]
+            given = [isinstance(v, (int, float)) and not isinstance(v, bool) for v in values]
+            order = [float(v) if ok and v is not None else None for v, ok in zip(values, given, strict=True)]
+            texts = [UNKNOWN if v is None else _short(v) for v in values]
+            title = "method" if name == "algorithm.name" else name
+            columns.append(Column(title, texts, order=order if any(given) else None))
+        if self.seeds:
+            columns.append(Column("seeds", [len(group.runs) for group in self.groups], "number:0"))
+        shown = [
+            ("accuracy_mean", "accuracy, last", _percent),
+            ("accuracy_mean_max", "best", _percent),
+            ("accuracy_worst10", "worst 10 %", _percent),
+            ("accuracy_var", "variance, %²", _plain(1)),
+            ("finetuned_accuracy_mean", "fine-tuned", _percent),
+            ("perplexity_mean", "perplexity", _plain(1)),
+            ("clusters", "clusters", _count),
+            ("ari", "ARI", _plain(2)),
+            ("bytes_up", "up", lambda group, column: size(group.interval(column).mean)),
+            ("bytes_down", "down", lambda group, column: size(group.interval(column).mean)),
+            ("seconds", "time", lambda group, column: duration(group.interval(column).mean)),
+        ]
+        for column, title, written in shown:
+            if column in self.frame and self.frame[column].notna().any():
+                order = rounded([group.interval(column).mean for group in self.groups], 6)
+                columns.append(Column(title, [written(group, column) for group in self.groups], order=order))
+        return Table(columns, caption="comparison")
+
+    def caption(self) -> str:
+        """What the numbers of :meth:`table` are."""
+        text = (
+            "Accuracy is the mean over clients on their own test samples, at the last evaluation, and in the "
+            "best round in which all clients were tested; "
+        )
+        text += (
+            f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t over seeds)."
+            if self.seeds
+            else "± is the standard error over clients."
+        )
+        few = self.frame.get("estimated_from")
+        if few is not None and few.notna().any():
+            text += " ≈ marks an estimate from a few clients, which never counts as best."
+        return text
+
+    def write(self, out: Path) -> Path:
+        """See :func:`write_comparison`."""
+        path = out / "comparison.html" if out.is_dir() else out
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.frame.to_csv(path.with_suffix(".csv"), index=False)
+        return write(path, page_of(self))
 
 
 def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
@@ -30,21 +151,21 @@ def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
     Raises:
         RayflError: if a run directory does not exist.
     """
-    return _table([RunFiles.read(Path(path)) for path in runs])
+    return _frame([RunFiles.read(Path(path)) for path in runs])
 
 
 def differences(runs: Sequence[Path]) -> list[str]:
     """Why the accuracies of these runs do not compare: what they were trained and tested on differs.
 
     Returns:
-        One line for each difference in dataset, partition, events or seed, with the runs that have each
-        value; empty if the runs had the same clients with the same data.
+        One line for each difference in dataset, partition, events or seeds, with the runs that have each
+        value; empty if the runs had the same clients with the same data, or every group of them the same
+        seeds.
 
     Raises:
         RayflError: if a run directory does not exist.
     """
-    read = [RunFiles.read(Path(path)) for path in runs]
-    return _differences(_table(read)["run"].tolist(), read)
+    return list(Comparison.of(runs).differences)
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
@@ -60,50 +181,45 @@ def write_comparison(runs: Sequence[Path], out: Path) -> Path:
     Raises:
         RayflError: if a run directory does not exist.
     """
-    read = [RunFiles.read(Path(path)) for path in runs]
-    frame = _table(read)
-    page = out / "comparison.html" if out.is_dir() else out
-    page.parent.mkdir(parents=True, exist_ok=True)
-    frame.to_csv(page.with_suffix(".csv"), index=False)
-    names = frame["run"].tolist()
-    lines = [(name, run.evaluated()) for name, run in zip(names, read, strict=True)]
-    charts = [
-        (
-            title,
-            figures.picture(figures.curves(lines, column, label), title, width=10.5, height=4.2),
+    return Comparison.of(runs).write(out)
+
+
+def page_of(found: Comparison) -> Page:
+    """The page about a comparison."""
+    notes = []
+    if found.differences:
+        why = (
+            "These runs do not have the same clients with the same data, so a higher accuracy may come from "
+            "easier data. They differ in:"
         )
-        for column, title, label in (
-            ("accuracy_mean", "Mean accuracy over clients", "test accuracy (%)"),
-            ("accuracy_worst10", "Mean accuracy of the worst 10 % of clients", "test accuracy (%)"),
-            ("perplexity_mean", "Mean perplexity over clients (lower is better)", "test perplexity"),
-        )
-        if any(numbers(evaluated, column) is not None for _, evaluated in lines)
-    ]
-    found = _differences(names, read)
-    text = render(
-        "compare.html",
+        notes.append((f"Not ranked. {why}", list(found.differences)))
+    notes.append(("", [found.caption()]))
+    lines = [mean_line(group.name, [line_of(run, "") for run in group.runs]) for group in found.groups]
+    count = len(found.groups)
+    return Page(
         title="Comparison",
-        width="72rem",
-        differences=found,
-        estimates="estimated_from" in frame and frame["estimated_from"].notna().any(),
-        table=_readable(frame),
-        details=_details(frame, read, with_groups=not found),
-        charts=charts,
+        subtitle=f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}"
+        + (f" in {count} group{'s' * (count != 1)} that differ in more than the seed" if found.seeds else ""),
+        notes=notes,
+        lead=found.table(),
+        sections=[
+            section
+            for section in (
+                _over_rounds(lines),
+                _trade_off(found.groups),
+                _clients(found.groups),
+                _by_planted_group(found),
+                _each_run(found),
+            )
+            if section is not None
+        ],
     )
-    files.write(page, text)
-    return page
 
 
-def render(template: str, **values: Any) -> str:
-    """Fill in one of the templates that lie beside this module."""
-    loader = jinja2.FileSystemLoader(Path(__file__).parent)
-    environment = jinja2.Environment(
-        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
-    )
-    return environment.get_template(template).render(**values)
+# --- groups ---------------------------------------------------------------------------------------------
 
 
-def _table(runs: Sequence[RunFiles]) -> pd.DataFrame:
+def _frame(runs: Sequence[RunFiles]) -> pd.DataFrame:
     rows = [run.headline() for run in runs]
     names = [row["run"] for row in rows]
     for run, row in zip(runs, rows, strict=True):
@@ -112,24 +228,280 @@ def _table(runs: Sequence[RunFiles]) -> pd.DataFrame:
     return pd.DataFrame(rows, dtype=object) if rows else pd.DataFrame(columns=["run"])
 
 
-def _differences(names: Sequence[str], runs: Sequence[RunFiles]) -> list[str]:
+def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Settings by dotted name; lists stay whole."""
+    found: dict[str, Any] = {}
+    for name, value in config.items():
+        found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
+    return found
+
+
+def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
+    configs = [
+        {k: v for k, v in flat(run.config).items() if k.split(".")[0] not in _ASIDE and k not in _PLACES}
+        for run in runs
+    ]
+    shown = _differing(configs)
+    members: dict[str, list[int]] = {}
+    seen: dict[tuple[str, str], int] = {}
+    for i, (run, config) in enumerate(zip(runs, configs, strict=True)):
+        key = repr(sorted(config.items(), key=lambda item: item[0])) if config else f"unknown {i}"
+        again = seen.get((key, repr(run.setting("seed"))), 0)  # the same run once more is no further seed
+        seen[key, repr(run.setting("seed"))] = again + 1
+        members.setdefault(f"{again} {key}", []).append(i)
+    rows = frame.to_dict("records")
+    values = [{name: configs[of[0]].get(name) for name in shown} for of in members.values()]
+    names = [_name(each) for each in values]
+    if len(runs) > 1 and len(members) == 1:
+        names = [str(rows[0]["algorithm"])]
+    return tuple(
+        Group(
+            name if names.count(name) == 1 and name else " + ".join(str(rows[i]["run"]) for i in of),
+            each,
+            tuple(runs[i] for i in of),
+            tuple({str(k): v for k, v in rows[i].items()} for i in of),
+        )
+        for of, each, name in zip(members.values(), values, names, strict=True)
+    )
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that differ, the method first, without those that follow from the method."""
+    found = []
+    for name in dict.fromkeys(name for config in configs for name in config):
+        values: dict[str, set[str]] = {}
+        for config in configs:
+            if name in config:
+                method = str(config.get("algorithm.name")) if name.split(".")[0] in _OF_METHODS else ""
+                values.setdefault("" if name == "algorithm.name" else method, set()).add(repr(config[name]))
+        if any(len(different) > 1 for different in values.values()):
+            found.append(name)
+    return sorted(found, key=lambda name: name != "algorithm.name")[:MOST_SETTINGS]
+
+
+def _name(settings: Mapping[str, Any]) -> str:
+    """``pacfl, threshold 6``."""
+    words = []
+    for name, value in settings.items():
+        if value is not None:
+            last = name.split(".")[-1]
+            words.append(_short(value) if last == "name" else f"{last} {_short(value)}")
+    return ", ".join(words)
+
+
+def _short(value: Any) -> str:
+    text = f"{value:g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def mean_line(name: str, lines: Sequence[Line]) -> Line:
+    """The mean of lines over the rounds that all of them have, with 95 % intervals.
+
+    Args:
+        name: of the line.
+        lines: of :func:`rayfl.report.html.line_of`, one a seed.
+
+    Returns:
+        The same columns; of those other than of the axes also ``<column> low`` and ``<column> high``, where
+        there are several lines.
+    """
+    frames = [pd.DataFrame(line.columns).set_index("round") for line in lines]
+    shared = frames[0].index
+    for frame in frames[1:]:
+        shared = shared.intersection(frame.index)
+    names = [c for c in frames[0].columns if all(c in frame for frame in frames)]
+    columns: dict[str, Any] = {"round": shared.tolist()}
+    axes = {metric.column for metric in ROUNDS}
+    for column in names:
+        values = np.array(
+            [frame.loc[shared, column].to_numpy(np.float64, na_value=np.nan) for frame in frames]
+        )
+        mean = values.mean(axis=0)
+        if column == "estimated":
+            columns[column] = (mean > 0).tolist()
+            continue
+        columns[column] = rounded(mean, 0 if column == "bytes" else 4)
+        if len(lines) > 1 and column not in axes:
+            half = values.std(axis=0, ddof=1) * _half_width(len(lines))
+            columns |= {f"{column} low": rounded(mean - half, 4), f"{column} high": rounded(mean + half, 4)}
+    return Line(name, columns, "estimated" if "estimated" in columns else "")
+
+
+def _half_width(n: int) -> float:
+    """Half of the interval of the mean of ``n`` values, in standard deviations of theirs."""
+    from scipy.stats import t
+
+    return float(t.ppf((1 + LEVEL) / 2, n - 1)) / math.sqrt(n)
+
+
+# --- parts of the page ----------------------------------------------------------------------------------
+
+
+def seed_metrics(lines: Sequence[Line]) -> list[Metric]:
+    """The metrics that some of :func:`mean_line`'s lines have, with their bands."""
+    banded = [
+        Metric(m.column, m.label, m.format, f"{m.column} low", f"{m.column} high", BAND) for m in METRICS
+    ]
+    return known(banded, lines)
+
+
+def _over_rounds(lines: Sequence[Line]) -> Section | None:
+    metrics = seed_metrics(lines)
+    if not metrics:
+        return None
+    alt = f"{metrics[0].label} over rounds, a line for each of {len(lines)} runs or groups of runs"
+    return Section("Over rounds", "", [curves(lines, metrics, known(ROUNDS, lines), alt, 400)])
+
+
+def _trade_off(groups: Sequence[Group]) -> Section | None:
+    lines = []
+    for group in groups:
+        accuracy, up, down = (group.interval(c) for c in ("accuracy_mean", "bytes_up", "bytes_down"))
+        if not (accuracy.n and up.n and down.n):
+            continue
+        low, high = (accuracy.low, accuracy.high) if accuracy.known else (None, None)
+        values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": round(up.mean + down.mean)}
+        lines.append(Line(group.name, {name: [value] for name, value in values.items()}))
+    if len(lines) < 2:
+        return None
+    y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
+    chart = pareto(
+        lines, Metric("bytes", "bytes sent, up and down", "size"), y, "Accuracy against bytes sent"
+    )
+    return Section("Accuracy against bytes", "At the last evaluation; bytes of the whole run.", [chart])
+
+
+def _clients(groups: Sequence[Group]) -> Section | None:
+    last = {}
+    for group in groups:
+        found = [numbers(run.clients, "accuracy_last") for run in group.runs]
+        values = [v for v in found if v is not None]
+        if values:
+            last[group.name] = np.concatenate(values)
+    if not last:
+        return None
+    chart: Chart = box(last, "last test accuracy of the client (%)", "Box plots of client accuracies")
+    note = "Every client of every seed." if any(len(group.runs) > 1 for group in groups) else ""
+    return Section("Clients", note, [chart])
+
+
+def _by_planted_group(found: Comparison) -> Section | None:
+    """How certain the accuracies are, and what they are in each planted group; one row a run."""
+    same = not found.differences and len({repr(run.setting("seed")) for run in found.runs}) < 2
+    last = [run.last_groups("group") if same else pd.DataFrame() for run in found.runs]
+    ids = sorted({i for of in last if len(of) for i in of["id"].tolist()})
+    ids = ids if len(ids) <= MOST_GROUPS else []
+    shown = [
+        ("accuracy_se_samples", "± samples", "number:1"),
+        ("distinct_test_samples", "test samples", "number:0"),
+        ("group_var_within", "within, %²", "number:1"),
+        ("group_var_between", "between, %²", "number:1"),
+    ]
+    kept = [entry for entry in shown if entry[0] in found.frame and found.frame[entry[0]].notna().any()]
+    if not kept and not ids:
+        return None
+    columns = [Column("run", found.frame["run"].tolist())]
+    columns += [Column(title, found.frame[name].tolist(), format) for name, title, format in kept]
+    rows = [{} if of.empty else {one["id"]: one for one in of.to_dict("records")} for of in last]
+    for i in ids:
+        texts = [_group(of[i]) if i in of else UNKNOWN for of in rows]
+        columns.append(
+            Column(f"group {i}", texts, order=[of[i]["accuracy_mean"] if i in of else None for of in rows])
+        )
+    note = (
+        "± samples is the standard error of the mean over the distinct test samples, which clients share. "
+        "The variance over all clients is that within planted groups plus that between them."
+    )
+    note += (
+        " Of each planted group: mean accuracy, and in brackets the variance over its clients, %²."
+        * bool(ids)
+    )
+    return Section("How certain, and for whom", note, tables=[Table(columns, caption="planted groups")])
+
+
+def _group(row: Mapping[Any, Any]) -> str:
+    """Mean and variance of a group: ``91.0 % (4.7)``."""
+    estimate = row["estimated_from"] == row["estimated_from"]  # not NaN
+    return f"{uncertain(row['accuracy_mean'], None, estimate)} ({number(row['accuracy_var'], 1)})"
+
+
+def _each_run(found: Comparison) -> Section | None:
+    """One row a run, where the first table has one a group."""
+    if not found.seeds:
+        return None
+    names = {id(run): group.name for group in found.groups for run in group.runs}
+    shown = [
+        ("seed", "seed", "text"),
+        ("accuracy_mean", "accuracy, last", "percent:1"),
+        ("accuracy_mean_max", "best", "percent:1"),
+        ("accuracy_worst10", "worst 10 %", "percent:1"),
+        ("clusters", "clusters", "number:0"),
+        ("ari", "ARI", "number:2"),
+        ("bytes_up", "up", "size"),
+        ("bytes_down", "down", "size"),
+        ("seconds", "time", "duration"),
+    ]
+    columns = [
+        Column("run", found.frame["run"].tolist()),
+        Column("group", [names[id(run)] for run in found.runs]),
+        *(
+            Column(title, found.frame[name].tolist(), format, right=True)
+            for name, title, format in shown
+            if name in found.frame and found.frame[name].notna().any()
+        ),
+    ]
+    return Section("Each run", "", tables=[Table(columns, caption="runs", filter=len(found.runs) > 10)])
+
+
+# --- numbers --------------------------------------------------------------------------------------------
+
+
+def _percent(group: Group, column: str) -> str:
+    found = group.interval(column)
+    last = column != "accuracy_mean_max"
+    error: float | None = found.half if found.known else None
+    if len(group.runs) == 1 and column == "accuracy_mean":
+        error = group.rows[0].get("accuracy_se")
+    return uncertain(found.mean, error, group.estimated and last) if last or error else percent(found.mean)
+
+
+def _plain(digits: int) -> Callable[[Group, str], str]:
+    def written(group: Group, column: str) -> str:
+        found = group.interval(column)
+        text = number(found.mean, digits)
+        return f"{text} ± {number(found.half, digits)}" if found.known and text != UNKNOWN else text
+
+    return written
+
+
+def _count(group: Group, column: str) -> str:
+    mean = group.interval(column).mean
+    return number(mean, 0 if mean == round(mean) else 1) if mean == mean else UNKNOWN
+
+
+def _differences(names: Sequence[str], runs: Sequence[RunFiles], groups: Sequence[Group]) -> list[str]:
     lines = []
     for section in ("data", "partition"):
         settings = [run.setting(section) for run in runs]
         lines += _different(names, section, [_get(one, "name") for one in settings]) or [
             line
             for key in sorted({key for one in settings if isinstance(one, Mapping) for key in one})
-            if not (section == "data" and key in _PLACES)
+            if f"{section}.{key}" not in _PLACES
             for line in _different(names, f"{section}.{key}", [_get(one, key) for one in settings])
         ]
-    for setting in ("events", "seed"):
-        lines += _different(names, setting, [run.setting(setting) for run in runs])
+    lines += _different(names, "events", [run.setting("events") for run in runs])
+    if len({frozenset(repr(run.setting("seed")) for run in group.runs) for group in groups}) > 1:
+        lines += _different(names, "seed", [run.setting("seed") for run in runs])
+    if lines:
+        return lines
     # Partitions may draw label maps with the seed, which are part of the fingerprint.
-    return lines or [
-        line
-        for key, what in (("data", "contents of the dataset"), ("clients", "the clients' samples"))
-        for line in _different(names, what, [run.environment.get(key) for run in runs])
-    ]
+    for seed in dict.fromkeys(repr(run.setting("seed")) for run in runs):
+        equal = [i for i, run in enumerate(runs) if repr(run.setting("seed")) == seed]
+        for key, what in (("data", "contents of the dataset"), ("clients", "the clients' samples")):
+            lines += _different(
+                [names[i] for i in equal], what, [runs[i].environment.get(key) for i in equal]
+            )
+    return lines
 
 
 def _get(settings: Any, key: str) -> Any:
@@ -146,69 +518,3 @@ def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[s
         return []
     short = {text: text if len(text) <= 40 else f"{text[:37]}..." for text in runs_of}
     return [f"{what}: " + "; ".join(f"{short[text]} ({', '.join(of)})" for text, of in runs_of.items())]
-
-
-def _details(frame: pd.DataFrame, runs: Sequence[RunFiles], with_groups: bool) -> Table | None:
-    """How certain the accuracies are, and what they are in each planted group; one row a run.
-
-    Args:
-        frame: of the runs.
-        runs: the same runs.
-        with_groups: whether the groups of all runs are the same.
-    """
-    last = [run.last_groups("group") if with_groups else pd.DataFrame() for run in runs]
-    ids = sorted({i for of in last if len(of) for i in of["id"].tolist()})
-    ids = ids if len(ids) <= MOST_GROUPS else []
-    shown = [
-        ("accuracy_se_samples", "± samples", 1),
-        ("distinct_test_samples", "test samples", 0),
-        ("group_var_within", "within, %²", 1),
-        ("group_var_between", "between, %²", 1),
-    ]
-    kept = [entry for entry in shown if entry[0] in frame and frame[entry[0]].notna().any()]
-    if not kept and not ids:
-        return None
-    rows = []
-    for row, of in zip(frame.to_dict("records"), last, strict=True):
-        found = {} if of.empty else {one["id"]: one for one in of.to_dict("records")}
-        cells = [_group(found[i]) if i in found else UNKNOWN for i in ids]
-        rows.append([str(row["run"]), *(number(row[name], digits) for name, _, digits in kept), *cells])
-    return Table.of(["run", *(title for _, title, _ in kept), *(f"group {i}" for i in ids)], rows)
-
-
-def _group(row: Mapping[Any, Any]) -> str:
-    """Mean and variance of a group: ``91.0 % (4.7)``."""
-    estimate = row["estimated_from"] == row["estimated_from"]  # not NaN
-    return f"{uncertain(row['accuracy_mean'], None, estimate)} ({number(row['accuracy_var'], 1)})"
-
-
-def _readable(frame: pd.DataFrame) -> Table:
-    """The columns that a reader compares, formatted; those that no run has are left out."""
-
-    def accuracy(name: str, error: str = "") -> Callable[[Mapping[Any, Any]], str]:
-        return lambda row: uncertain(row[name], row.get(error), row.get("estimated_from") is not None)
-
-    def plain(name: str, form: Callable[[Any], str]) -> Callable[[Mapping[Any, Any]], str]:
-        return lambda row: form(row[name])
-
-    shown: list[tuple[str, str, Callable[[Mapping[Any, Any]], str]]] = [
-        ("algorithm", "algorithm", plain("algorithm", str)),
-        ("accuracy_mean", "accuracy, last", accuracy("accuracy_mean", "accuracy_se")),
-        ("accuracy_mean_max", "best", plain("accuracy_mean_max", percent)),
-        ("accuracy_worst10", "worst 10 %", accuracy("accuracy_worst10")),
-        ("accuracy_var", "variance, %²", plain("accuracy_var", lambda value: number(value, 1))),
-        ("finetuned_accuracy_mean", "fine-tuned", plain("finetuned_accuracy_mean", percent)),
-        ("perplexity_mean", "perplexity", plain("perplexity_mean", lambda value: number(value, 1))),
-        ("clusters", "clusters", plain("clusters", lambda value: number(value, 0))),
-        ("ari", "ARI", plain("ari", number)),
-        ("bytes_up", "up", plain("bytes_up", size)),
-        ("bytes_down", "down", plain("bytes_down", size)),
-        ("seconds", "time", plain("seconds", duration)),
-    ]
-    kept = [entry for entry in shown if entry[0] in frame and frame[entry[0]].notna().any()]
-    rows = [
-        [str(row["run"]), *(UNKNOWN if row[name] is None else form(row) for name, _, form in kept)]
-        for row in frame.to_dict("records")
-    ]
-    left = 2 if kept and kept[0][0] == "algorithm" else 1
-    return Table.of(["run", *(title for _, title, _ in kept)], rows, left)

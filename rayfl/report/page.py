@@ -139,6 +139,14 @@ class Table:
     sortable: bool = True
     wrap: bool = False
 
+    def texts(self) -> list[tuple[str, list[str]]]:
+        """Headings and cells as they are written; of a table that has its values itself."""
+        return [
+            (c.title, [formatted(value, c.format) for value in c.values])
+            for c in self.columns
+            if not isinstance(c.values, Data)
+        ]
+
     @classmethod
     def of(cls, header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any) -> Table:
         """A table of texts; the columns after the first ``left`` are aligned to the right."""
@@ -167,7 +175,7 @@ class Page:
     Attributes:
         title, subtitle: at the top.
         facts: names and values of the few numbers below them.
-        notes: paragraphs above the sections; each a heading (may be empty) and lines.
+        notes: above the sections; paragraphs, set apart as a list where there is a heading.
         lead: a table below the facts.
         sections: in order.
         folded: titles and texts or tables that are closed at first, such as the configuration.

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from matplotlib.figure import Figure
 
 from rayfl.errors import RayflError
-from rayfl.report import figures
-from rayfl.report.compare import compare_table, differences, write_comparison
+from rayfl.report.charts import curves
+from rayfl.report.compare import Comparison, compare_table, differences, write_comparison
 from rayfl.report.files import RunFiles
-from rayfl.report.html import write_report
-from tests.report.reading import charts, choices
+from rayfl.report.html import METRICS, ROUNDS, line_of, write_report
+from rayfl.statistics import mean_interval
+from tests.report.reading import charts, choices, rows, titles
+from tests.report.reading import text as text_of
 
 MakeRun = Callable[[str], Path]
 
@@ -39,10 +40,15 @@ def test_the_page_and_its_table(make_run: MakeRun, tmp_path: Path):
     page = write_comparison(runs, tmp_path / "out" / "all.html")
     text = page.read_text()
     assert page == tmp_path / "out" / "all.html"
-    assert "<td>one</td>" in text
-    assert "<td>two</td>" in text
-    assert text.count("<picture>") == 2
-    assert "http" not in text
+    assert [row[:2] for row in rows(text)][:3] == [
+        ["run", "accuracy, last"],
+        ["one", "85.0 %"],
+        ["two", "85.0 %"],
+    ]
+    assert titles(text) == ["Over rounds", "Accuracy against bytes", "Clients"]
+    chart = charts(text)["Over rounds"]
+    assert chart["legend"] == ["one", "two"]
+    assert chart["option"]["dataset"][1]["source"]["accuracy_mean"] == [60, None, 90, 85, None]
     csv = pd.read_csv(tmp_path / "out" / "all.csv")
     assert csv["accuracy_mean_max"].tolist() == [90.0, 90.0]
 
@@ -55,13 +61,13 @@ def test_unknown_columns_are_left_out_and_gaps_marked(make_run: MakeRun, tmp_pat
     with_rounds, without = make_run("one"), make_run("two")
     (without / "rounds.csv").unlink()
     text = write_comparison([with_rounds, without], tmp_path / "c.html").read_text()
-    assert '<td class="n">–</td>' in text
+    assert rows(text)[2][:2] == ["two", "–"]
     for run in (with_rounds, without):
         for name in ("rounds.csv", "clients.csv", "clusters.json"):
             (run / name).unlink(missing_ok=True)
-    text = write_comparison([with_rounds, without], tmp_path / "c.html").read_text()
-    assert "worst 10 %" not in text
-    assert "<picture>" not in text
+    page = write_comparison([with_rounds, without], tmp_path / "c.html").read_text()
+    assert "worst 10 %" not in text_of(page)
+    assert titles(page) == []
 
 
 def change(run: Path, old: str, new: str) -> Path:
@@ -96,7 +102,7 @@ def test_runs_over_different_clients_or_data_are_not_ranked(
     assert "Not ranked" not in write_comparison(runs[:2], tmp_path / "a.html").read_text()
     assert differences(runs) == [line]
     page = html.unescape(write_comparison(runs, tmp_path / "b.html").read_text())
-    assert page.index("Not ranked") < page.index(f"<li>{line}</li>") < page.index("<table>")
+    assert page.index("Not ranked") < page.index(f"<li>{line}</li>") < page.index("<table")
 
 
 def test_the_same_settings_over_other_contents(make_run: MakeRun):
@@ -118,39 +124,85 @@ def test_estimates_are_marked_and_no_best(make_run: MakeRun, tmp_path: Path):
     assert table["accuracy_mean_max"].tolist() == [None, 90.0]
     assert table["estimated_from"].tolist() == [8.0, None]
     page = write_comparison([estimated, whole], tmp_path / "c.html").read_text()
-    assert '<td class="n">≈ 85.0 %</td>' in page
-    assert '<td class="n">≈ 65.0 %</td>' in page
+    row = dict(zip(*rows(page)[:2], strict=True))
+    assert (row["accuracy, last"], row["worst 10 %"], row["best"]) == ("≈ 85.0 %", "≈ 65.0 %", "–")
     assert "≈ marks an estimate" in page
-    assert "≈" not in write_comparison([whole], tmp_path / "d.html").read_text()
+    assert "≈" not in text_of(write_comparison([whole], tmp_path / "d.html").read_text())
 
 
 def test_planted_groups_side_by_side(make_run: MakeRun, tmp_path: Path):
     one, two = make_run("one"), make_run("two")
     lines = ["round,kind,id,clients,accuracy_mean,accuracy_var,estimated_from"]
     for run, (a, b) in ((one, (91.0, 80.0)), (two, (70.0, 60.0))):
-        rows = ["0,group,0,3,10.0,1.0,", f"3,group,0,3,{a},1.25,", f"3,group,1,1,{b},0.0,1"]
-        (run / "groups.csv").write_text("\n".join(lines + rows))
+        more = ["0,group,0,3,10.0,1.0,", f"3,group,0,3,{a},1.25,", f"3,group,1,1,{b},0.0,1"]
+        (run / "groups.csv").write_text("\n".join(lines + more))
     rounds = pd.read_csv(two / "rounds.csv").assign(accuracy_se=2.25, distinct_test_samples=1359)
     rounds.to_csv(two / "rounds.csv", index=False)
     page = write_comparison([one, two], tmp_path / "c.html").read_text()
-    assert '<td class="n">85.0 % ± 2.2</td>' in page
-    cells = [
-        "<td>two</td>",
-        '<td class="n">1,359</td>',
-        '<td class="n">70.0 % (1.2)</td>',
-        '<td class="n">≈ 60.0 % (0.0)</td>',
-    ]
-    assert "".join(cells) in page
+    table = rows(page)
+    assert table[2][:2] == ["two", "85.0 % ± 2.2"]
+    assert ["run", "test samples", "group 0", "group 1"] in table
+    assert ["two", "1,359", "70.0 % (1.2)", "≈ 60.0 % (0.0)"] in table
     change(two, "seed: 3", "seed: 4")
     assert "70.0 % (1.2)" not in write_comparison([one, two], tmp_path / "c.html").read_text()
 
 
+def with_accuracy(run: Path, values: list[float | None], seed: int, **changes: str) -> Path:
+    rounds = pd.read_csv(run / "rounds.csv").assign(accuracy_mean=values)
+    rounds.to_csv(run / "rounds.csv", index=False)
+    change(run, "seed: 3", f"seed: {seed}")
+    for old, new in changes.items():
+        change(run, f"{old}: pacfl" if old == "name" else "threshold: 3.5", new)
+    return run
+
+
+def test_runs_that_differ_in_the_seed_alone_are_grouped(make_run: MakeRun, tmp_path: Path):
+    one = [with_accuracy(make_run(f"a{s}"), [50.0, None, 60.0 + s, 70.0 + 2 * s, None], s) for s in range(3)]
+    two = [
+        with_accuracy(make_run(f"b{s}"), [40.0, None, 50.0, 90.0, None], s, threshold="threshold: 8")
+        for s in range(3)
+    ]
+    found = Comparison.of([*one, *two])
+    assert found.differences == ()  # both have the same seeds
+    assert [group.name for group in found.groups] == ["threshold 3.5", "threshold 8"]
+    table = dict(found.table().texts())
+    assert table["clustering.threshold"] == ["3.5", "8"]
+    assert table["seeds"] == ["3", "3"]
+    half = mean_interval([70, 72, 74]).half
+    assert table["accuracy, last"] == [f"72.0 % ± {half:.1f}", "90.0 % ± 0.0"]
+    page = found.write(tmp_path / "c.html").read_text()
+    source = charts(page)["Over rounds"]["option"]["dataset"][0]["source"]
+    assert source["accuracy_mean"] == [50, None, 61, 72, None]
+    expected = mean_interval([70, 72, 74])
+    assert source["accuracy_mean low"][3] == pytest.approx(expected.low, abs=1e-4)
+    assert source["accuracy_mean high"][3] == pytest.approx(expected.high, abs=1e-4)
+    assert titles(page)[-1] == "Each run"
+    assert len(rows(page)) == 3 + 7
+    assert differences(two[:2] + one) == ["seed: 0 (b0, a0); 1 (b1, a1); 2 (a2)"]
+
+
+def test_the_same_run_twice_is_no_second_seed(make_run: MakeRun):
+    runs = [with_accuracy(make_run(f"a{i}"), [50.0] * 5, seed=0) for i in range(2)]
+    assert [len(group.runs) for group in Comparison.of(runs).groups] == [1, 1]
+
+
+def test_settings_that_follow_from_the_method_are_no_columns(make_run: MakeRun):
+    one, two = make_run("one"), make_run("two")
+    for old, new in (("pacfl", "cfl"), ("threshold: 3.5", "threshold: 9"), ("name: mlp", "name: lenet5")):
+        change(two, old, new)
+    table = dict(Comparison.of([one, two]).table().texts())
+    assert list(table)[:3] == ["method", "model.name", "accuracy, last"]
+    assert table["method"] == ["pacfl", "cfl"]
+
+
 def test_lines_of_many_runs_differ(make_run: MakeRun):
-    evaluated = RunFiles.read(make_run("one")).evaluated()
-    axes = Figure().add_subplot()
-    figures.curves([(f"run {i}", evaluated) for i in range(20)], "accuracy_mean", "%")(axes, figures.LIGHT)
-    assert len({(line.get_color(), line.get_linestyle()) for line in axes.lines}) == 20
-    assert axes.lines[0].get_ydata().tolist() == [60.0, 90.0, 85.0]
+    line = line_of(RunFiles.read(make_run("one")), "")
+    series = [
+        each
+        for each in curves([line] * 20, METRICS[:1], ROUNDS[:1], "").option["series"]
+        if each["type"] == "line"
+    ]
+    assert len({(each["lineStyle"]["color"], str(each["lineStyle"]["type"])) for each in series}) == 20
 
 
 def test_a_missing_run_is_named(make_run: MakeRun, tmp_path: Path):
@@ -163,9 +215,7 @@ def test_perplexity_is_shown_where_a_run_has_one(make_run: MakeRun, tmp_path: Pa
     rounds = pd.read_csv(texts / "rounds.csv")
     rounds.assign(perplexity_mean=[50.0, None, 43.0, 36.5, None]).to_csv(texts / "rounds.csv", index=False)
     page = write_comparison([images, texts], tmp_path / "c.html").read_text()
-    assert "Mean perplexity over clients" in page
-    assert page.count("<picture>") == 3
-    assert "perplexity" not in write_comparison([images], tmp_path / "d.html").read_text()
+    assert "test perplexity, mean over clients" in choices(charts(page)["Over rounds"], "metric")
     for run, shown in ((texts, True), (images, False)):
         metrics = choices(charts(write_report(run).read_text())["Over rounds"], "metric")
         assert ("test perplexity, mean over clients" in metrics) is shown
