@@ -303,13 +303,13 @@ class RunDirectory:
             raise Damaged(f"{path}: is damaged (it holds a {type(found).__name__})")
         return found
 
-    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """``rounds.csv`` or ``groups.csv`` anew."""
-        files.write(self.path / name, _csv(_COLUMNS[name], rows, header=True))
+    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+        """``rounds.csv`` or ``groups.csv`` anew, with these columns after those that every run has."""
+        files.write(self.path / name, _csv((*_COLUMNS[name], *columns), rows, header=True))
 
-    def append_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        """More rows of ``rounds.csv`` or ``groups.csv``."""
-        files.append(self.path / name, _csv(_COLUMNS[name], rows, header=False))
+    def append_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
+        """More rows of ``rounds.csv`` or ``groups.csv``, written with the same columns."""
+        files.append(self.path / name, _csv((*_COLUMNS[name], *columns), rows, header=False))
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
         """A CSV file."""

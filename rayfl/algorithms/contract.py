@@ -22,6 +22,7 @@ from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.data.events import Outage
 from rayfl.errors import ConfigError
+from rayfl.evaluation import Scores
 from rayfl.local import LocalObjective
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
@@ -334,6 +335,7 @@ class RoundReport:
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
         remarks: what the user should know -> ids of the clients that it is true of.
+        scores: tests of the models that the cohort has trained ``(M,)``, if asked for; methods are not told.
     """
 
     losses: NDArray[np.float64]
@@ -347,6 +349,7 @@ class RoundReport:
     gps_bytes_up: int = 0
     gps_bytes_down: int = 0
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
 
 
 class Clients(Protocol):

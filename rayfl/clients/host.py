@@ -22,7 +22,6 @@ from rayfl.clients.jobs import (
     STATES,
     UPDATES,
     AdaptJob,
-    AdaptReport,
     BlockMixing,
     EvalJob,
     EvalReport,
@@ -36,8 +35,9 @@ from rayfl.clients.jobs import (
 from rayfl.clients.partial import Partial, Weight
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
-from rayfl.data.base import Part, called
+from rayfl.data.base import Part, TestedOn, called
 from rayfl.errors import ClientError, DataError, RayflError
+from rayfl.evaluation import Score, Scores
 from rayfl.local import Outcome, Start
 from rayfl.ordering import Arrival
 from rayfl.random import key
@@ -114,6 +114,7 @@ class ClientHost:
             numbers * len(job.clients) if each is None else int(each.sum())
             for each in (outcome.bytes_up, outcome.bytes_down)
         )
+        scores = self._local_scores(job, block, outcome.state, indices)
         report = TrainReport(
             losses=block.losses,
             steps=block.steps,
@@ -124,6 +125,7 @@ class ClientHost:
             bytes_up=up,
             bytes_down=down,
             remarks={text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()},
+            scores=scores,
         )
         return Answer(report, kept)
 
@@ -249,16 +251,59 @@ class ClientHost:
         logits, y = self._logits(model, "train", ids)
         return float((logits.argmax(1) == y).double().mean())
 
+    def _local_scores(
+        self, job: TrainJob, block: TrainedBlock, states: torch.Tensor, samples: Ragged
+    ) -> Scores:
+        """Tests of the models that the clients of a block hold after training ``(B,)``, if the job asks.
+
+        Args:
+            job: what was asked.
+            block: as trained.
+            states: the new ones of the local objective ``(B, S)``.
+            samples: of the clients, to train on.
+        """
+        test, clients = job.test, job.clients
+        if test is None:
+            return {}
+        there = np.setdiff1d(np.arange(len(clients)), list(block.failures))
+        own = states[torch.from_numpy(there).to(states.device)]
+        models = [
+            job.local.client_model(block.rows[row], own[at], self.spec)
+            for at, row in enumerate(there.tolist())
+        ]
+        if test.adaptation is not None and models:
+            terms = Terms(mask=job.local.held(own, np.zeros(len(own), np.bool_), self.spec))
+            ids, start = clients[there], torch.stack(models)
+            adapted = self.engine.train(
+                test.adaptation, job.round, ids.tolist(), samples.take(there), start, terms
+            )
+            _raise_first(adapted, ids, job.round)
+            models = list(adapted.rows)
+        scores = self._scores(models, clients[there], job.stage, test.on, test.batch_size)
+        return {on: score.of(there, len(clients)) for on, score in scores.items()}
+
+    def _scores(
+        self,
+        models: Sequence[torch.Tensor] | torch.Tensor,
+        clients: NDArray[np.int64],
+        stage: int,
+        tested_on: Sequence[TestedOn],
+        batch_size: int,
+    ) -> dict[TestedOn, Score]:
+        """Tests of a model ``(P,)`` of each client ``(n,)``."""
+        scores = {on: Score.zeros(len(clients)) for on in tested_on}
+        for on, score in scores.items():
+            for row, client in enumerate(clients.tolist()):
+                right, loss = self._test(models[row], *self.stages[stage].tested_on(on, client), batch_size)
+                score.correct[row], score.losses[row] = right.sum(), loss.sum(dtype=np.float64)
+        return scores
+
     def adapt(self, job: AdaptJob, objects: Objects) -> Answer:
-        """Train a block of clients on, without telling anybody: an :class:`AdaptReport`, and the updates."""
+        """Train a block of clients on, without telling anybody: their tests ``(B,)``, and the updates."""
         before, after = self._adapted(job, objects)
-        tests = self.stages[job.stage].test
-        correct, losses = np.zeros(len(job.clients), np.int64), np.zeros(len(job.clients))
-        for row, client in enumerate(job.clients.tolist()):
-            right, loss = self._test(after[row], "test", tests[client], job.batch_size)
-            correct[row], losses[row] = right.sum(), float(loss.sum())
         updates = self._sent(updates_of(after, before, self.spec)).cpu().numpy()
-        return Answer(AdaptReport(correct, losses), {UPDATES: updates})
+        scores = self._scores(after, job.clients, job.stage, job.on, job.batch_size)
+        return Answer(scores, {UPDATES: updates})
 
     def adapted(self, job: AdaptJob, objects: Objects) -> Answer:
         """The models that :meth:`adapt` tests ``(B, P)``."""

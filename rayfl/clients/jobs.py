@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 from rayfl.backend import Key
 from rayfl.clients.state import StateLayout, StateRow
 from rayfl.clustering.permutation import permute, restore
-from rayfl.data.base import Part
+from rayfl.data.base import Part, TestedOn
 from rayfl.errors import RayflError
+from rayfl.evaluation import Scores
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
@@ -87,6 +88,21 @@ class BlockMixing:
 
 
 @dataclass(frozen=True)
+class LocalTest:
+    """How clients test the models that they have just trained, before these are averaged.
+
+    Attributes:
+        on: on what.
+        batch_size: samples in a forward pass.
+        adaptation: what the clients do with a model before every test; None for nothing.
+    """
+
+    on: tuple[TestedOn, ...]
+    batch_size: int
+    adaptation: LocalWork | None = None
+
+
+@dataclass(frozen=True)
 class TrainJob:
     """Train a block of B clients and multiply its part of ``A W``.
 
@@ -108,6 +124,7 @@ class TrainJob:
         reports: names of the reports that are asked for.
         models: K, if a report looks at all models, or 0.
         updates: whether the updates ``w_i - w`` are kept.
+        test: how the clients test what they have trained, if they do.
     """
 
     round: int
@@ -123,6 +140,7 @@ class TrainJob:
     reports: tuple[str, ...] = ()
     models: int = 0
     updates: bool = False
+    test: LocalTest | None = None
 
 
 ROWS: Key = ("rows", 0)
@@ -149,6 +167,7 @@ class TrainReport:
         pid: the process that did it.
         bytes_up, bytes_down: what the clients sent and received.
         remarks: what the user should know -> ids of the clients that it is true of.
+        scores: the tests of the models that the clients have trained ``(B,)``; zeros for those that failed.
     """
 
     losses: NDArray[np.float64]
@@ -160,6 +179,7 @@ class TrainReport:
     bytes_up: int
     bytes_down: int
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    scores: Scores = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -167,7 +187,8 @@ class AdaptJob:
     """Let a block of clients train on from their models ``("model", k)``, and test the result, or return it.
 
     Attributes:
-        batch_size: test samples in a forward pass.
+        on: on what they are tested.
+        batch_size: samples in a forward pass.
         others: as of :class:`TrainJob`.
     """
 
@@ -179,20 +200,8 @@ class AdaptJob:
     layout: StateLayout
     work: LocalWork
     local: LocalObjective
+    on: tuple[TestedOn, ...]
     batch_size: int
-
-
-@dataclass(frozen=True)
-class AdaptReport:
-    """How clients that have trained on do on their test samples.
-
-    Attributes:
-        correct: how many each gets right ``(B,)``.
-        losses: the sums of their losses ``(B,)``.
-    """
-
-    correct: NDArray[np.int64]
-    losses: NDArray[np.float64]
 
 
 @dataclass(frozen=True)

@@ -318,7 +318,8 @@ class _Newcomers:
             correct, _ = testing.evaluate(self.servers, everyone, clients=self.ids)
         else:
             last = Round.without_clients(work, self.before.round, len(self.stages) - 1)
-            correct, _, _ = testing.adapt(self.servers, last, self.ids, models)
+            scores, _ = testing.adapt(self.servers, last, self.ids, models)
+            correct = scores["test"].correct
         return accuracy(correct, self.federation.test.sizes[self.ids])
 
     def _downloads(self) -> Transfer:

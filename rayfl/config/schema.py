@@ -59,18 +59,35 @@ _BLOCK_WORK = 1e7
 
 
 class Evaluation(Section):
-    """When and how clients are tested: each on its own test data with the model that it would use."""
+    """When and how clients are tested: each on its own test data with the model that it would use.
+
+    What else is tested has columns of its own (:mod:`rayfl.evaluation.protocols` has the names).
+    """
 
     every: int = Field(
         1, ge=1, description="evaluate after every this many rounds, and always after the last"
     )
     batch_size: int = Field(500, ge=1, description="samples in one forward pass")
+    validation: bool = Field(
+        True,
+        description="test clients on their validation samples, too, where partition.validation holds some "
+        "out (columns validation_...): by these the best round is chosen",
+    )
     coreset: int | None = Field(
         None,
         ge=4,
         description="between rounds test only this many clients (at least 4) and estimate the metrics from "
         "them: SCGIGA on the graph of clients with like label histograms, which all send. Estimates are "
         "marked and never count as best; the last test is of all clients",
+    )
+    local: bool = Field(
+        False,
+        description="test the models that clients have trained, too, before they are averaged: after every "
+        "round, by those who took part (columns local_...)",
+    )
+    common: bool = Field(
+        False,
+        description="test models on all test samples, too, the same for every client (columns common_...)",
     )
     finetune_epochs: int = Field(
         0,

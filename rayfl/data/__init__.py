@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rayfl.data.arrays import fingerprint, read_npz, write_npz
-from rayfl.data.base import IGNORED, Assignment, Dataset, Federation, Partition, Ragged, Samples
+from rayfl.data.base import IGNORED, Assignment, Dataset, Federation, Partition, Ragged, Samples, TestedOn
 from rayfl.data.events import Event, Stage, build_stages
 from rayfl.data.federation import build_federation, describe
 from rayfl.data.objects import dataset_of, partition_of
@@ -25,6 +25,7 @@ __all__ = [
     "Ragged",
     "Samples",
     "Stage",
+    "TestedOn",
     "build_federation",
     "build_stages",
     "data_root",

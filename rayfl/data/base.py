@@ -28,6 +28,9 @@ UNKNOWN = "<unknown>"
 Part = Literal["train", "test"]
 """Which half of a dataset."""
 
+TestedOn = Literal["test", "validation", "common"]
+"""On what a client is tested: its own test samples, its validation samples, or all test samples there are."""
+
 ServerShare = Union[  # noqa: UP007
     Annotated[float, Field(ge=0, lt=1)], Annotated[int, Field(ge=1, strict=True)], Literal["auto"]
 ]
@@ -293,12 +296,46 @@ class Federation:
     @property
     def predictions(self) -> NDArray[np.int64]:
         """What each client is tested on, ``(N,)``: one prediction a test sample, in a text one a word."""
-        targets = self.samples.targets_test
-        if targets is None or self.samples.numeric:
-            return self.test.sizes
-        words = (targets != IGNORED).sum(axis=1)[self.test.values]
+        return self.predictions_on("test")
+
+    def predictions_on(self, on: TestedOn) -> NDArray[np.int64]:
+        """How many predictions each client is tested by there ``(N,)``; see :attr:`predictions`."""
+        samples = self.samples
+        targets = samples.targets_train if on == "validation" else samples.targets_test
+        if samples.numeric:
+            targets = None
+        if on == "common":
+            every = len(samples.y_test) if targets is None else int((targets != IGNORED).sum())
+            return np.full(self.clients, every)
+        lists = self.validation if on == "validation" else self.test
+        if targets is None:
+            return lists.sizes
+        words = (targets[lists.values] != IGNORED).sum(axis=1)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])
-        return np.diff(before[self.test.offsets])
+        return np.diff(before[lists.offsets])
+
+    def tested_on(self, on: TestedOn, client: int) -> tuple[Part, NDArray[np.int32]]:
+        """The ids of the samples that a client is tested on there, and which part of the data they are of.
+
+        The common test samples have the labels under which the client sees its own.
+        """
+        if on == "validation":
+            return "train", self.validation[client]
+        if on == "test":
+            return "test", self.test[client]
+        return "test", self.common_tests(self.label_maps(np.array([client]))[0])
+
+    def label_maps(self, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Through which row of :attr:`Samples.label_maps` these clients see their samples ``(n,)``."""
+        first, tested = self.test.offsets[:-1][clients], self.test.sizes[clients] > 0
+        found = np.zeros(len(clients), np.int64)
+        found[tested] = self.test.values[first[tested]] // len(self.samples.y_test)
+        return found
+
+    def common_tests(self, label_map: int) -> NDArray[np.int32]:
+        """The ids of all test samples, seen through that row of :attr:`Samples.label_maps`."""
+        count = len(self.samples.y_test)
+        return np.arange(label_map * count, (label_map + 1) * count, dtype=np.int32)
 
 
 _STATISTICS = 2000

@@ -2,16 +2,20 @@
 
 from rayfl.evaluation.groups import ByGroup, TestSets
 from rayfl.evaluation.ledger import Ledger, Transfer
-from rayfl.evaluation.metrics import accuracy, perplexity, summary
+from rayfl.evaluation.metrics import METRICS, Score, Scores, accuracy, perplexity, summary
 from rayfl.evaluation.sharing import EvaluationPlan, Job
-from rayfl.evaluation.tracker import BestLast
+from rayfl.evaluation.tracker import BestLast, LocalTests
 
 __all__ = [
+    "METRICS",
     "BestLast",
     "ByGroup",
     "EvaluationPlan",
     "Job",
     "Ledger",
+    "LocalTests",
+    "Score",
+    "Scores",
     "TestSets",
     "Transfer",
     "accuracy",

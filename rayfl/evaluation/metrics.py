@@ -9,8 +9,13 @@ predictions: sizes are words, accuracies the share of words that were predicted,
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from rayfl.data.base import TestedOn
 
 METRICS = (
     "accuracy_mean",
@@ -22,6 +27,42 @@ METRICS = (
     "accuracy_se",
     "loss_mean",
 )
+
+
+class Score(NamedTuple):
+    """How n clients were tested.
+
+    Attributes:
+        correct: right predictions ``(n,)``.
+        losses: sums of the losses of all predictions, in nats ``(n,)``.
+    """
+
+    correct: NDArray[np.int64]
+    losses: NDArray[np.float64]
+
+    @classmethod
+    def zeros(cls, clients: int) -> Score:
+        """Of clients that were not tested."""
+        return cls(np.zeros(clients, np.int64), np.zeros(clients))
+
+    def of(self, clients: NDArray[np.integer], count: int) -> Score:
+        """Among ``count`` clients, of which these ``(n,)`` were tested; zeros for the others."""
+        all_of_them = Score.zeros(count)
+        for some, values in zip(all_of_them, self, strict=True):
+            some[clients] = values
+        return all_of_them
+
+    def take(self, clients: NDArray[np.integer]) -> Score:
+        """Of some of the clients."""
+        return Score(self.correct[clients], self.losses[clients])
+
+    def copy(self) -> Score:
+        """With memory of its own."""
+        return Score(self.correct.copy(), self.losses.copy())
+
+
+Scores = Mapping[TestedOn, Score]
+"""By what the clients were tested on."""
 
 
 def accuracy(correct: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from rayfl.data.base import TestedOn
+from rayfl.evaluation.metrics import Score, Scores
 
 
 @dataclass(frozen=True)
@@ -54,3 +59,45 @@ class BestLast:
         best[ids_[better]] = accuracy_[better]
         best_round[ids_[better]] = round
         return BestLast(last, best, best_round)
+
+
+@dataclass(frozen=True)
+class LocalTests:
+    """The test of each client's own model right after its latest local training.
+
+    Attributes:
+        round: of that training ``(N,)``; -1 for clients that have not trained yet.
+        scores: by what they were tested on ``(N,)``.
+    """
+
+    round: NDArray[np.int64]
+    scores: Scores
+
+    @classmethod
+    def start(cls, clients: int, on: Sequence[TestedOn]) -> LocalTests:
+        """No client has trained yet."""
+        return cls(np.full(clients, -1, np.int64), {data: Score.zeros(clients) for data in on})
+
+    def update(self, round: int, ids: NDArray[np.int64], scores: Scores) -> LocalTests:
+        """After a round in which these clients trained ``(n,)``; this one stays as it is."""
+        rounds, new = self.round.copy(), {on: score.copy() for on, score in self.scores.items()}
+        rounds[ids] = round
+        for on, score in new.items():
+            score.correct[ids], score.losses[ids] = scores[on]
+        return LocalTests(rounds, new)
+
+    def arrays(self) -> dict[str, NDArray[np.generic]]:
+        """For a checkpoint."""
+        found: dict[str, NDArray[np.generic]] = {"local.round": self.round}
+        for on, score in self.scores.items():
+            found[f"local.{on}.correct"], found[f"local.{on}.losses"] = score
+        return found
+
+    def restored(self, arrays: Mapping[str, Any]) -> LocalTests:
+        """What :meth:`arrays` gave; older checkpoints have nothing of it."""
+        if "local.round" not in arrays:
+            return self
+        scores = {
+            on: Score(arrays[f"local.{on}.correct"], arrays[f"local.{on}.losses"]) for on in self.scores
+        }
+        return LocalTests(arrays["local.round"], scores)

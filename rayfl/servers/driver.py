@@ -13,14 +13,15 @@ from numpy.typing import NDArray
 from rayfl import files
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
 from rayfl.backend import Backend, Ref, Task
-from rayfl.clients.jobs import HostSpec
+from rayfl.clients.jobs import HostSpec, LocalTest
 from rayfl.clients.state import StateLayout
 from rayfl.config import CHANGEABLE, Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
-from rayfl.data.base import called
+from rayfl.data.base import TestedOn, called
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
+from rayfl.evaluation import Scores
 from rayfl.evaluation.ledger import Transfer
 from rayfl.events import (
     BlockDone,
@@ -192,7 +193,15 @@ class Driver:
         return state
 
     def _blank(self) -> Records:
-        return Records(self.run_dir, self.stages[0].federation)
+        return Records(self.run_dir, self.stages[0].federation, self._tests_on, self.config.evaluation.local)
+
+    @property
+    def _tests_on(self) -> tuple[TestedOn, ...]:
+        """On what clients are tested."""
+        asked = self.config.evaluation
+        held_out = any(stage.federation.validation.sizes.any() for stage in self.stages)
+        others = {"validation": asked.validation and held_out, "common": asked.common}
+        return ("test", *(on for on in ("validation", "common") if others[on]))
 
     def start(self) -> ServerState:
         """Start the client actors; the state before the first round, or that of the newest checkpoint."""
@@ -293,7 +302,11 @@ class Driver:
         former = list(self.servers.models)
         report = train(self.servers, this_round, self._progress(state.round))
         self._account(state, plan, this_round, report)
-        new = algorithm.end(self.setup, state, plan, report)
+        delivered = ~np.isin(plan.cohort, list(report.failures))
+        local = {on: score.take(np.flatnonzero(delivered)) for on, score in report.scores.items()}
+        self.records.trained(state.round, plan.cohort[delivered], local)
+        # No method sees how clients do on test data.
+        new = algorithm.end(self.setup, state, plan, replace(report, scores={}))
         clients = self._queries(new)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
         new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True, former=former)
@@ -342,7 +355,15 @@ class Driver:
             assignment=state.assignment,
             reports={name: self._asked(r) for name, r in algorithm.reports(setup, state).items()},
             updates=algorithm.keeps_updates,
+            test=self._local_test(state),
         )
+
+    def _local_test(self, state: ServerState) -> LocalTest | None:
+        """How clients test the models that they have trained; None if they do not."""
+        if not self.config.evaluation.local:
+            return None
+        adaptation = self.algorithm.adaptation(self.setup, state)
+        return LocalTest(self._tests_on, self.servers.batch_size, adaptation)
 
     def _asked(self, report: ClientReport) -> AskedReport:
         """A report prepared; most are the same in every round: sent once."""
@@ -433,12 +454,13 @@ class Driver:
         models = self._tested_with(state)
         adapting = self._adapting(state, this_round)
         if adapting is None:
-            correct, losses = testing.evaluate(
-                self.servers, models, this_round.work.personal, this_round.local, who
-            )
+            personal, local = this_round.work.personal, this_round.local
+            scores: Scores = {
+                on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on
+            }
         else:
-            correct, losses, _ = testing.adapt(self.servers, adapting, who, models[who])
-        return state, self.records.evaluation(state, who, correct, losses, weights)
+            scores, _ = testing.adapt(self.servers, adapting, who, models[who], self._tests_on)
+        return state, self.records.evaluation(state, who, scores, weights)
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """Who is tested, and for what share of the clients each stands; None: each for itself."""
@@ -614,8 +636,8 @@ class Driver:
         models, present = self._tested_with(state), self.setup.present
         adapting = self._adapting(state, self._last_round(state), epochs)
         assert adapting is not None
-        correct, losses, _ = testing.adapt(self.servers, adapting, present, models[present])
-        return self.records.finetuned(present, correct, losses)
+        scores, _ = testing.adapt(self.servers, adapting, present, models[present], self._tests_on)
+        return self.records.finetuned(present, scores)
 
     def _last_round(self, state: ServerState) -> Round:
         """The last complete round, without participants."""

@@ -298,7 +298,7 @@ class ClientQueries:
 
         Every client downloads its model and sends the update.
         """
-        _, _, updates = testing.adapt(self.servers, self._round(self.state.round), clients, models)
+        _, updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=())
         sent = 4 * self.servers.spec.P * len(clients)
         self.account(Transfer(self.state.round, "client_lps", "down", "model", sent))
         self.account(Transfer(self.state.round, "client_lps", "up", "update", sent))

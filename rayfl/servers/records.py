@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,15 +12,19 @@ from numpy.typing import NDArray
 from rayfl.algorithms import ServerState
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.coresets.clients import weighted_summary
-from rayfl.data import Federation
+from rayfl.data import Federation, TestedOn
 from rayfl.evaluation import (
     BestLast,
     ByGroup,
     Ledger,
+    LocalTests,
+    Score,
+    Scores,
     TestSets,
     Transfer,
     accuracy,
     perplexity,
+    protocols,
     summary,
 )
 from rayfl.rundir import RunDirectory
@@ -36,6 +40,8 @@ class Snapshot:
     federation: Federation
     arrived: NDArray[np.bool_]
     best_last: BestLast
+    local: LocalTests | None
+    last_on: Mapping[TestedOn, NDArray[np.float64]]
     perplexity: NDArray[np.float64]
     ledger: Ledger
 
@@ -46,10 +52,20 @@ class Records:
     Args:
         run: where to write.
         federation: for client sizes, test sizes and planted groups.
+        on: on what clients are tested.
+        local: whether the models that clients train are tested too, before they are averaged.
     """
 
-    def __init__(self, run: RunDirectory, federation: Federation) -> None:
-        self.run, self.federation = run, federation
+    def __init__(
+        self,
+        run: RunDirectory,
+        federation: Federation,
+        on: Sequence[TestedOn] = ("test",),
+        local: bool = False,
+    ) -> None:
+        self.run, self.federation, self.on = run, federation, on
+        self._tests_locally = local
+        self._columns = protocols.columns(on, ("served", "local") if local else ("served",))
         self.arrived: NDArray[np.bool_] = federation.sizes > 0
         """Which clients have been present so far ``(N,)``."""
         self._forget()
@@ -67,7 +83,7 @@ class Records:
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as a checkpoint left them."""
-        self.run.write_rows("rounds.csv", self.rounds)
+        self.run.write_rows("rounds.csv", self.rounds, self._columns)
         self.run.write_rows("groups.csv", self.groups)
         self._write_clusters()
 
@@ -82,16 +98,30 @@ class Records:
     def _forget(self) -> None:
         clients = self.federation.clients
         self.best_last = BestLast.start(clients)
+        self.local = LocalTests.start(clients, self.on) if self._tests_locally else None
+        self.last_on: Mapping[TestedOn, NDArray[np.float64]] = {
+            on: np.full(clients, np.nan) for on in self.on if on != "test"
+        }
+        """Each client's last accuracy on other than its own test data ``(N,)``."""
         self.perplexity: NDArray[np.float64] = np.full((2, clients), np.nan)
         """Of texts: each client's last and lowest perplexity ``(2, N)``."""
 
     def snapshot(self) -> Snapshot:
         """For :meth:`rollback`, in case the coming round is not completed."""
-        return Snapshot(self.federation, self.arrived, self.best_last, self.perplexity, self.ledger)
+        return Snapshot(
+            federation=self.federation,
+            arrived=self.arrived,
+            best_last=self.best_last,
+            local=self.local,
+            last_on=self.last_on,
+            perplexity=self.perplexity,
+            ledger=self.ledger,
+        )
 
     def rollback(self, before: Snapshot) -> None:
         """Take back what a round entered that was not completed."""
         self.federation, self.arrived, self.best_last = before.federation, before.arrived, before.best_last
+        self.local, self.last_on = before.local, before.last_on
         self.perplexity, self.ledger = before.perplexity, before.ledger
 
     def ari(self, state: ServerState) -> float | None:
@@ -148,16 +178,38 @@ class Records:
         """The model that each client is tested with ``(N,)``, where that may differ from its cluster's."""
         self._tested_with = models
 
-    def finetuned(
-        self, who: NDArray[np.int64], correct: NDArray[np.int64], losses: NDArray[np.float64]
-    ) -> dict[str, float]:
-        """Record the test of models that clients have trained on: metrics for the closing table."""
-        sizes = self.federation.predictions[who]
+    def finetuned(self, who: NDArray[np.int64], scores: Scores) -> dict[str, float]:
+        """Record the tests of models that clients have trained on: metrics for the closing table."""
         self._finetuned = np.full(self.federation.clients, np.nan)
-        self._finetuned[who] = accuracy(correct, sizes)
-        found = summary(correct, losses, sizes)
-        names = ("accuracy_mean", "accuracy_worst10", "accuracy_var", "accuracy_se")
-        return {f"finetuned_{name}": found[name] for name in names}
+        self._finetuned[who] = accuracy(scores["test"].correct, self.federation.predictions[who])
+        return self._metrics("finetuned", who, scores)
+
+    def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
+        """Record the tests of the models that clients have trained in a round, before they are averaged."""
+        if self.local is not None:
+            self.local = self.local.update(round, who, scores)
+
+    def _metrics(
+        self,
+        model: protocols.Tested,
+        who: NDArray[np.int64],
+        scores: Scores,
+        weights: NDArray[np.float64] | None = None,
+    ) -> dict[str, float]:
+        """The metrics of a model on all that clients ``(n,)`` were tested on, by their names."""
+        found: dict[str, float] = {}
+        for on, score in scores.items():
+            metrics = self._summary(score, self.federation.predictions_on(on)[who], weights)
+            begin = protocols.prefix(on, model)
+            found |= {f"{begin}{metric}": value for metric, value in metrics.items()}
+        return found
+
+    def _summary(
+        self, score: Score, sizes: NDArray[np.int64], weights: NDArray[np.float64] | None
+    ) -> dict[str, float]:
+        if weights is None:
+            return summary(*score, sizes)
+        return weighted_summary(*score, sizes, weights, int((self.federation.sizes > 0).sum()))
 
     def client_facts(
         self, clients: NDArray[np.int64], facts: Mapping[str, NDArray[np.float64]]
@@ -177,8 +229,7 @@ class Records:
         self,
         state: ServerState,
         who: NDArray[np.int64],
-        correct: NDArray[np.int64],
-        losses: NDArray[np.float64],
+        scores: Scores,
         weights: NDArray[np.float64] | None = None,
     ) -> dict[str, float | None]:
         """Record the tests of clients after a round; the metrics over clients. Perplexity is one of texts.
@@ -186,19 +237,24 @@ class Records:
         Args:
             state: after the round, with the clusters of the clients.
             who: the clients tested ``(n,)``.
-            correct, losses: right predictions, and sums of losses ``(n,)``.
+            scores: their tests ``(n,)``.
             weights: for what share of all clients each stands ``(n,)``: the metrics are then estimates.
 
         Returns:
             The columns of ``rounds.csv`` about tests.
         """
         sizes, estimate = self.federation.predictions[who], weights is not None
+        correct, losses = scores["test"]
         self.best_last = self.best_last.update(state.round - 1, who, accuracy(correct, sizes), estimate)
-        found = (
-            summary(correct, losses, sizes)
-            if weights is None
-            else weighted_summary(correct, losses, sizes, weights, int((self.federation.sizes > 0).sum()))
-        )
+        found = self._metrics("served", who, scores, weights)
+        self.last_on = {
+            on: _with(last, who, accuracy(scores[on].correct, self.federation.predictions_on(on)[who]))
+            for on, last in self.last_on.items()
+        }
+        if self.local is not None:
+            own = np.flatnonzero((self.local.round >= 0) & (self.federation.sizes > 0))
+            tests = {on: score.take(own) for on, score in self.local.scores.items()}
+            found |= {**self._metrics("local", own, tests), protocols.LOCAL_CLIENTS: len(own)}
         shares = np.ones(len(who)) if weights is None else weights
         sets = self._sets("all", who, np.zeros(len(who)), shares)
         return {
@@ -295,7 +351,7 @@ class Records:
             "bytes_down": self.ledger.total(round=number, direction="down"),
         }
         self.rounds.append(complete)
-        self.run.append_rows("rounds.csv", [complete])
+        self.run.append_rows("rounds.csv", [complete], self._columns)
         if self._tested_groups:
             self.groups += self._tested_groups
             self.run.append_rows("groups.csv", self._tested_groups)
@@ -329,6 +385,14 @@ class Records:
             frame["perplexity_last"], frame["perplexity_best"] = self.perplexity
         if self._tested_with is not None:
             frame["model"] = self._tested_with
+        for on, values in self.last_on.items():
+            frame[f"{protocols.prefix(on)}accuracy_last"] = values
+        if self.local is not None:
+            trained = self.local.round >= 0
+            for on, score in self.local.scores.items():
+                percent = accuracy(score.correct, self.federation.predictions_on(on))
+                frame[f"{protocols.prefix(on, 'local')}accuracy_last"] = np.where(trained, percent, np.nan)
+            frame["local_round"] = self.local.round
         if self._finetuned is not None:
             frame["accuracy_finetuned"] = self._finetuned
         for name, values in self._facts.items():
@@ -367,8 +431,8 @@ class Records:
         )
         present = self.federation.sizes > 0
         tests = self.federation.test.sizes[present]
-        best = [
-            row["accuracy_mean"]
+        contenders = [
+            row
             for row in tested
             if row.get("estimated_from") is None and row.get("stage") == last.get("stage")
         ]
@@ -381,9 +445,9 @@ class Records:
             "clients": self.federation.clients,
             "clusters": self.clusters_in_use(state),
             **fallbacks,
-            **{name: last.get(name) for name in names},
+            **{name: last.get(name) for name in (*names, *self._columns)},
+            **protocols.best(contenders),
             "client_test_samples": [int(tests.min()), float(np.median(tests)), int(tests.max())],
-            "accuracy_mean_best": max(best, default=None),
             "ari": self.ari(state),
             "bytes_up": self.ledger.total(direction="up"),
             "bytes_down": self.ledger.total(direction="down"),
@@ -405,6 +469,8 @@ class Records:
             "best": self.best_last.best,
             "best_round": self.best_last.best_round,
             "perplexity": self.perplexity,
+            **{f"last.{on}": last for on, last in self.last_on.items()},
+            **({} if self.local is None else self.local.arrays()),
         }
         tables = {
             "rounds": [row for row in self.rounds if row["round"] < state.round],
@@ -419,6 +485,19 @@ class Records:
         """Take up what :meth:`save` gave."""
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
         self.perplexity = np.array(arrays["perplexity"], np.float64)
+        # Checkpoints of older versions do not have these.
+        self.last_on = {on: arrays.get(f"last.{on}", last) for on, last in self.last_on.items()}
+        if self.local is not None:
+            self.local = self.local.restored(arrays)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])
         self.groups, self.diagnostics = list(tables["groups"]), list(tables["diagnostics"])
         self.ledger = Ledger().add(*(Transfer(**row) for row in tables["communication"]))
+
+
+def _with(
+    values: NDArray[np.float64], who: NDArray[np.int64], new: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """A copy with other values of some clients."""
+    found = values.copy()
+    found[who] = new
+    return found

@@ -17,12 +17,14 @@ from rayfl.clients.jobs import (
     STATES,
     UPDATES,
     BlockMixing,
+    LocalTest,
     TrainJob,
     TrainReport,
 )
 from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data.base import called
 from rayfl.errors import ClientError
+from rayfl.evaluation import Score
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
@@ -79,6 +81,7 @@ class Round:
         updates: whether the servers keep the clients' updates.
         server_step: what an LPS does with the average, if anything.
         step: what the GPS averages over the LPSs; None for methods without a GPS.
+        test: how clients test what they have trained, if they do.
     """
 
     round: int
@@ -94,6 +97,7 @@ class Round:
     updates: bool = False
     server_step: ServerStep | None = None
     step: GlobalStep | None = None
+    test: LocalTest | None = None
 
     def layout(self, spec: ModelSpec) -> StateLayout:
         """Whose numbers lie where in what a client keeps between rounds."""
@@ -291,6 +295,7 @@ def _task(
         reports=tuple(this_round.reports),
         models=len(servers.models) if compares else 0,
         updates=this_round.updates,
+        test=this_round.test,
     )
     keeps: list[Key] = [ROWS] if part is None else [("sum", int(row)) for row in part.rows]
     keeps += [("report", name) for name, asked in this_round.reports.items() if asked.report.combined]
@@ -316,6 +321,7 @@ def _report(
 ) -> RoundReport:
     """What the blocks reported, for the cohort."""
     losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
+    scores = {on: Score.zeros(len(plan.cohort)) for on in (trained[0].scores if trained else ())}
     failures: dict[int, str] = {}
     seconds: dict[int, float] = {}
     remarks: dict[str, list[int]] = {}
@@ -323,6 +329,8 @@ def _report(
         losses[block], steps[block] = report.losses, report.steps
         seconds[report.pid] = seconds.get(report.pid, 0.0) + report.seconds
         failures.update(report.failures)
+        for on, score in report.scores.items():
+            scores[on].correct[block], scores[on].losses[block] = score
         for text, clients in report.remarks.items():
             remarks.setdefault(text, []).extend(clients)
     losses[np.isin(plan.cohort, list(failures))] = np.nan
@@ -335,4 +343,5 @@ def _report(
         bytes_up=sum(report.bytes_up for report in trained),
         bytes_down=sum(report.bytes_down for report in trained),
         remarks=remarks,
+        scores=scores,
     )

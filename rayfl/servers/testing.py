@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from rayfl.backend import Key, Ref, Task
 from rayfl.clients.jobs import UPDATES, AdaptJob, EvalJob, EvalReport, ForwardPass
 from rayfl.clients.state import StateLayout, StateRow
-from rayfl.data import Ragged
+from rayfl.data import Ragged, TestedOn
 from rayfl.data.base import Part
-from rayfl.evaluation import EvaluationPlan
+from rayfl.evaluation import EvaluationPlan, Score, Scores
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.servers.models import Servers
@@ -22,6 +22,9 @@ from rayfl.training import Segments
 _PASSES = 4
 """Forward passes in one evaluation task."""
 
+_COMMON = 1 << 22
+"""Test samples of all models that are planned at a time, where each is tested on the common ones."""
+
 
 def evaluate(
     servers: Servers,
@@ -29,25 +32,29 @@ def evaluate(
     personal: Segments = (),
     local: LocalObjective = SGD(),  # noqa: B008 (frozen)
     clients: NDArray[np.int64] | None = None,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """Test clients, each on its own test data with the model that it would use.
+    on: TestedOn = "test",
+) -> Score:
+    """Test clients, each with the model that it would use, on its own test data or what ``on`` says.
 
     Args:
         assignment: the model of each client ``(N,)``.
         personal: the ranges of the model that are the client's own, if any.
         local: the local objective, which may make the model the client's own.
         clients: ids ``(n,)``; default: all.
-
-    Returns:
-        Correctly classified test samples ``(n,)``, and sums of their losses ``(n,)`` in nats.
+        on: on what.
     """
     who = np.arange(len(assignment)) if clients is None else clients
     assignment = servers.at(assignment, np.arange(len(assignment)))
     # A client with personal layers has a model of its own, whatever it shares.
     own = bool(personal) or local.personal
-    owner = who if own else assignment[who]
-    plan = EvaluationPlan.of(owner, servers.federation.test.take(who), servers.batch_size, batches=_PASSES)
-    return _pass(servers, plan, assignment if own else None, "test", personal, local)
+    owner, models = who if own else assignment[who], assignment if own else None
+    if on == "common":
+        return _on_common(servers, owner, who, models, personal, local)
+    federation = servers.federation
+    part: Part = "test" if on == "test" else "train"
+    tests = federation.test if on == "test" else federation.validation
+    plan = EvaluationPlan.of(owner, tests.take(who), servers.batch_size, batches=_PASSES)
+    return _pass(servers, plan, models, part, personal, local)
 
 
 def local_losses(
@@ -108,7 +115,7 @@ def _pass(
     part: Part,
     personal: Segments,
     local: LocalObjective,
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+) -> Score:
     """Do the forward passes of a plan; with an ``assignment`` its models are those of clients."""
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
     for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * servers.batch_size):
@@ -121,7 +128,7 @@ def _pass(
         cost = float(sum(len(job.samples) for job in jobs))
         tasks.append(Task("evaluate", message, objects, cost=cost, work=servers.spec.P * cost))
     reports: list[EvalReport] = [done.report for done in servers.backend.run_in_order(tasks)]
-    return plan.gather([c for r in reports for c in r.correct], [x for r in reports for x in r.loss])
+    return Score(*plan.gather([c for r in reports for c in r.correct], [x for r in reports for x in r.loss]))
 
 
 def adapt(
@@ -129,25 +136,28 @@ def adapt(
     this_round: Round,
     clients: NDArray[np.int64],
     models: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.float64], list[tuple[NDArray[np.int64], Ref]]]:
+    on: Sequence[TestedOn] = ("test",),
+) -> tuple[Scores, list[tuple[NDArray[np.int64], Ref]]]:
     """Let clients train on from these models, and test what comes of it; nothing is averaged or kept.
 
     Args:
         this_round: round, stage and work.
         clients: ids ``(n,)``.
         models: the model of each ``(n,)``.
+        on: on what.
 
     Returns:
-        Correct test samples ``(n,)``, sums of their losses ``(n,)``, and the updates in blocks: places in
-        ``clients``, and the rows ``(B, P)`` by reference.
+        The tests ``(n,)``, and the updates in blocks: places in ``clients``, and the rows ``(B, P)`` by
+        reference.
     """
-    blocks, tasks = _adapting(servers, "adapt", this_round, clients, models)
-    correct, losses = np.zeros(len(clients), np.int64), np.zeros(len(clients))
+    blocks, tasks = _adapting(servers, this_round, clients, models, on)
+    scores = {data: Score.zeros(len(clients)) for data in on}
     updates, everyone = [], np.arange(len(clients))
     for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
-        correct[block], losses[block] = done.report.correct, done.report.losses
+        for data, score in scores.items():
+            score.correct[block], score.losses[block] = done.report[data]
         updates.append((everyone[block], done.refs[UPDATES]))
-    return correct, losses, updates
+    return scores, updates
 
 
 def client_models(
@@ -183,7 +193,7 @@ def adapted_models(
 
     They train in the same blocks, as what a client gets may depend on its block in the last bit.
     """
-    blocks, tasks = _adapting(servers, "adapted", this_round, clients, models)
+    blocks, tasks = _adapting(servers, this_round, clients, models)
     places = np.searchsorted(clients, wanted)
     some = [
         number for number, block in enumerate(blocks) if np.isin(range(block.start, block.stop), places).any()
@@ -197,9 +207,14 @@ def adapted_models(
 
 
 def _adapting(
-    servers: Servers, method: str, this_round: Round, clients: NDArray[np.int64], models: NDArray[np.int64]
+    servers: Servers,
+    this_round: Round,
+    clients: NDArray[np.int64],
+    models: NDArray[np.int64],
+    on: Sequence[TestedOn] | None = None,
 ) -> tuple[list[slice], list[Task]]:
-    """The blocks in which clients train on from these models, and the task of each."""
+    """The blocks in which clients train on from these models, and the task of each: to be tested ``on`` this,
+    or without it to send the model."""
     size, layout = servers.blocks.size(len(clients)), this_round.layout(servers.spec)
     models = servers.at(models, clients)
     tasks, blocks = [], []
@@ -217,14 +232,37 @@ def _adapting(
             layout=layout,
             work=this_round.work,
             local=this_round.local,
+            on=tuple(on or ()),
             batch_size=servers.batch_size,
         )
         cost = float(servers.federation.sizes[clients[block]].sum())
-        keeps: tuple[Key, ...] = (UPDATES,) if method == "adapt" else ()
+        method, keeps = ("adapted", ()) if on is None else ("adapt", (UPDATES,))
         much = servers.work_of(clients[block], this_round.work)
         tasks.append(Task(method, job, objects, keeps, cost=cost, work=much))
         blocks.append(block)
     return blocks, tasks
+
+
+def _on_common(
+    servers: Servers,
+    owner: NDArray[np.int64],
+    who: NDArray[np.int64],
+    assignment: NDArray[np.int64] | None,
+    personal: Segments,
+    local: LocalObjective,
+) -> Score:
+    """Test clients on all test samples: each model once for all that use it and see the same labels."""
+    federation = servers.federation
+    pairs, place = np.unique(np.stack([owner, federation.label_maps(who)]), axis=1, return_inverse=True)
+    found, step = Score.zeros(pairs.shape[1]), max(1, _COMMON // len(federation.samples.y_test))
+    for begin in range(0, pairs.shape[1], step):
+        some = slice(begin, begin + step)
+        owners, maps = pairs[:, some]
+        tests = Ragged.of([federation.common_tests(label_map) for label_map in maps.tolist()])
+        plan = EvaluationPlan.of(owners, tests, servers.batch_size, batches=_PASSES)
+        score = _pass(servers, plan, assignment, "test", personal, local)
+        found.correct[some], found.losses[some] = score
+    return found.take(place.ravel())
 
 
 def _needed(

@@ -34,6 +34,7 @@ def _settings(settings: dict[str, Any], method: str, **execution: Any) -> dict[s
     return {
         **settings,
         "algorithm": method,
+        "evaluation": {"local": True},
         **METHODS[method],
         "execution": {**settings["execution"], **execution},
     }

@@ -151,8 +151,8 @@ def test_an_estimate_is_marked_and_no_best(small: tuple[rayfl.Result, rayfl.Resu
     assert estimated.rounds["estimated_from"].tolist()[:-1] == [8] * 5
     assert np.isnan(estimated.rounds["estimated_from"].iloc[-1])
     assert true.rounds["estimated_from"].isna().all()
-    assert estimated.summary["accuracy_mean_best"] == true.rounds["accuracy_mean"].iloc[-1]
-    assert true.summary["accuracy_mean_best"] == true.rounds["accuracy_mean"].max()
+    assert estimated.summary["accuracy_mean_best_test"] == true.rounds["accuracy_mean"].iloc[-1]
+    assert true.summary["accuracy_mean_best_test"] == true.rounds["accuracy_mean"].max()
     assert (estimated.clients["best_round"] == 5).all()
     groups = estimated.groups.set_index(["round", "kind", "id"])
     assert groups.loc[(0, "group")]["clients"].tolist() == [10, 6, 4]

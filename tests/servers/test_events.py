@@ -85,7 +85,7 @@ def test_those_who_are_there_take_part_and_are_tested(
     assert (clients.loc[there, "best_round"] >= 5).all()
     assert result.rounds["stage"].tolist() == [0, 0, 1, 2, 3, 4, 4]
     best = result.rounds["accuracy_mean"][5:].max()
-    assert result.summary["accuracy_mean_best"] == pytest.approx(best)
+    assert result.summary["accuracy_mean_best_test"] == pytest.approx(best)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,99 @@
+"""Which model was tested, on what, and in which round: the names of accuracies.
+
+Published accuracies differ in all three, often without a word. Here the name says it::
+
+    [data_][model_]metric[_best_choice]
+
+===========  ==================  ======================================================================
+part         value               meaning
+===========  ==================  ======================================================================
+data         (none)              each client's own test samples
+             ``validation_``     each client's own validation samples
+             ``common_``         all test samples, the same for every client
+model        (none)              the model that the client would use: the server's or its cluster's, with
+                                 what is the client's own; where the method adapts models before a test,
+                                 after that
+             ``local_``          the model that the client itself had at the end of its last local
+                                 training, before it was averaged; clients that have not trained count in
+                                 nothing
+             ``finetuned_``      the first of these, trained on for ``evaluation.finetune_epochs``; after
+                                 the last round only
+metric       ``accuracy_mean``   and the others of :data:`~rayfl.evaluation.metrics.METRICS`
+choice       (none)              after the last round
+             ``validation``      after the round with the highest ``validation_[model_]accuracy_mean``
+             ``test``            after the round with the highest ``[data_][model_]accuracy_mean``: chosen
+                                 on the test data that it is measured on, so it is too high
+===========  ==================  ======================================================================
+
+So ``local_accuracy_worst10_best_validation`` is the mean accuracy of the worst tenth of the clients, each on
+its own test samples with the model that it trained itself, after the round in which these models were best on
+the clients' validation samples; ``local_round_best_validation`` is that round (from 0).
+
+Rounds among which there is a best are those after the last event in which all clients were tested; for
+``local_`` those in which as many clients had trained as in the end. The first of equals is taken.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rayfl.data.base import TestedOn
+from rayfl.evaluation.metrics import METRICS
+
+Tested = Literal["served", "local", "finetuned"]
+"""Whose model is tested: see above."""
+
+LOCAL_CLIENTS = "local_clients"
+"""How many clients have trained a model yet, and so count in metrics that begin with ``local_``."""
+
+BEST = ("accuracy_mean", "accuracy_worst10", "accuracy_var")
+"""The metrics of best rounds."""
+
+
+def prefix(on: TestedOn = "test", model: Tested = "served") -> str:
+    """How the names of metrics begin, of this model on these data."""
+    return ("" if on == "test" else f"{on}_") + ("" if model == "served" else f"{model}_")
+
+
+def columns(on: Sequence[TestedOn], models: Sequence[Tested]) -> list[str]:
+    """The names of the metrics of these models on these data; not those of the served models on test data."""
+    before = [prefix(data, model) for model in models for data in on]
+    found = [f"{begin}{metric}" for begin in before if begin for metric in METRICS]
+    return [*found, LOCAL_CLIENTS] if "local" in models else found
+
+
+def best(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The metrics of the best rounds, by their names.
+
+    Args:
+        rounds: of ``rounds.csv``, those among which there is a best.
+    """
+    found: dict[str, float] = {}
+    models: tuple[Tested, ...] = ("served", "local")
+    places: tuple[TestedOn, ...] = ("test", "common")
+    for model, on in itertools.product(models, places):
+        before = prefix(on, model)
+        judges = {"validation": prefix("validation", model), "test": before}
+        for choice, judge in judges.items():
+            chosen = _chosen(rounds, f"{judge}accuracy_mean", [f"{before}{metric}" for metric in BEST], model)
+            if chosen is not None:
+                found[f"{before}round_best_{choice}"] = chosen["round"]
+                found |= {f"{before}{m}_best_{choice}": chosen[f"{before}{m}"] for m in BEST}
+    return found
+
+
+def _chosen(
+    rounds: Sequence[Mapping[str, Any]], judge: str, metrics: Sequence[str], model: Tested
+) -> Mapping[str, Any] | None:
+    """The first of the rounds with the highest ``judge``, among those that have these metrics."""
+    known = [row for row in rounds if all(_known(row, name) for name in (judge, *metrics))]
+    if model == "local":
+        known = [row for row in known if row[LOCAL_CLIENTS] == known[-1][LOCAL_CLIENTS]]
+    return max(known, key=lambda row: row[judge], default=None)
+
+
+def _known(row: Mapping[str, Any], name: str) -> bool:
+    value = row.get(name)
+    return value is not None and value == value
