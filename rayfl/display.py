@@ -185,24 +185,22 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         summaries: of the runs.
         width: of the terminal; where the table is wider it has a column a method instead.
     """
+    extra = {key: text for key, text in _MORE.items() if any(s.get(key) is not None for s in summaries)}
+    more = [heading for heading, _ in extra.values()]
+    headings = ("clusters", "ARI", "mean", "worst 10 %", "variance", *more, "up", "down", "seconds")
     tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
     over = [s.get("accuracy_se_samples") for s in summaries]
     errors = ", ".join(number(value, 1) for value in over)
     table = Table(
-        caption="mean, worst 10 %, variance: of the clients' accuracies in %, each on its own test data "
-        "with the model that it would use; ±: standard error over clients"
+        caption="mean, worst 10 %, variance: of the clients' accuracies in % after the last round, each on "
+        "its own test data with the model that it would use; ±: standard error over clients"
         + (f" (over test samples: {errors})" if any(value is not None for value in over) else "")
         + (f"; tested on {tests}" if tests else "")
+        + "".join(f"; {heading}: {about}" for heading, about in extra.values() if about)
         + "; up, down: bytes that the clients and servers send",
         caption_justify="left",
         padding=(0, 0),
     )
-    extra = {
-        key: heading
-        for key, heading in (("perplexity_mean", "perplexity"), ("finetuned_accuracy_mean", "fine-tuned"))
-        if any(s.get(key) is not None for s in summaries)
-    }
-    headings = ("clusters", "ARI", "mean", "worst 10 %", "variance", *extra.values(), "up", "down", "seconds")
     rows = [
         (
             s["algorithm"],
@@ -250,6 +248,21 @@ def _filled(table: Table, lines: Sequence[tuple[str, ...]], width: int | None) -
     for line in lines[1:]:
         table.add_row(*line)
     return table
+
+
+_MORE = {
+    "perplexity_mean": ("perplexity", ""),
+    "local_accuracy_mean": (
+        "local",
+        "mean accuracy with the model that the client itself had trained last, before it was averaged",
+    ),
+    "finetuned_accuracy_mean": (
+        "fine-tuned",
+        "mean accuracy after the client has trained its model on, evaluation.finetune_epochs long",
+    ),
+    "common_accuracy_mean": ("common", "mean accuracy on all test samples, the same for every client"),
+}
+"""Further columns, where a run has them: heading, and what the caption says of it."""
 
 
 def _tests(summary: Mapping[str, Any]) -> str:

@@ -121,12 +121,16 @@ CURVES = (
     "accuracy_var",
     "loss_mean",
     "perplexity_mean",
+    "validation_accuracy_mean",
+    "local_accuracy_mean",
+    "common_accuracy_mean",
     "ari",
     "clusters",
 )
 """Columns of ``rounds.csv`` that loggers draw."""
 
-_TESTS = ("accuracy", "loss_mean", "perplexity")
+_TESTS = ("accuracy", "loss_mean", "perplexity", "validation", "common")
+"""How the names of columns begin that may be estimates."""
 
 
 @dataclass(frozen=True)

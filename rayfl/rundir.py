@@ -5,6 +5,7 @@ runs/<name>-<algorithm>-<changed settings>-seed<seed>-<time>/
   config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
   normalisation.json how the models take inputs: (x * factor - mean) / std, for ever after
   rounds.csv         one row a round              clients.csv        one row a client, best and last
+                     (the names of accuracies: rayfl/evaluation/protocols.py)
   groups.csv         one row a tested round and planted group or cluster
   clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
   checkpoints/       state and models             models/            final models, one safetensors file each

@@ -120,6 +120,15 @@ def test_the_closing_table_says_how_certain_the_means_are_and_on_what_they_were_
     assert "test samples" not in shown(closing_table([SUMMARY]))[1]
 
 
+def test_the_closing_table_says_which_other_models_were_tested() -> None:
+    more = {"local_accuracy_mean": 96.04, "common_accuracy_mean": 41.0}
+    rows, text = shown(closing_table([{**SUMMARY, **more}, SUMMARY]), 140)
+    assert [row[6:8] for row in rows] == [["96.0", "41.0"], ["–", "–"]]
+    assert "local: mean accuracy with the model that the client itself had trained last" in text
+    assert "common: mean accuracy on all test samples" in text
+    assert "fine-tuned" not in text
+
+
 def of_group(i, mean, var, clients=10):
     return {"id": i, "clients": clients, "accuracy_mean": mean, "accuracy_var": var}
 

@@ -103,6 +103,8 @@ class Comparison:
             ("accuracy_mean_max", "best", _percent),
             ("accuracy_worst10", "worst 10 %", _percent),
             ("accuracy_var", "variance, %²", _plain(1)),
+            ("local_accuracy_mean", "local models", _percent),
+            ("common_accuracy_mean", "common test set", _percent),
             ("finetuned_accuracy_mean", "fine-tuned", _percent),
             ("perplexity_mean", "perplexity", _plain(1)),
             ("clusters", "clusters", _count),

@@ -16,6 +16,9 @@ from rayfl.errors import RayflError
 from rayfl.files import regular
 from rayfl.rundir import METRIC_COLUMNS
 
+_OTHER_TESTS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
+"""Of a round's evaluation, where a run asks for them."""
+
 Value = str | int | float | None
 
 
@@ -161,7 +164,7 @@ class RunFiles:
             "rounds": len(self.rounds) or None,
         }
         evaluated = self.evaluated()
-        for name in METRIC_COLUMNS:
+        for name in (*METRIC_COLUMNS, *_OTHER_TESTS):
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
         if len(evaluated):

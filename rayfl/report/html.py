@@ -58,6 +58,9 @@ METRICS = (
     Metric("accuracy_median", "test accuracy, median client (%)", "percent:1"),
     Metric("accuracy_weighted", "test accuracy, weighted by test samples (%)", "percent:1"),
     Metric("accuracy_var", "variance of accuracy over clients (%²)", "number:1"),
+    Metric("local_accuracy_mean", "test accuracy of models as clients trained them, mean (%)", "percent:1"),
+    Metric("validation_accuracy_mean", "validation accuracy, mean over clients (%)", "percent:1"),
+    Metric("common_accuracy_mean", "accuracy on all test samples, mean over clients (%)", "percent:1"),
     Metric("loss_mean", "test loss, mean over clients", "number:4"),
     Metric("perplexity_mean", "test perplexity, mean over clients", "number:1"),
     Metric("train_loss", "training loss, mean over participants", "number:4"),
@@ -295,6 +298,10 @@ CLIENT_COLUMNS = (
     ("accuracy_last", "accuracy, last", "percent:1"),
     ("accuracy_best", "best", "percent:1"),
     ("best_round", "best round", "number:0"),
+    ("local_accuracy_last", "local model", "percent:1"),
+    ("local_round", "trained in round", "number:0"),
+    ("validation_accuracy_last", "on validation samples", "percent:1"),
+    ("common_accuracy_last", "on all test samples", "percent:1"),
     ("accuracy_finetuned", "fine-tuned", "percent:1"),
     ("perplexity_last", "perplexity, last", "number:1"),
     ("perplexity_best", "lowest perplexity", "number:1"),
@@ -313,7 +320,7 @@ def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
         values = numbers(frame, column)
         if column in ("client", "name") or values is None:
             continue
-        if column == "best_round":
+        if column in ("best_round", "local_round"):
             values = np.where(values < 0, np.nan, values + 1)
         found[column] = rounded(values, 2)
     gone = _gone(run)
