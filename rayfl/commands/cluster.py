@@ -15,7 +15,8 @@ from rayfl.algorithms import OneShotClustered
 from rayfl.config import Config
 from rayfl.errors import ConfigError, RayflError
 from rayfl.evaluation import Transfer
-from rayfl.report.clusterings import ClusteringResult, draw
+from rayfl.report import page
+from rayfl.report.clusterings import ClusteringResult, draw, page_of
 from rayfl.rundir import clean
 from rayfl.runtime import driving
 from rayfl.runtime.connection import available, connect
@@ -79,7 +80,7 @@ def _cluster(config: Config) -> ClusteringResult:
 
 
 def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
-    """A JSON file for all methods, and for each a picture: distances, dendrogram, clusters over threshold.
+    """A page and a JSON file for all methods, and for each a picture: distances, dendrogram, threshold.
 
     The numbers of a picture are in an .npz file beside it, as SciPy has them: ``distances`` (the condensed
     proximity matrix) and ``linkage`` (the tree), where there are such.
@@ -96,7 +97,7 @@ def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
         if known:
             paths.append(path.with_suffix(".npz"))
             np.savez_compressed(paths[-1], **known)  # type: ignore[arg-type]
-    return paths
+    return [*paths, page.write(folder / "index.html", page_of(results, folder.resolve().name))]
 
 
 def _to_dict(result: ClusteringResult) -> dict[str, Any]:

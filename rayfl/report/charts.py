@@ -9,7 +9,8 @@ Every function gives a :class:`~rayfl.report.page.Chart`, which is an ECharts op
   ``band``, two columns between which a custom series fills; ``interval``, an axis and two columns between
   which it draws a line at each point; ``hollow``, a column that says which points are estimates; ``colour``,
   by which column points are coloured (``kind``: ``category``, or ``scale`` where more is darker);
-- the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map.
+- the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map; ``equal``, that both
+  axes have the same scale.
 
 Colours are those of Okabe and Ito, which people with colour-blindness tell apart. In matrices and scales dark
 means alike, or much.
@@ -35,6 +36,8 @@ MOST_DOTS = 25
 """Points of a line up to which each is marked."""
 SHOWN_MATRIX = 250
 """Rows and columns of a matrix of clients that are shown; of more clients, evenly spaced ones."""
+SQUARE = 520
+"""Height of a square matrix, CSS pixels."""
 RAMP = ["#08306b", "#08519c", "#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7", "#f7fbff"]
 """From dark to pale."""
 
@@ -234,7 +237,8 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
     """How many of the values lie between each two edges; those at the last edge count below it."""
     ends = np.asarray(edges, np.float64)
     counts, _ = np.histogram(_finite(values), ends)
-    written = [f"{a:g} to {b:g}" for a, b in itertools.pairwise(ends)]
+    whole = format == "number:0"  # then 5 to 6 is 5
+    written = [f"{a:g}" if whole and b - a == 1 else f"{a:g} to {b:g}" for a, b in itertools.pairwise(ends)]
     return Chart(
         {
             "dataset": [{"source": {"between": written, "clients": counts.tolist()}}],
@@ -421,6 +425,7 @@ def client_map(
         "yAxis": axis,
         "tooltip": {"trigger": "item"},
         "animationDurationUpdate": 600,
+        "equal": True,
         "series": [series],
     }
     selectors = [_colour_selector(colours)]
@@ -478,7 +483,8 @@ def heatmap(
             "caption": label,
         },
         alt,
-        480 if square else min(620, max(260, 120 + 14 * len(rows))),
+        SQUARE if square else min(620, max(260, 120 + 14 * len(rows))),
+        width=SQUARE + 60 if square else 0,
         name="matrix",
     )
 
@@ -583,7 +589,7 @@ def alternatives(label: str, charts: Mapping[str, Chart]) -> Chart:
     height = max(chart.height for chart in charts.values())
     choices = [Choice(name, {**chart.option, "alt": chart.alt}) for name, chart in charts.items()]
     first = next(iter(charts.values()))
-    return Chart({}, first.alt, height, [Selector(label, choices)], name=first.name)
+    return Chart({}, first.alt, height, [Selector(label, choices)], name=first.name, width=first.width)
 
 
 def spaced(count: int, most: int = SHOWN_MATRIX) -> NDArray[np.intp]:

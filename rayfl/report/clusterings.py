@@ -14,13 +14,18 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy.cluster.hierarchy import dendrogram
+from scipy.cluster.hierarchy import dendrogram, leaves_list
 from scipy.spatial.distance import squareform
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.data.base import Names
 from rayfl.evaluation import Transfer
+from rayfl.report import maps
+from rayfl.report.charts import Colour, Metric, Points, client_map, heatmap, spaced
+from rayfl.report.html import MOST_GROUPS, threshold_chart
+from rayfl.report.page import Chart, Column, Data, Page, Section, rounded
+from rayfl.report.page import Table as PageTable
 from rayfl.units import size
 
 _DRAWN = 2000
@@ -58,6 +63,141 @@ class ClusteringResult:
     def bytes(self, direction: str) -> int:
         """Bytes that the clients sent (``up``) or received (``down``)."""
         return sum(t.bytes for t in self.transfers if t.direction == direction)
+
+
+def page_of(results: Sequence[ClusteringResult], title: str) -> Page:
+    """A page about clusterings of the same clients by several methods."""
+    first = results[0]
+    names = _names(first)
+    clients: dict[str, list[Any]] = {"client": names}
+    if first.groups is not None:
+        clients["group"] = first.groups.tolist()
+    for result in results:
+        clients[f"{result.method} cluster"] = [None if i < 0 else i for i in result.clusters.labels.tolist()]
+    sections = [_method(result, clients) for result in results]
+    columns = [Column("client", Data("clients", "client"), right=False)]
+    columns += [
+        Column("planted group" if name == "group" else name, Data("clients", name), right=True)
+        for name in clients
+        if name == "group" or name.endswith(" cluster")
+    ]
+    sections.append(Section("Clients", "", tables=[PageTable(columns, caption="clients", filter=True)]))
+    return Page(
+        title,
+        f"{len(names):,} clients, clustered by their signatures before any training",
+        lead=_overview(results),
+        sections=sections,
+        data={"clients": clients},
+    )
+
+
+def _names(result: ClusteringResult) -> list[str]:
+    count = len(result.clusters.labels)
+    return list(map(str, range(count) if result.names is None else result.names.tolist()))
+
+
+def _overview(results: Sequence[ClusteringResult]) -> PageTable:
+    return PageTable(
+        [
+            Column("method", [result.method for result in results]),
+            Column("clusters", [result.clusters.n_clusters for result in results], "number:0"),
+            Column(
+                "agreement with planted groups (ARI)", [result.clusters.ari for result in results], "number:2"
+            ),
+            Column("threshold", [_beta(result.clusters) for result in results], "general"),
+            Column("up", [result.bytes("up") for result in results], "size"),
+            Column("down", [result.bytes("down") for result in results], "size"),
+            Column("time", [result.seconds for result in results], "duration"),
+        ],
+        caption="methods",
+    )
+
+
+def _beta(clusters: Clusters) -> float | None:
+    return clusters.gamma if clusters.gamma is not None else clusters.threshold
+
+
+def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
+    """The map of a method's clients, their distances, and the choice of the threshold; adds their places."""
+    found, method = result.clusters, result.method
+    distances = _square(found)
+    if distances is None:
+        places, meaning = maps.together([found.labels]), "being in the same cluster; distances are not kept"
+    else:
+        places = maps.spread(maps.classical(distances))
+        meaning = f"{_measure(result)}, by classical multidimensional scaling"
+    charts = []
+    own = f"{method} cluster"
+    tip = [("cluster", own, "text")]
+    colours = [Colour(own, "cluster")]
+    if "group" in clients:
+        tip.append(("planted group", "group", "text"))
+        colours.append(Colour("group", "planted group"))
+    note = f"{found.n_clusters} clusters"
+    note += " (the tree's own proposal)" if found.suggested else ""
+    if places is not None:
+        for axis, values in zip("xy", places.T, strict=True):
+            clients[f"{method} {axis}"] = rounded(values, maps.DIGITS)
+        x, y = (Metric(f"{method} {axis}", axis) for axis in "xy")
+        dots = 12 if len(places) <= 100 else 8 if len(places) <= 1000 else 4
+        points = Points("@clients", x, y, "client", tip, dots)
+        charts.append(client_map(points, colours, (), f"Map of {len(places):,} clients of {method}: {note}"))
+        note += f". On the map clients are near one another by {meaning}"
+    if distances is not None:
+        charts.append(_proximities(result, distances))
+        note += ". In the matrix they are in the order of the dendrogram" * (found.linkage is not None)
+        note += "; dark: alike"
+    curve = threshold_chart(found.facts()["curve"], _beta(found), found.n_clusters)
+    if curve is not None:
+        charts.append(curve)
+    return Section(method, note + ".", charts, [_crossed(result)], beside=True)
+
+
+def _measure(result: ClusteringResult) -> str:
+    if result.clusters.distances is None:
+        return "being related (0) or not (1)"
+    return f"distance between signatures ({result.clustering.proximity})"
+
+
+def _square(found: Clusters) -> NDArray[np.float64] | None:
+    """Distances ``(N, N)``, or 0 and 1 of a graph; None where there are none."""
+    if found.distances is not None and len(found.labels) <= _DRAWN:
+        return np.asarray(squareform(found.distances))
+    if found.graph is not None and len(found.labels) <= _DRAWN:
+        return np.asarray(1.0 - (found.graph.toarray() > 0))
+    return None
+
+
+def _proximities(result: ClusteringResult, distances: NDArray[np.float64]) -> Chart:
+    found = result.clusters
+    order: NDArray[np.integer] = np.argsort(found.labels, kind="stable")
+    if found.linkage is not None and len(found.linkage) == len(found.labels) - 1:
+        order = leaves_list(found.linkage) if len(found.linkage) else order
+    kept = order[spaced(len(order))]
+    names = _names(result)
+    shown = [names[i] for i in kept]
+    what = _measure(result)
+    if len(kept) < len(order):
+        what += f", {len(kept)} of {len(order):,} clients"
+    matrix = distances[np.ix_(kept, kept)]
+    return heatmap(matrix, shown, shown, f"Matrix of {what}, alike is dark", dark="low", label=what)
+
+
+def _crossed(result: ClusteringResult) -> PageTable:
+    """Sizes of the clusters, and how many of their clients come from each planted group."""
+    labels = result.clusters.labels
+    clusters, sizes = np.unique(labels[labels >= 0], return_counts=True)
+    columns = [
+        Column("cluster", clusters.tolist(), "number:0"),
+        Column("clients", sizes.tolist(), "number:0"),
+    ]
+    if result.groups is not None and len(np.unique(result.groups)) <= MOST_GROUPS:
+        for group in np.unique(result.groups).tolist():
+            counts = [int((result.groups[labels == i] == group).sum()) for i in clusters.tolist()]
+            shares = [n / of if n else None for n, of in zip(counts, sizes.tolist(), strict=True)]
+            texts = [f"{n:,}" if n else "·" for n in counts]
+            columns.append(Column(f"group {group}", texts, order=counts, shares=shares))
+    return PageTable(columns, caption=f"clusters of {result.method}")
 
 
 def show(results: Sequence[ClusteringResult], out: Console) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
+from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import pdist, squareform
 
 from rayfl.report.files import RunFiles, numbers
@@ -18,6 +19,8 @@ Labels = NDArray[np.int64]
 
 MOST_NUMBERS = 250_000
 """Labels that a page keeps: clients times frames."""
+FULL = 500
+"""Clients up to which all eigenvectors are computed; of more only the two that are needed."""
 DIGITS = 3
 """Decimals of places, which lie between -1 and 1."""
 
@@ -34,24 +37,28 @@ def classical(distances: ArrayLike) -> Array:
     squared = np.asarray(distances, np.float64) ** 2
     rows = squared.mean(axis=0)
     inner = -0.5 * (squared - rows - rows[:, None] + rows.mean())
-    values, vectors = np.linalg.eigh(inner)
-    places = np.zeros((len(inner), 2))
-    for axis, at in enumerate(np.argsort(-values, kind="stable")[:2]):
-        vector = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
-        places[:, axis] = vector * np.sqrt(max(values[at], 0.0))
-    return places
+    if len(inner) > FULL:
+        values, vectors = eigsh(inner, 2, which="LA", v0=np.cos(np.arange(len(inner))))
+    else:
+        values, vectors = np.linalg.eigh(inner)
+    found = _axes(values, vectors)
+    found[:, : min(2, len(values))] *= np.sqrt(np.clip(np.sort(values)[::-1][:2], 0, None))
+    return found
 
 
 def principal(rows: ArrayLike) -> Array:
     """The first two principal components ``(N, 2)`` of rows ``(N, D)``: the same of Euclidean distances."""
     matrix = np.asarray(rows, np.float64)
     centred = matrix - matrix.mean(axis=0)
-    values, vectors = np.linalg.eigh(centred.T @ centred)
-    places = np.zeros((len(matrix), 2))
+    return np.asarray(centred @ _axes(*np.linalg.eigh(centred.T @ centred)))
+
+
+def _axes(values: Array, vectors: Array) -> Array:
+    """The eigenvectors ``(n, 2)`` of the largest two eigenvalues, their largest entries positive."""
+    found = np.zeros((len(vectors), 2))
     for axis, at in enumerate(np.argsort(-values, kind="stable")[:2]):
-        vector = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
-        places[:, axis] = centred @ vector
-    return places
+        found[:, axis] = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
+    return found
 
 
 def spread(places: Array) -> Array:
@@ -168,23 +175,30 @@ def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
             known = known if step.places is None else aligned(step.places, known)
             found.append(known)
         still = all(places is found[0] for places in found)
-        together = np.array([spread(places) for places in (found[:1] if still else found)])
-        return Map(together, "distances between signatures, by classical multidimensional scaling")
+        all_places = np.array([spread(places) for places in (found[:1] if still else found)])
+        return Map(all_places, "distances between signatures, by classical multidimensional scaling")
     shares = _shares(run)
     if shares is not None:
         return Map(
             spread(principal(np.sqrt(shares)))[None],
             "shares of labels among a client's training samples (square roots, principal components)",
         )
-    if len(steps) and len(history := np.array([step.labels for step in steps]).T):
-        kinds, which = np.unique(history, axis=0, return_inverse=True)
-        if 1 < len(kinds) <= 1000:
-            centres = classical(squareform(pdist(kinds, "hamming")))
-            return Map(
-                spread(centres[which.ravel()])[None],
-                "clusters over time: clients that have always been in the same one lie around the same point",
-            )
-    return None
+    places = together([step.labels for step in steps])
+    what = "clusters over time: clients that have always been in the same one lie around the same point"
+    return None if places is None else Map(places[None], what)
+
+
+def together(labels: Sequence[Labels]) -> Array | None:
+    """Places of clients by in how many of several clusterings they are in the same cluster.
+
+    None where all are in the same cluster of all, or there are too many kinds of clients.
+    """
+    if not labels or not len(labels[0]):
+        return None
+    kinds, which = np.unique(np.array(labels).T, axis=0, return_inverse=True)
+    if not 1 < len(kinds) <= 1000:
+        return None
+    return spread(classical(squareform(pdist(kinds, "hamming")))[which.ravel()])
 
 
 def _shares(run: RunFiles) -> Array | None:

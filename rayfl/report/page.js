@@ -179,6 +179,7 @@ class Chart {
     option.dataset = this.sources.map((source) => ({ source }));
     option.series = option.series.map((series) => this.series(series, option));
     for (const axis of [option.xAxis, option.yAxis]) if (axis) this.axis(axis, axis === option.xAxis, narrow);
+    if (option.equal) this.equal(option);
     const cartesian = Boolean(option.xAxis), text = { fontFamily: FONT, fontSize: 12 };
     this.current = {
       animationDuration: 250, ...option, backgroundColor: "transparent",
@@ -207,6 +208,20 @@ class Chart {
     this.caption.hidden = !option.caption;
     this.at = -1;
     this.explain();
+  }
+
+  // The same scale on both axes, so that distances are what they seem.
+  equal(option) {
+    const room = [this.canvas.clientWidth - 40, this.canvas.clientHeight - 40], axes = [option.xAxis, option.yAxis];
+    const extents = ["x", "y"].map((axis) => {
+      const known = this.sources[0][option.series[0].encode[axis]].filter((v) => v !== null);
+      return [Math.min(...known), Math.max(...known)];
+    });
+    const unit = Math.max(...extents.map(([least, most], i) => (most - least) / room[i])) || 1;
+    extents.forEach(([least, most], i) => {
+      const half = unit * room[i] * 0.55, middle = (least + most) / 2;
+      Object.assign(axes[i], { min: middle - half, max: middle + half });
+    });
   }
 
   axis(axis, across, narrow) {
@@ -518,8 +533,13 @@ addEventListener("beforeprint", () => document.querySelectorAll("[data-chart]").
 
 const repaint = () => charts.forEach((chart) => chart.draw());
 document.getElementById("theme").addEventListener("click", () => {
-  const theme = document.documentElement.dataset.theme = dark() ? "light" : "dark";
-  try { localStorage.setItem("rayfl-theme", theme); } catch { /* then for this time only */ }
+  const theme = dark() ? "light" : "dark", own = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
+  document.documentElement.dataset.theme = theme;
+  if (theme === own) delete document.documentElement.dataset.theme;  // as the system has it, and follows it again
+  try {
+    if (theme === own) localStorage.removeItem("rayfl-theme");
+    else localStorage.setItem("rayfl-theme", theme);
+  } catch { /* then for this time only */ }
   repaint();
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);

@@ -85,6 +85,7 @@ class Chart:
         selectors: at most one of them a slider.
         legend: names of series that can be switched off, in order.
         name: of the files when the chart is saved.
+        width: CSS pixels at most; 0: all there is.
     """
 
     option: Mapping[str, Any]
@@ -93,6 +94,7 @@ class Chart:
     selectors: Sequence[Selector] = ()
     legend: Sequence[str] = ()
     name: str = "chart"
+    width: int = 0
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from scipy.cluster.hierarchy import leaves_list, linkage
+from scipy.spatial.distance import squareform
 
 from rayfl.config import Config
 from rayfl.data import Federation, Stage, build_stages, data_root, describe
@@ -30,12 +32,30 @@ from rayfl.data.heterogeneity.distances import (
     draw_clients,
 )
 from rayfl.errors import ConfigError, DataError, nearest
+from rayfl.report import maps
+from rayfl.report.charts import (
+    Colour,
+    Metric,
+    Points,
+    alternatives,
+    box,
+    client_map,
+    heatmap,
+    histogram,
+    spaced,
+)
+from rayfl.report.page import Chart, Column, Data, Page, Section, render, rounded
+from rayfl.report.page import Table as PageTable
+from rayfl.units import UNKNOWN
 
 SHOWN_CLIENTS = 12
 """Rows of the table of clients; of more, the first and the last are shown."""
 
 SHOWN_CLASSES = 12
 """With more classes the table says how many labels a client has instead of how many samples of each."""
+
+DRAWN_GROUPS = 40
+"""Planted groups up to which each has a box plot of its sizes."""
 
 DRAWN_CLIENTS = 1000
 """Rows of the picture of clients and classes; of more clients, evenly spaced ones are drawn."""
@@ -344,7 +364,7 @@ def _table(title: str) -> Table:
 
 
 def write(found: View, folder: Path) -> list[Path]:
-    """Write ``partition.json``, ``clients.csv``, ``distances.csv``, ``classes.png`` and ``distances.png``.
+    """Write ``index.html``, ``partition.json``, ``clients.csv``, ``distances.csv`` and two pictures.
 
     Returns:
         The files. Distances are left out if no measure is defined.
@@ -362,11 +382,203 @@ def write(found: View, folder: Path) -> list[Path]:
             files += [folder / "distances.csv", folder / "distances.png"]
             _pairs(found).to_csv(files[3], index=False)
             _draw_distances(found, files[4])
+        files.append(folder / "index.html")
+        files[-1].write_text(render(page_of(found)), encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             "--out", f"{folder} cannot be written ({error.strerror})", "name another folder"
         ) from None
     return files
+
+
+def page_of(found: View) -> Page:
+    """The page about a partition."""
+    clients = _client_columns(found)
+    return Page(
+        found.heading(),
+        f"{_facts(found.summary())[0]}; nothing was trained",
+        facts=_few_facts(found.summary()),
+        sections=[
+            _labels_section(found),
+            *([_groups_section(found)] if found.planted is not None else []),
+            _sizes_section(found, clients),
+            *_map_section(found, clients),
+            _distances_section(found),
+            _clients_section(found, clients),
+        ],
+        data={"clients": clients},
+    )
+
+
+def _few_facts(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    def spread(values: dict[str, float]) -> str:
+        least, most = values["min"], values["max"]
+        return f"{least:,}" if least == most else f"{least:,} to {most:,}"
+
+    groups, sizes = summary["groups"], summary["sizes"]
+    return [
+        ("clients", f"{summary['clients']:,}"),
+        ("classes", f"{summary['classes']:,}"),
+        ("planted groups", UNKNOWN if groups is None else f"{groups:,}"),
+        ("training samples of a client", spread(sizes["n"])),
+        ("test samples of a client", spread(sizes["test"])),
+        ("labels of a client", spread(summary["labels_per_client"])),
+        ("unused training samples", f"{summary['unused_samples']:,}"),
+    ]
+
+
+def _client_names(found: View) -> list[str]:
+    names = found.federation.names
+    return [str(i if names is None else names[i]) for i in found.present.tolist()]
+
+
+def _client_columns(found: View) -> dict[str, list[Any]]:
+    """What the page keeps of each client that is there."""
+    counts = found.counts
+    frequent = np.argsort(-counts, axis=1, kind="stable")[:, :3]
+    columns: dict[str, list[Any]] = {"client": _client_names(found)}
+    columns |= {name: found.clients[name].tolist() for name in ("n", "validation", "test")}
+    if found.planted is not None:
+        columns["group"] = found.planted.tolist()
+    columns["labels"] = (counts > 0).sum(axis=1).tolist()
+    columns["main label"] = frequent[:, 0].tolist()
+    if counts.shape[1] <= SHOWN_CLASSES:
+        columns |= {f"class {label}": counts[:, label].tolist() for label in range(counts.shape[1])}
+    else:
+        columns["most frequent labels"] = [
+            ", ".join(f"{label} ({counts[i, label]:,})" for label in row if counts[i, label])
+            for i, row in enumerate(frequent.tolist())
+        ]
+    return columns
+
+
+def _labels_section(found: View) -> Section:
+    counts = found.counts
+    order: NDArray[np.integer] = np.arange(len(counts))
+    if found.planted is not None:
+        order = np.argsort(found.planted, kind="stable")
+    kept = order[spaced(len(order))]
+    wide = spaced(counts.shape[1])
+    names = _client_names(found)
+    shares = 100 * counts[kept] / counts[kept].sum(axis=1, keepdims=True)
+    label = "share of the client's training samples (%)"
+    note = "Which labels the clients have, under the labels that they see; dark: many."
+    note += " Clients are in the order of their planted groups." if found.planted is not None else ""
+    if len(kept) < len(order):
+        note += f" {len(kept)} of {len(order):,} clients, evenly spaced."
+    if len(wide) < counts.shape[1]:
+        note += f" {len(wide)} of {counts.shape[1]:,} classes, evenly spaced."
+    rows, columns = [f"client {names[i]}" for i in kept], [f"class {i}" for i in wide]
+    chart = heatmap(shares[:, wide], rows, columns, f"Matrix of clients and classes: {label}", label=label)
+    return Section("Labels", note, [chart])
+
+
+def _groups_section(found: View) -> Section:
+    rows = found.groups()
+    texts = [", ".join(map(str, row["labels"][:20])) + ", ..." * (len(row["labels"]) > 20) for row in rows]
+    columns = [
+        Column("group", [row["group"] for row in rows], "number:0"),
+        Column("clients", [row["clients"] for row in rows], "number:0"),
+        Column("training samples", [row["samples"] for row in rows], "number:0"),
+        Column("main labels", texts),
+    ]
+    note = "Main labels have half of an even share or more."
+    return Section("Planted groups", note, tables=[PageTable(columns, caption="planted groups")])
+
+
+def _sizes_section(found: View, clients: dict[str, list[Any]]) -> Section:
+    sizes = np.asarray(clients["n"])
+    edges = np.unique(np.linspace(sizes.min(), sizes.max() + 1, 21).astype(np.int64))
+    what = "training samples of the client"
+    alt = f"Histogram of {what}, {sizes.min():,} to {sizes.max():,}"
+    charts = {"all clients": histogram(sizes, what, alt, edges, "number:0")}
+    groups = found.planted
+    if groups is not None and 1 < len(np.unique(groups)) <= DRAWN_GROUPS:
+        members = {str(group): sizes[groups == group] for group in np.unique(groups).tolist()}
+        charts["by planted group"] = box(members, what, f"Box plots of {what} by planted group", "number:0")
+    return Section("Sizes", "", [alternatives("sizes of", charts)])
+
+
+def _map_section(found: View, clients: dict[str, list[Any]]) -> list[Section]:
+    """Clients by their shares of labels; adds their places to the columns of the clients."""
+    counts = found.counts
+    shares = np.sqrt(counts / counts.sum(axis=1, keepdims=True))
+    if not np.ptp(shares, axis=0).max() > 0:
+        return []
+    places = maps.spread(maps.principal(shares))
+    for axis, values in zip("xy", places.T, strict=True):
+        clients[axis] = rounded(values, maps.DIGITS)
+    tip = [("training samples", "n", "number:0"), ("main label", "main label", "text")]
+    colours = [Colour("main label", "most frequent label")]
+    if "group" in clients:
+        tip.append(("planted group", "group", "text"))
+        colours.insert(0, Colour("group", "planted group"))
+    colours.append(Colour.scale("n", "training samples", "number:0", clients["n"]))
+    count = len(places)
+    dots = 12 if count <= 100 else 8 if count <= 1000 else 4
+    points = Points("@clients", Metric("x", "x"), Metric("y", "y"), "client", tip, dots)
+    note = "Clients with like shares of labels lie near one another (principal components of their roots)."
+    return [Section("Map of clients", note, [client_map(points, colours, (), f"Map of {count:,} clients")])]
+
+
+def _distances_section(found: View) -> Section:
+    """Averages of all measures, and the matrices of those that are defined."""
+    grouped, parts = found.planted is not None, found.measured
+    averages = [part.average for part in parts]
+    columns = [
+        Column("measure", [part.measure.name for part in parts]),
+        Column(
+            "unit", [part.measure.unit or ("1: alike" if part.measure.similarity else "") for part in parts]
+        ),
+        Column("all pairs", [None if a is None else a.mean for a in averages], "general"),
+    ]
+    if grouped:
+        columns.append(Column("same group", [None if a is None else a.within for a in averages], "general"))
+        columns.append(Column("other group", [None if a is None else a.across for a in averages], "general"))
+    if any(part.refused for part in parts):
+        columns.append(Column("", [f"not defined: {part.refused}" if part.refused else "" for part in parts]))
+    tables = [PageTable(columns, caption="average distance between two clients", wrap=True)]
+    drawn = {part.measure.name: _matrix(found, part) for part in parts if part.values is not None}
+    note = f"Between two clients, {_compared(found)}."
+    if drawn:
+        note += " In a matrix they are in the order of its dendrogram (average linkage); dark: alike."
+    return Section("Distances", note, [alternatives("measure", drawn)] if drawn else (), tables)
+
+
+def _matrix(found: View, part: Measured) -> Chart:
+    measure, values = part.measure, part.values
+    assert values is not None
+    apart = values.max() - values if measure.similarity else values
+    condensed = squareform((apart + apart.T) / 2, checks=False)
+    order = (
+        leaves_list(linkage(np.nan_to_num(condensed), "average"))
+        if len(values) > 2
+        else np.arange(len(values))
+    )
+    kept = order[spaced(len(order))]
+    names = found.federation.names
+    ids = [str(i if names is None else names[i]) for i in found.compared[kept].tolist()]
+    label = f"{measure.name} ({measure.unit})" if measure.unit else measure.name
+    alt = f"Matrix of {label} between {len(kept)} clients, alike is dark"
+    return heatmap(values[np.ix_(kept, kept)], ids, ids, alt, "high" if measure.similarity else "low", label)
+
+
+def _clients_section(found: View, clients: dict[str, list[Any]]) -> Section:
+    titles = {"n": "training", "group": "planted group"}
+    columns = [
+        Column(
+            titles.get(name, name),
+            Data("clients", name),
+            "text" if name in ("client", "group", "main label", "most frequent labels") else "number:0",
+            right=name not in ("client", "most frequent labels"),
+        )
+        for name in clients
+        if name not in ("x", "y")
+    ]
+    note = (
+        "Numbers of training, validation and test samples, of labels, and of training samples of each class."
+    )
+    return Section("Clients", note, tables=[PageTable(columns, caption="clients", filter=True)])
 
 
 def _pairs(found: View) -> pd.DataFrame:
@@ -408,7 +620,7 @@ def _draw_distances(found: View, path: Path) -> None:
     groups = None if found.federation.groups is None else found.federation.groups[found.compared]
     for place, (measure, values) in enumerate(parts):
         axes = figure.add_subplot(rows, columns, place + 1)
-        colours = "viridis" if measure.similarity else "viridis_r"
+        colours = "viridis_r" if measure.similarity else "viridis"
         image = axes.imshow(values, cmap=colours, interpolation="nearest")
         figure.colorbar(image, ax=axes, shrink=0.85)
         for axis in (axes.xaxis, axes.yaxis):
@@ -417,7 +629,7 @@ def _draw_distances(found: View, path: Path) -> None:
         for edge in _group_edges(groups):
             axes.axhline(edge - 0.5, color="#D55E00", linewidth=0.8)
             axes.axvline(edge - 0.5, color="#D55E00", linewidth=0.8)
-    figure.suptitle(f"{found.heading()}: {_compared(found)}, bright: alike", fontsize=10)
+    figure.suptitle(f"{found.heading()}: {_compared(found)}, dark: alike", fontsize=10)
     _save(figure, path)
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
+from scipy.spatial.distance import pdist, squareform
 
 import rayfl
 from rayfl.clustering.linkage import number_by_first
@@ -17,6 +19,7 @@ from rayfl.commands.cluster import cluster_without_training, write
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.report.clusterings import show
+from tests.report.reading import titles, values
 
 CLUSTERS = {"clustering": {"n_clusters": 3}}
 
@@ -38,7 +41,7 @@ def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) 
     configs = [load({**settings, **CLUSTERS, "algorithm": name}) for name in ("pacfl", "mt_hfl")]
     found, _ = cluster_without_training(configs)
     paths = write(found, tmp_path / "out")
-    names = ["clusters.json", "pacfl.png", "pacfl.npz", "mt_hfl.png", "mt_hfl.npz"]
+    names = ["clusters.json", "pacfl.png", "pacfl.npz", "mt_hfl.png", "mt_hfl.npz", "index.html"]
     assert [p.name for p in paths] == names
     with np.load(paths[2]) as arrays:
         distances, tree = arrays["distances"], arrays["linkage"]
@@ -51,6 +54,31 @@ def test_the_files_say_what_was_found(settings: dict[str, Any], tmp_path: Path) 
     assert np.diff(content[0]["curve"]["n_clusters"]).max() <= 0  # a larger threshold, never more clusters
     assert [entry["clustering"]["signature"]["name"] for entry in content] == ["subspace", "spectrum"]
     assert all(p.read_bytes().startswith(b"\x89PNG") for p in paths if p.suffix == ".png")
+
+
+def test_the_page_has_maps_and_matrices_in_the_order_of_the_dendrogram(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    (found,), _ = cluster_without_training([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
+    named = replace(found, names=np.array([f"c{i}" for i in range(9)]))
+    page = write([named], tmp_path / "out")[-1].read_text()
+    assert titles(page) == ["pacfl", "Clients"]
+    data = values(page)["data"]["clients"]
+    assert data["client"][:2] == ["c0", "c1"]
+    assert data["pacfl cluster"] == found.clusters.labels.tolist()
+    tree, distances = found.clusters.linkage, found.clusters.distances
+    assert tree is not None
+    assert distances is not None
+    [matrix] = [chart["option"] for chart in values(page)["charts"] if chart["name"] == "matrix"]
+    order = leaves_list(tree)
+    assert matrix["xAxis"]["data"] == matrix["yAxis"]["data"] == [f"c{i}" for i in order]
+    np.testing.assert_allclose(
+        matrix["matrix"], squareform(distances)[np.ix_(order, order)], atol=0.051
+    )  # as shown
+    places = np.array([data["pacfl x"], data["pacfl y"]]).T
+    apart = squareform(pdist(places))
+    same = np.equal.outer(found.clusters.labels, found.clusters.labels)
+    assert apart[same].max() < apart[~same].min()  # the planted groups lie apart
 
 
 def test_the_table_has_a_line_a_method(settings: dict[str, Any]) -> None:

@@ -11,9 +11,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.cluster.hierarchy import linkage
 
+from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.config import Clustering
+from rayfl.config import load
+from rayfl.report.clusterings import ClusteringResult
+from rayfl.report.clusterings import page_of as clusters_page
+from rayfl.report.compare import write_comparison
 from rayfl.report.html import write_report
 from rayfl.report.page import formatted
+from rayfl.report.page import write as write_page
+from rayfl.report.partition import views
+from rayfl.report.partition import write as write_partition
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the dev extra)")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -135,8 +145,11 @@ def test_a_report_at_every_width_light_and_dark(page: Any) -> None:
     check_every_look(page)
     before = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert before == "rgb(255, 255, 255)"
-    page.get_by_role("button", name="switch between light and dark").click()
+    switch = page.get_by_role("button", name="switch between light and dark")
+    switch.click()
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != before
+    switch.click()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == before
 
 
 def test_metric_and_axis_are_chosen(page: Any) -> None:
@@ -201,3 +214,25 @@ def test_numbers_are_written_as_in_python(page: Any) -> None:
         found = page.evaluate("([n, f]) => n.map((v) => rayfl.written(v, f))", [[*numbers, None], format])
         shown = [n if format != "text" or n != int(n) else int(n) for n in numbers]
         assert found == [formatted(value, format) for value in [*shown, None]]
+
+
+def test_the_other_pages_at_every_width(tab: Any, wrong: list[str], report: Path, tmp_path: Path) -> None:
+    """Comparison, partition and clusterings; and the selectors of the latter."""
+    other = Path(shutil.copytree(report.parent, tmp_path / "other"))
+    (other / "config.yaml").write_text("algorithm: {name: fedavg}\n")
+    show(tab, write_comparison([report.parent, other], tmp_path / "comparison.html"))
+    check_every_look(tab)
+    [found] = views(
+        load({"name": "p", "data": "digits"}, ["partition={name: iid, clients: 6}"]), ["emd", "cka"]
+    )
+    show(tab, write_partition(found, tmp_path / "partition")[-1])
+    check_every_look(tab)
+    chart = figure(tab, "Distances")
+    before = picture(chart)
+    chart.locator("[data-selector=measure]").select_option("cka")
+    assert picture(chart) != before
+    distances = np.array([1.0, 2.0, 3.0])
+    clusters = Clusters(np.array([0, 0, 1]), 2, distances=distances, linkage=linkage(distances, "average"))
+    result = ClusteringResult("pacfl", Clustering(), clusters, np.array([0, 0, 1]), (), 0.1)
+    show(tab, write_page(tmp_path / "clusters.html", clusters_page([result], "clusters")))
+    check_every_look(tab)

@@ -20,6 +20,7 @@ from rayfl.data.heterogeneity.distances import MEASURES, average_distance
 from rayfl.errors import ConfigError, DataError
 from rayfl.report import partition
 from rayfl.servers import building
+from tests.report.reading import charts, choices, rows, titles, values
 
 TASKS = "partition.name=tasks"
 TWO_TASKS = [TASKS, "partition.tasks=[{labels: [0, 1], clients: 3}, {labels: [7, 8, 9], clients: 2}]"]
@@ -72,6 +73,7 @@ def test_files(tmp_path: Path) -> None:
         "classes.png",
         "distances.csv",
         "distances.png",
+        "index.html",
     ]
     folder = written[0].parent
     assert json.loads(written[0].read_text()) == json.loads(json.dumps(found.summary()))
@@ -85,6 +87,23 @@ def test_files(tmp_path: Path) -> None:
         image = imread(folder / name)
         assert min(image.shape[:2]) > 200
         assert image.std() > 0.05  # not blank
+
+
+def test_the_page_has_the_numbers_of_the_tables(tmp_path: Path) -> None:
+    found = view(load(DIGITS, TWO_TASKS), ["emd", "cka"])
+    page = partition.write(found, tmp_path)[-1].read_text()
+    assert titles(page) == ["Labels", "Planted groups", "Sizes", "Map of clients", "Distances", "Clients"]
+    data = values(page)["data"]["clients"]
+    assert data["n"] == found.federation.sizes.tolist()
+    assert [data[f"class {label}"] for label in range(10)] == found.counts.T.tolist()
+    shares = 100 * found.counts / found.counts.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(charts(page)["Labels"]["option"]["matrix"], shares, atol=0.51)
+    assert ["1", "2", str(found.groups()[1]["samples"]), "7, 8, 9"] in rows(page)
+    matrices = choices(charts(page)["Distances"], "measure")
+    assert list(matrices) == ["emd", "cka"]
+    dark = [matrices[name]["visualMap"]["inRange"]["color"][0] for name in matrices]
+    assert dark[0] < dark[1]  # emd: least is dark; cka, a similarity: most is
+    assert sorted(matrices["emd"]["xAxis"]["data"]) == ["0", "1", "2", "3", "4"]
 
 
 def test_many_clients_are_abridged_and_sampled_and_it_says_so(tmp_path: Path) -> None:
@@ -118,14 +137,14 @@ def test_a_measure_that_is_not_defined_is_named_and_the_others_go_on(tmp_path: P
     found = view(load({"name": "dark"}, changes), ["cka", "emd"])
     assert "not defined here: client 0: measure cka: all samples" in text_of(found)
     written = partition.write(found, tmp_path / "out")
-    assert [path.name for path in written][-2:] == ["distances.csv", "distances.png"]
+    assert [path.name for path in written][-3:-1] == ["distances.csv", "distances.png"]
     assert list(pd.read_csv(tmp_path / "out" / "distances.csv").columns) == ["client", "other", "emd"]
 
 
 def test_a_single_client_has_no_distances(tmp_path: Path) -> None:
     found = view(load(DIGITS, ["partition={name: iid, clients: 1}"]), ["emd", "cka"])
     assert text_of(found).count("a distance needs two clients, there is one") == 1
-    assert [path.name for path in partition.write(found, tmp_path)][-1] == "classes.png"
+    assert [path.name for path in partition.write(found, tmp_path)][-2] == "classes.png"
 
 
 def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
