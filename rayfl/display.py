@@ -142,6 +142,9 @@ class Display:
             )
         if few is not None:
             tested += f"  (estimated from {few} clients; standard error {data['accuracy_se']:.1f})"
+        for name in event.measures:
+            if data.get(name) is not None:
+                tested += f"  {name.removesuffix('_mean')} {data[name]:.4g}"
         if data.get("perplexity_mean") is not None:
             tested += f"  perplexity {data['perplexity_mean']:.1f}"
         text = f"loss {data['train_loss']:.3f}{tested}"
@@ -161,11 +164,12 @@ class Display:
 
     def _finished(self, summary: Mapping[str, Any]) -> None:
         self.close()
-        self._line(
-            f"accuracy {percent(summary['accuracy_mean'])}, worst tenth of the clients "
-            f"{percent(summary['accuracy_worst10'])} after {summary['rounds']} rounds in "
-            f"{duration(summary['seconds'])}"
-        )
+        if summary["accuracy_mean"] is None and summary.get("loss_mean") is not None:
+            found = f"test loss {summary['loss_mean']:.4g}"
+        else:
+            worst = percent(summary["accuracy_worst10"])
+            found = f"accuracy {percent(summary['accuracy_mean'])}, worst tenth of the clients {worst}"
+        self._line(f"{found} after {summary['rounds']} rounds in {duration(summary['seconds'])}")
 
 
 MOST_GROUPS = 12
@@ -185,15 +189,24 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         summaries: of the runs.
         width: of the terminal; where the table is wider it has a column a method instead.
     """
-    extra = {key: text for key, text in _MORE.items() if any(s.get(key) is not None for s in summaries)}
-    more = [heading for heading, _ in extra.values()]
-    headings = ("clusters", "ARI", "mean", "worst 10 %", "variance", *more, "up", "down", "seconds")
+    measures = {name: text for s in summaries for name, text in s.get("measures", {}).items()}
+    more = {
+        **_MORE,
+        **{f"{name}_mean": (name, f"{text}, mean over clients") for name, text in measures.items()},
+    }
+    extra = {key: text for key, text in more.items() if any(s.get(key) is not None for s in summaries)}
+    accurate = any(s["accuracy_mean"] is not None for s in summaries)
+    what = (
+        "mean, worst 10 %, variance: of the clients' accuracies in % after the last round"
+        if accurate
+        else "loss: mean of the clients' test losses after the last round"
+    )
     tests = "; ".join(dict.fromkeys(text for s in summaries if (text := _tests(s))))
     over = [s.get("accuracy_se_samples") for s in summaries]
     errors = ", ".join(number(value, 1) for value in over)
     table = Table(
-        caption="mean, worst 10 %, variance: of the clients' accuracies in % after the last round, each on "
-        "its own test data with the model that it would use; ±: standard error over clients"
+        caption=f"{what}, each on its own test data with the model that it would use"
+        + ("; ±: standard error over clients" if accurate else "")
         + (f" (over test samples: {errors})" if any(value is not None for value in over) else "")
         + (f"; tested on {tests}" if tests else "")
         + "".join(f"; {heading}: {about}" for heading, about in extra.values() if about)
@@ -201,16 +214,15 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
         caption_justify="left",
         padding=(0, 0),
     )
+    scores = ("mean", "worst 10 %", "variance") if accurate else ("loss",)
+    headings = ("clusters", "ARI", *scores, *(h for h, _ in extra.values()), "up", "down", "seconds")
     rows = [
         (
             s["algorithm"],
             str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else UNKNOWN,
             UNKNOWN if s["ari"] is None else f"{s['ari']:.2f}",
-            number(s["accuracy_mean"], 1)
-            + ("" if s.get("accuracy_se") is None else f" ± {s['accuracy_se']:.1f}"),
-            number(s["accuracy_worst10"], 1),
-            number(s["accuracy_var"], 1),
-            *(number(s.get(key), 1) for key in extra),
+            *(_accuracies(s) if accurate else (number(s.get("loss_mean"), 4),)),
+            *(number(s.get(key), 1 if key in _MORE else 3) for key in extra),
             size(s["bytes_up"]),
             size(s["bytes_down"]),
             f"{s['seconds']:.1f}",
@@ -250,6 +262,12 @@ def _filled(table: Table, lines: Sequence[tuple[str, ...]], width: int | None) -
     return table
 
 
+def _accuracies(summary: Mapping[str, Any]) -> tuple[str, str, str]:
+    error = "" if summary.get("accuracy_se") is None else f" ± {summary['accuracy_se']:.1f}"
+    worst, variance = (number(summary[name], 1) for name in ("accuracy_worst10", "accuracy_var"))
+    return number(summary["accuracy_mean"], 1) + error, worst, variance
+
+
 _MORE = {
     "perplexity_mean": ("perplexity", ""),
     "local_accuracy_mean": (
@@ -284,7 +302,10 @@ def group_table(summaries: Sequence[Mapping[str, Any]], kind: str) -> Table | No
     Returns:
         None if no run has such groups, or more than :data:`MOST_GROUPS`.
     """
-    found = [{row["id"]: row for row in s.get(f"by_{kind}") or ()} for s in summaries]
+    found = [
+        {row["id"]: row for row in s.get(f"by_{kind}") or () if row["accuracy_mean"] is not None}
+        for s in summaries
+    ]
     ids = sorted({i for rows in found for i in rows})
     if not ids or len(ids) > MOST_GROUPS or (kind == "cluster" and any(s.get("by_group") for s in summaries)):
         return None

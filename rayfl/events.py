@@ -91,25 +91,27 @@ class RoundDone(RunEvent):
         rounds: planned number.
         row: the row of ``rounds.csv``; the columns about tests are there only where clients were tested.
         worker_seconds: that each worker process spent training, by process id.
+        measures: the columns of ``row`` that the loss adds, such as ``rmse_mean``.
     """
 
     round: int
     rounds: int
     row: Mapping[str, Any]
     worker_seconds: Mapping[int, float] = field(default_factory=dict)
+    measures: tuple[str, ...] = ()
 
     @property
     def tested(self) -> bool:
         """Whether clients were tested after this round."""
-        return self.row.get("accuracy_mean") is not None
+        return self.row.get("loss_mean") is not None
 
     @property
     def curves(self) -> dict[str, float]:
         """The numbers of the round that are worth a curve, by name; estimates as ``estimated/<name>``."""
-        estimated = self.row.get("estimated_from") is not None
+        estimated, tests = self.row.get("estimated_from") is not None, (*_TESTS, *self.measures)
         return {
-            f"estimated/{name}" if estimated and name.startswith(_TESTS) else name: float(value)
-            for name in CURVES
+            f"estimated/{name}" if estimated and name.startswith(tests) else name: float(value)
+            for name in (*CURVES, *self.measures)
             if (value := self.row.get(name)) is not None
         }
 

@@ -249,7 +249,7 @@ class ClientHost:
         if not len(ids):
             return float("nan")
         logits, y = self._logits(model, "train", ids)
-        return float((logits.argmax(1) == y).double().mean())
+        return float(self.spec.loss.right(logits, y).double().mean())
 
     def _local_scores(
         self, job: TrainJob, block: TrainedBlock, states: torch.Tensor, samples: Ragged
@@ -291,11 +291,13 @@ class ClientHost:
         batch_size: int,
     ) -> dict[TestedOn, Score]:
         """Tests of a model ``(P,)`` of each client ``(n,)``."""
-        scores = {on: Score.zeros(len(clients)) for on in tested_on}
+        scores = {on: Score.zeros(len(clients), self.spec.sums) for on in tested_on}
         for on, score in scores.items():
             for row, client in enumerate(clients.tolist()):
-                right, loss = self._test(models[row], *self.stages[stage].tested_on(on, client), batch_size)
+                samples = self.stages[stage].tested_on(on, client)
+                right, loss, sums = self._test(models[row], *samples, batch_size)
                 score.correct[row], score.losses[row] = right.sum(), loss.sum(dtype=np.float64)
+                score.sums[row] = sums.sum(0)
         return scores
 
     def adapt(self, job: AdaptJob, objects: Objects) -> Answer:
@@ -326,22 +328,27 @@ class ClientHost:
 
     def _test(
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """How many predictions of each sample are right, and the sum of their losses."""
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
+        """How many predictions of each sample are right, the sum of their losses, what else is measured."""
         correct, losses = [torch.empty(0, dtype=torch.int64)], [torch.empty(0)]
+        more, loss = [torch.empty(0, self.spec.sums, dtype=torch.float64)], self.spec.loss.for_tests()
         for start in range(0, len(ids), batch_size):
             logits, y = self._logits(model, part, ids[start : start + batch_size])
-            correct.append(_of_samples(logits.argmax(1) == y).cpu())
-            losses.append(_of_samples(self.spec.loss.for_tests().each(logits, y)).cpu())
-        return torch.cat(correct).numpy(), torch.cat(losses).numpy()
+            right = loss.right(logits, y) if loss.accurate else torch.zeros(len(y), dtype=torch.bool)
+            correct.append(_of_samples(right).cpu())
+            losses.append(_of_samples(loss.each(logits, y)).cpu())
+            more.append(loss.sums(logits, y).cpu())
+        return torch.cat(correct).numpy(), torch.cat(losses).numpy(), torch.cat(more).numpy()
 
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
         """Forward passes over samples: an :class:`EvalReport`."""
         report = EvalReport()
         for one in job.passes:
-            right, loss = self._test(self._model(job, one, objects), job.part, one.samples, job.batch_size)
+            model = self._model(job, one, objects)
+            right, loss, sums = self._test(model, job.part, one.samples, job.batch_size)
             report.correct.append(right)
             report.loss.append(loss)
+            report.sums.append(sums)
         return Answer(report)
 
     def models(self, job: EvalJob, objects: Objects) -> Answer:

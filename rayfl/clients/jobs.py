@@ -271,8 +271,9 @@ class EvalJob:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """For every pass in order, how many predictions of each sample were right (of one, or of one a word), and
-    the sum of their cross-entropies (natural log)."""
+    """For every pass in order, how many predictions of each sample were right (of one, or of one a word), the
+    sum of their losses, and what else the loss measures ``(n, S)``."""
 
     correct: list[NDArray[np.int64]] = field(default_factory=list)
     loss: list[NDArray[np.float32]] = field(default_factory=list)
+    sums: list[NDArray[np.float64]] = field(default_factory=list)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +20,7 @@ from rayfl.data import Federation, Ragged, Samples, read_npz
 from rayfl.data.base import Names, called, in_order
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
-from rayfl.errors import DataError, RayflError
+from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
@@ -71,6 +72,9 @@ def assign_newcomers(
     """
     directory = RunDirectory.open(path)
     config = directory.config
+    if not config.loss.accurate:
+        what = f"{config.loss.name!r} knows no accuracy, and newcomers are told how accurate their models are"
+        raise ConfigError("loss.name", what)
     found = checkpoints(directory.path / "checkpoints")
     if not found:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
@@ -127,6 +131,9 @@ def read_newcomers(config: Config, own: Samples, data: Path) -> NewSamples:
             f"{data}: samples {new.shape} of {new.x_train.dtype}; the run's are {own.shape} of "
             f"{own.x_train.dtype}"
         )
+    if new.numeric != own.numeric or (own.numeric and new.outputs != own.outputs):
+        kinds = [f"{s.outputs} numbers a sample" if s.numeric else "classes" for s in (new, own)]
+        raise DataError(f"{data}: y holds {kinds[0]}; the run's model predicts {kinds[1]}")
     top = int(max(new.y_train.max(), new.y_test.max()))
     if top >= own.classes:
         raise DataError(f"{data}: has label {top}; the run's model knows labels 0 to {own.classes - 1}")
@@ -158,6 +165,8 @@ def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tupl
         y_test=np.concatenate([own.y_test, new.samples.y_test]),
         domain_train=None,
         domain_test=None,
+        targets_train=_joined(own.targets_train, new.samples.targets_train),
+        targets_test=_joined(own.targets_test, new.samples.targets_test),
     )
     train, test = len(own.x_train), len(own.x_test)
     nobody = [np.empty(0, np.int64)] * count
@@ -213,6 +222,10 @@ def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np
     number = pd.Index(names)
     train, test = (number.get_indexer(pd.Index(owners)).astype(np.int64) for owners in found)
     return train, test, names
+
+
+def _joined(own: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] | None:
+    return None if own is None or new is None else np.concatenate([own, new])
 
 
 def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, now: int) -> Ragged:
@@ -315,7 +328,7 @@ class _Newcomers:
         if work is None:
             everyone = np.zeros(self.setup.clients, np.int64)
             everyone[self.ids] = models
-            correct, _ = testing.evaluate(self.servers, everyone, clients=self.ids)
+            correct = testing.evaluate(self.servers, everyone, clients=self.ids).correct
         else:
             last = Round.without_clients(work, self.before.round, len(self.stages) - 1)
             scores, _ = testing.adapt(self.servers, last, self.ids, models)

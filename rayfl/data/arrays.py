@@ -249,6 +249,8 @@ def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 def write_npz(path: Path, samples: Samples) -> None:
     """Write a dataset so that :func:`read_npz` gives it back; the file appears complete or not at all."""
     arrays: dict[str, NDArray[np.generic]] = {key: getattr(samples, key) for key in _REQUIRED}
+    if samples.numeric and samples.targets_train is not None and samples.targets_test is not None:
+        arrays |= {"y_train": samples.targets_train, "y_test": samples.targets_test}
     if samples.domain_train is not None and samples.domain_test is not None:
         arrays |= {"domain_train": samples.domain_train, "domain_test": samples.domain_test}
     if samples.class_names:

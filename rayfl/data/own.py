@@ -132,7 +132,9 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
     for name, values in arrays.items():
         if values.ndim == 0 or len(values) != len(y):
             raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
-    test = drawn(y.reshape(len(y), -1)[:, 0] if len(y) else y, fraction, seed, where)
+    numbers = y.dtype.kind == "f" or (y.ndim > 1 and y.shape[1] > 1)
+    kinds = np.zeros(len(y), np.int64) if numbers or not len(y) else y.reshape(len(y), -1)[:, 0]
+    test = drawn(kinds, fraction, seed, where)
     parts = {
         f"{n}_{part}": v[at] for n, v in arrays.items() for part, at in (("train", ~test), ("test", test))
     }
@@ -213,7 +215,10 @@ def _is_dataset(value: Any) -> bool:
 
 
 def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.generic], Layout]:
-    """All inputs ``(n, ...)`` and labels ``(n,)`` of a map-style dataset, and the layout of its images."""
+    """All inputs ``(n, ...)`` and targets of a map-style dataset, and the layout of its images.
+
+    Targets are integers ``(n,)``, or numbers ``(n, K)``.
+    """
     kind = type(dataset).__name__
     if type(dataset).__module__.startswith("torch.utils.data") and kind == "DataLoader":
         raise DataError(f"{where} is a DataLoader; return its dataset")
@@ -232,7 +237,7 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
     if not count:
         raise DataError(f"{where} is a {kind} without samples")
     inputs: NDArray[np.generic] | None = None
-    labels = np.empty(count, np.int64)
+    targets: list[NDArray[np.generic]] = []
     layout: Layout = "auto"
     for i in range(count):
         try:
@@ -250,9 +255,20 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
                 f"{where}: sample {i} is {x.dtype} {x.shape}, sample 0 is {inputs.dtype} {inputs.shape[1:]}; "
                 "they must be equal"
             )
-        inputs[i], labels[i] = x, _label(item[1], f"{where}: sample {i}")
+        inputs[i] = x
+        target = _target(item[1])
+        if target is None or (
+            targets and (target.shape, target.dtype) != (targets[0].shape, targets[0].dtype)
+        ):
+            shown = one_line(ValueError(repr(item[1])))[:60]
+            several = targets and targets[0].ndim
+            expected = f"{len(targets[0])} numbers, like sample 0" if several else "an integer from 0"
+            raise DataError(
+                f"{where}: sample {i} has the label {shown} ({type(item[1]).__name__}); expected {expected}"
+            )
+        targets.append(target)
     assert inputs is not None
-    return inputs, labels, layout if inputs.ndim == 4 else "auto"
+    return inputs, np.stack(targets), layout if inputs.ndim == 4 else "auto"
 
 
 def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
@@ -264,12 +280,13 @@ def _input(value: Any, where: str) -> tuple[NDArray[np.generic], Layout]:
     return found, "chw" if hasattr(value, "detach") else "auto"
 
 
-def _label(value: Any, where: str) -> int:
+def _target(value: Any) -> NDArray[np.generic] | None:
+    """The target of one sample: a class, int64 ``()``, or numbers ``(K,)`` float32; None if it is neither."""
     try:
         found = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except Exception:
-        found = np.empty(0)
-    if found.size != 1 or found.dtype.kind not in "ui":
-        shown = one_line(ValueError(repr(value)))[:60]
-        raise DataError(f"{where} has the label {shown} ({type(value).__name__}); expected an integer from 0")
-    return int(found.reshape(-1)[0])
+        return None
+    if found.size == 1 and found.dtype.kind in "ui":
+        return found.reshape(()).astype(np.int64)
+    numbers = found.dtype.kind == "f" or (found.size > 1 and found.dtype.kind in "uib")
+    return found.reshape(-1).astype(np.float32) if numbers and found.size and found.ndim < 2 else None

@@ -33,14 +33,21 @@ class Roles:
     """What the columns of a table are.
 
     Attributes:
-        label: the column with the class.
+        label: the column with the class; None where ``targets`` are predicted.
         exclude: columns that are no features, by which clients can be told apart.
         categorical: columns that are made one-hot; None: those that hold text.
+        targets: columns with numbers to predict.
     """
 
-    label: str
+    label: str | None
     exclude: Sequence[str] = ()
     categorical: Sequence[str] | None = None
+    targets: Sequence[str] = ()
+
+    @property
+    def predicted(self) -> tuple[str, ...]:
+        """The columns that are to be predicted."""
+        return tuple(self.targets) if self.label is None else (self.label,)
 
 
 @dataclass(frozen=True)
@@ -49,15 +56,17 @@ class Encoded:
 
     Attributes:
         x: features ``(n, D)``, in the order of the columns; a category has a feature for each of its values.
-        y: labels ``(n,)``.
+        y: labels ``(n,)``; all 0 where numbers are predicted.
         class_names: what the labels stand for.
         columns: those that are no features, as text ``(n,)`` each.
+        targets: numbers to predict ``(n, K)``, if any.
     """
 
     x: NDArray[np.float32]
     y: NDArray[np.int64]
     class_names: tuple[str, ...]
     columns: dict[str, NDArray[np.str_]]
+    targets: NDArray[np.float32] | None = None
 
     def part(self, rows: NDArray[np.bool_], others: NDArray[np.bool_]) -> dict[str, Column]:
         """The columns, where ``rows`` are the training samples and ``others`` the test samples."""
@@ -76,16 +85,22 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
     Raises:
         DataError: if a column is not there, or holds what it must not: one line with the row.
     """
-    require(frame, (roles.label, *roles.exclude, *(roles.categorical or ())), where)
-    if roles.label in roles.exclude:
-        raise DataError(f"{where}: column {roles.label!r} is the label; it cannot be excluded")
-    names = [name for name in frame.columns if name != roles.label and name not in roles.exclude]
+    predicted = roles.predicted
+    require(frame, (*predicted, *roles.exclude, *(roles.categorical or ())), where)
+    for name in predicted:
+        if name in roles.exclude:
+            raise DataError(f"{where}: column {name!r} is the label; it cannot be excluded")
+    names = [name for name in frame.columns if name not in (*predicted, *roles.exclude)]
     if not names:
-        raise DataError(f"{where}: has no column for a feature besides {roles.label!r}")
+        raise DataError(f"{where}: has no column for a feature besides {', '.join(map(repr, predicted))}")
     wrong = set(roles.categorical or ()) - set(names)
     if wrong:
         raise DataError(f"{where}: column {min(wrong)!r} is the label or excluded, and no category")
-    y, class_names = labels_of(frame[roles.label], f"column {roles.label!r}", at)
+    targets = None if roles.label is not None else _targets(frame, roles.targets, at)
+    y: NDArray[np.int64] = np.zeros(len(frame), np.int64)
+    class_names: tuple[str, ...] = ()
+    if roles.label is not None:
+        y, class_names = labels_of(frame[roles.label], f"column {roles.label!r}", at)
     features = [_feature(frame[name], name, roles, at) for name in names]
     width = sum(1 if values is None else len(values) for _, values in features)
     needed, free = 4 * width * len(frame), free_memory()
@@ -103,7 +118,26 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
             x[np.arange(len(x)), first + codes.astype(np.int64)] = 1
         first += 1 if values is None else len(values)
     texts = {name: as_text(frame[name]) for name in roles.exclude}
-    return Encoded(x, y, class_names, {name: text for name, text in texts.items() if text is not None})
+    known = {name: text for name, text in texts.items() if text is not None}
+    return Encoded(x, y, class_names, known, targets)
+
+
+def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np.float32]:
+    """Columns of numbers to predict ``(n, K)``.
+
+    Raises:
+        DataError: if one holds anything else.
+    """
+    import pandas as pd
+
+    for name in names:
+        column = frame[name]
+        if not (pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column)):
+            raise DataError(f"{at(0)}: column {name!r} holds {str(column.iloc[0])[:40]!r}; expected a number")
+        wild = np.flatnonzero(~np.isfinite(column.to_numpy(np.float32, na_value=np.nan)))
+        if len(wild):
+            raise DataError(f"{at(wild[0])}: column {name!r} is {column.iloc[wild[0]]}; expected a number")
+    return np.ascontiguousarray(frame[list(names)].to_numpy(np.float32))
 
 
 def labels_of(column: pd.Series, what: str, at: Place) -> tuple[NDArray[np.int64], tuple[str, ...]]:

@@ -34,31 +34,37 @@ class Score(NamedTuple):
 
     Attributes:
         correct: right predictions ``(n,)``.
-        losses: sums of the losses of all predictions, in nats ``(n,)``.
+        losses: sums of the losses of all predictions ``(n,)``, of classes in nats.
+        sums: what else the loss measures, :meth:`rayfl.losses.Loss.sums` added up ``(n, S)``.
     """
 
     correct: NDArray[np.int64]
     losses: NDArray[np.float64]
+    sums: NDArray[np.float64]
 
     @classmethod
-    def zeros(cls, clients: int) -> Score:
-        """Of clients that were not tested."""
-        return cls(np.zeros(clients, np.int64), np.zeros(clients))
+    def zeros(cls, clients: int, sums: int = 0) -> Score:
+        """Of clients that were not tested, with S ``sums`` each."""
+        return cls(np.zeros(clients, np.int64), np.zeros(clients), np.zeros((clients, sums)))
+
+    def put(self, places: NDArray[np.integer] | slice, scores: Score) -> None:
+        """Write the scores of some clients, in place."""
+        for mine, theirs in zip(self, scores, strict=True):
+            mine[places] = theirs
 
     def of(self, clients: NDArray[np.integer], count: int) -> Score:
         """Among ``count`` clients, of which these ``(n,)`` were tested; zeros for the others."""
-        all_of_them = Score.zeros(count)
-        for some, values in zip(all_of_them, self, strict=True):
-            some[clients] = values
+        all_of_them = Score.zeros(count, self.sums.shape[1])
+        all_of_them.put(clients, self)
         return all_of_them
 
     def take(self, clients: NDArray[np.integer]) -> Score:
         """Of some of the clients."""
-        return Score(self.correct[clients], self.losses[clients])
+        return Score(self.correct[clients], self.losses[clients], self.sums[clients])
 
     def copy(self) -> Score:
         """With memory of its own."""
-        return Score(self.correct.copy(), self.losses.copy())
+        return Score(self.correct.copy(), self.losses.copy(), self.sums.copy())
 
 
 Scores = Mapping[TestedOn, Score]

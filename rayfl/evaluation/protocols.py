@@ -18,7 +18,8 @@ model        (none)              the model that the client would use: the server
                                  nothing
              ``finetuned_``      the first of these, trained on for ``evaluation.finetune_epochs``; after
                                  the last round only
-metric       ``accuracy_mean``   and the others of :data:`~rayfl.evaluation.metrics.METRICS`
+metric       ``accuracy_mean``   and the others of :data:`~rayfl.evaluation.metrics.METRICS`; ``rmse_mean``
+                                 and the like, the mean over clients of what a loss measures
 choice       (none)              after the last round
              ``validation``      after the round with the highest ``validation_[model_]accuracy_mean``
              ``test``            after the round with the highest ``[data_][model_]accuracy_mean``: chosen
@@ -41,6 +42,7 @@ from typing import Any, Literal
 
 from rayfl.data.base import TestedOn
 from rayfl.evaluation.metrics import METRICS
+from rayfl.losses import CrossEntropy, Loss
 
 Tested = Literal["served", "local", "finetuned"]
 """Whose model is tested: see above."""
@@ -57,11 +59,21 @@ def prefix(on: TestedOn = "test", model: Tested = "served") -> str:
     return ("" if on == "test" else f"{on}_") + ("" if model == "served" else f"{model}_")
 
 
-def columns(on: Sequence[TestedOn], models: Sequence[Tested]) -> list[str]:
-    """The names of the metrics of these models on these data; not those of the served models on test data."""
+def columns(
+    on: Sequence[TestedOn],
+    models: Sequence[Tested],
+    loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
+) -> list[str]:
+    """The names of the metrics of these models on these data; not those that every run has anyway."""
     before = [prefix(data, model) for model in models for data in on]
-    found = [f"{begin}{metric}" for begin in before if begin for metric in METRICS]
+    measures, common = measures_of(loss), METRICS if loss.accurate else ("loss_mean",)
+    found = [f"{begin}{metric}" for begin in before for metric in (*(common if begin else ()), *measures)]
     return [*found, LOCAL_CLIENTS] if "local" in models else found
+
+
+def measures_of(loss: Loss) -> list[str]:
+    """The names of the metrics that a loss adds."""
+    return [f"{name}_mean" for name in loss.measures]
 
 
 def best(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from rayfl.data.base import Ragged
+from rayfl.evaluation.metrics import Score
 
 _TABLE = 1 << 24
 """Cells of the (model, sample) table held at a time; bounds the memory of planning."""
@@ -93,17 +94,21 @@ class EvaluationPlan:
         ]
 
     def gather(
-        self, correct: Sequence[NDArray[np.generic]], loss: Sequence[NDArray[np.float32]]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        self,
+        correct: Sequence[NDArray[np.generic]],
+        loss: Sequence[NDArray[np.float32]],
+        more: Sequence[NDArray[np.float64]] | None = None,
+    ) -> Score:
         """Deal the jobs' results to the clients.
 
         Args:
             correct: for each job, in the order of :attr:`jobs`, whether each sample was classified
                 correctly, or how many of its predictions were right.
             loss: likewise each sample's loss (the sum over its predictions).
+            more: likewise what else is measured of each sample, ``(n, S)``; None for nothing.
 
         Returns:
-            Correct counts ``(M,)`` and loss sums ``(M,)`` of the clients, in the caller's order.
+            Of the M clients, in the caller's order.
 
         Raises:
             ValueError: if the results do not match the jobs.
@@ -111,17 +116,19 @@ class EvaluationPlan:
         lengths = np.diff(self.job_offsets).tolist()
         if [len(part) for part in correct] != lengths or [len(part) for part in loss] != lengths:
             raise ValueError("one array for each job, one number for each of its samples")
-        counts, sums = np.zeros(len(self.sizes), np.int64), np.zeros(len(self.sizes), np.float64)
+        score = Score.zeros(len(self.sizes), more[0].shape[1] if more else 0)
         sizes = self.sizes[self.order]
         filled = np.flatnonzero(sizes)
         if len(filled):
             starts = (np.cumsum(sizes) - sizes)[filled]
             clients = self.order[filled]
             right = np.concatenate(correct).astype(np.int64)[self.places]
-            counts[clients] = np.add.reduceat(right, starts)
+            score.correct[clients] = np.add.reduceat(right, starts)
             losses = np.concatenate(loss).astype(np.float64)[self.places]
-            sums[clients] = np.add.reduceat(losses, starts)
-        return counts, sums
+            score.losses[clients] = np.add.reduceat(losses, starts)
+            if score.sums.size and more:
+                score.sums[clients] = np.add.reduceat(np.concatenate(more)[self.places], starts)
+        return score
 
 
 def _distinct(

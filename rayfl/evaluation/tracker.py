@@ -74,30 +74,28 @@ class LocalTests:
     scores: Scores
 
     @classmethod
-    def start(cls, clients: int, on: Sequence[TestedOn]) -> LocalTests:
-        """No client has trained yet."""
-        return cls(np.full(clients, -1, np.int64), {data: Score.zeros(clients) for data in on})
+    def start(cls, clients: int, on: Sequence[TestedOn], sums: int = 0) -> LocalTests:
+        """No client has trained yet; a score has S ``sums``."""
+        return cls(np.full(clients, -1, np.int64), {data: Score.zeros(clients, sums) for data in on})
 
     def update(self, round: int, ids: NDArray[np.int64], scores: Scores) -> LocalTests:
         """After a round in which these clients trained ``(n,)``; this one stays as it is."""
         rounds, new = self.round.copy(), {on: score.copy() for on, score in self.scores.items()}
         rounds[ids] = round
         for on, score in new.items():
-            score.correct[ids], score.losses[ids] = scores[on]
+            score.put(ids, scores[on])
         return LocalTests(rounds, new)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
         """For a checkpoint."""
         found: dict[str, NDArray[np.generic]] = {"local.round": self.round}
         for on, score in self.scores.items():
-            found[f"local.{on}.correct"], found[f"local.{on}.losses"] = score
+            found |= {f"local.{on}.{name}": values for name, values in score._asdict().items()}
         return found
 
     def restored(self, arrays: Mapping[str, Any]) -> LocalTests:
         """What :meth:`arrays` gave; older checkpoints have nothing of it."""
         if "local.round" not in arrays:
             return self
-        scores = {
-            on: Score(arrays[f"local.{on}.correct"], arrays[f"local.{on}.losses"]) for on in self.scores
-        }
+        scores = {on: Score(*(arrays[f"local.{on}.{name}"] for name in Score._fields)) for on in self.scores}
         return LocalTests(arrays["local.round"], scores)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -31,8 +32,8 @@ class Loss(Section):
     accurate: ClassVar[bool] = True
     """Whether a prediction is right or wrong (:meth:`right`), so that there are accuracies."""
 
-    measures: ClassVar[tuple[str, ...]] = ()
-    """What else is measured of each client, by name, see :meth:`measured`."""
+    measures: ClassVar[Mapping[str, str]] = {}
+    """What else is measured of each client (:meth:`measured`): names, and what tables say of them."""
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each prediction ``(n,)``; of texts ``(n, L)``, 0 where nothing is to be predicted.
@@ -54,6 +55,10 @@ class Loss(Section):
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Which predictions are right, ``(n,)`` bool; of texts ``(n, L)``."""
         return outputs.argmax(1) == targets
+
+    def width(self, outputs: int) -> int:
+        """S, with so many outputs."""
+        return 0
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """What of each sample :meth:`measured` needs the sums of, ``(n, S)`` float64."""

@@ -114,6 +114,11 @@ class ModelSpec:
         """What one transfer of the whole model costs, in bytes (4 P)."""
         return 4 * self.P
 
+    @property
+    def sums(self) -> int:
+        """How many numbers of each sample the loss needs the sums of (S)."""
+        return self.loss.width(self.classes)
+
     def build(self) -> nn.Module:
         """The module on the CPU, with random weights from the seed; leaves torch's generators alone."""
         return _build(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))

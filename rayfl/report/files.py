@@ -117,10 +117,11 @@ class RunFiles:
 
     def evaluated(self) -> pd.DataFrame:
         """The rounds with an evaluation, numeric."""
-        if "round" not in self.rounds or "accuracy_mean" not in self.rounds:
+        tests = [name for name in ("accuracy_mean", "loss_mean") if name in self.rounds]
+        if "round" not in self.rounds or "accuracy_mean" not in tests:
             return pd.DataFrame()
         frame: pd.DataFrame = self.rounds.apply(pd.to_numeric, errors="coerce")
-        known: pd.DataFrame = frame[frame["accuracy_mean"].notna()]
+        known: pd.DataFrame = frame[frame[tests].notna().any(axis=1)]
         return known.sort_values("round").reset_index(drop=True)
 
     def contenders(self) -> pd.DataFrame:
@@ -170,7 +171,7 @@ class RunFiles:
         if len(evaluated):
             row["last_round"] = int(evaluated["round"].iloc[-1])
         contenders = self.contenders()
-        if len(contenders):
+        if len(contenders) and contenders["accuracy_mean"].notna().any():
             best = int(contenders["accuracy_mean"].argmax())
             row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
             row["max_round"] = int(contenders["round"].iloc[best])

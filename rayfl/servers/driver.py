@@ -21,7 +21,7 @@ from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data.base import TestedOn, called
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
-from rayfl.evaluation import Scores
+from rayfl.evaluation import Scores, protocols
 from rayfl.evaluation.ledger import Transfer
 from rayfl.events import (
     BlockDone,
@@ -193,7 +193,8 @@ class Driver:
         return state
 
     def _blank(self) -> Records:
-        return Records(self.run_dir, self.stages[0].federation, self._tests_on, self.config.evaluation.local)
+        federation, tests = self.stages[0].federation, self.config.evaluation
+        return Records(self.run_dir, federation, self._tests_on, tests.local, self.config.loss)
 
     @property
     def _tests_on(self) -> tuple[TestedOn, ...]:
@@ -325,7 +326,8 @@ class Driver:
                 "failures": len(report.failures),
             }
         )
-        self.emit(RoundDone(state.round, self.config.rounds, row, dict(report.seconds)))
+        measures = tuple(protocols.measures_of(self.config.loss))
+        self.emit(RoundDone(state.round, self.config.rounds, row, dict(report.seconds), measures))
         names = self.federation.names
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
@@ -628,7 +630,7 @@ class Driver:
         self.emit(Finished(summary, self.run_dir.path))
         return summary
 
-    def _finetune(self, state: ServerState) -> dict[str, float]:
+    def _finetune(self, state: ServerState) -> dict[str, float | None]:
         """The suffix +: every client trains its final model on before a last test."""
         epochs = self.config.evaluation.finetune_epochs
         if not epochs:

@@ -27,6 +27,7 @@ from rayfl.evaluation import (
     protocols,
     summary,
 )
+from rayfl.losses import CrossEntropy, Loss
 from rayfl.rundir import RunDirectory
 
 MOST_GROUPS = 100
@@ -42,6 +43,7 @@ class Snapshot:
     best_last: BestLast
     local: LocalTests | None
     last_on: Mapping[TestedOn, NDArray[np.float64]]
+    measured: Mapping[str, NDArray[np.float64]]
     perplexity: NDArray[np.float64]
     ledger: Ledger
 
@@ -54,6 +56,7 @@ class Records:
         federation: for client sizes, test sizes and planted groups.
         on: on what clients are tested.
         local: whether the models that clients train are tested too, before they are averaged.
+        loss: what models are trained for, and what it measures.
     """
 
     def __init__(
@@ -62,10 +65,11 @@ class Records:
         federation: Federation,
         on: Sequence[TestedOn] = ("test",),
         local: bool = False,
+        loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
     ) -> None:
-        self.run, self.federation, self.on = run, federation, on
+        self.run, self.federation, self.on, self.loss = run, federation, on, loss
         self._tests_locally = local
-        self._columns = protocols.columns(on, ("served", "local") if local else ("served",))
+        self._columns = protocols.columns(on, ("served", "local") if local else ("served",), loss)
         self.arrived: NDArray[np.bool_] = federation.sizes > 0
         """Which clients have been present so far ``(N,)``."""
         self._forget()
@@ -98,7 +102,12 @@ class Records:
     def _forget(self) -> None:
         clients = self.federation.clients
         self.best_last = BestLast.start(clients)
-        self.local = LocalTests.start(clients, self.on) if self._tests_locally else None
+        sums = self.loss.width(self.federation.samples.outputs)
+        self.local = LocalTests.start(clients, self.on, sums) if self._tests_locally else None
+        self.measured: Mapping[str, NDArray[np.float64]] = {
+            name: np.full(clients, np.nan) for name in self.loss.measures
+        }
+        """What the loss measures of each client's last test ``(N,)``."""
         self.last_on: Mapping[TestedOn, NDArray[np.float64]] = {
             on: np.full(clients, np.nan) for on in self.on if on != "test"
         }
@@ -114,6 +123,7 @@ class Records:
             best_last=self.best_last,
             local=self.local,
             last_on=self.last_on,
+            measured=self.measured,
             perplexity=self.perplexity,
             ledger=self.ledger,
         )
@@ -121,7 +131,7 @@ class Records:
     def rollback(self, before: Snapshot) -> None:
         """Take back what a round entered that was not completed."""
         self.federation, self.arrived, self.best_last = before.federation, before.arrived, before.best_last
-        self.local, self.last_on = before.local, before.last_on
+        self.local, self.last_on, self.measured = before.local, before.last_on, before.measured
         self.perplexity, self.ledger = before.perplexity, before.ledger
 
     def ari(self, state: ServerState) -> float | None:
@@ -178,10 +188,10 @@ class Records:
         """The model that each client is tested with ``(N,)``, where that may differ from its cluster's."""
         self._tested_with = models
 
-    def finetuned(self, who: NDArray[np.int64], scores: Scores) -> dict[str, float]:
+    def finetuned(self, who: NDArray[np.int64], scores: Scores) -> dict[str, float | None]:
         """Record the tests of models that clients have trained on: metrics for the closing table."""
         self._finetuned = np.full(self.federation.clients, np.nan)
-        self._finetuned[who] = accuracy(scores["test"].correct, self.federation.predictions[who])
+        self._finetuned[who] = self._accuracy(scores["test"], self.federation.predictions[who])
         return self._metrics("finetuned", who, scores)
 
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
@@ -195,9 +205,9 @@ class Records:
         who: NDArray[np.int64],
         scores: Scores,
         weights: NDArray[np.float64] | None = None,
-    ) -> dict[str, float]:
+    ) -> dict[str, float | None]:
         """The metrics of a model on all that clients ``(n,)`` were tested on, by their names."""
-        found: dict[str, float] = {}
+        found: dict[str, float | None] = {}
         for on, score in scores.items():
             metrics = self._summary(score, self.federation.predictions_on(on)[who], weights)
             begin = protocols.prefix(on, model)
@@ -206,10 +216,23 @@ class Records:
 
     def _summary(
         self, score: Score, sizes: NDArray[np.int64], weights: NDArray[np.float64] | None
-    ) -> dict[str, float]:
+    ) -> dict[str, float | None]:
+        tests = score.correct, score.losses, sizes
         if weights is None:
-            return summary(*score, sizes)
-        return weighted_summary(*score, sizes, weights, int((self.federation.sizes > 0).sum()))
+            found: dict[str, float | None] = {**summary(*tests)}
+        else:
+            found = {**weighted_summary(*tests, weights, int((self.federation.sizes > 0).sum()))}
+        if not self.loss.accurate:
+            found = {"loss_mean": found["loss_mean"]}
+        for name, values in self.loss.measured(score.sums, sizes).items():
+            known = ~np.isnan(values)
+            shares = None if weights is None else weights[known]
+            found[f"{name}_mean"] = float(np.average(values[known], weights=shares)) if known.any() else None
+        return found
+
+    def _accuracy(self, score: Score, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Of each client in percent ``(n,)``; NaN where no prediction is right or wrong."""
+        return accuracy(score.correct, sizes) if self.loss.accurate else np.full(len(sizes), np.nan)
 
     def client_facts(
         self, clients: NDArray[np.int64], facts: Mapping[str, NDArray[np.float64]]
@@ -244,58 +267,62 @@ class Records:
             The columns of ``rounds.csv`` about tests.
         """
         sizes, estimate = self.federation.predictions[who], weights is not None
-        correct, losses = scores["test"]
-        self.best_last = self.best_last.update(state.round - 1, who, accuracy(correct, sizes), estimate)
+        test = scores["test"]
+        self.best_last = self.best_last.update(state.round - 1, who, self._accuracy(test, sizes), estimate)
+        measured = self.loss.measured(test.sums, sizes)
+        self.measured = {name: _with(last, who, measured[name]) for name, last in self.measured.items()}
         found = self._metrics("served", who, scores, weights)
         self.last_on = {
-            on: _with(last, who, accuracy(scores[on].correct, self.federation.predictions_on(on)[who]))
+            on: _with(last, who, self._accuracy(scores[on], self.federation.predictions_on(on)[who]))
             for on, last in self.last_on.items()
         }
         if self.local is not None:
             own = np.flatnonzero((self.local.round >= 0) & (self.federation.sizes > 0))
             tests = {on: score.take(own) for on, score in self.local.scores.items()}
             found |= {**self._metrics("local", own, tests), protocols.LOCAL_CLIENTS: len(own)}
-        shares = np.ones(len(who)) if weights is None else weights
+        mean, shares = found.get("accuracy_mean"), np.ones(len(who)) if weights is None else weights
         sets = self._sets("all", who, np.zeros(len(who)), shares)
         return {
             **found,
-            "accuracy_se_samples": float(sets.standard_error(found["accuracy_mean"]).sum()),
+            "accuracy_se_samples": None if mean is None else float(sets.standard_error(mean).sum()),
             "distinct_test_samples": int(sets.distinct.sum()),
             "estimated_from": len(who) if estimate else None,
-            **self._by_group(state, who, correct, losses, shares, estimate),
-            "perplexity_mean": self._perplexities(who, losses, weights),
+            **self._by_group(state, who, test, shares, estimate),
+            "perplexity_mean": self._perplexities(who, test.losses, weights),
         }
 
     def _by_group(
         self,
         state: ServerState,
         who: NDArray[np.int64],
-        correct: NDArray[np.int64],
-        losses: NDArray[np.float64],
+        score: Score,
         weights: NDArray[np.float64],
         estimate: bool,
-    ) -> dict[str, float]:
+    ) -> dict[str, float | None]:
         """The variances within and between planted groups and clusters; keep the rows of ``groups.csv``."""
-        sizes, variances = self.federation.predictions[who], {}
+        sizes, variances = self.federation.predictions[who], dict[str, float | None]()
+        accurate = self.loss.accurate
         self._tested_groups = []
         for kind, labels in self._divisions(state).items():
-            groups = ByGroup.of(correct, losses, sizes, labels[who], weights)
-            variances[f"{kind}_var_within"] = groups.within
-            variances[f"{kind}_var_between"] = groups.between
+            groups = ByGroup.of(score.correct, score.losses, sizes, labels[who], weights)
+            variances[f"{kind}_var_within"] = groups.within if accurate else None
+            variances[f"{kind}_var_between"] = groups.between if accurate else None
             if len(groups.ids) > MOST_GROUPS:
                 continue
             sets = self._sets(kind, who, labels[who], weights)
             errors = sets.standard_error(groups.accuracy_mean)
             for place, row in enumerate(groups.rows()):
+                unknown = () if accurate else [name for name in row if name.startswith("accuracy")]
                 members = (labels == row["id"]) & (self.federation.sizes > 0)
                 self._tested_groups.append(
                     {
                         "round": state.round - 1,
                         "kind": kind,
                         **row,
+                        **dict.fromkeys(unknown),
                         "clients": int(members.sum()),
                         "distinct_test_samples": int(sets.distinct[place]),
-                        "accuracy_se_samples": float(errors[place]),
+                        "accuracy_se_samples": float(errors[place]) if accurate else None,
                         "estimated_from": row["clients"] if estimate else None,
                     }
                 )
@@ -385,12 +412,14 @@ class Records:
             frame["perplexity_last"], frame["perplexity_best"] = self.perplexity
         if self._tested_with is not None:
             frame["model"] = self._tested_with
+        for name, values in self.measured.items():
+            frame[f"{name}_last"] = values
         for on, values in self.last_on.items():
             frame[f"{protocols.prefix(on)}accuracy_last"] = values
         if self.local is not None:
             trained = self.local.round >= 0
             for on, score in self.local.scores.items():
-                percent = accuracy(score.correct, self.federation.predictions_on(on))
+                percent = self._accuracy(score, self.federation.predictions_on(on))
                 frame[f"{protocols.prefix(on, 'local')}accuracy_last"] = np.where(trained, percent, np.nan)
             frame["local_round"] = self.local.round
         if self._finetuned is not None:
@@ -412,7 +441,7 @@ class Records:
 
     def summary(self, state: ServerState) -> dict[str, Any]:
         """The numbers of the closing table."""
-        tested = [row for row in self.rounds if row.get("accuracy_mean") is not None]
+        tested = [row for row in self.rounds if row.get("loss_mean") is not None]
         last = tested[-1] if tested else {}
         names = (
             "accuracy_mean",
@@ -425,6 +454,7 @@ class Records:
             "group_var_between",
             "cluster_var_within",
             "cluster_var_between",
+            "loss_mean",
             "perplexity_mean",
             "distinct_test_samples",
             "accuracy_se_samples",
@@ -445,6 +475,7 @@ class Records:
             "clients": self.federation.clients,
             "clusters": self.clusters_in_use(state),
             **fallbacks,
+            **({"measures": dict(self.loss.measures)} if self.loss.measures else {}),
             **{name: last.get(name) for name in (*names, *self._columns)},
             **protocols.best(contenders),
             "client_test_samples": [int(tests.min()), float(np.median(tests)), int(tests.max())],
@@ -470,6 +501,7 @@ class Records:
             "best_round": self.best_last.best_round,
             "perplexity": self.perplexity,
             **{f"last.{on}": last for on, last in self.last_on.items()},
+            **{f"measured.{name}": last for name, last in self.measured.items()},
             **({} if self.local is None else self.local.arrays()),
         }
         tables = {
@@ -487,6 +519,7 @@ class Records:
         self.perplexity = np.array(arrays["perplexity"], np.float64)
         # Checkpoints of older versions do not have these.
         self.last_on = {on: arrays.get(f"last.{on}", last) for on, last in self.last_on.items()}
+        self.measured = {name: arrays.get(f"measured.{name}", last) for name, last in self.measured.items()}
         if self.local is not None:
             self.local = self.local.restored(arrays)
         self.rounds, self.timeline = list(tables["rounds"]), list(tables["timeline"])

@@ -321,7 +321,8 @@ def _report(
 ) -> RoundReport:
     """What the blocks reported, for the cohort."""
     losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
-    scores = {on: Score.zeros(len(plan.cohort)) for on in (trained[0].scores if trained else ())}
+    tested = trained[0].scores if trained else {}
+    scores = {on: Score.zeros(len(plan.cohort), score.sums.shape[1]) for on, score in tested.items()}
     failures: dict[int, str] = {}
     seconds: dict[int, float] = {}
     remarks: dict[str, list[int]] = {}
@@ -330,7 +331,7 @@ def _report(
         seconds[report.pid] = seconds.get(report.pid, 0.0) + report.seconds
         failures.update(report.failures)
         for on, score in report.scores.items():
-            scores[on].correct[block], scores[on].losses[block] = score
+            scores[on].put(block, score)
         for text, clients in report.remarks.items():
             remarks.setdefault(text, []).extend(clients)
     losses[np.isin(plan.cohort, list(failures))] = np.nan

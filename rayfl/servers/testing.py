@@ -83,7 +83,7 @@ def local_losses(
     models = servers.at(models, clients)
     assignment[clients] = models
     plan = EvaluationPlan.of(clients if own else models, some, servers.batch_size, batches=_PASSES)
-    _, sums = _pass(servers, plan, assignment if own else None, part, personal, local)
+    sums = _pass(servers, plan, assignment if own else None, part, personal, local).losses
     with np.errstate(invalid="ignore"):
         return np.asarray(sums / some.sizes, np.float64)
 
@@ -103,7 +103,7 @@ def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
     tiled = Ragged(np.tile(some.values, k), _tiled_offsets(some.sizes, k))
     models = servers.at(np.repeat(np.arange(k), len(clients)), np.tile(clients, k))
     plan = EvaluationPlan.of(models, tiled, servers.batch_size, batches=_PASSES)
-    _, sums = _pass(servers, plan, None, part, (), SGD())
+    sums = _pass(servers, plan, None, part, (), SGD()).losses
     with np.errstate(invalid="ignore"):
         return (sums / tiled.sizes).reshape(k, len(clients)).T
 
@@ -128,7 +128,11 @@ def _pass(
         cost = float(sum(len(job.samples) for job in jobs))
         tasks.append(Task("evaluate", message, objects, cost=cost, work=servers.spec.P * cost))
     reports: list[EvalReport] = [done.report for done in servers.backend.run_in_order(tasks)]
-    return Score(*plan.gather([c for r in reports for c in r.correct], [x for r in reports for x in r.loss]))
+    return plan.gather(
+        [right for report in reports for right in report.correct],
+        [loss for report in reports for loss in report.loss],
+        [sums for report in reports for sums in report.sums],
+    )
 
 
 def adapt(
@@ -151,11 +155,11 @@ def adapt(
         reference.
     """
     blocks, tasks = _adapting(servers, this_round, clients, models, on)
-    scores = {data: Score.zeros(len(clients)) for data in on}
+    scores = {data: Score.zeros(len(clients), servers.spec.sums) for data in on}
     updates, everyone = [], np.arange(len(clients))
     for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
         for data, score in scores.items():
-            score.correct[block], score.losses[block] = done.report[data]
+            score.put(block, done.report[data])
         updates.append((everyone[block], done.refs[UPDATES]))
     return scores, updates
 
@@ -254,14 +258,14 @@ def _on_common(
     """Test clients on all test samples: each model once for all that use it and see the same labels."""
     federation = servers.federation
     pairs, place = np.unique(np.stack([owner, federation.label_maps(who)]), axis=1, return_inverse=True)
-    found, step = Score.zeros(pairs.shape[1]), max(1, _COMMON // len(federation.samples.y_test))
+    step = max(1, _COMMON // len(federation.samples.y_test))
+    found = Score.zeros(pairs.shape[1], servers.spec.sums)
     for begin in range(0, pairs.shape[1], step):
         some = slice(begin, begin + step)
         owners, maps = pairs[:, some]
         tests = Ragged.of([federation.common_tests(label_map) for label_map in maps.tolist()])
         plan = EvaluationPlan.of(owners, tests, servers.batch_size, batches=_PASSES)
-        score = _pass(servers, plan, assignment, "test", personal, local)
-        found.correct[some], found.losses[some] = score
+        found.put(some, _pass(servers, plan, assignment, "test", personal, local))
     return found.take(place.ravel())
 
 

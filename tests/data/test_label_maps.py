@@ -115,7 +115,7 @@ def test_the_same_image_under_two_maps_is_two_predictions() -> None:
     assert [job.samples.tolist() for job in plan.jobs] == [[3, 12]]
     labels = MAPPED.labels("test", plan.jobs[0].samples)
     correct = [labels == 1]
-    counts, _ = plan.gather(correct, [np.zeros(2, np.float32)])
+    counts, *_ = plan.gather(correct, [np.zeros(2, np.float32)])
     assert counts.tolist() == [0, 1, 0]
 
 

@@ -19,9 +19,11 @@ def test_jobs_by_hand():
     assert [(job.model, job.samples.tolist()) for job in plan.jobs] == [(2, [0]), (7, [1, 3]), (7, [4, 5])]
     correct = [np.array([True]), np.array([True, False]), np.array([True, True])]
     loss = [np.float32([8.0]), np.float32([1.0, 2.0]), np.float32([3.0, 4.0])]
-    counts, sums = plan.gather(correct, loss)
+    counts, sums, _ = plan.gather(correct, loss)
     assert counts.tolist() == [2, 1, 2, 0]
     assert sums.tolist() == [6.0, 8.0, 7.0, 0.0]
+    more = [np.float64([[1, 2]]), np.float64([[3, 4], [5, 6]]), np.float64([[7, 8], [9, 10]])]
+    assert plan.gather(correct, loss, more).sums.tolist() == [[15, 18], [1, 2], [17, 20], [0, 0]]
 
 
 def test_each_pair_runs_once():
@@ -47,7 +49,7 @@ def test_equal_to_the_loop_over_clients(table: int, data: st.DataObject):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharing, "_TABLE", table)
         plan = EvaluationPlan.of(models, ragged(*lists), batch, batches)
-    counts, sums = plan.gather(
+    counts, sums, _ = plan.gather(
         [truth[job.model, job.samples] for job in plan.jobs],
         [losses[job.model, job.samples] for job in plan.jobs],
     )
@@ -68,7 +70,7 @@ def test_many_clients_who_share_models():
     )
     plan = EvaluationPlan.of(rng.integers(0, 10, clients), tests, batch=100, batches=10)
     assert len(plan.jobs) == 50
-    counts, sums = plan.gather(
+    counts, sums, _ = plan.gather(
         [np.ones(len(job.samples), np.bool_) for job in plan.jobs],
         [job.samples.astype(np.float32) for job in plan.jobs],
     )

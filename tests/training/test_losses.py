@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from rayfl.losses import CrossEntropy, Loss
+from rayfl.losses import LOSSES, CrossEntropy, Loss
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training import LocalWork
 from rayfl.training.batched.network import loss_of
@@ -18,7 +18,7 @@ from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.engine import choose_engine
 from tests.training.test_batched import SGDS, assert_equal
 
-CASES: list[Loss] = [CrossEntropy(label_smoothing=0.2)]
+CASES: list[Loss] = [CrossEntropy(label_smoothing=0.2), LOSSES["mse"](), LOSSES["bce"]()]
 SIZES = [23, 10, 4, 31, 7]
 
 
@@ -75,12 +75,64 @@ def test_losses_are_those_of_pytorch() -> None:
     generator = torch.Generator().manual_seed(1)
     outputs = torch.randn(6, 3, generator=generator)
     classes = torch.randint(0, 3, (6,), generator=generator)
+    numbers = torch.randint(0, 2, (6, 3), generator=generator).float()
     pairs = [
         (CrossEntropy(), nn.CrossEntropyLoss(), classes),
         (CASES[0], nn.CrossEntropyLoss(label_smoothing=0.2), classes),
+        (CASES[1], nn.MSELoss(), numbers),
+        (CASES[2], nn.BCEWithLogitsLoss(), numbers),
     ]
     for ours, theirs, targets in pairs:
         assert torch.equal(ours.mean(outputs, targets), theirs(outputs, targets))
         torch.testing.assert_close(ours.each(outputs, targets).mean(), theirs(outputs, targets))
         assert ours.each(outputs, targets).shape == (6,)
     assert CASES[0].for_tests() == CrossEntropy()
+
+
+def _tested(loss: Loss, outputs: np.ndarray, targets: np.ndarray, cuts: list[int]) -> dict[str, np.ndarray]:
+    """The measures of clients whose samples lie one client after the other."""
+    sums = loss.sums(torch.from_numpy(outputs), torch.from_numpy(targets)).numpy()
+    sizes = np.diff([0, *cuts, len(outputs)])
+    return loss.measured(np.stack([part.sum(0) for part in np.split(sums, cuts)]), sizes)
+
+
+def test_measures_of_regression_are_scikit_learns() -> None:
+    from sklearn import metrics
+
+    rng = np.random.default_rng(0)
+    truth = (rng.standard_normal((30, 2)) * [1, 30] + [0, 200]).astype(np.float32)
+    said = (truth + rng.standard_normal((30, 2)).astype(np.float32)).astype(np.float32)
+    truth[20:25] = truth[20]  # all alike
+    said[23:] = truth[23:]
+    found = _tested(LOSSES["mse"](), said, truth, [11, 20, 23, 25, 29, 29])
+    clients = np.split(truth, [11, 20, 23, 25, 29, 29]), np.split(said, [11, 20, 23, 25, 29, 29])
+    for i, (y, z) in enumerate(zip(*clients, strict=True)):
+        if i == 5:  # of nobody
+            assert all(np.isnan(values[i]) for values in found.values())
+            continue
+        np.testing.assert_allclose(found["rmse"][i], metrics.root_mean_squared_error(y, z), rtol=1e-6)
+        np.testing.assert_allclose(found["mae"][i], metrics.mean_absolute_error(y, z), rtol=1e-6)
+        if len(y) > 1:
+            np.testing.assert_allclose(found["r2"][i], metrics.r2_score(y, z), rtol=1e-5, atol=1e-7)
+    assert np.isnan(found["r2"][6])  # one sample
+
+
+def test_measures_of_several_labels_are_scikit_learns() -> None:
+    from sklearn import metrics
+
+    rng = np.random.default_rng(0)
+    truth = (rng.random((40, 4)) < [0.5, 0.1, 0.9, 0.0]).astype(np.float32)
+    said = (rng.standard_normal((40, 4)) + truth).astype(np.float32)
+    loss, cuts = LOSSES["bce"](), [17, 18, 18]
+    found = _tested(loss, said, truth, cuts)
+    for i, (y, z) in enumerate(zip(np.split(truth, cuts), np.split(said > 0, cuts), strict=True)):
+        if not len(y):
+            assert all(np.isnan(values[i]) for values in found.values())
+            continue
+        ours = {name: values[i] / 100 for name, values in found.items()}
+        np.testing.assert_allclose(ours["label_accuracy"], 1 - metrics.hamming_loss(y, z))
+        for average in ("micro", "macro"):
+            expected = metrics.f1_score(y, z, average=average, zero_division=0)
+            np.testing.assert_allclose(ours[f"f1_{average}"], expected)
+    right = loss.right(torch.from_numpy(said), torch.from_numpy(truth)).double().mean()
+    assert float(right) == metrics.accuracy_score(truth, said > 0)

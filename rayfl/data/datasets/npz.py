@@ -17,8 +17,10 @@ class Npz(ImageDataset):
     """A file with x_train, y_train, x_test, y_test; optional domain_train, domain_test, class_names.
 
     Inputs are features ``(n, D)``, grey images ``(n, H, W)`` or images ``(n, H, W, C)`` or
-    ``(n, C, H, W)``, in integers 0..255 or floats; labels are integers from 0. Features in uint8 are pixels
-    in rows, all others a table: each column has a mean and deviation of its own (``normalise``).
+    ``(n, C, H, W)``, in integers 0..255 or floats; ``y`` is classes, integers from 0 ``(n,)``, or numbers to
+    predict, floats ``(n,)`` or several a sample ``(n, K)`` (``loss=mse``; 0 and 1: ``loss=bce``). Features in
+    uint8 are pixels in rows, all others a table: each column has a mean and deviation of its own
+    (``normalise``).
     """
 
     name: Literal["npz"] = "npz"

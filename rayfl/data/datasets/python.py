@@ -30,8 +30,9 @@ class FromPython(ImageDataset):
     - ``(x, y)``, a dictionary with ``x``, ``y`` and columns, or one such dataset; then ``test_fraction`` of
       each class are the test samples.
 
-    Inputs and labels are as in an .npz file (``npz``); tensors and Pillow's images are taken, too. Everything
-    is read once, before anything starts, with the global generators of Python, NumPy and PyTorch seeded.
+    Inputs and targets are as in an .npz file (``npz``); tensors and Pillow's images are taken, too.
+    Everything is read once, before anything starts, with the global generators of Python, NumPy and PyTorch
+    seeded.
     """
 
     name: Literal["python"] = "python"
@@ -72,6 +73,10 @@ def checked(samples: Samples, classes: int | None, where: str) -> Samples:
     Raises:
         DataError
     """
+    if samples.numeric:
+        if classes is not None:
+            raise DataError(f"{where}: has numbers to predict and no classes; leave data.classes out")
+        return samples
     top = int(max(samples.y_train.max(), samples.y_test.max()))
     if classes is not None and top >= classes:
         raise DataError(f"{where}: has label {top}; data.classes={classes} are numbered 0 to {classes - 1}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,16 +17,20 @@ from rayfl.errors import ConfigError
 
 
 class Table(Dataset):
-    """Table: a CSV or Parquet file with a row a sample, numbers and categories, and a column for the class.
+    """Table: a CSV or Parquet file with a row a sample, numbers and categories, and what is to be predicted.
 
     Numbers are features as they are; text is made one-hot, a feature for each value, in the order of the
     values: whole numbers by size, others as text. So are the classes numbered. Test samples are a second
-    table, or a fraction of each class. An empty cell is refused.
+    table, or a fraction of each class. An empty cell is refused. ``targets`` name columns of numbers to
+    predict in place of a class (``loss=mse``; 0 and 1: ``loss=bce``).
     """
 
     name: Literal["table"] = "table"
     path: Path = Field(description="a .csv or .parquet file with a header")
-    label: str = Field(min_length=1, description="the column with the class")
+    label: str | None = Field(None, min_length=1, description="the column with the class")
+    targets: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (), description="columns with numbers to predict, in place of a label"
+    )
     test_path: Path | None = Field(None, description="a second table, of the test samples")
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="without a second table: fraction of each class for tests"
@@ -53,7 +57,14 @@ class Table(Dataset):
             raise ConfigError(
                 "data.test_fraction", "says, or data.test_path, what the test samples are", "give one of them"
             )
-        frame, roles = read_table(self.path), Roles(self.label, self.exclude, self.categorical)
+        if (self.label is None) == (not self.targets):
+            raise ConfigError(
+                "data.label", "says, or data.targets, what is to be predicted", "give one of them"
+            )
+        if len(set(self.targets)) < len(self.targets):
+            raise ConfigError("data.targets", "names a column twice", "name each once")
+        frame = read_table(self.path)
+        roles = Roles(self.label, self.exclude, self.categorical, self.targets)
         count, rows, other = len(frame), frame.index.to_numpy(), self.path
         if self.test_path is not None:
             tests, other = read_table(self.test_path), self.test_path
@@ -75,8 +86,10 @@ class Table(Dataset):
             table.y[~test],
             table.x[test],
             table.y[test],
-            len(table.class_names),
+            max(1, len(table.class_names)),
             class_names=table.class_names,
             columns=table.part(~test, test),
             numbering=None if self.test_fraction is None else split_numbering(test),
+            targets_train=None if table.targets is None else table.targets[~test],
+            targets_test=None if table.targets is None else table.targets[test],
         )
