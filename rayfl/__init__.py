@@ -15,7 +15,7 @@ __version__ = "0.1.0"
 _HOME = {
     "Config": "rayfl.config",
     "load": "rayfl.config",
-    "Result": "rayfl.api",
+    "Result": "rayfl.results",
     "run": "rayfl.api",
     "resume": "rayfl.api",
     "Begun": "rayfl.events",
@@ -33,7 +33,7 @@ _HOME = {
 }
 
 if TYPE_CHECKING:
-    from rayfl.api import Result, resume, run
+    from rayfl.api import resume, run
     from rayfl.config import Config, load
     from rayfl.errors import ConfigError, DataError, RayflError
     from rayfl.events import (
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
         RunEvent,
         Stopped,
     )
+    from rayfl.results import Result
 
 __all__ = [
     "Begun",

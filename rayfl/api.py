@@ -7,88 +7,29 @@ import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayfl import plugins
 from rayfl.config import CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
-from rayfl.data.events import client_number
-from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.events import Begun, Listener, Note, RunEvent
+from rayfl.notebook import listener
+from rayfl.results import Result, client_models
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import drive, drive_on_ray
-from rayfl.servers.building import build, check
-from rayfl.servers.driver import Driver, Interrupted, tensors_of
+from rayfl.servers.building import check
+from rayfl.servers.driver import Interrupted
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import torch
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished (or stopped) run, read from its directory.
-
-    Attributes:
-        path: the run directory.
-    """
-
-    path: Path
-
-    @property
-    def config(self) -> Config:
-        """The resolved config."""
-        return RunDirectory(self.path).config
-
-    @cached_property
-    def rounds(self) -> pd.DataFrame:
-        """One row a round."""
-        return RunDirectory(self.path).read_frame("rounds.csv")
-
-    @cached_property
-    def groups(self) -> pd.DataFrame:
-        """Accuracy by planted group and by cluster: one row each in every round with tests."""
-        return RunDirectory(self.path).read_frame("groups.csv")
-
-    @cached_property
-    def clients(self) -> pd.DataFrame:
-        """One row a client: size, group, cluster, accuracy last and best."""
-        return RunDirectory(self.path).read_frame("clients.csv")
-
-    @cached_property
-    def communication(self) -> pd.DataFrame:
-        """Bytes by round, tier, direction and kind."""
-        return RunDirectory(self.path).read_frame("communication.csv")
-
-    @cached_property
-    def clusters(self) -> dict[str, Any]:
-        """Planted groups, and the clusters over time."""
-        return dict(RunDirectory(self.path).read_json("clusters.json"))
-
-    def client_model(self, client: int | str, finetuned: bool = False) -> dict[str, torch.Tensor]:
-        """The model that a client was tested with last, see :func:`client_models`."""
-        return next(client_models(self.path, [client], finetuned))[1]
-
-    @cached_property
-    def scaling(self) -> Scaling:
-        """How the models take inputs: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
-        return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The closing numbers; empty if the run is not finished."""
-        return dict(RunDirectory(self.path).read_json("summary.json") or {})
+__all__ = ["Result", "client_models", "resume", "run"]
 
 
 def run(
     config: Config | str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
-    on_event: Listener = lambda event: None,
+    on_event: Listener | None = None,
     changed: Sequence[str] | None = None,
     **parts: Any,
 ) -> Result:
@@ -98,7 +39,8 @@ def run(
         config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
         overrides: dotted settings such as ``"rounds=5"``.
         on_event: called with everything that happens, see :mod:`rayfl.events`. An error that it raises stops
-            the run with a checkpoint, and is raised here; it is not called again.
+            the run with a checkpoint, and is raised here; it is not called again. If left out, a notebook
+            shows the progress.
         changed: what the name of the run directory says of the settings, such as ``["lr=0.1"]``; by default
             those of ``overrides`` and ``parts`` that are not as in ``config``.
         parts: objects in place of sections, see :func:`~rayfl.config.load`.
@@ -116,7 +58,7 @@ def run(
         changed = changes(resolved, config, [*overrides, *parts])
     directory = RunDirectory.create(resolved, changed)
     try:
-        return _execute(resolved, directory, on_event)
+        return _execute(resolved, directory, on_event or listener())
     except RayflError as error:
         refused = isinstance(error, ConfigError | DataError | DiskError)
         resumable = (directory.path / "checkpoints").is_dir() or str(directory.path) in str(error)
@@ -128,7 +70,7 @@ def run(
 def resume(
     path: Path | str,
     overrides: Sequence[str] = (),
-    on_event: Listener = lambda event: None,
+    on_event: Listener | None = None,
     changed_plugins: bool = False,
 ) -> Result:
     """Go on with a stopped run, bit for bit as if it had not stopped.
@@ -142,6 +84,7 @@ def resume(
     Raises:
         ConfigError: if it is not a run, another setting is changed, or a plug-in has changed.
     """
+    on_event = on_event or listener()
     directory = RunDirectory.open(path)
     changed = directory.changed_plugins()
     if changed and not changed_plugins:
@@ -174,53 +117,6 @@ def resume(
     if changed:
         directory.write_plugins()
     return _execute(config, directory, on_event)
-
-
-def client_models(
-    path: Path | str, clients: Sequence[int | str] | None = None, finetuned: bool = False
-) -> Iterator[tuple[int | str, dict[str, torch.Tensor]]]:
-    """Rebuild the models with which clients of a run were tested last: those of ``accuracy_last``.
-
-    That is the server's model with what the client has of its own (layers, a mask, a whole model), after the
-    training that comes before a test (Per-FedAvg). All of it is in the newest checkpoint, and the data. A run
-    that was stopped was last tested some rounds before it; a run on a GPU trained there what is trained here
-    again on what this machine has.
-
-    Args:
-        path: the run directory.
-        clients: ids, the user's own where the partition has such; None for all that are there in the end.
-        finetuned: the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
-
-    Yields:
-        The client's id (the user's own, if there is one) and its model, tensors by their names in the module,
-        as in ``models/*.safetensors``; in the order of the clients' numbers.
-
-    Raises:
-        ConfigError: if it is no run, or one without fine-tuning; or there is no such client.
-        RayflError: if there is no checkpoint yet, or a client was not there.
-    """
-    import torch
-
-    from rayfl.runtime.inline import InlineBackend
-
-    directory = RunDirectory.open(path)
-    config = directory.config
-    if finetuned and not config.evaluation.finetune_epochs:
-        raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
-    stages, host = build(config, directory.scaling)
-    directory.verify(stages)
-    if not torch.cuda.is_available():
-        host = replace(host, device="cpu")
-    backend = InlineBackend()
-    try:
-        driver = Driver(config, stages, backend, directory, host)
-        names = stages[0].federation.names
-        known = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
-        numbers = None if clients is None else [client_number(c, known, str(path)) for c in clients]
-        for client, row in driver.tested_models(numbers, finetuned):
-            yield (client if names is None else str(names[client])), tensors_of(host.spec, row)
-    finally:
-        backend.close()
 
 
 def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Result:

@@ -444,7 +444,7 @@ def models(
 
     from safetensors.torch import save_file
 
-    from rayfl.api import client_models
+    from rayfl.results import client_models
 
     folder, number = out_folder or path / "models" / "clients", 0
     for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
@@ -470,9 +470,9 @@ def compare(
     page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),
 ) -> None:
     """Put finished runs side by side: a table, and a page with their curves."""
-    from rayfl.api import Result
     from rayfl.display import comparison_table, group_table
     from rayfl.report.compare import Comparison
+    from rayfl.results import Result
     from rayfl.rundir import RunDirectory
 
     results = [Result(RunDirectory.open(path).path) for path in runs]

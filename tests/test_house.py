@@ -24,6 +24,7 @@ FLOORS = (
     "report",
     "servers",
     "runtime",
+    "notebook results",
     "api",
     "study",
     "commands display doctor",

@@ -1,12 +1,11 @@
-"""The charts of a report, each drawn for a light and for a dark page and inlined as SVG.
+"""Figures for papers and notebooks, drawn by Matplotlib; pages are drawn by :mod:`rayfl.report.charts`.
 
-Colours are those of Okabe and Ito, which people with colour-blindness tell apart, lightened on dark pages.
-Figures are built without pyplot, so that a report can be written from any thread and leaves no state.
+Colours are those of Okabe and Ito, which people with colour-blindness tell apart. Figures are built without
+pyplot, so that they can be made in any thread and leave no state.
 """
 
 from __future__ import annotations
 
-import base64
 import io
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 import pandas as pd
-from markupsafe import Markup
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
@@ -39,64 +38,52 @@ LIGHT = Theme(
     grid="#e5e7eb",
     series=("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000"),
 )
-DARK = Theme(
-    ink="#e6e6e6",
-    quiet="#9aa0a6",
-    grid="#34383d",
-    series=("#56B4E9", "#F0793A", "#2FBF97", "#E29BC4", "#F2B134", "#9AD3F5", "#FFFFFF"),
-)
-DASHES = ("-", "--", ":", "-.")
-
 Draw = Callable[[Any, Theme], None]
 """Draws into matplotlib ``Axes`` with a theme."""
 
 
-def picture(draw: Draw, alt: str, width: float = 8.6, height: float = 3.3) -> Markup:
-    """A chart as one HTML element without outside resources, following the page's colour scheme.
+class Picture(Figure):
+    """A figure that notebooks show, whether pyplot was imported or not."""
+
+    def _repr_png_(self) -> bytes:
+        buffer = io.BytesIO()
+        self.savefig(buffer, format="png", dpi=110, metadata={"Software": None})
+        return buffer.getvalue()
+
+
+def picture(draw: Draw, width: float = 8.6, height: float = 3.3) -> Picture:
+    """A figure with one drawing; ``savefig`` writes it as PDF, SVG or PNG.
 
     Args:
-        draw: called once for each theme.
-        alt: what the chart shows, for those who cannot see it.
-        width, height: in inches of 100 CSS pixels.
+        draw: what is drawn.
+        width, height: in inches.
     """
-    light, dark = (_svg(draw, theme, width, height) for theme in (LIGHT, DARK))
-    return Markup(
-        '<picture><source srcset="{}" media="(prefers-color-scheme: dark)"><img src="{}" alt="{}"></picture>'
-    ).format(dark, light, alt)
-
-
-def _svg(draw: Draw, theme: Theme, width: float, height: float) -> str:
-    """The chart as a data URI; the same bytes every time."""
     style = {
         "axes.axisbelow": True,
-        "axes.edgecolor": theme.grid,
+        "axes.edgecolor": LIGHT.grid,
         "axes.grid": True,
         "axes.grid.axis": "y",
-        "axes.labelcolor": theme.quiet,
+        "axes.labelcolor": LIGHT.quiet,
         "axes.spines.left": False,
         "axes.spines.right": False,
         "axes.spines.top": False,
         "font.family": "DejaVu Sans",
         "font.size": 9,
-        "grid.color": theme.grid,
+        "grid.color": LIGHT.grid,
         "grid.linewidth": 0.8,
         "legend.frameon": False,
         "lines.linewidth": 1.8,
-        "svg.fonttype": "none",
-        "svg.hashsalt": "rayfl",
-        "text.color": theme.ink,
-        "xtick.color": theme.quiet,
-        "ytick.color": theme.quiet,
+        "text.color": LIGHT.ink,
+        "xtick.color": LIGHT.quiet,
+        "ytick.color": LIGHT.quiet,
         "ytick.major.size": 0,
         "ytick.minor.size": 0,
     }
-    buffer = io.StringIO()
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(width, height), layout="constrained")
-        draw(figure.add_subplot(), theme)
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    text = buffer.getvalue().replace("'DejaVu Sans'", "system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans'")
-    return "data:image/svg+xml;base64," + base64.b64encode(text.encode()).decode()
+        figure = Picture(figsize=(width, height), layout="constrained")
+        FigureCanvasAgg(figure)
+        draw(figure.add_subplot(), LIGHT)
+    return figure
 
 
 def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
@@ -165,16 +152,21 @@ def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
     return draw
 
 
-def cluster_sizes(sizes: NDArray[np.int64]) -> Draw:
-    """Clients in each cluster, largest first."""
+def map_of_clients(places: NDArray[np.float64], labels: NDArray[np.int64], meaning: str) -> Draw:
+    """Clients at their places ``(N, 2)``, coloured by cluster ``(N,)``; up to a dozen clusters are named."""
 
     def draw(axes: Any, theme: Theme) -> None:
-        ranked = np.sort(sizes)[::-1]
-        axes.bar(np.arange(1, len(ranked) + 1), ranked, color=theme.series[0], width=0.85)
-        axes.set_xlabel("cluster, largest first")
-        axes.set_ylabel("clients")
-        axes.xaxis.set_major_locator(_whole())
-        axes.yaxis.set_major_locator(_whole())
+        clusters = np.unique(labels[labels >= 0])
+        colours = theme.series[:-1]
+        for i, cluster in enumerate(clusters.tolist()):
+            x, y = places[labels == cluster].T
+            look = {"s": 30, "alpha": 0.8, "linewidths": 0, "marker": "osD^v"[i // len(colours) % 5]}
+            name = f"cluster {cluster}" if i < 12 else None
+            axes.scatter(x, y, color=colours[i % len(colours)], label=name, **look)
+        axes.set_aspect("equal")
+        axes.set_axis_off()
+        axes.set_title(f"near: {meaning}", fontsize=8, color=theme.quiet)
+        _legend_below(axes)
 
     return draw
 
@@ -250,29 +242,11 @@ def communication(ledger: pd.DataFrame) -> Draw:
                 if len(part):
                     marks = _dots(part) if direction == "up" else {}
                     axes.plot(
-                        part["round"], part["bytes"] / scale, color=colour, label=label, **look, **marks
+                        part["round"] + 1, part["bytes"] / scale, color=colour, label=label, **look, **marks
                     )
         axes.set_ylim(bottom=0)
         _legend_below(axes)
         _over_rounds(axes, f"{unit} a round")
-
-    return draw
-
-
-def curves(runs: list[tuple[str, pd.DataFrame]], column: str, label: str) -> Draw:
-    """One line a run; beyond seven runs the colours repeat with another dash."""
-
-    def draw(axes: Any, theme: Theme) -> None:
-        for i, (name, evaluated) in enumerate(runs):
-            if {"round", column} <= set(evaluated.columns):
-                colour = theme.series[i % len(theme.series)]
-                dash = DASHES[i // len(theme.series) % len(DASHES)]
-                axes.plot(
-                    evaluated["round"], evaluated[column], dash, color=colour, label=name, **_dots(evaluated)
-                )
-                _hollow(axes, evaluated, column, colour)
-        _legend_below(axes)
-        _over_rounds(axes, label)
 
     return draw
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -119,6 +120,27 @@ def page_of(run: RunFiles) -> Page:
         missing=run.missing,
         data={name: columns for name, columns in (("clients", clients),) if columns},
     )
+
+
+def summary_html(run_dir: Path) -> str:
+    """A run in a few lines, for notebooks.
+
+    Raises:
+        RayflError: if there is no such directory.
+    """
+    run = RunFiles.read(run_dir)
+    headline = run.headline()
+    parts = [str(headline[part]) for part in ("algorithm", "data", "partition", "model") if headline[part]]
+    rows = "".join(
+        f"<tr><th style='text-align: left'>{html.escape(name)}</th><td>{html.escape(value)}</td></tr>"
+        for name, value in _facts(run, headline)
+    )
+    lines = (
+        f"<b>{html.escape(run.path.resolve().name)}</b>",
+        html.escape(" · ".join(parts)),
+        f"<table>{rows}</table>",
+    )
+    return f"<div>{'<br>'.join(lines)}<code>{html.escape(str(run.path))}</code></div>"
 
 
 def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]]:
@@ -330,7 +352,7 @@ def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
             values = np.where(values < 0, np.nan, values + 1)
         found[column] = rounded(values, 2)
     gone = _gone(run)
-    for column in [name for name in found if name.startswith(("accuracy", "perplexity", "best"))]:
+    for column in [name for name in found if "accuracy" in name or name.startswith(("perplexity", "best"))]:
         found[column] = [None if left else v for v, left in zip(found[column], gone.tolist(), strict=True)]
     if set(found.get("cluster", ())) == {0}:
         del found["cluster"]  # one model for all

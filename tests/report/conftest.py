@@ -1,12 +1,8 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
-from matplotlib.figure import Figure
-
-from rayfl.report import figures
 
 CONFIG = """\
 seed: 3
@@ -52,23 +48,6 @@ round,tier,direction,kind,bytes
 1,lps_gps,up,model,300
 """
 FILES = ("config.yaml", "environment.json", "rounds.csv", "clients.csv", "clusters.json", "communication.csv")
-
-
-@pytest.fixture
-def as_svg() -> None:
-    """For tests that look at the charts."""
-
-
-@pytest.fixture(autouse=True)
-def charts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other tests draw them too, but write them down as an empty SVG: to lay one out takes 0.1 s."""
-
-    def svg(draw: figures.Draw, theme: figures.Theme, *size: Any) -> str:
-        draw(Figure().add_subplot(), theme)
-        return "data:image/svg+xml;base64,PHN2Zy8+"
-
-    if "as_svg" not in request.fixturenames:
-        monkeypatch.setattr(figures, "_svg", svg)
 
 
 @pytest.fixture

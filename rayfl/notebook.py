@@ -1,0 +1,80 @@
+"""Progress of a run in a notebook, where nobody listens otherwise."""
+
+from __future__ import annotations
+
+import html
+import sys
+from typing import Any
+
+from rayfl.events import Begun, Clustered, Finished, Listener, Note, RoundDone, RunEvent, Stopped
+from rayfl.units import duration, percent
+
+SHOWN_NOTES = 6
+"""The last lines that are shown below the bar."""
+
+
+def listener() -> Listener:
+    """Shows progress if this is a notebook; else nothing. IPython is not imported for it."""
+    shell = sys.modules.get("IPython")
+    running = shell.get_ipython() if shell is not None and hasattr(shell, "get_ipython") else None
+    if type(running).__name__ != "ZMQInteractiveShell":  # a kernel; IPython in a terminal is none
+        return lambda event: None
+    from IPython.display import display  # type: ignore[import-not-found]
+
+    return Progress(display(_Shown(""), display_id=True))
+
+
+class _Shown:
+    """Something that a notebook shows as HTML, and elsewhere as nothing."""
+
+    def __init__(self, content: str) -> None:
+        self._content = content
+
+    def _repr_html_(self) -> str:
+        return self._content
+
+    def __repr__(self) -> str:
+        return ""
+
+
+class Progress:
+    """A bar, the last round, and what there is to say.
+
+    Args:
+        handle: whose ``update`` replaces what is shown.
+    """
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+        self._title, self._done, self._total, self._row = "starting", 0, 1, ""
+        self._notes: list[str] = []
+
+    def __call__(self, event: RunEvent) -> None:
+        """Show an event."""
+        match event:
+            case Begun(path=path):
+                self._title = path.name
+            case Note(text=text):
+                self._notes.append(text)
+            case Clustered(n_clusters=count, ari=ari):
+                truth = "" if ari is None else f", agreement with the planted groups (ARI) {ari:.2f}"
+                self._notes.append(f"clustered into {count} groups{truth}")
+            case RoundDone(row=row):
+                self._done, self._total = event.round + 1, event.rounds
+                self._row = f"round {self._done} of {self._total}, loss {row['train_loss']:.3f}"
+                if event.tested:
+                    mark = "" if row.get("estimated_from") is None else "≈ "
+                    self._row += f", accuracy {mark}{percent(row['accuracy_mean'])}"
+                    self._row += f", worst 10 % of clients {mark}{percent(row['accuracy_worst10'])}"
+            case Finished(summary=summary):
+                self._notes.append(f"finished in {duration(summary['seconds'])}")
+            case Stopped(rounds=rounds):
+                self._notes.append(f"stopped after {rounds} rounds; go on with rayfl.resume")
+            case _:
+                return
+        self._handle.update(_Shown(self._html()))
+
+    def _html(self) -> str:
+        lines = "<br>".join(html.escape(text) for text in (self._row, *self._notes[-SHOWN_NOTES:]) if text)
+        bar = f'<progress value="{self._done}" max="{self._total}" style="width: 24em"></progress>'
+        return f"<div><b>{html.escape(self._title)}</b><br>{bar}<br>{lines}</div>"

@@ -1,0 +1,217 @@
+"""What a run has left behind: tables, models, figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfl.config import Config
+from rayfl.data.events import client_number
+from rayfl.data.scaling import Scaling
+from rayfl.errors import ConfigError, nearest
+from rayfl.rundir import RunDirectory
+from rayfl.servers.building import build
+from rayfl.servers.driver import Driver, tensors_of
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+    import torch
+    from numpy.typing import NDArray
+    from torch import nn
+
+    from rayfl.clients.jobs import HostSpec
+    from rayfl.data.events import Stage
+    from rayfl.report.plots import Plots
+
+_BATCH = 500
+"""Samples that a network is given at a time."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished (or stopped) run, read from its directory.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    path: Path
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        from rayfl.report.html import summary_html
+
+        return summary_html(self.path)
+
+    @property
+    def plot(self) -> Plots:
+        """Figures of the run: ``result.plot.accuracy()``, ``result.plot.clusters()``."""
+        from rayfl.report.plots import Plots
+
+        return Plots(self.path)
+
+    @property
+    def config(self) -> Config:
+        """The resolved config."""
+        return RunDirectory(self.path).config
+
+    @cached_property
+    def rounds(self) -> pd.DataFrame:
+        """One row a round."""
+        return RunDirectory(self.path).read_frame("rounds.csv")
+
+    @cached_property
+    def groups(self) -> pd.DataFrame:
+        """Accuracy by planted group and by cluster: one row each in every round with tests."""
+        return RunDirectory(self.path).read_frame("groups.csv")
+
+    @cached_property
+    def clients(self) -> pd.DataFrame:
+        """One row a client: size, group, cluster, accuracy last and best."""
+        return RunDirectory(self.path).read_frame("clients.csv")
+
+    @cached_property
+    def communication(self) -> pd.DataFrame:
+        """Bytes by round, tier, direction and kind."""
+        return RunDirectory(self.path).read_frame("communication.csv")
+
+    @cached_property
+    def clusters(self) -> dict[str, Any]:
+        """Planted groups, and the clusters over time."""
+        return dict(RunDirectory(self.path).read_json("clusters.json"))
+
+    def client_model(self, client: int | str, finetuned: bool = False) -> dict[str, torch.Tensor]:
+        """The model that a client was tested with last, see :func:`client_models`."""
+        return next(client_models(self.path, [client], finetuned))[1]
+
+    def model(
+        self, client: int | str | None = None, cluster: int | str | None = None, finetuned: bool = False
+    ) -> nn.Module:
+        """A trained network, in evaluation mode on the CPU. It takes inputs as :attr:`scaling` gives them.
+
+        Args:
+            client: the model with which this client was tested last, see :func:`client_models`.
+            cluster: the server's model of this cluster, ``0`` where there is one model for all; with several
+                edges the name of the file in ``models/``, such as ``"0_edge_1"``.
+            finetuned: of a client, after ``evaluation.finetune_epochs``.
+
+        Raises:
+            ConfigError: if not one of both is given, or there is no such client or cluster.
+        """
+        from safetensors.torch import load_file
+
+        if (client is None) == (cluster is None):
+            raise ConfigError("model", "takes a client or a cluster", "as in model(client=3)")
+        _, host = self._built
+        if client is not None:
+            tensors = self.client_model(client, finetuned)
+        else:
+            file = self.path / "models" / f"model_{cluster}.safetensors"
+            if not file.is_file():
+                known = sorted(f.stem.removeprefix("model_") for f in file.parent.glob("model_*.safetensors"))
+                remedy = nearest(str(cluster), known) if known else "the run is not finished"
+                raise ConfigError(str(self.path), f"there is no cluster {cluster!r}", remedy)
+            tensors = load_file(file)
+        module = host.spec.build()
+        module.load_state_dict(tensors, strict=False)  # counters of batches are not averaged
+        return module.eval()
+
+    def predict(
+        self, x: NDArray[np.generic], client: int | str | None = None, cluster: int | str | None = None
+    ) -> NDArray[np.int64]:
+        """Classes that a model predicts.
+
+        Args:
+            x: inputs as the dataset stores them ``(n, *shape)``, which the run's :attr:`scaling` prepares.
+            client, cluster: whose model, see :meth:`model`.
+
+        Returns:
+            ``(n,)``; of texts ``(n, L)``, a word each.
+
+        Raises:
+            ConfigError: as :meth:`model` does; or if the inputs have another shape than the run's.
+        """
+        import numpy as np
+        import torch
+
+        module, (_, host) = self.model(client, cluster), self._built
+        shape = tuple(host.spec.shape)
+        if np.shape(x)[1:] != shape:
+            raise ConfigError(
+                "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {str(shape)[1:-1]})"
+            )
+        words = host.spec.model.tokens
+        found = []
+        with torch.inference_mode():
+            for start in range(0, len(x), _BATCH):
+                part = np.asarray(x[start : start + _BATCH])
+                inputs = part.astype(np.int64) if words else self.scaling.apply(part)
+                found.append(module(torch.from_numpy(inputs)).argmax(dim=1).numpy())
+        return np.concatenate(found) if found else np.empty((0, *shape[:words]), np.int64)
+
+    @cached_property
+    def _built(self) -> tuple[tuple[Stage, ...], HostSpec]:
+        """The federation and the network, made again from config and data."""
+        directory = RunDirectory.open(self.path)
+        return build(directory.config, directory.scaling)
+
+    @cached_property
+    def scaling(self) -> Scaling:
+        """How the models take inputs: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
+        return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The closing numbers; empty if the run is not finished."""
+        return dict(RunDirectory(self.path).read_json("summary.json") or {})
+
+
+def client_models(
+    path: Path | str, clients: Sequence[int | str] | None = None, finetuned: bool = False
+) -> Iterator[tuple[int | str, dict[str, torch.Tensor]]]:
+    """Rebuild the models with which clients of a run were tested last: those of ``accuracy_last``.
+
+    That is the server's model with what the client has of its own (layers, a mask, a whole model), after the
+    training that comes before a test (Per-FedAvg). All of it is in the newest checkpoint, and the data. A run
+    that was stopped was last tested some rounds before it; a run on a GPU trained there what is trained here
+    again on what this machine has.
+
+    Args:
+        path: the run directory.
+        clients: ids, the user's own where the partition has such; None for all that are there in the end.
+        finetuned: the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
+
+    Yields:
+        The client's id (the user's own, if there is one) and its model, tensors by their names in the module,
+        as in ``models/*.safetensors``; in the order of the clients' numbers.
+
+    Raises:
+        ConfigError: if it is no run, or one without fine-tuning; or there is no such client.
+        RayflError: if there is no checkpoint yet, or a client was not there.
+    """
+    import torch
+
+    from rayfl.runtime.inline import InlineBackend
+
+    directory = RunDirectory.open(path)
+    config = directory.config
+    if finetuned and not config.evaluation.finetune_epochs:
+        raise ConfigError(str(path), "clients did not fine-tune", "that takes evaluation.finetune_epochs")
+    stages, host = build(config, directory.scaling)
+    directory.verify(stages)
+    if not torch.cuda.is_available():
+        host = replace(host, device="cpu")
+    backend = InlineBackend()
+    try:
+        driver = Driver(config, stages, backend, directory, host)
+        names = stages[0].federation.names
+        known = {} if names is None else {name: i for i, name in enumerate(names.tolist())}
+        numbers = None if clients is None else [client_number(c, known, str(path)) for c in clients]
+        for client, row in driver.tested_models(numbers, finetuned):
+            yield (client if names is None else str(names[client])), tensors_of(host.spec, row)
+    finally:
+        backend.close()
