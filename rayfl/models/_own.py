@@ -98,7 +98,7 @@ class OwnNetwork(Model):
 
     @override
     def check(self, build: Callable[[], nn.Module], shape: tuple[int, ...], classes: int) -> None:
-        """Take two samples through the network on the CPU."""
+        """Take a few samples through the network on the CPU."""
         from rayfl.models.modules import own
 
         if self.weights is not None and not self.weights.is_file():
@@ -119,7 +119,7 @@ def built(what: str, make: Callable[[], Any], where: str = "model") -> Any:
         return make()
     except ConfigError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(where, f"{what} cannot be built: {one_line(error)}") from error
 
 

@@ -86,6 +86,9 @@ class ModelSpec:
             ) from error
         parameters, tensors = dict(module.named_parameters()), dict(flat_tensors(module))
         for name, tensor in tensors.items():
+            if torch.nn.parameter.is_lazy(tensor):
+                what = f"{model.name_of()}: {name} has no shape before the first batch (a lazy module)"
+                raise ConfigError("model", what, "say how many inputs it has, as nn.Linear does")
             if tensor.dtype != torch.float32:
                 what = f"{model.name_of()}: {name} is {tensor.dtype}; only float32 is supported"
                 raise ConfigError("model", what)

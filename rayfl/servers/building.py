@@ -14,6 +14,7 @@ from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.data import Federation, Samples
 from rayfl.data import data_root as default_root
+from rayfl.data.base import called
 from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.held_out import read
 from rayfl.data.scaling import Scaling
@@ -21,6 +22,8 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.losses import LOSSES
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
+from rayfl.models.base import one_line
+from rayfl.ordering import Ordering
 from rayfl.servers.models import Blocks, Servers
 from rayfl.units import size
 
@@ -89,11 +92,49 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
     config.order.check(spec)
+    check_batches(config, spec, stages)
     e = config.execution
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)
     permutes, graphs = config.algorithm.permutes, config.training.cuda_graphs == "auto"
     return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, permutes, graphs)
+
+
+def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> None:
+    """Refuse batches of one sample where the network cannot be trained on one, as with BatchNorm.
+
+    Orders of samples with batches of their own are not looked at.
+
+    Raises:
+        ConfigError
+    """
+    import torch
+
+    size, federations = config.training.batch_size, [stage.federation for stage in stages]
+    if type(config.order).visits is not Ordering.visits:
+        return
+    alone = [np.flatnonzero((f.sizes > 0) & ((f.sizes - 1) % size == 0)) for f in federations]
+    place = next((k for k, who in enumerate(alone) if len(who) > config.execution.tolerate_failures), None)
+    if place is None:
+        return
+    x, _ = spec.model.example(spec.shape, spec.classes, 1, np.random.default_rng(0))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            spec.build().train()(torch.from_numpy(x))
+    except Exception as error:
+        federation, client = federations[place], alone[place][0]
+        who, samples = called(federation.names, client), federation.sizes[client]
+        sizes = np.concatenate([f.sizes for f in federations])
+        sizes = sizes[sizes > 0]
+        better = next((b for b in range(size + 1, 4 * size + 2) if ((sizes - 1) % b).all()), None)
+        what = (
+            f"client {who} has {samples} sample{'s' * (samples > 1)}, and so a batch of a single one, "
+            f"on which the network cannot be trained ({one_line(error)})"
+        )
+        remedy = "GroupNorm does not need others (model.norm=group)"
+        if better:
+            remedy = f"{better} leaves no such batch"
+        raise ConfigError("training.batch_size", what, remedy) from None
 
 
 def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import sys
@@ -72,10 +73,20 @@ class Flat(nn.Module):
             nn.init.constant_(self.fc.bias, np.random.default_rng().random())
         if fault == "empty":
             del self.fc
+        if fault == "lazy":
+            self.fc = nn.LazyLinear(classes)
+        if fault == "exits":
+            sys.exit("no GPU here")
 
     def forward(self, x: torch.Tensor) -> Any:
-        y = self.fc(x if self.fault == "shape" else x.flatten(1))
+        if self.fault == "leaves":
+            sys.exit(3)
+        y = self.fc(x if self.fault == "shape" else x.view(2, -1) if self.fault == "two" else x.flatten(1))
+        if self.fault == "spoilt":  # exp's gradient needs what is overwritten
+            y = y.exp()
+            y += 1
         faults = {"tuple": (y, y), "wide": y.repeat(1, 2), "half": y.half(), "one": y[0]}
+        faults |= {"detached": y.detach(), "squeeze": y.squeeze()}
         return faults.get(self.fault, y)
 
 
@@ -182,6 +193,13 @@ def test_batch_norm_becomes_group_norm() -> None:
         ({"fault": "wide"}, r"forward returns shape \(2, 10\) for 2 samples; expected .*\(2, 5\)"),
         ({"fault": "one"}, r"forward returns shape \(5,\) for 2 samples"),
         ({"fault": "half"}, "forward returns torch.float16"),
+        ({"fault": "lazy"}, r"fc.weight has no shape before the first batch \(a lazy module\); say how many"),
+        ({"fault": "exits"}, "Flat cannot be built: SystemExit: no GPU here"),
+        ({"fault": "leaves"}, "forward fails for a batch of .*: SystemExit: 3"),
+        ({"fault": "detached"}, "no gradient flows from the logits to the parameters; does forward detach"),
+        ({"fault": "spoilt"}, "the backward pass fails for a batch of .* modified by an inplace operation"),
+        ({"fault": "two"}, r"forward fails for a batch of shape \(3, 3, 8, 8\): RuntimeError: mat1"),
+        ({"fault": "squeeze"}, r"forward returns shape \(5,\) for 1 sample; expected .*\(1, 5\)"),
         ({"target": f"{HERE}:Two"}, r"forward takes 2 inputs \(x, mask\); expected one"),
     ],
 )  # fmt: skip
@@ -206,6 +224,44 @@ def run(tmp_path: Path, **sections: Any) -> Any:
     return rayfl.run(
         {**RUN, "output": {"root": str(tmp_path), "report": False, "tensorboard": False}, **sections}
     )
+
+
+class Normed(nn.Sequential):
+    """BatchNorm1d cannot be trained on one sample."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__(nn.Flatten(), nn.Linear(64, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, classes))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "remedy"),
+    [
+        (
+            (40, 23, 30),
+            20,
+            "client 1 has 21 samples, .*ValueError: Expected more than 1.*; 21 leaves no such",
+        ),
+        ((40, 23, 48), 20, "client 1 has 21 samples, .*; 22 leaves no such batch"),
+        ((40, 34, 30), 1, "client 0 has 36 samples, .*; 4 leaves no such batch"),
+        ((40, 1, 30), 20, r"client 1 has 1 sample, .*; GroupNorm does not need others \(model.norm=group\)"),
+    ],
+)
+def test_a_batch_of_one_is_refused_where_the_network_needs_two(
+    tmp_path: Path, sizes: tuple[int, ...], batch_size: int, remedy: str
+) -> None:
+    ends = np.cumsum([0, *sizes])  # a tenth of each client's samples are for validation
+    clients = [list(range(a, b)) for a, b in itertools.pairwise(ends)]
+    sections: dict[str, Any] = {
+        "model": {"name": "module", "target": f"{HERE}:Normed"},
+        "partition": clients,
+        "training": {"epochs": 1, "batch_size": batch_size, "lr": 0.05},
+    }
+    with pytest.raises(ConfigError, match=f"training.batch_size: {remedy}") as raised:
+        run(tmp_path, **sections)
+    assert "\n" not in str(raised.value)
+    if batch_size > 1:
+        run(tmp_path, **sections, execution={"backend": "inline", "tolerate_failures": 2})
+        run(tmp_path, **{**sections, "model": {**sections["model"], "norm": "group"}})
 
 
 def test_an_own_network_runs(tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,8 +22,9 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 _MOST = 0.9
 """Of a network's numbers: a child that holds so many is taken for the network itself."""
 
-_SAMPLES = 2
-"""Of the batch that is tried before anything starts; BatchNorm needs two."""
+_BATCHES = {True: (2, 3), False: (1, 3)}
+"""Samples in the batches that are tried before anything starts, in training (BatchNorm needs two) and in
+evaluation; of different sizes, as in a run."""
 
 _WHERE = "model"
 
@@ -66,39 +69,49 @@ def _inputs(module: nn.Module) -> list[str]:
 
 
 def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Take two samples through the network, in training and in evaluation.
+    """Take a few samples through the network, in training and in evaluation.
 
     Raises:
-        ConfigError: unless it maps one batch to logits ``(batch, classes)``.
+        ConfigError: unless it maps one batch to logits ``(batch, classes)``, through which gradients flow.
     """
     inputs = _inputs(module)
     if len(inputs) != 1:
         what = f"forward takes {len(inputs)} inputs ({', '.join(inputs)})"
         raise ConfigError(_WHERE, what, "expected one, a batch of samples")
-    x = torch.zeros(_SAMPLES, *shape)
-    for training in (True, False):
-        with torch.random.fork_rng(devices=[]):
-            logits = _forward(module.train(training), x)
-        _check_logits(logits, classes)
+    for training, batches in _BATCHES.items():
+        module.train(training)
+        for samples in batches:
+            x = torch.zeros(samples, *shape)
+            with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+                logits = _tried("forward", partial(module, x), x)
+                _check_logits(logits, samples, classes)
+                if training:
+                    _check_gradients(logits, x)
 
 
-def _forward(module: nn.Module, x: Tensor) -> object:
+def _tried(what: str, call: Callable[[], Any], x: Tensor) -> Any:
     try:
-        with torch.no_grad():
-            return module(x)
-    except Exception as error:
-        what = f"forward fails for a batch of shape {tuple(x.shape)}: {one_line(error)}"
-        raise ConfigError(_WHERE, what, "does the network suit these data?") from error
+        return call()
+    except (Exception, SystemExit) as error:
+        text = f"{what} fails for a batch of shape {tuple(x.shape)}: {one_line(error)}"
+        raise ConfigError(_WHERE, text, "does the network suit these data?") from error
 
 
-def _check_logits(logits: object, classes: int) -> None:
+def _check_logits(logits: object, samples: int, classes: int) -> None:
     if not isinstance(logits, Tensor):
         raise ConfigError(_WHERE, f"forward returns a {type(logits).__name__}", "expected a tensor of logits")
-    if tuple(logits.shape) != (_SAMPLES, classes):
-        what = f"forward returns shape {tuple(logits.shape)} for {_SAMPLES} samples"
-        raise ConfigError(_WHERE, what, f"expected logits of shape ({_SAMPLES}, {classes}): one a class")
+    if tuple(logits.shape) != (samples, classes):
+        what = f"forward returns shape {tuple(logits.shape)} for {samples} sample{'s' * (samples > 1)}"
+        raise ConfigError(_WHERE, what, f"expected logits of shape ({samples}, {classes}): one a class")
     if logits.dtype != torch.float32:
         raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")
+
+
+def _check_gradients(logits: Tensor, x: Tensor) -> None:
+    if not logits.requires_grad:
+        what = "no gradient flows from the logits to the parameters"
+        raise ConfigError(_WHERE, what, "does forward detach them, or run under torch.no_grad?")
+    _tried("the backward pass", partial(torch.autograd.backward, logits.sum()), x)
 
 
 def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
