@@ -31,13 +31,21 @@ class _Place(NamedTuple):
     expected: str
 
 
-def explain(error: ValidationError, settings: Mapping[str, Any]) -> ConfigError:
-    """The first mistake, in words that help."""
+def explain(
+    error: ValidationError, settings: Mapping[str, Any], root: type[BaseModel] = Config
+) -> ConfigError:
+    """The first mistake, in words that help.
+
+    Args:
+        error: what Pydantic found.
+        settings: what was validated.
+        root: the section that it was to be.
+    """
     found = error.errors()
     outer = {e["loc"][:depth] for e in found for depth in range(len(e["loc"]))}
     # A list whose items are wrong counts as too short, too: the items are the mistake.
     meant = [e for e in found if e["type"] != "too_short" or e["loc"] not in outer]
-    errors = [(e, _locate(e["loc"], settings)) for e in meant]
+    errors = [(e, _locate(e["loc"], settings, root)) for e in meant]
     # Where a name or a section is possible, mistakes within a section that was given say more.
     around = {p.path[:k] for _, p in errors for k in range(len(p.path))}
     errors = [(e, p) for e, p in errors if e["type"] != "literal_error" or p.path not in around]
@@ -92,17 +100,17 @@ def _sentence(message: str) -> str:
     return message[:1].lower() + message[1:] if message[:2].istitle() else message
 
 
-def _locate(loc: Sequence[int | str], settings: Any) -> _Place:
+def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _Place:
     """Where an error lies.
 
     Pydantic's own path names the branch of a plain union (``execution.actors.int``), which is no part of what
     users write.
     """
     where: list[str] = []
-    owner: type[BaseModel] | None = Config
+    owner: type[BaseModel] | None = root
     siblings: Mapping[str, type[BaseModel]] = {}
     choices: Mapping[str, type[BaseModel]] = {}
-    inner: type[BaseModel] | None = Config  # the section that the next step lies in
+    inner: type[BaseModel] | None = root  # the section that the next step lies in
     annotation: Any = None  # what the value at this place has to be
     metadata: Sequence[Any] = ()
     branched = False

@@ -1,0 +1,337 @@
+"""Claims: what a study is to show, read from text and judged by intervals over seeds.
+
+A claim compares numbers of methods, paired over seeds::
+
+    PACFL.accuracy_mean - FedAvg.accuracy_mean > 10
+    FedAvg.accuracy_mean ~ 77.3 +- 3
+    "PACFL, 2 clusters"[alpha=0.1].accuracy_mean < 0.5 * FedAvg.accuracy_mean + 40
+
+A method is named by its label, in quotes or without; in brackets may stand points of the grid. A claim
+without brackets has to hold at every point of the grid.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.errors import ConfigError, nearest
+from rayfl.statistics import Interval, mean_interval
+
+Verdict = Literal["holds", "fails", "undecided"]
+Point = Mapping[str, str]
+"""The point of each axis of the grid, by name."""
+
+Values = Callable[[str, Point, str], Mapping[int, float]]
+"""By seed the numbers of a method, at a point of the grid, in a column."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """``factor * method[at].column``."""
+
+    factor: float
+    method: str
+    at: Mapping[str, str]
+    column: str
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A claim that has been read: a sum of terms, and what it is compared with.
+
+    Attributes:
+        text: as it was written.
+        terms: of the sum; what stood on the right has been brought to the left.
+        comparison: ``>``, ``>=``, ``<``, ``<=`` or ``~``.
+        bound: what the sum is compared with.
+        tolerance: of ``~``.
+    """
+
+    text: str
+    terms: tuple[Term, ...]
+    comparison: str
+    bound: float
+    tolerance: float = 0.0
+
+    @property
+    def methods(self) -> set[str]:
+        """The labels it speaks of."""
+        return {term.method for term in self.terms}
+
+    @property
+    def columns(self) -> set[str]:
+        """The numbers it speaks of."""
+        return {term.column for term in self.terms}
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What the runs say of a statement at a point of the grid.
+
+    Attributes:
+        statement: the claim.
+        point: of the grid.
+        interval: of the sum over seeds, paired.
+        verdict: ``holds`` if the whole interval lies where the claim has it, ``fails`` if none of it does,
+            ``undecided`` else.
+        why: it is undecided, in words; empty else.
+        source, protocol: of who claims it.
+    """
+
+    statement: Statement
+    point: Mapping[str, str]
+    interval: Interval
+    verdict: Verdict
+    why: str = ""
+    source: str = ""
+    protocol: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``claims.json``."""
+        bounded = self.interval.known
+        return {
+            "claim": self.statement.text,
+            **({"at": dict(self.point)} if self.point else {}),
+            "verdict": self.verdict,
+            "value": self.interval.mean,
+            "low": self.interval.low if bounded else None,
+            "high": self.interval.high if bounded else None,
+            "seeds": self.interval.n,
+            **({"why": self.why} if self.why else {}),
+            **({"source": self.source} if self.source else {}),
+            **({"protocol": self.protocol} if self.protocol else {}),
+        }
+
+
+def overall(verdicts: Iterable[Verdict]) -> Verdict:
+    """Of a claim at several points: it fails if it fails somewhere, and holds if it holds everywhere."""
+    found = set(verdicts)
+    if "fails" in found:
+        return "fails"
+    return "holds" if found == {"holds"} else "undecided"
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
+_COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
+_COMPARISON = re.compile(r">=|<=|>|<|~")
+_TOLERANCE = re.compile(r"\+-|\+/-|±")
+
+
+@dataclass
+class _Reader:
+    """Reads a claim from left to right."""
+
+    text: str
+    labels: Sequence[str]
+    axes: Mapping[str, Iterable[str]]
+    place: int = field(default=0)
+
+    def fail(self, what: str, remedy: str = "") -> ConfigError:
+        return ConfigError(
+            f"claims: {self.text!r}", what, remedy or "such as A.accuracy_mean - B.accuracy_mean > 10"
+        )
+
+    def space(self) -> None:
+        while self.place < len(self.text) and self.text[self.place].isspace():
+            self.place += 1
+
+    def take(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
+        self.space()
+        match = pattern.match(self.text, self.place)
+        if match:
+            self.place = match.end()
+        return match
+
+    def sum(self) -> tuple[list[Term], float]:
+        """``[-] term (+|- term)*``: its terms, and the sum of its plain numbers."""
+        terms: list[Term] = []
+        constant, sign = 0.0, self._sign() or 1.0
+        while True:
+            found = self._term(sign)
+            if isinstance(found, Term):
+                terms.append(found)
+            else:
+                constant += found
+            self.space()
+            if _TOLERANCE.match(self.text, self.place):
+                return terms, constant
+            following = self._sign()
+            if following is None:
+                return terms, constant
+            sign = following
+
+    def _sign(self) -> float | None:
+        match = self.take(re.compile(r"[-+]"))
+        return None if match is None else (-1.0 if match[0] == "-" else 1.0)
+
+    def _term(self, sign: float) -> Term | float:
+        self.space()
+        label = self._label()
+        if label is None:
+            number = self.take(_NUMBER)
+            if number is None:
+                raise self._no_term()
+            factor = sign * float(number[0])
+            if not self.take(re.compile(r"\*")):
+                return factor
+            label, sign = self._label(), factor
+            if label is None:
+                raise self._no_term()
+        at = self._at()
+        column = _COLUMN.match(self.text, self.place)
+        if column is None:
+            raise self.fail(f"{label!r} is followed by no column", f"such as {label}.accuracy_mean")
+        self.place = column.end()
+        return Term(sign, label, at, column[1])
+
+    def _no_term(self) -> ConfigError:
+        rest = self.text[self.place :].strip()
+        if not rest:
+            return self.fail("something is missing at the end")
+        name = re.split(r"[.\[]", rest.lstrip('"'))[0].strip('" ')
+        return self.fail(f"no method {name!r}", nearest(name, self.labels))
+
+    def _label(self) -> str | None:
+        """The longest label that stands here; one that is quoted has to be there."""
+        self.space()
+        if self.text.startswith('"', self.place):
+            end = self.text.find('"', self.place + 1)
+            label = self.text[self.place + 1 : end] if end > 0 else ""
+            if label not in self.labels:
+                raise self.fail(f"no method {label!r}", nearest(label, self.labels))
+            self.place = end + 1
+            return label
+        here = [
+            label
+            for label in self.labels
+            if self.text.startswith(label, self.place)
+            and self.text[self.place + len(label) :][:1] in (".", "[")
+        ]
+        if not here:
+            return None
+        label = max(here, key=len)
+        self.place += len(label)
+        return label
+
+    def _at(self) -> dict[str, str]:
+        if not self.text.startswith("[", self.place):
+            return {}
+        end = self.text.find("]", self.place)
+        if end < 0:
+            raise self.fail("a bracket is not closed")
+        inside, self.place = self.text[self.place + 1 : end], end + 1
+        found: dict[str, str] = {}
+        for part in inside.split(","):
+            name, equals, value = (piece.strip() for piece in part.partition("="))
+            if not equals:
+                raise self.fail(f"{part.strip()!r} is no point of the grid", "such as [partition.alpha=0.1]")
+            axis = axis_of(name, self.axes, self.fail)
+            found[axis] = point_of(axis, value, self.axes, self.fail)
+        return found
+
+
+def axis_of(name: str, axes: Mapping[str, Iterable[str]], fail: Callable[[str, str], ConfigError]) -> str:
+    """The axis of this name, of which the last part is enough: ``alpha`` for ``partition.alpha``."""
+    found = [axis for axis in axes if axis == name] or [axis for axis in axes if axis.split(".")[-1] == name]
+    if len(found) != 1:
+        raise fail(f"the grid has no axis {name!r}", nearest(name, axes) if axes else "there is no grid")
+    return found[0]
+
+
+def point_of(
+    axis: str,
+    value: str,
+    axes: Mapping[str, Iterable[str]],
+    fail: Callable[[str, str], ConfigError],
+) -> str:
+    """The point of an axis: by its name, or by the same number written otherwise."""
+    for point in axes[axis]:
+        if point == value or _same_number(point, value):
+            return point
+    raise fail(f"{axis} has no point {value!r}", f"valid: {', '.join(axes[axis])}")
+
+
+def _same_number(first: str, second: str) -> bool:
+    try:
+        return float(first) == float(second)
+    except ValueError:
+        return False
+
+
+def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -> Statement:
+    """Read a claim.
+
+    Args:
+        text: of the claim.
+        labels: of the methods.
+        axes: of the grid, with the names of their points.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    reader = _Reader(" ".join(text.split()), list(labels), axes)
+    left, constant = reader.sum()
+    comparison = reader.take(_COMPARISON)
+    if comparison is None:
+        rest = reader.text[reader.place :]
+        raise reader.fail(
+            f"{rest!r} is no comparison" if rest else "it compares nothing", "one of > < >= <= ~"
+        )
+    right, bound = reader.sum()
+    tolerance = 0.0
+    if comparison[0] == "~":
+        given = reader.take(_NUMBER) if reader.take(_TOLERANCE) else None
+        if given is None:
+            raise reader.fail("~ takes a tolerance", "such as ~ 77.3 +- 3")
+        tolerance = float(given[0])
+    reader.space()
+    if reader.place < len(reader.text):
+        raise reader.fail(f"{reader.text[reader.place :]!r} is too much")
+    terms = (*left, *(replace(term, factor=-term.factor) for term in right))
+    if not terms:
+        raise reader.fail("it names no method")
+    return Statement(reader.text, terms, comparison[0], bound - constant, tolerance)
+
+
+def judge(statement: Statement, point: Point, values: Values) -> Judgement:
+    """What the runs say of a claim at a point of the grid."""
+    found = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
+    seeds = sorted(set.intersection(*(set(each) for each in found))) if found else []
+    sums: NDArray[np.float64] = np.zeros(len(seeds))
+    for term, each in zip(statement.terms, found, strict=True):
+        sums = sums + term.factor * np.array([each[seed] for seed in seeds], np.float64)
+    interval = mean_interval(sums)
+    lost = len(set().union(*found)) - len(seeds) if found else 0
+    if not len(seeds):
+        return Judgement(statement, point, interval, "undecided", "no runs")
+    if lost or np.isnan(sums).any():
+        return Judgement(statement, point, interval, "undecided", "some runs have no such number")
+    if not interval.known:
+        return Judgement(statement, point, interval, "undecided", "one seed has no interval")
+    verdict = _verdict(statement, interval)
+    return Judgement(
+        statement, point, interval, verdict, "the interval holds the bound" if verdict == "undecided" else ""
+    )
+
+
+def _verdict(statement: Statement, interval: Interval) -> Verdict:
+    low, high, bound = interval.low, interval.high, statement.bound
+    if math.isnan(low) or math.isnan(high):
+        return "undecided"
+    if statement.comparison == "~":
+        least, most = bound - statement.tolerance, bound + statement.tolerance
+        if least <= low and high <= most:
+            return "holds"
+        return "fails" if high < least or low > most else "undecided"
+    if statement.comparison in ("<", "<="):
+        low, high, bound = -high, -low, -bound
+    if statement.comparison in (">", "<"):
+        return "holds" if low > bound else "fails" if high <= bound else "undecided"
+    return "holds" if low >= bound else "fails" if high < bound else "undecided"

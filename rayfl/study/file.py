@@ -1,0 +1,425 @@
+"""The study file: what is compared, over which settings and seeds, what is reported, and what is claimed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from rayfl.config.mistakes import explain
+from rayfl.config.text import NOT_YAML, parse
+from rayfl.errors import ConfigError, nearest
+from rayfl.settings import Section
+
+Value = str | int | float | bool | None
+Settings = dict[str, Any]
+
+
+class Tune(Section):
+    """How settings are chosen for every method before the study's own runs: never on test data.
+
+    Besides these options it has settings by their dotted paths: a list of values is a grid; a search draws
+    from ``{uniform: [low, high]}``, ``{loguniform: [low, high]}``, ``{randint: [low, high]}`` or
+    ``{choice: [...]}``.
+    """
+
+    space: dict[str, Any] = Field({}, description="settings and their values, by dotted path")
+    on: Literal["validation"] = Field("validation", description="the data on which the best is chosen")
+    metric: str = Field(
+        "accuracy_mean", description="of the clients' validation samples, the last evaluation"
+    )
+    share: float = Field(
+        0.1, gt=0, lt=1, description="of a client's training samples held out, unless the base says otherwise"
+    )
+    seeds: tuple[int, ...] = Field(
+        (100,), min_length=1, description="of the runs that choose; a list or text"
+    )
+    per: Literal["method", "point"] = Field(
+        "method", description="choose once for a method over the whole grid, or for each point of the grid"
+    )
+    samples: int = Field(1, ge=1, description="points that a search draws")
+    search: Literal["random", "optuna"] = Field("random", description="who proposes points to try")
+    scheduler: Literal["none", "asha"] = Field("none", description="asha: ends unpromising runs early")
+    settings: Settings = Field({}, description="settings of the runs that choose only, such as rounds")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _dotted(cls, values: Any) -> Any:
+        """Settings stand beside the options; only they have dots."""
+        if not isinstance(values, Mapping) or "space" in values:
+            return values
+        space = {key: value for key, value in values.items() if "." in str(key)}
+        return {**{key: value for key, value in values.items() if key not in space}, "space": space}
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _seeds(cls, value: Any) -> Any:
+        return seeds_of(value)
+
+    @model_validator(mode="after")
+    def _possible(self) -> Tune:
+        if not self.space:
+            raise ValueError("names no setting to choose; add one such as training.lr: [0.01, 0.1]")
+        drawn = [setting for setting, values in self.space.items() if isinstance(values, Mapping)]
+        for setting, values in self.space.items():
+            if isinstance(values, Mapping):
+                _check_distribution(setting, values)
+            elif not isinstance(values, list) or not values:
+                raise ValueError(
+                    f"{setting}: expected a list of values, or a distribution such as {{uniform: [0, 1]}}"
+                )
+        if drawn and self.per == "point":
+            raise ValueError(f"{drawn[0]}: what is drawn is chosen per method; per: point takes lists")
+        return self
+
+    @property
+    def is_grid(self) -> bool:
+        """Whether all values are listed, and none is to be left out."""
+        listed = all(isinstance(values, list) for values in self.space.values())
+        return listed and self.scheduler == "none" and self.search == "random"
+
+
+DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
+"""What a search may draw from."""
+
+
+def _check_distribution(setting: str, values: Mapping[str, Any]) -> None:
+    if len(values) != 1 or next(iter(values)) not in DISTRIBUTIONS:
+        raise ValueError(f"{setting}: expected one of {', '.join(DISTRIBUTIONS)} and its range")
+    ((kind, given),) = values.items()
+    if not isinstance(given, list) or not given:
+        raise ValueError(f"{setting}.{kind}: expected a list")
+    if kind == "choice":
+        return
+    if len(given) != 2 or not all(isinstance(v, int | float) and not isinstance(v, bool) for v in given):
+        raise ValueError(f"{setting}.{kind}: expected [low, high]")
+    if given[0] >= given[1] or (kind == "loguniform" and given[0] <= 0):
+        raise ValueError(
+            f"{setting}.{kind}: expected {'0 < ' * (kind == 'loguniform')}low < high, got {given}"
+        )
+
+
+class Report(Section):
+    """What the table shows."""
+
+    columns: tuple[str | dict[str, float], ...] = Field(
+        ("accuracy_mean", "accuracy_worst10", "bytes_up"),
+        min_length=1,
+        description="numbers of a run's summary; rounds_to: 80, bytes_to: 80: until that mean accuracy",
+    )
+    by: tuple[str, ...] = Field(
+        (), description="axes of the grid that have columns of their own; the others rows"
+    )
+    reference: str | None = Field(
+        None, description="the method with which all others are compared; the first if left out"
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns, each as one name: ``rounds_to_80``."""
+        return tuple(
+            name if isinstance(name, str) else "_".join(f"{key}_{value:g}" for key, value in name.items())
+            for name in self.columns
+        )
+
+
+class Expected(Section):
+    """Figures that somebody has published, shown beside ours; with a tolerance each becomes a claim."""
+
+    source: str = Field(min_length=1, description="paper and table")
+    protocol: str = Field("", description="which model was tested when, on what, if the source says so")
+    column: str = Field("accuracy_mean", description="our number that is to be the same")
+    figures: dict[str, float | dict[str, float]] = Field(
+        min_length=1, description="by method; or by method and point of the grid"
+    )
+    within: float | None = Field(None, gt=0, description="ours may differ by as much")
+
+
+class Claim(Section):
+    """A claim with where it comes from; its text alone is short for it."""
+
+    claim: str = Field(min_length=1, description="such as A.accuracy_mean - B.accuracy_mean > 10")
+    source: str = Field("", description="who claims it: paper, table")
+    protocol: str = Field("", description="what was measured there")
+    at: dict[str, Value] = Field(
+        {}, description="the points of the grid where it is to hold; everywhere if empty"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"claim": value} if isinstance(value, str) else value
+
+
+class Size(Section):
+    """Another size of the same study: what is given replaces what the file says, settings add to its own."""
+
+    settings: Settings = Field({}, description="over those of the study")
+    only: tuple[str, ...] = Field((), description="the methods of this size; all if left out")
+    grid: dict[str, Any] = Field({}, description="axes in place of those of the same names")
+    seeds: tuple[int, ...] | None = Field(None, description="in place of the study's")
+    tune: dict[str, Any] | Literal[False] | None = Field(
+        None, description="in place of the study's; false: none"
+    )
+    claims: tuple[Claim, ...] | None = Field(None, description="in place of the study's")
+    expected: tuple[Expected, ...] | None = Field(None, description="in place of the study's")
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _seeds(cls, value: Any) -> Any:
+        return None if value is None else seeds_of(value)
+
+
+class StudyFile(Section):
+    """A study: methods x grid x seeds, and what is reported and claimed."""
+
+    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9._-]+$", description="of its results")
+    title: str = Field("", description="a line for the page and the table")
+    base: str = Field("", description="the preset or config file that all runs begin from; else the defaults")
+    plugins: tuple[str, ...] = Field((), description="modules or files with parts of your own")
+    settings: Settings = Field({}, description="of all runs, over the base's")
+    methods: dict[str, Settings] = Field(min_length=1, description="by label: the algorithm and its settings")
+    grid: dict[str, Any] = Field(
+        {}, description="axes: a setting and its values; or a name and points, each a name and its settings"
+    )
+    tune: Tune | None = Field(None, description="settings that are chosen on validation data first")
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="such as 0-4 or [0, 3]")
+    report: Report = Field(default_factory=Report, description="what the table shows")
+    expected: tuple[Expected, ...] = Field((), description="published figures")
+    claims: tuple[Claim, ...] = Field((), description="what is to hold")
+    sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
+
+    @field_validator("seeds", mode="before")
+    @classmethod
+    def _seeds(cls, value: Any) -> Any:
+        return seeds_of(value)
+
+    @model_validator(mode="after")
+    def _coherent(self) -> StudyFile:
+        """Refuse labels that cannot be told apart, and names that mean nothing here."""
+        for label, method in self.methods.items():
+            _check_label(label)
+            if not isinstance(method.get("algorithm", "fedavg"), str | dict):
+                raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
+        for axis, points in self.grid.items():
+            _check_axis(axis, points)
+        for axis in self.report.by:
+            if axis not in self.grid:
+                raise ValueError(f"report.by: the grid has no {axis!r}; {nearest(axis, self.grid)}")
+        if self.report.reference is not None and self.report.reference not in self.methods:
+            raise ValueError(
+                f"report.reference: no method {self.report.reference!r}; "
+                f"{nearest(self.report.reference, self.methods)}"
+            )
+        for each in self.expected:
+            for label in each.figures:
+                if label not in self.methods:
+                    raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
+        if self.tune is not None:
+            for setting in self.tune.space:
+                if setting in self.grid or setting in self.settings:
+                    raise ValueError(f"tune: {setting} is set already; leave it out of settings and grid")
+        return self
+
+    @property
+    def axes(self) -> dict[str, dict[str, Settings]]:
+        """The grid: by axis its points, by name the settings of each."""
+        return {axis: points_of(axis, points) for axis, points in self.grid.items()}
+
+
+def _check_label(label: str) -> None:
+    if not label.strip() or not label.isprintable() or '"' in label or "[" in label:
+        raise ValueError(
+            f"methods: {label!r} cannot be a label; it has no quotes and brackets, and is not empty"
+        )
+
+
+def _check_axis(axis: str, points: Any) -> None:
+    if not isinstance(points, list | dict) or not points:
+        raise ValueError(f"grid.{axis}: expected a list of values, or names with settings")
+    if isinstance(points, list):
+        if "." not in axis and axis not in ("rounds",):
+            raise ValueError(
+                f"grid.{axis}: is no setting such as partition.alpha; give names with settings"
+            )
+        if any(isinstance(point, Mapping | list) for point in points):
+            raise ValueError(f"grid.{axis}: expected plain values")
+        if len({shown(point) for point in points}) < len(points):
+            raise ValueError(f"grid.{axis}: a value comes twice")
+    else:
+        for name, settings in points.items():
+            if not isinstance(settings, Mapping):
+                raise ValueError(f"grid.{axis}.{name}: expected settings")
+
+
+def points_of(axis: str, points: Any) -> dict[str, Settings]:
+    """The points of an axis: by name the settings of each."""
+    if isinstance(points, Mapping):
+        return {str(name): dict(settings) for name, settings in points.items()}
+    return {shown(value): {axis: value} for value in points}
+
+
+def shown(value: Any) -> str:
+    """A value as people write it: ``0.1``, ``true``, ``pacfl``."""
+    if isinstance(value, bool) or value is None:
+        return json.dumps(value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """Settings, dotted or nested, as overrides: ``training.lr=0.1``; the name of a part comes first."""
+    for key in sorted(settings, key=lambda key: key != "name"):
+        value, path = settings[key], f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from overrides_of(value, f"{path}.")
+        else:
+            yield f"{path}={json.dumps(value)}"
+
+
+def seeds_of(given: Any) -> tuple[int, ...]:
+    """Seeds as people write them: ``0-4``, ``"0,3,7-9"``, ``3``, ``[0, 1]``.
+
+    Raises:
+        ValueError
+    """
+    if isinstance(given, bool):
+        raise ValueError(f"seeds: {given} is no seed; expected numbers and ranges such as 0-4")
+    parts = [given] if isinstance(given, int) else given
+    parts = parts.split(",") if isinstance(parts, str) else parts
+    if not isinstance(parts, Sequence):
+        raise ValueError("seeds: expected numbers and ranges such as 0-4")
+    seeds: list[int] = []
+    for part in parts:
+        if isinstance(part, int) and not isinstance(part, bool):
+            seeds.append(part)
+            continue
+        match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part) if isinstance(part, str) else None
+        if match is None:
+            raise ValueError(f"seeds: {part!r} is no seed; expected numbers and ranges such as 0-4")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if last - first >= 10_000 or last < first:
+            raise ValueError(f"seeds: {part.strip()!r} is no range of seeds")
+        seeds += range(first, last + 1)
+    if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
+        raise ValueError("seeds: expected every seed once, none below 0")
+    return tuple(seeds)
+
+
+def read(
+    path: Path | str,
+    size: str = "",
+    settings: Iterable[str] = (),
+    only: Sequence[str] = (),
+    seeds: str = "",
+) -> StudyFile:
+    """Read a study file.
+
+    Args:
+        path: the file, or a mapping's YAML.
+        size: one of its sizes; the study as it stands if empty.
+        settings: overrides of all runs such as ``rounds=5``.
+        only: labels of methods; all if empty.
+        seeds: in place of the file's; empty to leave them.
+
+    Raises:
+        ConfigError: one line: where, what, what would be right.
+    """
+    file = Path(os.path.expanduser(path))
+    return take(_parsed(file), file.parent, size, settings, only, seeds)
+
+
+def take(
+    given: Any,
+    folder: Path,
+    size: str = "",
+    settings: Iterable[str] = (),
+    only: Sequence[str] = (),
+    seeds: str = "",
+) -> StudyFile:
+    """As :func:`read`, of what the file holds; its paths begin in ``folder``."""
+    study = _validated(given)
+    if size:
+        study = _sized(study, given, size)
+    if only:
+        study = _only(study, only, "--only")
+    changes: dict[str, Any] = {}
+    for text in settings:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(text, "not an override", "expected key=value, e.g. rounds=5")
+        changes[key.strip()] = parse(value)
+    try:
+        found = {"seeds": seeds_of(seeds)} if seeds else {}
+    except ValueError as error:
+        raise ConfigError("--seeds", str(error).removeprefix("seeds: ")) from None
+    base, plugins = _placed(study.base, folder), tuple(_placed(each, folder) for each in study.plugins)
+    merged = {**study.settings, **changes}
+    return study.model_copy(update={**found, "settings": merged, "base": base, "plugins": plugins})
+
+
+def _parsed(file: Path) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(str(file), f"cannot be read: {error.strerror}", "name a study file") from None
+    except NOT_YAML as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
+        problem = " ".join(str(getattr(error, "problem", None) or error).split())
+        raise ConfigError(place, f"not YAML: {problem}") from None
+
+
+def _validated(given: Any) -> StudyFile:
+    if not isinstance(given, Mapping):
+        raise ConfigError("study", f"holds {'nothing' if given is None else type(given).__name__}", _EXPECTED)
+    try:
+        return StudyFile.model_validate(given)
+    except ValidationError as error:
+        raise explain(error, given, StudyFile) from None
+
+
+_EXPECTED = "expected name, base, methods and so on; 'rayfl init study' writes one"
+
+
+def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
+    if size not in study.sizes:
+        raise ConfigError("--size", f"the study has no size {size!r}", nearest(size, study.sizes))
+    chosen = study.sizes[size]
+    whole = {key: value for key, value in given.items() if key != "sizes"}
+    whole["settings"] = {**study.settings, **chosen.settings}
+    whole["grid"] = {**study.grid, **chosen.grid}
+    for name in ("seeds", "claims", "expected"):
+        value = getattr(chosen, name)
+        if value is not None:
+            whole[name] = given["sizes"][size][name]
+    if chosen.tune is not None:
+        whole["tune"] = chosen.tune or None
+    sized = _validated(whole)
+    return _only(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
+
+
+def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
+    """Some of the methods; claims and figures of the others go with them."""
+    for label in only:
+        if label not in study.methods:
+            raise ConfigError(where, f"no method {label!r}", nearest(label, study.methods))
+    methods = {label: method for label, method in study.methods.items() if label in only}
+    expected = []
+    for each in study.expected:
+        figures = {label: value for label, value in each.figures.items() if label in methods}
+        if figures:
+            expected.append(each.model_copy(update={"figures": figures}))
+    reference = study.report.reference if study.report.reference in methods else None
+    report = study.report.model_copy(update={"reference": reference})
+    return study.model_copy(update={"methods": methods, "expected": tuple(expected), "report": report})
+
+
+def _placed(name: str, folder: Path) -> str:
+    """A file beside the study file; or what it is without one: a preset, a module, a path from here."""
+    beside = folder / os.path.expanduser(name)
+    return str(beside.absolute()) if name and beside.is_file() else name

@@ -1,0 +1,166 @@
+"""What a study runs: a resolved config for every method, point of the grid and seed, known by its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from rayfl import plugins
+from rayfl.config import Config, load, on_the_same_data, variant
+from rayfl.config.reading import algorithm_of, read
+from rayfl.errors import ConfigError
+from rayfl.study.file import Settings, StudyFile, overrides_of
+
+_NO_RESULT = ("name", "plugins", "output")
+"""Sections that change no number of a run."""
+
+_EXECUTION = ("block_size", "clients_per_actor", "device")
+"""What of ``execution`` may change results: the order of sums, and the arithmetic of a GPU."""
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run of a study.
+
+    Attributes:
+        method: its label.
+        point: the point of each axis of the grid, by name.
+        seed: of the run.
+        config: resolved.
+        chosen: settings that were chosen on validation data.
+    """
+
+    method: str
+    point: Mapping[str, str]
+    seed: int
+    config: Config
+    chosen: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The hash of all that determines the run's numbers: 16 hexadecimal digits."""
+        return key_of(self.config)
+
+    @property
+    def title(self) -> str:
+        """``PACFL, alpha 0.1, seed 0``."""
+        return ", ".join(
+            [
+                self.method,
+                *(f"{axis.split('.')[-1]} {point}" for axis, point in self.point.items()),
+                f"seed {self.seed}",
+            ]
+        )
+
+
+def key_of(config: Config) -> str:
+    """The hash of a resolved config, and of the plug-ins that its parts come from; what is merely where a run
+    is executed, written or named is left out."""
+    settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
+    execution = {name: settings["execution"][name] for name in _EXECUTION}
+    if execution["clients_per_actor"] is None:
+        del execution["clients_per_actor"]
+    sources = sorted(_sources(config))
+    text = json.dumps([{**settings, "execution": execution}, sources], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _sources(config: Config) -> set[str]:
+    """The hashes of the plug-ins that a config uses: as classes of parts, or by name as in ``my_net:Net``."""
+    known = {plugin.module: plugin.sha256 for plugin in plugins.loaded()}
+    used = set()
+    for part in _parts(config):
+        names = [type(part).__module__]
+        names += [Path(v.partition(":")[0]).stem for _, v in part if isinstance(v, str) and ":" in v]
+        used |= {known[m] for name in names for m in known if (name + ".").startswith(m + ".")}
+    return used
+
+
+def _parts(section: BaseModel) -> Iterator[BaseModel]:
+    yield section
+    for _, value in section:
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if isinstance(each, BaseModel):
+                yield from _parts(each)
+
+
+def points(study: StudyFile) -> list[dict[str, str]]:
+    """All points of the grid; one without axes."""
+    axes = study.axes
+    return [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
+
+
+def plan(
+    study: StudyFile,
+    root: Path,
+    chosen: Mapping[tuple[str, str], Settings] | None = None,
+    seeds: Sequence[int] | None = None,
+    further: Sequence[str] = (),
+) -> list[PlannedRun]:
+    """All runs, those of a seed side by side; equal seeds have the same clients, cohorts and first model.
+
+    Args:
+        study: the file.
+        root: where run directories lie.
+        chosen: settings that were chosen for a method and a point (:func:`place_of`).
+        seeds: in place of the study's.
+        further: settings of all runs, over all others.
+
+    Raises:
+        ConfigError: the first run that cannot be: which, and why.
+    """
+    found = []
+    for seed, point in itertools.product(seeds or study.seeds, points(study)):
+        runs = []
+        for label in study.methods:
+            settings = (chosen or {}).get((label, place_of(point))) or {}
+            changes = [*overrides_of(settings), *further, f"output.root={json.dumps(str(root))}"]
+            config = resolved(study, label, point, seed, changes)
+            runs.append(PlannedRun(label, point, seed, config, settings))
+        # All methods count, also those that are not run now: a part of a study has the whole study's data.
+        same = on_the_same_data([run.config for run in runs])
+        found += [
+            PlannedRun(run.method, run.point, run.seed, config, run.chosen)
+            for run, config in zip(runs, same, strict=True)
+        ]
+    return found
+
+
+def place_of(point: Mapping[str, str]) -> str:
+    """A point of the grid in a word: ``partition.alpha=0.1, rounds=20``; empty without a grid."""
+    return ", ".join(f"{axis}={name}" for axis, name in point.items())
+
+
+def resolved(
+    study: StudyFile, label: str, point: Mapping[str, str], seed: int, changes: Sequence[str] = ()
+) -> Config:
+    """The config of a run. A method's own settings come last; of the others it takes what it has a use for.
+
+    Raises:
+        ConfigError: with the method's label.
+    """
+    own = dict(study.methods[label])
+    algorithm = own.pop("algorithm", None)
+    name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
+    shared = [*overrides_of(study.settings)]
+    for axis, at in point.items():
+        shared += overrides_of(study.axes[axis][at])
+    if study.plugins:
+        shared.append(f"plugins={json.dumps(list(study.plugins))}")
+    base: str | dict[str, Any] = study.base or {}
+    try:
+        if name is None:
+            found = algorithm_of(read(base))
+            name = "fedavg" if found is None else str(found.model_fields["name"].default)
+        first = variant(base, [*shared, f"seed={seed}"], name)
+        inner = {"algorithm": algorithm} if isinstance(algorithm, Mapping) else {}
+        return load(first, [*overrides_of({**inner, **own}), *changes])
+    except ConfigError as error:
+        raise ConfigError(f"methods.{label}: {error.where}", error.what, error.remedy) from None
