@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import signal
 import threading
@@ -65,6 +66,29 @@ def run(
         if directory.is_empty() and (refused or not resumable):
             shutil.rmtree(directory.path, ignore_errors=True)  # nothing was trained
         raise
+
+
+def run_once(config: Config, name: str, on_event: Listener = lambda event: None) -> Result:
+    """Run a config in the directory of this name below ``output.root``, or go on with the run that is there.
+
+    Args:
+        config: resolved; that of a run that is there may differ in ``execution`` and ``output`` only.
+        name: of the run directory, which determines the config, as a hash of it does.
+        on_event: as in :func:`run`.
+
+    Raises:
+        Held: if another process is running it.
+        ConfigError, DataError, Interrupted: as :func:`run`.
+    """
+    path = config.output.root / name
+    if not (path / "config.yaml").is_file():
+        check(config)
+        if config.execution.backend == "ray":
+            connect(config)
+        return _execute(config, RunDirectory.create_as(config, name), on_event)
+    places = config.execution.model_dump(mode="json", exclude={"address"})
+    given = [f"execution.{key}={json.dumps(value)}" for key, value in places.items()]
+    return resume(path, given, on_event)
 
 
 def resume(

@@ -159,6 +159,88 @@ def resume(
 
 
 @app.command()
+def study(
+    file: Annotated[Path, typer.Argument(help="a study file, see 'rayfl init study'")],
+    overrides: Overrides = None,
+    size: Annotated[str, typer.Option(help="one of the sizes that the file names")] = "",
+    only: Annotated[
+        list[str] | None, typer.Option(help="a method's label; more than one may be given", metavar="LABEL")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="in place of the file's, such as 0-9 or 0,3")] = "",
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="runs side by side; as many as there is room for if left out")
+    ] = None,
+    inline: Annotated[
+        bool, typer.Option("--inline", help="everything in this process, one run after another, without Ray")
+    ] = False,
+    out_folder: Annotated[
+        Path | None, typer.Option("--out", help="folder of the results; default: ./studies/<name>")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="how many runs, hours and gigabytes it will be; run nothing")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="exit code 0 if all claims hold, 1 if one fails, 3 if one is undecided"),
+    ] = False,
+) -> None:
+    """Run methods x settings x seeds on the same clients, and check what is claimed of them.
+
+    Runs that are there already are taken, wherever below output.root another study has left them; what was
+    stopped goes on.
+    """
+    from rayfl.study import claims as claim_rules
+    from rayfl.study import prepare, read, run_study, tables
+    from rayfl.study.progress import StudyDisplay
+
+    prepared = prepare(read(file, size, overrides or [], only or [], seeds))
+    if dry_run:
+        _show_estimate(prepared, jobs)
+        return
+    folder = out_folder or Path("studies") / "-".join(filter(None, (prepared.study.name, size)))
+    _say(prepared.study.title or prepared.study.name)
+    with StudyDisplay(out) as display:
+        found = run_study(prepared, folder, inline, jobs, display.watch)
+    _say("")
+    shown = [tables.main_table(found.results, tall=True)]
+    if found.judgements:
+        shown.append(tables.claim_table(found.judgements))
+    for each in shown:
+        out.print(_table_of(each))
+    _say(f"results: {short(found.folder)}/ with runs.csv, table.md, table.tex, claims.json, figures")
+    for title, error in found.failed.items():
+        print(f"error: {title}: {error}", file=sys.stderr)
+    if found.stopped:
+        print("stopped; the same command goes on", file=sys.stderr)
+        raise typer.Exit(130)
+    if found.failed:
+        raise typer.Exit(1)
+    if check:
+        raise typer.Exit(claim_rules.EXIT_CODES[found.verdict])
+
+
+def _show_estimate(prepared: Any, jobs: int | None) -> None:
+    from rayfl.study.estimate import estimate
+
+    tried = [run for each in prepared.candidates for run in each.runs]
+    for title, runs in (("choosing settings", tried), ("runs", list(prepared.runs))):
+        if runs:
+            _say(f"{title}:")
+            for line in estimate(runs, jobs).lines():
+                _say(f"  {line}")
+
+
+def _table_of(text: Any) -> Table:
+    """A study's table for the terminal."""
+    table = Table(caption=text.caption or None, caption_justify="left", padding=(0, 1))
+    for place, heading in enumerate(text.header):
+        table.add_column(heading, justify="left" if place < text.left else "right", overflow="fold")
+    for row in text.rows:
+        table.add_row(*map(escape, row))
+    return table
+
+
+@app.command()
 def partition(
     config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
     overrides: Overrides = None,

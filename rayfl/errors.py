@@ -55,6 +55,10 @@ class OtherFormat(RayflError):
     """A checkpoint was written by a version of rayfl that writes another format."""
 
 
+class Held(RayflError):
+    """Another process is running this run."""
+
+
 class ResultsLost(RayflError):
     """Results of a round were lost with the node that held them: the round has to be done again."""
 

@@ -39,7 +39,7 @@ from rayfl.data.arrays import fingerprint, one_line
 from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, Damaged, DataError, DiskError, RayflError
+from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,15 +133,31 @@ class RunDirectory:
                 continue
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
-            run = cls(path.resolve())
-            try:
-                run.write_plugins()
-                run.write_config(config)
-            except DiskError:
-                shutil.rmtree(path, ignore_errors=True)
-                raise
-            return run
+            return cls(path.resolve())._begun(config)
         raise ConfigError("output.root", f"{base} and 999 more exist already")
+
+    @classmethod
+    def create_as(cls, config: Config, name: str) -> RunDirectory:
+        """The directory of this name below ``output.root``; one that is there must hold no run.
+
+        Raises:
+            ConfigError: if it cannot be created.
+        """
+        path = config.output.root / name
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
+        return cls(path.resolve())._begun(config)
+
+    def _begun(self, config: Config) -> RunDirectory:
+        try:
+            self.write_plugins()
+            self.write_config(config)
+        except DiskError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+        return self
 
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
@@ -275,7 +291,7 @@ class RunDirectory:
             try:
                 lock.acquire(timeout=0)
             except Timeout:
-                raise RayflError(
+                raise Held(
                     f"{self.path}: another process is running this run; wait for it or stop it"
                 ) from None
         try:

@@ -35,7 +35,7 @@ FLOORS = (
 )
 """From the ground up. A room imports rooms of lower floors only, not those beside it."""
 
-DRAWS = {"bench", "cli", "display", "report"}
+DRAWS = {"bench", "cli", "display", "report", "study"}
 """The rooms that may import what draws and prints."""
 
 MOST = 7

@@ -70,7 +70,7 @@ def run_trials(
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Do ``work(item)`` for every item.
 
-    A trial whose process or node dies is begun again; whether it goes on where it was is for ``work`` to know.
+    A trial whose process or node dies is begun again; going on where it was is up to ``work``.
 
     Args:
         work: a function of a module, given an item in a process of its own; what it returns is small.
@@ -88,7 +88,7 @@ def run_trials(
         results = tune.Tuner(
             tune.with_resources(begin, _resources(room)),
             param_space={"place": tune.grid_search(list(range(len(items))))},
-            tune_config=tune.TuneConfig(max_concurrent_trials=room.jobs, reuse_actors=False),
+            tune_config=tune.TuneConfig(max_concurrent_trials=room.jobs, reuse_actors=True),
             run_config=_run_config(store),
         ).fit()
         found = {}
@@ -200,13 +200,12 @@ def _outcome(result: Any) -> Mapping[str, Any]:
     return dict(metrics.get("outcome", metrics))
 
 
-def _resources(room: Room) -> Any:
-    from ray import tune
-
-    own = {"CPU": room.cpus} | ({"GPU": room.gpus} if room.gpus else {})
-    if not room.actors:
-        return own
-    return tune.PlacementGroupFactory([{"CPU": 0.0}, *[own] * room.actors])
+def _resources(room: Room) -> dict[str, float]:
+    if room.actors:  # which take their CPUs themselves; their driver writes here
+        here = ray.get_runtime_context().get_node_id()
+        address = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
+        return {"CPU": 0.0, f"node:{address}": 0.001}
+    return {"CPU": room.cpus} | ({"GPU": room.gpus} if room.gpus else {})
 
 
 def _run_config(store: str) -> Any:

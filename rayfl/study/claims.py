@@ -25,6 +25,9 @@ from rayfl.errors import ConfigError, nearest
 from rayfl.statistics import Interval, mean_interval
 
 Verdict = Literal["holds", "fails", "undecided"]
+EXIT_CODES: Mapping[str, int] = {"holds": 0, "fails": 1, "undecided": 3}
+"""Of ``rayfl study --check``."""
+
 Point = Mapping[str, str]
 """The point of each axis of the grid, by name."""
 

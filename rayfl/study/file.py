@@ -244,9 +244,7 @@ def _check_axis(axis: str, points: Any) -> None:
         raise ValueError(f"grid.{axis}: expected a list of values, or names with settings")
     if isinstance(points, list):
         if "." not in axis and axis not in ("rounds",):
-            raise ValueError(
-                f"grid.{axis}: is no setting such as partition.alpha; give names with settings"
-            )
+            raise ValueError(f"grid.{axis}: is no setting such as partition.alpha; give names with settings")
         if any(isinstance(point, Mapping | list) for point in points):
             raise ValueError(f"grid.{axis}: expected plain values")
         if len({shown(point) for point in points}) < len(points):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,6 @@ def points(study: StudyFile) -> list[dict[str, str]]:
 
 def plan(
     study: StudyFile,
-    root: Path,
     chosen: Mapping[tuple[str, str], Settings] | None = None,
     seeds: Sequence[int] | None = None,
     further: Sequence[str] = (),
@@ -108,7 +107,6 @@ def plan(
 
     Args:
         study: the file.
-        root: where run directories lie.
         chosen: settings that were chosen for a method and a point (:func:`place_of`).
         seeds: in place of the study's.
         further: settings of all runs, over all others.
@@ -121,8 +119,7 @@ def plan(
         runs = []
         for label in study.methods:
             settings = (chosen or {}).get((label, place_of(point))) or {}
-            changes = [*overrides_of(settings), *further, f"output.root={json.dumps(str(root))}"]
-            config = resolved(study, label, point, seed, changes)
+            config = resolved(study, label, point, seed, further, overrides_of(settings))
             runs.append(PlannedRun(label, point, seed, config, settings))
         # All methods count, also those that are not run now: a part of a study has the whole study's data.
         same = on_the_same_data([run.config for run in runs])
@@ -139,9 +136,16 @@ def place_of(point: Mapping[str, str]) -> str:
 
 
 def resolved(
-    study: StudyFile, label: str, point: Mapping[str, str], seed: int, changes: Sequence[str] = ()
+    study: StudyFile,
+    label: str,
+    point: Mapping[str, str],
+    seed: int,
+    changes: Sequence[str] = (),
+    tuned: Iterable[str] = (),
 ) -> Config:
-    """The config of a run. A method's own settings come last; of the others it takes what it has a use for.
+    """The config of a run: base, settings, grid, what was tuned, the method's own, ``changes``.
+
+    Of what is said for all methods it takes what its algorithm has a use for.
 
     Raises:
         ConfigError: with the method's label.
@@ -159,7 +163,7 @@ def resolved(
         if name is None:
             found = algorithm_of(read(base))
             name = "fedavg" if found is None else str(found.model_fields["name"].default)
-        first = variant(base, [*shared, f"seed={seed}"], name)
+        first = variant(base, [*shared, *tuned, f"seed={seed}"], name)
         inner = {"algorithm": algorithm} if isinstance(algorithm, Mapping) else {}
         return load(first, [*overrides_of({**inner, **own}), *changes])
     except ConfigError as error:

@@ -1,0 +1,123 @@
+"""What a study will take, before anything starts: runs, hours, gigabytes."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rayfl.rundir import RunDirectory
+from rayfl.study.plan import PlannedRun
+from rayfl.study.running import carry_out, directory_of, is_finished, job_of, rounds_done, shares
+from rayfl.units import duration, size
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What is to be done, and what it takes.
+
+    Attributes:
+        runs: of the study.
+        there: that are finished.
+        begun: that go on where they were stopped.
+        rounds: that are left.
+        seconds: of work, over all runs.
+        jobs: side by side on this machine.
+        disk: bytes of run directories that are added.
+        memory: bytes of all processes at the same time.
+        how: where the seconds come from.
+    """
+
+    runs: int
+    there: int
+    begun: int
+    rounds: int
+    seconds: float
+    jobs: int
+    disk: float
+    memory: float
+    how: str
+
+    def lines(self) -> list[str]:
+        """In words."""
+        left = self.runs - self.there
+        found = [
+            f"{self.runs} runs: {self.there} are there, {self.begun} go on, {left - self.begun} are new; "
+            f"{self.rounds:,} rounds"
+        ]
+        if left:
+            side = f"{duration(self.seconds / self.jobs)} with {self.jobs} side by side"
+            found.append(f"about {duration(self.seconds)} of work, {side} ({self.how})")
+            found.append(f"about {size(self.disk)} of disk, {size(self.memory)} of memory")
+        return found
+
+
+def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
+    """Look at what is there, and time one round of every method whose speed is not known yet."""
+    by_key = {run.key: run for run in runs}
+    there = [run for run in by_key.values() if is_finished(directory_of(run))]
+    left = [run for run in by_key.values() if not is_finished(directory_of(run))]
+    known: dict[str, tuple[float, float]] = {}
+    for run in there:
+        known.setdefault(_kind(run), _measured(directory_of(run), run.config.rounds))
+    timed = 0
+    for run in left:
+        if _kind(run) not in known:
+            known[_kind(run)] = _timed(run)
+            timed += 1
+    seconds = disk = 0.0
+    for run in left:
+        of_round, of_disk = known[_kind(run)]
+        seconds += of_round * (run.config.rounds - rounds_done(run))
+        disk += of_disk
+    cpus = os.cpu_count() or 1
+    side = shares(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
+    peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    how = ["one round of each method was timed"] * bool(timed) + ["runs that are there"] * bool(there)
+    rounds = sum(run.config.rounds - rounds_done(run) for run in left)
+    begun = sum(bool(rounds_done(run)) for run in left)
+    return Estimate(
+        len(by_key),
+        len(there),
+        begun,
+        rounds,
+        seconds,
+        min(side, max(1, len(left))),
+        disk,
+        peak * side,
+        ", ".join(how) or "nothing is left",
+    )
+
+
+def _kind(run: PlannedRun) -> str:
+    """Runs of the same speed: of a method, model, dataset and number of epochs."""
+    c = run.config
+    return repr((run.method, c.model, c.data, c.training.epochs, c.training.participation, c.partition.name))
+
+
+def _measured(path: Path, rounds: int) -> tuple[float, float]:
+    summary = RunDirectory(path).read_json("summary.json") or {}
+    return float(summary.get("seconds") or 0.0) / max(1, rounds), float(_bytes(path))
+
+
+def _timed(run: PlannedRun) -> tuple[float, float]:
+    """Seconds of a round, and bytes of the run directory, from a run of one round that is thrown away."""
+    folder = Path(tempfile.mkdtemp(prefix="rayfl-estimate-"))
+    try:
+        output = run.config.output.model_copy(update={"root": folder, "report": False})
+        config = run.config.model_copy(update={"rounds": 1, "output": output})
+        short = PlannedRun(run.method, run.point, run.seed, config, run.chosen)
+        outcome = carry_out(job_of(short, folder / ".stop", {"backend": "inline"}))
+        if outcome["state"] != "finished":
+            return 0.0, 0.0
+        return _measured(Path(outcome["path"]), 1)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bytes(path: Path) -> int:
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

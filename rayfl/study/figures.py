@@ -1,0 +1,178 @@
+"""Figures fit for a paper: curves with bands, box plots of clients, accuracy against bytes.
+
+SVG and PDF, one figure a point of the grid; colours of Okabe and Ito, with other dashes where there are more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from rayfl import files
+from rayfl.report.figures import DASHES, LIGHT
+from rayfl.rundir import RunDirectory
+from rayfl.statistics import mean_interval
+from rayfl.study.results import Results
+from rayfl.study.running import directory_of, is_finished
+from rayfl.units import byte_unit
+
+_STYLE = {
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.grid": True,
+    "grid.color": LIGHT.grid,
+    "axes.axisbelow": True,
+    "font.size": 8,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "rayfl",
+}
+
+_MOST_METHODS = 16
+"""In one figure."""
+
+Draw = Callable[[Any, Results, Mapping[str, str]], bool]
+
+
+def write_figures(results: Results, folder: Path) -> list[Path]:
+    """Draw what the finished runs allow.
+
+    Raises:
+        DiskError
+    """
+    if not results.finished:
+        return []
+    files.make(folder, parents=True)
+    written = []
+    kinds: dict[str, tuple[Draw, tuple[float, float]]] = {
+        "rounds": (_over_rounds, (3.5, 2.6)),
+        "bytes": (_over_bytes, (3.5, 2.6)),
+        "clients": (_clients, (3.5, 2.6)),
+        "pareto": (_pareto, (3.5, 2.6)),
+    }
+    for point in results.points:
+        suffix = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", name) for name in point.values())
+        for kind, (draw, size) in kinds.items():
+            with rc_context(_STYLE):
+                figure = Figure(figsize=size, layout="constrained")
+                if not draw(figure.subplots(), results, point):
+                    continue
+                for ending in ("svg", "pdf"):
+                    path = folder / f"{kind}{f'-{suffix}' if suffix else ''}.{ending}"
+                    figure.savefig(
+                        path, metadata={"Date": None} if ending == "svg" else {"CreationDate": None}
+                    )
+                    written.append(path)
+    return written
+
+
+def curves_of(
+    results: Results, point: Mapping[str, str], column: str = "accuracy_mean"
+) -> Iterator[tuple[str, pd.DataFrame]]:
+    """By method the mean of a column of ``rounds.csv`` over seeds, with its interval.
+
+    Yields:
+        The label, and a frame with ``round`` (from 1), ``bytes`` (sent so far, up and down, mean over seeds),
+        ``mean``, ``low``, ``high``; the bounds are empty where there is one seed.
+    """
+    for label in list(results.study.methods)[:_MOST_METHODS]:
+        tables = []
+        for run in results.runs:
+            if run.method == label and run.point == point and is_finished(directory_of(run)):
+                frame = RunDirectory(directory_of(run)).read_frame("rounds.csv")
+                if column not in frame:
+                    continue
+                sent = (frame["bytes_up"] + frame["bytes_down"]).cumsum()
+                frame = frame.assign(seed=run.seed, sent=sent)
+                tables.append(frame.loc[frame[column].notna(), ["round", "sent", column, "seed"]])
+        if not tables:
+            continue
+        rows = []
+        for number, group in pd.concat(tables).groupby("round"):
+            of = mean_interval(group[column])
+            bounds = (of.low, of.high) if of.known else (np.nan, np.nan)
+            rows.append((1 + int(str(number)), float(group["sent"].mean()), of.mean, *bounds))
+        if rows:
+            yield label, pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
+
+
+def _look(place: int) -> dict[str, Any]:
+    series = LIGHT.series
+    return {"color": series[place % len(series)], "linestyle": DASHES[place // len(series) % len(DASHES)]}
+
+
+def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) -> bool:
+    labels = list(results.study.methods)
+    found = list(curves_of(results, point))
+    scale, unit = 1.0, ""
+    if over == "bytes" and found:
+        unit, scale = byte_unit(max(frame["bytes"].max() for _, frame in found))
+    for label, frame in found:
+        look, x = _look(labels.index(label)), frame[over] / scale
+        axes.plot(x, frame["mean"], label=label, linewidth=1.2, **look)
+        if frame["low"].notna().any():
+            axes.fill_between(x, frame["low"], frame["high"], color=look["color"], alpha=0.15, linewidth=0)
+    axes.set_xlabel("round" if over == "round" else f"sent up and down ({unit})")
+    axes.set_ylabel("mean accuracy of clients (%)")
+    if found:
+        axes.legend(fontsize=6)
+    return bool(found)
+
+
+def _over_rounds(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+    return _curves(axes, results, point, "round")
+
+
+def _over_bytes(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+    return _curves(axes, results, point, "bytes")
+
+
+def clients_of(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """By method the last accuracies of the clients of all seeds, in percent."""
+    for label in results.study.methods:
+        found = []
+        for run in results.runs:
+            if run.method == label and run.point == point and is_finished(directory_of(run)):
+                frame = RunDirectory(directory_of(run)).read_frame("clients.csv")
+                found.append(frame["accuracy_last"].dropna().to_numpy(np.float64))
+        if found and len(np.concatenate(found)):
+            yield label, np.concatenate(found)
+
+
+def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+    found = list(clients_of(results, point))
+    if not found:
+        return False
+    axes.boxplot([values for _, values in found], widths=0.6, flierprops={"markersize": 2})
+    axes.set_xticks(range(1, 1 + len(found)), [label for label, _ in found], rotation=30, ha="right")
+    axes.set_ylabel("accuracy of a client (%)")
+    return True
+
+
+def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
+    places = {}
+    for label in results.study.methods:
+        accuracy = results.interval(label, point, "accuracy_mean")
+        up, down = (results.interval(label, point, f"bytes_{way}") for way in ("up", "down"))
+        if accuracy.n and up.n:
+            places[label] = (up.mean + down.mean, accuracy)
+    if not places:
+        return False
+    unit, scale = byte_unit(max(sent for sent, _ in places.values()))
+    labels = list(results.study.methods)
+    for label, (sent, accuracy) in places.items():
+        error = accuracy.half if accuracy.known else None
+        color = _look(labels.index(label))["color"]
+        axes.errorbar(sent / scale, accuracy.mean, error, fmt="o", markersize=4, color=color)
+        axes.annotate(label, (sent / scale, accuracy.mean), (4, 3), textcoords="offset points", fontsize=6)
+    axes.set_xlabel(f"sent up and down ({unit})")
+    axes.set_ylabel("mean accuracy of clients (%)")
+    return True

@@ -1,0 +1,129 @@
+"""How a study goes: a bar over the rounds of all runs with the time that is left, a line for every run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from rayfl.errors import Damaged
+from rayfl.rundir import RunDirectory
+from rayfl.study.plan import PlannedRun
+from rayfl.study.running import Outcome, Shares, directory_of, is_finished, rounds_done
+from rayfl.study.study import Watch
+from rayfl.units import duration, percent
+
+_TICK = 1.0
+"""Seconds between two looks at the run directories."""
+
+
+class StudyDisplay:
+    """Shows a study on a terminal; elsewhere as plain lines.
+
+    The runs are in processes of their own, on other nodes perhaps: what they have done is read from their
+    directories.
+
+    Args:
+        console: where to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.watch = Watch(self._begin, self._done)
+        self._runs: list[PlannedRun] = []
+        self._told: set[str] = set()
+        self._finished = 0
+        self._began = time.monotonic()
+        self._before = 0
+        self._end = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._progress: Progress | None = None
+        self._task: Any = None
+
+    def __enter__(self) -> StudyDisplay:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the bar, and say what has not been said."""
+        self._end.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._look()
+            self._thread = None
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _begin(self, title: str, runs: Sequence[PlannedRun], shared: Shares) -> None:
+        self.close()
+        self._runs, self._told, self._finished = list(runs), set(), 0
+        self._before, self._began = sum(map(rounds_done, runs)), time.monotonic()
+        side = f", {shared.jobs} side by side" if shared.jobs > 1 else ""
+        each = f", {shared.actors} client actors each" if shared.actors else ""
+        self._say(f"{title}: {len(runs)} to do{side}{each}")
+        if self.console.is_terminal:
+            self._progress = Progress(
+                TextColumn("  {task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:.0f}/{task.total:.0f} rounds"),
+                TimeElapsedColumn(),
+                TextColumn("left:"),
+                TimeRemainingColumn(elapsed_when_finished=False),
+                console=self.console,
+                transient=True,
+                speed_estimate_period=600,
+            )
+            total = sum(run.config.rounds for run in runs)
+            self._task = self._progress.add_task(f"0/{len(runs)} runs", total=total, completed=self._before)
+            self._progress.start()
+        self._end.clear()
+        self._thread = threading.Thread(target=self._follow, name="rayfl-study-progress", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        while not self._end.wait(_TICK):
+            self._look()
+
+    def _look(self) -> None:
+        rounds = 0
+        for run in self._runs:
+            path = directory_of(run)
+            rounds += run.config.rounds if run.key in self._told else rounds_done(run)
+            if run.key not in self._told and is_finished(path):
+                self._told.add(run.key)
+                self._finished += 1
+                self._say(
+                    f"{self._finished}/{len(self._runs)}  {run.title}: {_result(path)}{self._left(rounds)}"
+                )
+        if self._progress is not None:
+            text = f"{self._finished}/{len(self._runs)} runs"
+            self._progress.update(self._task, completed=rounds, description=text)
+
+    def _left(self, rounds: int) -> str:
+        """Of the rounds of all runs; the bar of a terminal says it itself."""
+        total, done = sum(run.config.rounds for run in self._runs), rounds - self._before
+        if self._progress is not None or done <= 0 or rounds >= total:
+            return ""
+        return f"; about {duration((total - rounds) * (time.monotonic() - self._began) / done)} left"
+
+    def _done(self, run: PlannedRun, outcome: Outcome) -> None:
+        if outcome.state == "failed":
+            self._say(f"{run.title}: failed: {outcome.error}")
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _result(path: Any) -> str:
+    try:
+        summary = RunDirectory(path).read_json("summary.json") or {}
+    except Damaged:
+        return "done"
+    return f"accuracy {percent(summary.get('accuracy_mean'))} in {duration(summary.get('seconds'))}"

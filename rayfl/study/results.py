@@ -1,0 +1,316 @@
+"""What the runs of a study gave: a row a run, means with intervals, paired differences, ranks."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from rayfl.errors import ConfigError, Damaged, nearest
+from rayfl.rundir import METRIC_COLUMNS, RunDirectory
+from rayfl.statistics import Difference, Interval, holm, mean_interval, mean_ranks, paired_difference
+from rayfl.study.file import StudyFile
+from rayfl.study.plan import PlannedRun, points
+from rayfl.study.running import directory_of, is_finished
+from rayfl.units import UNKNOWN, duration, number, size
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_GROUPS = 12
+"""Planted groups with columns of their own."""
+
+NUMBERS = (
+    *METRIC_COLUMNS,
+    "accuracy_mean_best",
+    *(f"finetuned_accuracy_{name}" for name in ("mean", "worst10", "var", "se")),
+    "ari",
+    "clusters",
+    "fallbacks",
+    "bytes_up",
+    "bytes_down",
+    "seconds",
+)
+"""Numbers of a run's summary that every method has, or may have."""
+
+_UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
+_GROUP = re.compile(r"accuracy_group_\d+")
+
+LOWER_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
+"""Beginnings and parts of the names of such columns."""
+
+
+def lower_is_better(column: str) -> bool:
+    """Whether less of it is better."""
+    return any(part in column for part in LOWER_IS_BETTER)
+
+
+def check_columns(columns: Sequence[str], where: str, others: Sequence[str] = ()) -> None:
+    """Refuse what no run has.
+
+    Args:
+        columns: names.
+        where: they stand.
+        others: names that are known besides :data:`NUMBERS`.
+
+    Raises:
+        ConfigError
+    """
+    known = {*NUMBERS, *others}
+    for column in columns:
+        if column not in known and not _UNTIL.fullmatch(column) and not _GROUP.fullmatch(column):
+            remedy = nearest(column, known)
+            raise ConfigError(where, f"no run has a number named {column!r}", remedy)
+
+
+def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
+    """The numbers of a finished run: those of its summary, of its planted groups, and ``rounds_to_...``.
+
+    Raises:
+        Damaged
+    """
+    directory = RunDirectory(path)
+    summary = directory.read_json("summary.json") or {}
+    found = {name: float(v) for name, v in summary.items() if isinstance(v, int | float)}
+    groups = summary.get("by_group") or []
+    for group in groups if len(groups) <= MOST_GROUPS else []:
+        if group.get("accuracy_mean") is not None:
+            found[f"accuracy_group_{group['id']}"] = float(group["accuracy_mean"])
+    for column in columns:
+        match = _UNTIL.fullmatch(column)
+        if match:
+            found[column] = _until(directory, match[1], float(match[2]))
+    return found
+
+
+def _until(directory: RunDirectory, what: str, target: float) -> float:
+    """Rounds, or bytes sent up, until the mean accuracy first reached a target; NaN if it never did."""
+    rounds = directory.read_frame("rounds.csv")
+    reached = rounds.index[rounds["accuracy_mean"] >= target]
+    if not len(reached):
+        return math.nan
+    until = rounds.loc[: reached[0]]
+    return float(len(until) if what == "rounds" else until["bytes_up"].sum())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A method beside the reference, at a point of the grid, in a column.
+
+    Attributes:
+        difference: method minus reference, paired over seeds.
+        p: adjusted by Holm's method for all comparisons in the column.
+    """
+
+    method: str
+    reference: str
+    point: Mapping[str, str]
+    column: str
+    difference: Difference
+    p: float
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs of a study, as far as they are there.
+
+    Attributes:
+        study: the file.
+        runs: planned.
+        columns: that are read besides the numbers of every summary.
+        errors: by key of a run why it failed.
+    """
+
+    study: StudyFile
+    runs: Sequence[PlannedRun]
+    columns: Sequence[str]
+    errors: Mapping[str, str]
+
+    @cached_property
+    def _numbers(self) -> dict[tuple[str, str, int], dict[str, float]]:
+        found: dict[tuple[str, str, int], dict[str, float]] = {}
+        by_key: dict[str, dict[str, float]] = {}
+        for run in self.runs:
+            path = directory_of(run)
+            if run.key not in by_key and is_finished(path):
+                try:
+                    by_key[run.key] = numbers_of(path, self.columns)
+                except Damaged:
+                    continue
+            if run.key in by_key:
+                found[run.method, _place(run.point), run.seed] = by_key[run.key]
+        return found
+
+    @property
+    def points(self) -> list[dict[str, str]]:
+        """Of the grid."""
+        return points(self.study)
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the runs."""
+        return sorted({run.seed for run in self.runs})
+
+    @cached_property
+    def finished(self) -> int:
+        """Runs that are there."""
+        return len(self._numbers)
+
+    def values(self, method: str, point: Mapping[str, str], column: str) -> dict[int, float]:
+        """By seed a number of the finished runs; NaN where they have none."""
+        place = _place(point)
+        return {
+            seed: found.get(column, math.nan)
+            for (label, at, seed), found in self._numbers.items()
+            if label == method and at == place
+        }
+
+    def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
+        """The mean over seeds."""
+        return mean_interval(list(self.values(method, point, column).values()))
+
+    @property
+    def reference(self) -> str:
+        """The method with which the others are compared."""
+        return self.study.report.reference or next(iter(self.study.methods))
+
+    def comparisons(self, column: str) -> list[Comparison]:
+        """All methods beside the reference, at every point of the grid."""
+        found = []
+        for point in self.points:
+            base = self.values(self.reference, point, column)
+            for method in self.study.methods:
+                if method == self.reference:
+                    continue
+                own = self.values(method, point, column)
+                seeds = sorted(set(base) & set(own))
+                pair = paired_difference([own[s] for s in seeds], [base[s] for s in seeds])
+                found.append(Comparison(method, self.reference, point, column, pair, math.nan))
+        adjusted = holm([each.difference.p for each in found])
+        return [
+            Comparison(c.method, c.reference, c.point, c.column, c.difference, float(p))
+            for c, p in zip(found, adjusted, strict=True)
+        ]
+
+    def ranks(self, column: str) -> dict[str, float]:
+        """The mean rank of every method over seeds and points of the grid, 1 for the best."""
+        methods = list(self.study.methods)
+        blocks = [
+            [self.values(method, point, column).get(seed, math.nan) for method in methods]
+            for point in self.points
+            for seed in self.seeds
+        ]
+        ranks = mean_ranks(blocks, not lower_is_better(column)) if blocks else np.full(len(methods), np.nan)
+        return dict(zip(methods, ranks.tolist(), strict=True))
+
+    def frame(self) -> pd.DataFrame:
+        """``runs.csv``: a row a run with method, point, seed, every setting that differs, every number."""
+        import pandas as pd
+
+        differing = _differing([run.config.to_dict() for run in self.runs])
+        rows = []
+        for run, settings in zip(self.runs, differing, strict=True):
+            path = directory_of(run)
+            state = "finished" if is_finished(path) else "failed" if run.key in self.errors else "missing"
+            rows.append(
+                {
+                    "method": run.method,
+                    **run.point,
+                    "seed": run.seed,
+                    "state": state,
+                    **{name: value for name, value in settings.items() if name not in run.point},
+                    **self._numbers.get((run.method, _place(run.point), run.seed), {}),
+                    "key": run.key,
+                    "path": str(path),
+                    **({"error": self.errors[run.key]} if run.key in self.errors else {}),
+                }
+            )
+        return pd.DataFrame(rows)
+
+
+def _place(point: Mapping[str, str]) -> str:
+    return json.dumps(dict(point), sort_keys=True)
+
+
+_UNTOLD = ("seed", "name", "output", "execution", "plugins")
+"""Settings that are not compared: how a run is named, written and executed."""
+
+
+def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Of each config the settings that are not the same in all, by dotted path."""
+    flat = [dict(_flat({k: v for k, v in c.items() if k not in _UNTOLD})) for c in configs]
+    names = list(dict.fromkeys(name for each in flat for name in each))
+    missing = object()
+    differ = [
+        name for name in names if any(each.get(name, missing) != flat[0].get(name, missing) for each in flat)
+    ]
+    return [{name: each.get(name) for name in differ} for each in flat]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", json.dumps(value) if isinstance(value, list | dict) else value
+
+
+def written(column: str) -> Callable[[float], str]:
+    """How a number of a column is written."""
+    if "bytes" in column:
+        return size
+    if column == "seconds":
+        return duration
+    digits = 0 if column in ("clusters", "fallbacks") or column.startswith("rounds_to") else 2
+    digits = 1 if "accuracy" in column and "group" not in column else digits
+    return lambda value: number(float(value), digits)
+
+
+_WORDS = {
+    "accuracy_mean": "mean accuracy (%)",
+    "accuracy_worst10": "worst 10 % (%)",
+    "accuracy_best10": "best 10 % (%)",
+    "accuracy_var": "variance (%²)",
+    "accuracy_mean_best": "best round on test data (%)",
+    "finetuned_accuracy_mean": "fine-tuned (%)",
+    "finetuned_accuracy_worst10": "fine-tuned, worst 10 % (%)",
+    "loss_mean": "test loss",
+    "perplexity_mean": "perplexity",
+    "ari": "ARI",
+    "clusters": "clusters",
+    "bytes_up": "sent up",
+    "bytes_down": "sent down",
+    "seconds": "time",
+}
+
+
+def title_of(column: str) -> str:
+    """A column in words."""
+    match = _UNTIL.fullmatch(column)
+    if match:
+        return f"{match[1]} to {match[2]} %"
+    return _WORDS.get(column, column.replace("_", " "))
+
+
+def cell(interval: Interval, column: str, seeds: int = 0) -> str:
+    """``77.3 ± 2.1``; a dash where there is no number; without an interval where there is one seed.
+
+    Args:
+        interval: of the numbers that there are.
+        column: they are of.
+        seeds: that there should be; fewer are told, as in ``12 ± 3 (2 of 3)``.
+    """
+    if not interval.n:
+        return UNKNOWN
+    form = written(column)
+    fewer = f" ({interval.n} of {seeds})" if interval.n < seeds else ""
+    if not interval.known or interval.half == 0:
+        return form(interval.mean) + fewer
+    return f"{form(interval.mean)} ± {form(interval.half)}{fewer}"

@@ -1,0 +1,220 @@
+"""Carrying out the runs of a study: what is there is taken, what was stopped goes on, the rest begins."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rayfl.config import Config, load
+from rayfl.config.text import parse
+from rayfl.errors import ConfigError, Held, RayflError
+from rayfl.events import RunEvent
+from rayfl.rundir import RunDirectory
+from rayfl.study.plan import PlannedRun
+
+_PATIENCE = 2.0
+"""Seconds between two looks whether another process has finished a run that this one needs, too."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run that is to be carried out, as it is sent to a process of its own.
+
+    Attributes:
+        key: its hash.
+        name: of its run directory.
+        settings: its config as YAML.
+        stop: a file that asks the run to stop as soon as it is there.
+    """
+
+    key: str
+    name: str
+    settings: str
+    stop: str
+
+    @property
+    def config(self) -> Config:
+        """Resolved."""
+        return load(parse(self.settings))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a run.
+
+    Attributes:
+        state: ``finished``, ``stopped`` or ``failed``.
+        path: the run directory.
+        error: why it failed, in a line.
+        again: whether it would not fail again: its process died, or somebody else's disk was full.
+    """
+
+    state: str
+    path: str
+    error: str = ""
+    again: bool = False
+
+
+def name_of(run: PlannedRun) -> str:
+    """The name of the run directory, which ends with the run's hash."""
+    return f"{run.config.name}-{run.config.algorithm.name}-seed{run.seed}-{run.key}"[-120:].lstrip("-.")
+
+
+def directory_of(run: PlannedRun) -> Path:
+    """Where a run lies, or will: another study may have begun it under another name."""
+    root = run.config.output.root
+    found = sorted(root.glob(f"*-{run.key}")) if root.is_dir() else []
+    return found[0] if found else root / name_of(run)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run directory holds a finished run."""
+    return (path / "summary.json").is_file()
+
+
+def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+    """The runs that are not there yet, each once: equal configs are one run."""
+    by_key = {run.key: run for run in runs}
+    return [run for run in by_key.values() if not is_finished(directory_of(run))]
+
+
+def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:
+    """What is sent to the process of a run.
+
+    Args:
+        run: planned.
+        stop: the file that asks it to stop.
+        execution: settings of ``execution`` that depend on how many runs there are side by side.
+    """
+    config = run.config.model_copy(
+        update={
+            "execution": run.config.execution.model_copy(update=dict(execution)),
+            "output": run.config.output.model_copy(update={"root": run.config.output.root.absolute()}),
+        }
+    )
+    return Job(run.key, directory_of(run).name, config.to_yaml(), str(stop))
+
+
+class _StopAsked(Exception):
+    """The study is being stopped."""
+
+
+def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) -> dict[str, Any]:
+    """Do a run, or go on with it; an :class:`Outcome` as a mapping."""
+    from rayfl import api
+    from rayfl.servers.driver import Interrupted
+
+    def listen(event: RunEvent) -> None:
+        watch(event)
+        if os.path.exists(job.stop):
+            raise _StopAsked
+
+    path = ""
+    try:
+        config = job.config
+        path = str(config.output.root / job.name)
+        while True:
+            if os.path.exists(job.stop):
+                raise _StopAsked
+            try:
+                api.run_once(config, job.name, listen)
+                return asdict(Outcome("finished", path))
+            except Held:  # another study has begun it
+                time.sleep(_PATIENCE)
+    except (_StopAsked, Interrupted):
+        return asdict(Outcome("stopped", path))
+    except RayflError as error:
+        return asdict(Outcome("failed", path, " ".join(str(error).split())))
+    except Exception as error:  # of a method or network of the user's own
+        line = " ".join(str(error).split())
+        return asdict(Outcome("failed", path, f"{type(error).__name__}: {line}"))
+
+
+def run_inline(jobs: Sequence[Job], watch: Callable[[str, RunEvent], None]) -> Iterator[tuple[Job, Outcome]]:
+    """One run after another in this process, without Ray; the first that is stopped is the last."""
+    for job in jobs:
+        outcome = Outcome(**carry_out(job, lambda event, key=job.key: watch(key, event)))  # type: ignore[misc]
+        yield job, outcome
+        if outcome.state == "stopped":
+            return
+
+
+@dataclass(frozen=True)
+class Shares:
+    """How a machine or a cluster is shared by runs.
+
+    Attributes:
+        jobs: runs side by side.
+        actors: of each; 0 where a run does all its work in the process that drives it.
+        gpus: of such a process.
+    """
+
+    jobs: int
+    actors: int
+    gpus: float = 0.0
+
+    @property
+    def execution(self) -> dict[str, Any]:
+        """Settings of every run."""
+        if self.actors:
+            return {"backend": "ray", "actors": self.actors}
+        return {"backend": "inline"}
+
+
+def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs: int | None) -> Shares:
+    """How runs share what there is.
+
+    A run with one actor per core loses time wherever it waits for its slowest client, so as many runs as
+    there are cores stand side by side, each in one process; where there are fewer runs than cores each gets
+    client actors of its own. On several nodes a run always has actors: its driver stays here and writes.
+
+    Args:
+        runs: that are to be done.
+        config: of one of them; the number of actors that it names is kept.
+        nodes, cpus, gpus: that there are.
+        jobs: runs side by side that the user wants; None to choose.
+    """
+    e = config.execution
+    per_gpu = int(gpus / e.gpus_per_actor + 1e-9) if e.gpus_per_actor else int(cpus)
+    room = max(1, min(int(cpus / e.cpus_per_actor + 1e-9), per_gpu))
+    given = e.actors if isinstance(e.actors, int) else None
+    side = jobs or max(1, min(runs, room // (given or 1)))
+    each = given or max(1, room // max(1, min(side, runs)))
+    if e.backend == "inline" or (each == 1 and nodes == 1 and e.clients_per_actor is None):
+        return Shares(side, 0, e.gpus_per_actor)
+    return Shares(side, each)
+
+
+def on_ray(jobs: Sequence[Job], shared: Shares) -> Iterator[tuple[Job, Outcome]]:
+    """Runs side by side, each a trial of Ray Tune; Ray is connected already."""
+    from rayfl.runtime.trials import Room, run_trials
+
+    room = Room(gpus=shared.gpus, actors=shared.actors, jobs=shared.jobs)
+    for place, found in run_trials(carry_out, list(jobs), room, Path.cwd()):
+        if set(found) == {"error"}:
+            yield jobs[place], Outcome("failed", "", str(found["error"]), again=True)
+        else:
+            yield jobs[place], Outcome(**found)
+
+
+@contextlib.contextmanager
+def stop_file(folder: Path) -> Iterator[Path]:
+    """The file that asks the runs of this process to stop; gone in the end."""
+    path = folder / f".stop-{os.getpid()}"
+    path.unlink(missing_ok=True)
+    try:
+        yield path
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def rounds_done(run: PlannedRun) -> int:
+    """How many rounds of a run are complete, as its directory says."""
+    with contextlib.suppress(OSError, ConfigError):
+        return RunDirectory(directory_of(run)).rounds_complete()
+    return 0

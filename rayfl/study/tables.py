@@ -1,0 +1,197 @@
+"""The tables of a study: Markdown to read, LaTeX for a paper, CSV for machines."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rayfl.statistics import FEW
+from rayfl.study.claims import Judgement
+from rayfl.study.results import Results, cell, lower_is_better, title_of, written
+from rayfl.units import UNKNOWN, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A table of text.
+
+    Attributes:
+        header: titles of the columns.
+        rows: cells.
+        left: columns that are aligned to the left.
+        caption: below or above it.
+    """
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    left: int = 1
+    caption: str = ""
+
+    def markdown(self) -> str:
+        """As GitHub writes it."""
+        rule = ["---"] * self.left + ["--:"] * (len(self.header) - self.left)
+        lines = [self.header, tuple(rule), *self.rows]
+        text = "\n".join(f"| {' | '.join(c.replace('|', '/') for c in line)} |" for line in lines)
+        return f"{text}\n" + (f"\n{self.caption}\n" if self.caption else "")
+
+    def latex(self) -> str:
+        """A ``tabular`` in the style of ``booktabs``."""
+        columns = "l" * self.left + "r" * (len(self.header) - self.left)
+        body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
+        head = " & ".join(map(_tex, self.header)) + r" \\"
+        inner = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
+        caption = f"% {self.caption}\n" if self.caption else ""
+        return f"{caption}\\begin{{tabular}}{{{columns}}}\n{inner}\n\\end{{tabular}}\n"
+
+
+_TEX = {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$", "²": r"$^2$", "–": "--"}
+
+
+def _tex(text: str) -> str:
+    return "".join(_TEX.get(letter, letter) for letter in text.replace("\\", "/").replace("~", "-"))
+
+
+def main_table(results: Results, tall: bool = False) -> TextTable:
+    """A row a method and point, published figures beside ours.
+
+    Args:
+        results: of the study.
+        tall: whether the axes of ``report.by`` have rows too, not columns of their own: for a terminal.
+    """
+    study = results.study
+    across = [] if tall else list(study.report.by)
+    down = [axis for axis in study.axes if axis not in across]
+    columns = [dict(zip(across, p, strict=True)) for p in itertools.product(*(study.axes[a] for a in across))]
+    rows = [dict(zip(down, p, strict=True)) for p in itertools.product(*(study.axes[a] for a in down))]
+    header = ["method", *(axis.split(".")[-1] for axis in down)]
+    body = [[label, *row.values()] for row in rows for label in study.methods]
+    for column in study.report.names:
+        for at in columns:
+            named = ", ".join(f"{axis.split('.')[-1]} {name}" for axis, name in at.items())
+            header.append(f"{title_of(column)}{f', {named}' if named else ''}")
+            for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
+                point = {axis: {**row, **at}[axis] for axis in study.axes}
+                line.append(cell(results.interval(label, point, column), column, len(results.seeds)))
+            for source in _sources(results, column):
+                header.append(f"{source}{f', {named}' if named else ''}")
+                for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
+                    point = {axis: {**row, **at}[axis] for axis in study.axes}
+                    value = _published(results, column, source, label, point)
+                    line.append(UNKNOWN if value is None else written(column)(value))
+    return TextTable(tuple(header), tuple(map(tuple, body)), 1 + len(down), _caption(results))
+
+
+def _caption(results: Results) -> str:
+    n = len(results.seeds)
+    if n < 2:
+        return "One seed: no intervals, and no claim can be decided."
+    few = " So few seeds hardly show the spread: the intervals are wide." if n < FEW else ""
+    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}"
+
+
+def _sources(results: Results, column: str) -> list[str]:
+    return list(dict.fromkeys(e.source for e in results.study.expected if e.column == column))
+
+
+def _published(
+    results: Results, column: str, source: str, method: str, point: Mapping[str, str]
+) -> float | None:
+    """The figure that a source gives for a method at a point; None if it gives none."""
+    for each in results.study.expected:
+        if each.column == column and each.source == source:
+            value = each.figures.get(method)
+            value = figure_at(value, point) if isinstance(value, Mapping) else value
+            if value is not None:
+                return float(value)
+    return None
+
+
+def figure_at(figures: Mapping[str, float], point: Mapping[str, str]) -> float | None:
+    """The figure of a point: by the name of one of its axes' points, or of all, separated by commas."""
+    for name in (", ".join(point.values()), *point.values()):
+        if name in figures:
+            return figures[name]
+    return None
+
+
+def comparison_table(results: Results) -> TextTable | None:
+    """Every method beside the reference; None where there is nothing to compare."""
+    columns = results.study.report.names
+    if len(results.study.methods) < 2 or len(results.seeds) < 2:
+        return None
+    axes = list(results.study.axes)
+    header = ["method", *(axis.split(".")[-1] for axis in axes)]
+    rows: list[list[str]] = []
+    for place, column in enumerate(columns):
+        header += [f"{title_of(column)}, difference", "p (Holm)"]
+        for line, each in enumerate(results.comparisons(column)):
+            if not place:
+                rows.append([each.method, *each.point.values()])
+            rows[line] += [cell(each.difference, column), _p(each.p)]
+    caption = (
+        f"Differences to {results.reference}, paired over seeds, ± half of the 95 % interval; p-values of "
+        "paired t-tests, adjusted by Holm's method for all comparisons of a column."
+    )
+    return TextTable(tuple(header), tuple(map(tuple, rows)), 1 + len(axes), caption)
+
+
+def _p(value: float) -> str:
+    return UNKNOWN if value != value else "< 0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def rank_table(results: Results) -> TextTable | None:
+    """The mean rank of every method in every column; None with fewer than three methods."""
+    columns = results.study.report.names
+    if len(results.study.methods) < 3:
+        return None
+    ranks = {column: results.ranks(column) for column in columns}
+    header = ["method", *(f"rank: {title_of(c)}{' (less is better)' * lower_is_better(c)}" for c in columns)]
+    rows = [(label, *(number(ranks[c][label], 2) for c in columns)) for label in results.study.methods]
+    return TextTable(
+        tuple(header), tuple(rows), 1, "Mean ranks over seeds and points of the grid; 1 is best."
+    )
+
+
+def claim_table(judgements: Sequence[Judgement]) -> TextTable:
+    """A row a claim and point."""
+    rows = []
+    for each in judgements:
+        interval, bounded = each.interval, each.interval.known
+        value = number(interval.mean, 2) if interval.n else UNKNOWN
+        between = f"{number(interval.low, 2)} to {number(interval.high, 2)}" if bounded else UNKNOWN
+        where = ", ".join(each.point.values())
+        said = "; ".join(filter(None, (each.source, each.protocol)))
+        rows.append((each.statement.text, where or UNKNOWN, each.verdict, value, between, each.why or said))
+    return TextTable(("claim", "at", "verdict", "value", "95 % interval", "source, or why"), tuple(rows), 3)
+
+
+def tidy(results: Results) -> pd.DataFrame:
+    """``table.csv``: a row a method, point and column."""
+    import pandas as pd
+
+    rows = []
+    for column in results.study.report.names:
+        for point, label in itertools.product(results.points, results.study.methods):
+            found = results.interval(label, point, column)
+            figures = [
+                _published(results, column, source, label, point) for source in _sources(results, column)
+            ]
+            published = [figure for figure in figures if figure is not None]
+            rows.append(
+                {
+                    "method": label,
+                    **point,
+                    "column": column,
+                    "mean": found.mean,
+                    "low": found.low if found.known else None,
+                    "high": found.high if found.known else None,
+                    "seeds": found.n,
+                    "published": published[0] if published else None,
+                }
+            )
+    return pd.DataFrame(rows)

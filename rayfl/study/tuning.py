@@ -1,0 +1,176 @@
+"""Choosing settings for every method on the clients' validation samples, before the study's own runs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayfl.errors import Damaged
+from rayfl.events import RoundDone, RunEvent
+from rayfl.rundir import RunDirectory
+from rayfl.study.file import Settings, StudyFile, overrides_of
+from rayfl.study.plan import PlannedRun, place_of, points, resolved
+from rayfl.study.running import carry_out, directory_of, is_finished, job_of
+
+Chosen = dict[tuple[str, str], Settings]
+"""By method and point of the grid (:func:`~rayfl.study.plan.place_of`) the settings that were chosen."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that are tried for a method.
+
+    Attributes:
+        method: its label.
+        settings: of the space.
+        runs: one a point of the grid and seed.
+    """
+
+    method: str
+    settings: Settings
+    runs: tuple[PlannedRun, ...]
+
+    def score(self, metric: str, point: Mapping[str, str] | None = None) -> float:
+        """The mean over runs; minus infinity if one of them failed, as it does when training diverges.
+
+        Args:
+            metric: of the validation samples.
+            point: of the grid; None for all.
+        """
+        some = [run for run in self.runs if point is None or run.point == point]
+        found = [validation(directory_of(run), metric) for run in some]
+        return -math.inf if any(math.isnan(value) for value in found) else sum(found) / len(found)
+
+
+def validation(path: Path, metric: str) -> float:
+    """A number of a finished run's last evaluation on validation samples; NaN if it has none."""
+    if not is_finished(path):
+        return math.nan
+    try:
+        value = (RunDirectory(path).read_json("summary.json") or {}).get(f"validation_{metric}")
+    except Damaged:
+        return math.nan
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def planned(
+    study: StudyFile, label: str, point: Mapping[str, str], seed: int, settings: Settings
+) -> PlannedRun:
+    """The run that tries settings for a method; what the method says itself is not tuned."""
+    tune = study.tune
+    assert tune is not None
+    first = resolved(study, label, point, seed, (), overrides_of(settings))
+    held_out = {} if first.partition.validation else {"partition.validation": tune.share}
+    changes = [*overrides_of({**held_out, **tune.settings})]
+    config = resolved(study, label, point, seed, changes, overrides_of(settings))
+    return PlannedRun(label, point, seed, config, settings)
+
+
+def candidates(study: StudyFile) -> list[Candidate]:
+    """Every method with every combination of a grid of values that makes a difference to it.
+
+    Raises:
+        ConfigError: the first run that cannot be.
+    """
+    tune = study.tune
+    if tune is None or not tune.is_grid:
+        return []
+    combinations = [
+        dict(zip(tune.space, values, strict=True)) for values in itertools.product(*tune.space.values())
+    ]
+    found = []
+    for label in study.methods:
+        seen: set[str] = set()
+        own = []
+        for settings in combinations:
+            runs = tuple(
+                planned(study, label, point, seed, settings)
+                for point, seed in itertools.product(points(study), tune.seeds)
+            )
+            keys = " ".join(run.key for run in runs)
+            if keys not in seen:
+                own.append(Candidate(label, settings, runs))
+            seen.add(keys)
+        found += own if len(own) > 1 else []
+    return found
+
+
+def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
+    """The settings with the highest score for every method; the first of equals.
+
+    A method none of whose candidates is finished has no entry: it keeps the settings of the study.
+    """
+    tune = study.tune
+    assert tune is not None
+    chosen: Chosen = {}
+    for label, point in itertools.product({c.method: None for c in found}, points(study)):
+        own = [candidate for candidate in found if candidate.method == label]
+        scores = [each.score(tune.metric, point if tune.per == "point" else None) for each in own]
+        if max(scores) > -math.inf:
+            chosen[label, place_of(point)] = own[scores.index(max(scores))].settings
+    return chosen
+
+
+def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
+    """For ``tuned.json``: what was tried, and its score at every point of the grid."""
+    tune = study.tune
+    assert tune is not None
+    return [
+        {
+            "method": each.method,
+            **({"at": point} if point else {}),
+            "settings": each.settings,
+            "score": each.score(tune.metric, point),
+            "paths": [str(directory_of(run)) for run in each.runs if run.point == point],
+        }
+        for each in found
+        for point in points(study)
+    ]
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search tries for a method, as it is sent to the process of a trial.
+
+    Attributes:
+        study: the file.
+        method: its label.
+        stop: the file that asks runs to stop.
+        execution: settings of ``execution``.
+    """
+
+    study: StudyFile
+    method: str
+    stop: str
+    execution: Mapping[str, Any]
+
+    @property
+    def runs(self) -> int:
+        """That a trial does, one after another."""
+        assert self.study.tune is not None
+        return len(points(self.study)) * len(self.study.tune.seeds)
+
+    def __call__(self, given: tuple[Settings, Callable[[dict[str, Any]], None]]) -> dict[str, Any]:
+        """Try a point: train with it, report the validation accuracy after every round with tests."""
+        settings, report = given
+        tune = self.study.tune
+        assert tune is not None
+        name = f"validation_{tune.metric}"
+        scores: list[float] = []
+
+        def watch(event: RunEvent) -> None:
+            if isinstance(event, RoundDone) and event.row.get(name) is not None:
+                report({name: float(event.row[name]), "done": 0})
+
+        for point, seed in itertools.product(points(self.study), tune.seeds):
+            run = planned(self.study, self.method, point, seed, settings)
+            outcome = carry_out(job_of(run, Path(self.stop), self.execution), watch)
+            if outcome["state"] != "finished":
+                return {name: -math.inf, "done": 1, "state": outcome["state"], "error": outcome["error"]}
+            scores.append(validation(directory_of(run), tune.metric))
+        score = sum(scores) / len(scores)
+        return {name: -math.inf if math.isnan(score) else score, "done": 1, "state": "finished"}
