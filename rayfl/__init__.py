@@ -18,6 +18,8 @@ _HOME = {
     "Result": "rayfl.results",
     "run": "rayfl.api",
     "resume": "rayfl.api",
+    "Study": "rayfl.study",
+    "run_study": "rayfl.study",
     "Begun": "rayfl.events",
     "BlockDone": "rayfl.events",
     "CheckpointSaved": "rayfl.events",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         Stopped,
     )
     from rayfl.results import Result
+    from rayfl.study import Study, run_study
 
 __all__ = [
     "Begun",
@@ -64,9 +67,11 @@ __all__ = [
     "RoundDone",
     "RunEvent",
     "Stopped",
+    "Study",
     "load",
     "resume",
     "run",
+    "run_study",
 ]
 
 

@@ -190,17 +190,17 @@ def study(
     stopped goes on.
     """
     from rayfl.study import claims as claim_rules
-    from rayfl.study import prepare, read, run_study, tables
+    from rayfl.study import execute, folder_of, prepare, read, tables
     from rayfl.study.progress import StudyDisplay
 
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
     if dry_run:
         _show_estimate(prepared, jobs)
         return
-    folder = out_folder or Path("studies") / "-".join(filter(None, (prepared.study.name, size)))
+    folder = out_folder or folder_of(prepared.study, size)
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
-        found = run_study(prepared, folder, inline, jobs, display.watch)
+        found = execute(prepared, folder, inline, jobs, display.watch)
     _say("")
     shown = [tables.main_table(found.results, tall=True)]
     if found.judgements:
@@ -595,11 +595,11 @@ def bench(
 
 @app.command()
 def init(
-    kind: Annotated[str, typer.Argument(help="method, model, dataset, partition or cluster")],
+    kind: Annotated[str, typer.Argument(help="method, model, dataset, partition, study or cluster")],
     name: Annotated[str, typer.Option(help="of the file and the part, such as my_method")] = "",
     folder: Annotated[Path, typer.Option(help="where to write")] = Path(),
 ) -> None:
-    """Write a commented skeleton with its test, or the files for a Ray cluster, into your own folder."""
+    """Write a commented skeleton with its test, a study, or the files for a cluster, into your own folder."""
     from rayfl.commands.init import init as write
 
     written, tries = write(kind, name, folder)

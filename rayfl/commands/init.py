@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import keyword
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,9 +47,9 @@ SKELETONS = {
         ("rayfl partition digits-demo partition.name=python partition.target=__FILE__:deal",),
     ),
 }
-"""By kind; ``cluster`` has files of its own."""
+"""By kind; ``study`` is one file of settings, ``cluster`` has files of its own."""
 
-CHOICES = (*SKELETONS, "cluster")
+CHOICES = (*SKELETONS, "study", "cluster")
 
 
 def init(kind: str, name: str, folder: Path) -> tuple[list[Path], list[str]]:
@@ -76,6 +77,14 @@ def init(kind: str, name: str, folder: Path) -> tuple[list[Path], list[str]]:
             "launch.py": _filled("launch.py", {}),
         }
         return _write(folder, texts), ["ray up cluster.yaml  (first look at the lines marked CHOOSE)"]
+    if kind == "study":
+        name = name or "my_study"
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
+            raise ConfigError(
+                "--name", f"{name!r} cannot be a study's name", "use letters, digits, . _ and -"
+            )
+        found = _write(folder, {f"{name}.yaml": _filled("study.yaml", {"__NAME__": name})})
+        return found, [f"rayfl study {found[0]} --dry-run", f"rayfl study {found[0]}"]
     skeleton = SKELETONS[kind]
     name = name or skeleton.name
     written = folder / f"{name}.py"

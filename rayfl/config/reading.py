@@ -14,7 +14,7 @@ from rayfl.algorithms import ALGORITHMS, Algorithm
 from rayfl.config import kinds
 from rayfl.config.mistakes import explain
 from rayfl.config.objects import bring_classes, plain
-from rayfl.config.schema import USED_BY_SOME, Config
+from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse
 from rayfl.config.words import describe, one_line, sections, shown
 from rayfl.errors import ConfigError, nearest
@@ -155,9 +155,12 @@ def _is_file(path: Path) -> bool:
 def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """``settings`` with dotted ``key=value`` overrides applied (a copy).
 
-    Naming a part anew, as in ``algorithm=pacfl``, drops the settings of the part that it replaces.
+    Naming a part anew, as in ``algorithm=pacfl``, drops the settings of the part that it replaces; giving a
+    setting that another one excludes drops that one, unless the overrides give both.
     """
     result = copy.deepcopy(dict(settings))
+    overrides = list(overrides)
+    named = {text.partition("=")[0].strip() for text in overrides}
     for text in overrides:
         path, equals, value = text.partition("=")
         keys = path.strip().split(".")
@@ -169,6 +172,9 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
             raise ConfigError(
                 one_line(path), f"{value!r} is not a YAML value", "quote it if it is text"
             ) from None
+        other = EXCLUDED.get(path.strip())
+        if other is not None and other not in named and parsed is not None:
+            _assign(result, other.split("."), None)  # a default of the algorithm must not bring it back
         _assign(result, keys, parsed)
     return result
 

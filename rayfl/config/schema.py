@@ -54,6 +54,12 @@ USED_BY_SOME = {
 CHANGEABLE = ("rounds", "execution", "output")
 """What of a config may change when a run goes on."""
 
+EXCLUDED = {
+    "clustering.n_clusters": "clustering.threshold",
+    "clustering.threshold": "clustering.n_clusters",
+}
+"""Settings of which an override drops the other."""
+
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 

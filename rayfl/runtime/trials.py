@@ -6,9 +6,7 @@ import contextlib
 import logging
 import os
 import shutil
-import signal
 import tempfile
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray import tune
 from ray.exceptions import RayError
+from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfl import plugins
 from rayfl.config.kinds import KINDS
@@ -66,7 +67,11 @@ class Room:
 
 
 def run_trials(
-    work: Callable[[Any], Mapping[str, Any]], items: Sequence[Any], room: Room, folder: Path
+    work: Callable[[Any], Mapping[str, Any]],
+    items: Sequence[Any],
+    room: Room,
+    folder: Path,
+    lost: Callable[[int], None] = lambda place: None,
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Do ``work(item)`` for every item.
 
@@ -77,19 +82,18 @@ def run_trials(
         items: one a trial.
         room: what a trial takes.
         folder: in which the user works; relative paths begin there.
+        lost: called with the place of an item whose process or node died, and which is begun again.
 
     Returns:
         The place of each item, and what its work returned, or ``{"error": ...}``; in the order of the items.
     """
-    from ray import tune
-
     begin = partial(_trial, work=work, items=ray.put(list(items)), surroundings=Surroundings.here(folder))
     with _experiment() as store:
         results = tune.Tuner(
             tune.with_resources(begin, _resources(room)),
             param_space={"place": tune.grid_search(list(range(len(items))))},
             tune_config=tune.TuneConfig(max_concurrent_trials=room.jobs, reuse_actors=True),
-            run_config=_run_config(store),
+            run_config=_run_config(store, _Losses(lambda config: lost(config["place"]))),
         ).fit()
         found = {}
         for result in results:
@@ -117,9 +121,6 @@ def search(
     Raises:
         RayflError: if Optuna is wanted and not installed.
     """
-    from ray import tune
-    from ray.tune.schedulers import ASHAScheduler
-
     kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
     space: dict[str, Any] = {}
     for name, values in how.space.items():
@@ -134,8 +135,6 @@ def search(
         except (ImportError, AssertionError):
             raise RayflError("tune.search: optuna is not installed; pip install 'rayfl[optuna]'") from None
     else:
-        from ray.tune.search.basic_variant import BasicVariantGenerator
-
         searcher = BasicVariantGenerator(random_state=how.seed)
     scheduler = ASHAScheduler(max_t=how.rounds, grace_period=min(3, how.rounds)) if how.asha else None
     begin = partial(_searching, work=work, surroundings=Surroundings.here(folder))
@@ -151,7 +150,7 @@ def search(
                 scheduler=scheduler,
                 max_concurrent_trials=None if how.optuna else room.jobs,
             ),
-            run_config=_run_config(store),
+            run_config=_run_config(store, _Losses()),
         ).fit()
         return [(dict(result.config or {}), _outcome(result)) for result in results]
 
@@ -177,15 +176,11 @@ class Surroundings:
 
 
 def _trial(config: dict[str, Any], work: Any, items: Any, surroundings: Surroundings) -> None:
-    from ray import tune
-
     surroundings.enter()
     tune.report({"outcome": dict(work(ray.get(items)[config["place"]]))})
 
 
 def _searching(config: dict[str, Any], work: Any, surroundings: Surroundings) -> None:
-    from ray import tune
-
     surroundings.enter()
     tune.report(dict(work((config, tune.report))))
 
@@ -208,13 +203,23 @@ def _resources(room: Room) -> dict[str, float]:
     return {"CPU": room.cpus} | ({"GPU": room.gpus} if room.gpus else {})
 
 
-def _run_config(store: str) -> Any:
-    from ray import tune
+class _Losses(tune.Callback):  # type: ignore[misc]
+    """Tells of trials that are begun again."""
 
+    def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda config: None) -> None:
+        self._tell = tell
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune's name for it."""
+        self._tell(trial.config)
+
+
+def _run_config(store: str, losses: Any) -> Any:
     return tune.RunConfig(
         name="trials",
         storage_path=store,
         failure_config=tune.FailureConfig(max_failures=_ATTEMPTS),
+        callbacks=[losses],
         verbose=0,
     )
 
@@ -224,10 +229,14 @@ def _experiment() -> Iterator[str]:
     """A folder for Tune's own notes, which are not needed later: runs are found again by their hashes."""
     before = dict(os.environ)
     os.environ.update(_QUIET)
+    log = logging.getLogger("ray.tune")
+    level = log.level
+    log.setLevel(logging.CRITICAL)  # a trial that dies is told in a line, by whoever asked for it
     store = tempfile.mkdtemp(prefix="rayfl-trials-")
     try:
         yield store
     finally:
+        log.setLevel(level)
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(store, ignore_errors=True)
@@ -239,26 +248,3 @@ _QUIET = {
     "TUNE_MAX_PENDING_TRIALS_PG": "4",
     "RAY_AIR_NEW_OUTPUT": "0",
 }
-
-
-@contextlib.contextmanager
-def interruptible(stop: Callable[[], None]) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP call ``stop``; a second one interrupts at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    asked = False
-
-    def handle(number: int, frame: object) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        stop()
-
-    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -10,6 +10,17 @@
 """
 
 from rayfl.study.file import StudyFile, read, take
-from rayfl.study.study import Prepared, Study, Watch, prepare, run_study
+from rayfl.study.study import Prepared, Study, Watch, execute, folder_of, prepare, run_study
 
-__all__ = ["Prepared", "Study", "StudyFile", "Watch", "prepare", "read", "run_study", "take"]
+__all__ = [
+    "Prepared",
+    "Study",
+    "StudyFile",
+    "Watch",
+    "execute",
+    "folder_of",
+    "prepare",
+    "read",
+    "run_study",
+    "take",
+]

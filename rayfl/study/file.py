@@ -15,6 +15,7 @@ from rayfl.config.mistakes import explain
 from rayfl.config.text import NOT_YAML, parse
 from rayfl.errors import ConfigError, nearest
 from rayfl.settings import Section
+from rayfl.study.claims import parse as parse_claim
 
 Value = str | int | float | bool | None
 Settings = dict[str, Any]
@@ -53,6 +54,7 @@ class Tune(Section):
         """Settings stand beside the options; only they have dots."""
         if not isinstance(values, Mapping) or "space" in values:
             return values
+        values = {"on" if key is True else key: value for key, value in values.items()}  # YAML's own 'on'
         space = {key: value for key, value in values.items() if "." in str(key)}
         return {**{key: value for key, value in values.items() if key not in space}, "space": space}
 
@@ -412,9 +414,13 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
         figures = {label: value for label, value in each.figures.items() if label in methods}
         if figures:
             expected.append(each.model_copy(update={"figures": figures}))
+    axes = {axis: list(at) for axis, at in study.axes.items()}
+    claims = tuple(c for c in study.claims if parse_claim(c.claim, study.methods, axes).methods <= {*methods})
     reference = study.report.reference if study.report.reference in methods else None
     report = study.report.model_copy(update={"reference": reference})
-    return study.model_copy(update={"methods": methods, "expected": tuple(expected), "report": report})
+    return study.model_copy(
+        update={"methods": methods, "expected": tuple(expected), "claims": claims, "report": report}
+    )
 
 
 def _placed(name: str, folder: Path) -> str:

@@ -33,7 +33,7 @@ class StudyDisplay:
 
     def __init__(self, console: Console) -> None:
         self.console = console
-        self.watch = Watch(self._begin, self._done)
+        self.watch = Watch(self._begin, self._done, self._lost)
         self._runs: list[PlannedRun] = []
         self._told: set[str] = set()
         self._finished = 0
@@ -116,6 +116,9 @@ class StudyDisplay:
     def _done(self, run: PlannedRun, outcome: Outcome) -> None:
         if outcome.state == "failed":
             self._say(f"{run.title}: failed: {outcome.error}")
+
+    def _lost(self, run: PlannedRun) -> None:
+        self._say(f"{run.title}: its process died; another one goes on with it")
 
     def _say(self, text: str) -> None:
         self.console.print(f"  {text}", highlight=False, markup=False, soft_wrap=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -190,16 +192,49 @@ def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs
     return Shares(side, each)
 
 
-def on_ray(jobs: Sequence[Job], shared: Shares) -> Iterator[tuple[Job, Outcome]]:
-    """Runs side by side, each a trial of Ray Tune; Ray is connected already."""
+def on_ray(
+    jobs: Sequence[Job], shared: Shares, lost: Callable[[str], None] = lambda key: None
+) -> Iterator[tuple[Job, Outcome]]:
+    """Runs side by side, each a trial of Ray Tune; Ray is connected already.
+
+    Args:
+        jobs: the runs.
+        shared: how many side by side.
+        lost: called with the key of a run whose process died; another one goes on with it.
+    """
     from rayfl.runtime.trials import Room, run_trials
 
     room = Room(gpus=shared.gpus, actors=shared.actors, jobs=shared.jobs)
-    for place, found in run_trials(carry_out, list(jobs), room, Path.cwd()):
+    for place, found in run_trials(
+        carry_out, list(jobs), room, Path.cwd(), lambda place: lost(jobs[place].key)
+    ):
         if set(found) == {"error"}:
             yield jobs[place], Outcome("failed", "", str(found["error"]), again=True)
         else:
             yield jobs[place], Outcome(**found)
+
+
+@contextlib.contextmanager
+def interruptible(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGINT, SIGTERM and SIGHUP call ``stop``; a second one interrupts at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def handle(number: int, frame: object) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        stop()
+
+    before = {each: signal.signal(each, handle) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextlib.contextmanager

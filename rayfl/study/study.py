@@ -19,13 +19,14 @@ from rayfl.rundir import clean
 from rayfl.study import claims as claim_rules
 from rayfl.study import tables, tuning
 from rayfl.study.claims import Judgement, Statement, Verdict, overall
-from rayfl.study.file import Claim, StudyFile
+from rayfl.study.file import Claim, StudyFile, read, take
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
 from rayfl.study.running import (
     Job,
     Outcome,
     Shares,
+    interruptible,
     job_of,
     on_ray,
     run_inline,
@@ -214,11 +215,13 @@ class Watch:
     Attributes:
         stage: called with what begins, and the runs that are to be done.
         done: called with every run that has ended.
+        lost: called with every run whose process died, and which goes on in another one.
         event: called with the events of runs in this process.
     """
 
     stage: Callable[[str, Sequence[PlannedRun], Shares], None] = lambda title, runs, shares: None
     done: Callable[[PlannedRun, Outcome], None] = lambda run, outcome: None
+    lost: Callable[[PlannedRun], None] = lambda run: None
     event: Callable[[PlannedRun, RunEvent], None] = lambda run, event: None
 
 
@@ -254,8 +257,6 @@ class Runner:
 
     def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
         """Do those that are not there yet."""
-        from rayfl.runtime.trials import interruptible
-
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
@@ -269,7 +270,8 @@ class Runner:
                 self._take(found, by_key)
             else:
                 with interruptible(stop.touch):
-                    self._take(on_ray(jobs, shared), by_key)
+                    found = on_ray(jobs, shared, lambda key: self.watch.lost(by_key[key]))
+                    self._take(found, by_key)
 
     def _take(self, found: Any, by_key: Mapping[str, PlannedRun]) -> None:
         for job, outcome in found:
@@ -281,6 +283,47 @@ class Runner:
 
 
 def run_study(
+    source: StudyFile | Mapping[str, Any] | Path | str,
+    settings: Sequence[str] = (),
+    size: str = "",
+    seeds: str = "",
+    folder: Path | str | None = None,
+    inline: bool = False,
+    jobs: int | None = None,
+) -> Study:
+    """Run a study from Python: what ``rayfl study`` does.
+
+    Args:
+        source: a study file, or what it holds.
+        settings: of all runs, such as ``"rounds=5"``.
+        size: one of the sizes that the file names.
+        seeds: in place of the file's, such as ``"0-9"``.
+        folder: for tables and figures; ``studies/<name>`` if left out.
+        inline: everything in this process, one run after another, without Ray.
+        jobs: runs side by side; None to choose.
+
+    Raises:
+        ConfigError, DataError: before anything runs, in one line.
+    """
+    study = source if isinstance(source, StudyFile) else _read(source, size, settings, seeds)
+    prepared = prepare(study)
+    return execute(prepared, Path(folder) if folder else folder_of(study, size), inline, jobs)
+
+
+def _read(
+    source: Mapping[str, Any] | Path | str, size: str, settings: Sequence[str], seeds: str
+) -> StudyFile:
+    if isinstance(source, Mapping):
+        return take(source, Path.cwd(), size, settings, (), seeds)
+    return read(source, size, settings, (), seeds)
+
+
+def folder_of(study: StudyFile, size: str = "") -> Path:
+    """Where the results of a study lie unless something else is said."""
+    return Path("studies") / "-".join(filter(None, (study.name, size)))
+
+
+def execute(
     prepared: Prepared,
     folder: Path,
     inline: bool = False,
@@ -340,7 +383,7 @@ def _tune(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen, list[dict[
 
 def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
     """Let Tune draw points for every method, one method after another."""
-    from rayfl.runtime.trials import Room, Search, interruptible, search
+    from rayfl.runtime.trials import Room, Search, search
 
     tune = study.tune
     assert tune is not None

@@ -15,6 +15,7 @@ import yaml
 
 from rayfl.commands.init import SKELETONS, init
 from rayfl.errors import ConfigError
+from rayfl.study import execute, prepare, read
 
 ROOT = Path(__file__).parents[2]
 
@@ -30,6 +31,17 @@ def test_every_skeleton_passes_its_own_test(tmp_path: Path) -> None:
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
     assert "11 passed" in found.stdout
+
+
+def test_the_study_runs_as_it_stands(tmp_path: Path) -> None:
+    written, tries = init("study", "", tmp_path)
+    assert tries[1] == f"rayfl study {written[0]}"
+    prepared = prepare(read(written[0], "smoke", [f"output.root={tmp_path}"]))
+    assert (prepared.study.name, len(prepared.runs)) == ("my_study", 3 * 2 * 2)
+    study = execute(
+        prepare(read(written[0], "smoke", [f"output.root={tmp_path}"], ["SOLO"], "0")), tmp_path, True
+    )
+    assert study.results.finished == 2
 
 
 def test_names_are_filled_in(tmp_path: Path) -> None:
@@ -52,6 +64,7 @@ def test_names_are_filled_in(tmp_path: Path) -> None:
         ("method", "fedavg", "--name: there is a method named 'fedavg' already; choose another name"),
         ("model", "mlp", "--name: there is a model named 'mlp' already"),
         ("dataset", "numpy", "--name: there is a module named 'numpy' already"),
+        ("study", "a b", "--name: 'a b' cannot be a study's name"),
         ("cluster", "mine", "--name: a cluster's files have fixed names; leave it out"),
     ],
 )

@@ -155,6 +155,19 @@ def test_nested_overrides_and_lists():
     assert load({}, ["rounds=1", "rounds=2"]).rounds == 2  # the last one counts
 
 
+def test_an_override_drops_the_setting_that_it_excludes():
+    """A threshold gives way to a number of clusters, and the other way round; both at once are refused."""
+    source = {"algorithm": "pacfl", "clustering": {"threshold": 6}}
+    assert load(source, ["clustering.n_clusters=2"]).clustering.threshold is None
+    assert (
+        load({**source, "clustering": {"n_clusters": 2}}, ["clustering.threshold=6"]).clustering.n_clusters
+        is None
+    )
+    assert load(source, ["clustering.n_clusters=null"]).clustering.threshold == 6
+    with pytest.raises(ConfigError, match="both given"):
+        load(source, ["clustering.n_clusters=2", "clustering.threshold=6"])
+
+
 def test_overrides_leave_the_source_alone():
     source = {"training": {"lr": 0.1}, "model": {"name": "mlp", "hidden": [3]}}
     before = yaml.safe_dump(source)

@@ -1,0 +1,105 @@
+"""Claims: how they are read, and when they hold, fail, or stay undecided."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rayfl.study.claims import Statement, Term, judge, overall, parse
+
+LABELS = ("FedAvg", "PACFL", "PACFL, 2 clusters", "A-B.c")
+AXES = {"partition.alpha": ["0.1", "1"], "case": ["label skew 20 %"]}
+
+
+def read(text: str) -> Statement:
+    return parse(text, LABELS, AXES)
+
+
+def test_a_claim_becomes_a_sum_of_terms() -> None:
+    found = read("PACFL.accuracy_mean - 0.5*FedAvg.accuracy_mean + 2 >= 10 + FedAvg.bytes_up")
+    assert found.terms == (
+        Term(1.0, "PACFL", {}, "accuracy_mean"),
+        Term(-0.5, "FedAvg", {}, "accuracy_mean"),
+        Term(-1.0, "FedAvg", {}, "bytes_up"),
+    )
+    assert (found.comparison, found.bound) == (">=", 8.0)
+
+
+def test_labels_may_be_anything_that_people_write() -> None:
+    assert read("PACFL, 2 clusters.ari > 0").methods == {"PACFL, 2 clusters"}  # the longest that fits
+    assert read('"PACFL, 2 clusters".ari > 0').methods == {"PACFL, 2 clusters"}
+    assert read("A-B.c.ari < -1").terms == (Term(1.0, "A-B.c", {}, "ari"),)
+
+
+def test_points_of_the_grid_stand_in_brackets() -> None:
+    (term,) = read("PACFL[alpha=0.10, case=label skew 20 %].accuracy_mean ~ 77.3 +- 3").terms
+    assert term.at == {"partition.alpha": "0.1", "case": "label skew 20 %"}
+
+
+@pytest.mark.parametrize("sign", ["+-", "±", "+/-"])
+def test_a_figure_has_a_tolerance(sign: str) -> None:
+    found = read(f"FedAvg.accuracy_mean ~ 77.3 {sign} 3e0")
+    assert (found.comparison, found.bound, found.tolerance) == ("~", 77.3, 3.0)
+
+
+@given(st.floats(-100, 100), st.floats(0.001, 100), st.sampled_from(LABELS))
+def test_what_is_written_is_what_is_read(bound: float, factor: float, label: str) -> None:
+    found = read(f'{factor!r} * "{label}".ari > {bound!r}')
+    assert found.terms == (Term(factor, label, {}, "ari"),)
+    assert found.bound == bound
+
+
+def verdict(text: str, **values: list[float]) -> str:
+    """Of values by method, one a seed."""
+
+    def of(method: str, point: Mapping[str, str], column: str) -> Mapping[int, float]:
+        return dict(enumerate(values[method]))
+
+    return judge(parse(text, tuple(values), {}), {}, of).verdict
+
+
+@pytest.mark.parametrize(
+    ("text", "values", "expected"),
+    [
+        ("A.x > 10", [12, 13, 14], "holds"),  # 10.5 to 15.5
+        ("A.x > 12", [12, 13, 14], "undecided"),
+        ("A.x > 16", [12, 13, 14], "fails"),
+        ("A.x < 16", [12, 13, 14], "holds"),
+        ("A.x < 10", [12, 13, 14], "fails"),
+        ("A.x ~ 13 +- 3", [12, 13, 14], "holds"),
+        ("A.x ~ 13 +- 1", [12, 13, 14], "undecided"),
+        ("A.x ~ 20 +- 2", [12, 13, 14], "fails"),
+        ("A.x > 5", [5, 5, 5], "fails"),  # no spread, and not more
+        ("A.x >= 5", [5, 5, 5], "holds"),
+        ("A.x <= 5", [5, 5, 5], "holds"),
+        ("A.x < 5", [5, 5, 5], "fails"),
+        ("A.x > 0", [100], "undecided"),  # one seed
+        ("A.x > 0", [], "undecided"),
+        ("A.x > 0", [1, math.nan, 1], "undecided"),
+    ],
+)
+def test_verdicts(text: str, values: list[float], expected: str) -> None:
+    assert verdict(text, A=values) == expected
+
+
+def test_differences_are_paired() -> None:
+    seeds = [10.0, 50.0, 90.0]  # seeds differ far more than methods
+    assert verdict("A.x - B.x > 1", A=[value + 2 for value in seeds], B=seeds) == "holds"
+
+
+def test_wrong_verdicts_are_as_rare_as_they_say() -> None:
+    """Where a claim is false by as little as possible it is said to hold in 2.5 % of studies."""
+    draws = np.random.default_rng(1).normal(0.0, 1.0, (3000, 4))
+    found = [verdict("A.x > 0", A=row.tolist()) for row in draws]
+    assert found.count("holds") / len(found) == pytest.approx(0.025, abs=0.012)
+
+
+def test_all_points_have_to_hold() -> None:
+    assert overall(["holds", "holds"]) == "holds"
+    assert overall(["holds", "undecided"]) == "undecided"
+    assert overall(["holds", "undecided", "fails"]) == "fails"

@@ -1,0 +1,188 @@
+"""Study files: what they may say, and what is wrong with them in one line before anything runs."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfl.config.text import parse
+from rayfl.errors import RayflError
+from rayfl.study import prepare, read, take
+from rayfl.study.file import seeds_of
+
+GOOD = """
+name: who-profits
+base: digits-demo
+settings: {rounds: 3}
+methods:
+  FedAvg: {algorithm: fedavg}
+  PACFL: {algorithm: pacfl, clustering.threshold: 6}
+  "PACFL, few": {algorithm: pacfl, clustering.n_clusters: 2}
+grid: {training.lr: [0.1, 0.3]}
+tune: {training.batch_size: [8, 16], on: validation, seeds: [100]}
+seeds: 0-2
+report: {columns: [accuracy_mean, rounds_to: 80], by: [training.lr]}
+expected: [{source: "thesis, Table 3.4", figures: {FedAvg: 77.3}, within: 3}]
+claims:
+  - PACFL.accuracy_mean - FedAvg.accuracy_mean > 10
+  - {claim: 'PACFL, few[lr=0.1].accuracy_mean > 5', source: nobody}
+sizes:
+  smoke: {settings: {rounds: 1}, seeds: 0, only: [FedAvg], tune: false, claims: []}
+"""
+
+
+def changed(**changes: Any) -> dict[str, Any]:
+    """The good file with some entries replaced; ``...`` leaves one out. Nested ones by ``a__b``."""
+    values = copy.deepcopy(parse(GOOD))
+    for path, value in changes.items():
+        node, keys = values, path.split("__")
+        for key in keys[:-1]:
+            node = node[key]
+        if value is ...:
+            del node[keys[-1]]
+        else:
+            node[keys[-1]] = value
+    return dict(values)
+
+
+def test_a_study_file_is_read_whole(tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    path.write_text(GOOD)
+    study = read(path)
+    assert study.seeds == (0, 1, 2)
+    assert study.axes == {"training.lr": {"0.1": {"training.lr": 0.1}, "0.3": {"training.lr": 0.3}}}
+    assert study.tune is not None
+    assert study.tune.space == {"training.batch_size": [8, 16]}
+    assert study.report.names == ("accuracy_mean", "rounds_to_80")
+    prepared = prepare(study)
+    assert len(prepared.runs) == 3 * 2 * 3
+    assert len(prepared.statements) == 2 * 1 + 2  # one figure at two points, two claims
+    assert len(prepared.candidates) == 3 * 2
+
+
+def test_a_size_replaces_what_it_names(tmp_path: Path) -> None:
+    study = take(parse(GOOD), tmp_path, "smoke")
+    assert study.seeds == (0,)
+    assert list(study.methods) == ["FedAvg"]
+    assert study.settings == {"rounds": 1}
+    assert study.tune is None
+    assert study.claims == ()
+    assert study.grid == {"training.lr": [0.1, 0.3]}
+
+
+def test_files_are_looked_for_beside_the_study(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("rounds: 7\n")
+    (tmp_path / "my_plugin.py").write_text("")
+    study = take(changed(base="base.yaml", plugins=["my_plugin.py"]), tmp_path)
+    assert study.base == str(tmp_path / "base.yaml")
+    assert study.plugins == (str(tmp_path / "my_plugin.py"),)
+
+
+@pytest.mark.parametrize(
+    ("given", "seeds"),
+    [(3, (3,)), ("0-2", (0, 1, 2)), ("0, 3,7-8", (0, 3, 7, 8)), ([1, "4-5"], (1, 4, 5))],
+)
+def test_seeds_as_people_write_them(given: Any, seeds: tuple[int, ...]) -> None:
+    assert seeds_of(given) == seeds
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    (changed(name=...), "name: missing"),
+    (changed(name="a/b"), "name: got 'a/b'"),
+    (changed(nmae=1), "nmae: no such setting"),
+    (changed(methods=...), "methods: missing"),
+    (changed(methods={}), "methods: got a section"),
+    (changed(methods__FedAvg=[1]), "methods"),
+    (changed(methods__FedAvg={"algorithm": "fedagv"}), "did you mean 'fedavg'?"),
+    (changed(methods__FedAvg={"algorithm": 3}), "methods.FedAvg.algorithm: expected the name"),
+    (changed(methods__FedAvg={"algorithm": "fedavg", "training.lrr": 1}), "training.lrr"),
+    (changed(methods__FedAvg={"algorithm": "fedavg", "training.lr": -1}), "expected a number > 0"),
+    (changed(methods__FedAvg={"algorithm": "fedavg", "clustering.threshold": 3}), "would do nothing"),
+    (changed(methods={'a"b': {}}), "cannot be a label"),
+    (changed(base="no-such-preset"), "no such preset"),
+    (changed(base="missing.yaml"), "no such file"),
+    (changed(plugins=["missing_plugin.py"]), "missing_plugin.py: no such file"),
+    (changed(settings={"rounds": 0}), "rounds: got 0; expected an integer >= 1"),
+    (changed(settings={"data.name": "mnits"}), "no data named 'mnits'"),
+    (changed(settings=[1]), "settings"),
+    (changed(seeds="0-"), "seeds: '0-' is no seed"),
+    (changed(seeds=[0, 0]), "seeds: expected every seed once"),
+    (changed(seeds=[-1]), "seeds"),
+    (changed(seeds="4-1"), "is no range of seeds"),
+    (changed(seeds=True), "is no seed"),
+    (changed(grid={"alpha": [1]}), "grid.alpha: is no setting"),
+    (changed(grid={"training.lr": []}), "grid.training.lr: expected a list of values"),
+    (changed(grid={"training.lr": [0.1, 0.1]}), "a value comes twice"),
+    (changed(grid={"training.lr": {"low": 0.1}}), "grid.training.lr.low: expected settings"),
+    (changed(report={"by": ["lr"]}), "report.by: the grid has no 'lr'; valid: training.lr"),
+    (changed(report={"columns": ["acuracy_mean"]}), "no run has a number named 'acuracy_mean'; did you mean"),
+    (changed(report={"reference": "FedAgv"}), "report.reference: no method 'FedAgv'; did you mean 'FedAvg'?"),
+    (changed(tune={"on": "test", "training.lr": [1]}), "tune.on: got 'test'"),
+    (changed(tune={"on": "validation"}), "names no setting to choose"),
+    (changed(tune={"training.lr": [1]}), "training.lr is set already"),
+    (changed(tune={"training.momentum": 0.5}), "expected a list of values, or a distribution"),
+    (changed(tune={"training.momentum": {"normal": [0, 1]}}), "expected one of uniform"),
+    (changed(tune={"training.momentum": {"uniform": [1, 0]}}), "expected low < high"),
+    (changed(tune={"training.momentum": {"loguniform": [0, 1]}}), "expected 0 < low < high"),
+    (changed(tune={"training.momentun": [0.5]}), "training.momentun"),
+    (changed(claims=["PACFL.accuracy_mean"]), "it compares nothing"),
+    (changed(claims=["PACLF.accuracy_mean > 3"]), "no method 'PACLF'; did you mean 'PACFL'?"),
+    (changed(claims=["PACFL.accuracy > 3"]), "no run has a number named 'accuracy'"),
+    (changed(claims=["PACFL.accuracy_mean ~ 3"]), "~ takes a tolerance"),
+    (changed(claims=["PACFL.accuracy_mean > 3 4"]), "'4' is too much"),
+    (changed(claims=["PACFL.accuracy_mean - > 3"]), "no method '> 3'"),
+    (changed(claims=["3 > 2"]), "it names no method"),
+    (changed(claims=["PACFL[lr=7].accuracy_mean > 3"]), "training.lr has no point '7'; valid: 0.1, 0.3"),
+    (changed(claims=["PACFL[mu=7].accuracy_mean > 3"]), "the grid has no axis 'mu'"),
+    (changed(claims=["PACFL[lr=0.1.accuracy_mean > 3"]), "a bracket is not closed"),
+    (changed(claims=[{"claim": "PACFL.ari > 0", "at": {"training.lr": 9}}]), "has no point '9'"),
+    (changed(claims=[{"claim": "PACFL.ari > 0", "form": 1}]), "claims.0.form: no such setting"),
+    (changed(expected=[{"figures": {"FedAvg": 1}}]), "expected.0.source: missing"),
+    (changed(expected=[{"source": "x", "figures": {"FedAgv": 1}}]), "no method 'FedAgv'"),
+    (changed(expected=[{"source": "x", "figures": {"FedAvg": 1}, "column": "acc"}]), "named 'acc'"),
+]
+
+
+@pytest.mark.parametrize(("values", "text"), BAD, ids=[text for _, text in BAD])
+def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(RayflError) as raised:
+        prepare(take(values, tmp_path), check_data=False)
+    assert text in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"size": "smok"}, "--size: the study has no size 'smok'; did you mean 'smoke'?"),
+        ({"only": ["PACFLL"]}, "--only: no method 'PACFLL'; did you mean 'PACFL'?"),
+        ({"seeds": "x"}, "--seeds: 'x' is no seed"),
+        ({"settings": ["rounds"]}, "rounds: not an override"),
+    ],
+)
+def test_bad_options_are_refused_in_a_line(arguments: dict[str, Any], text: str, tmp_path: Path) -> None:
+    with pytest.raises(RayflError) as raised:
+        take(parse(GOOD), tmp_path, **arguments)
+    assert text in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [("", "holds nothing"), ("[1, 2]", "holds list"), ("a: [1", "not YAML"), (None, "cannot be read")],
+)
+def test_what_is_no_study_at_all(content: str | None, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "study.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(RayflError) as raised:
+        read(path)
+    assert text in str(raised.value)
+
+
+def test_only_some_methods_keep_the_claims_about_them(tmp_path: Path) -> None:
+    study = take(parse(GOOD), tmp_path, only=["PACFL, few"])
+    assert [claim.claim for claim in study.claims] == ["PACFL, few[lr=0.1].accuracy_mean > 5"]
+    assert study.expected == ()

@@ -1,0 +1,285 @@
+"""Whole studies on small real data, in this process: what runs, what is found again, what is written."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import rayfl
+from rayfl.errors import ConfigError
+from rayfl.events import RoundDone
+from rayfl.statistics import mean_interval
+from rayfl.study import Watch, execute, prepare, take
+from rayfl.study import tables as study_tables
+from rayfl.study.plan import key_of, plan
+from rayfl.study.running import directory_of, shares, unfinished
+
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "settings": {
+        "rounds": 2,
+        "training.epochs": 1,
+        "partition": {"name": "label_skew", "clients": 6},
+        "output": {"report": False, "tensorboard": False},
+    },
+    "methods": {"FedAvg": {"algorithm": "fedavg"}, "SOLO": {"algorithm": "solo"}},
+    "grid": {"training.lr": [0.05, 0.2]},
+    "seeds": [0, 1],
+    "report": {"columns": ["accuracy_mean", {"rounds_to": 20}, "bytes_up"], "by": ["training.lr"]},
+    "expected": [{"source": "a paper", "figures": {"SOLO": {"0.2": 90.0}}}],
+    "claims": [
+        "FedAvg.bytes_up > 0",
+        "SOLO.bytes_up <= 0",
+        "SOLO[lr=0.2].accuracy_mean - SOLO[lr=0.05].accuracy_mean > -100",
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("study")
+    return run(root, root / "first")
+
+
+def run(root: Path, out: Path, **changes: Any) -> Any:
+    """The small study with its runs below ``root``; a list of the runs that were done is kept with it."""
+    values = {**SMALL, **changes}
+    prepared = prepare(take(values, root, settings=[f"output.root={root / 'runs'}"]))
+    began: list[str] = []
+    watch = Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+    study = execute(prepared, out, inline=True, watch=watch)
+    return study, began
+
+
+def test_all_combinations_run_and_pair_by_seed(done: Any) -> None:
+    study, began = done
+    assert len(began) == 8
+    assert study.results.finished == 8
+    frame = study.runs
+    assert frame.groupby(["method", "training.lr"]).size().tolist() == [2, 2, 2, 2]
+    environments = [json.loads((Path(p) / "environment.json").read_text())["clients"] for p in frame["path"]]
+    by_seed = pd.Series(environments).groupby(frame["seed"].to_numpy()).nunique()
+    assert by_seed.tolist() == [1, 1]  # one division of the data among clients for each seed
+
+
+def test_numbers_are_those_of_the_runs(done: Any) -> None:
+    study, _ = done
+    row = study.runs.iloc[0]
+    summary = json.loads((Path(row["path"]) / "summary.json").read_text())
+    assert row["accuracy_mean"] == summary["accuracy_mean"]
+    rounds = pd.read_csv(Path(row["path"]) / "rounds.csv")
+    reached = np.flatnonzero(rounds["accuracy_mean"] >= 20)
+    assert row["rounds_to_20"] == reached[0] + 1 if len(reached) else np.isnan(row["rounds_to_20"])
+    table = study.table
+    cell = table[
+        (table.method == "SOLO") & (table["training.lr"] == "0.2") & (table.column == "accuracy_mean")
+    ]
+    values = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")["accuracy_mean"]
+    expected = mean_interval(values)
+    assert cell[["mean", "low", "high", "seeds"]].iloc[0].tolist() == [
+        expected.mean,
+        expected.low,
+        expected.high,
+        2,
+    ]
+    assert cell["published"].iloc[0] == 90.0
+
+
+def test_claims_are_judged_at_every_point(done: Any) -> None:
+    study, _ = done
+    assert [(claim["verdict"], claim.get("at")) for claim in study.claims] == [
+        ("holds", {"training.lr": "0.05"}),
+        ("holds", {"training.lr": "0.2"}),
+        ("holds", {"training.lr": "0.05"}),
+        ("holds", {"training.lr": "0.2"}),
+        ("holds", None),  # it names its points itself
+    ]
+    assert study.verdict == "holds"
+
+
+def test_everything_is_written(done: Any) -> None:
+    study, _ = done
+    names = {path.name for path in study.folder.iterdir()}
+    assert {"runs.csv", "table.csv", "table.md", "table.tex", "claims.json", "study.yaml", "figures"} <= names
+    figures = {path.name for path in (study.folder / "figures").iterdir()}
+    assert {
+        "rounds-0.05.svg",
+        "rounds-0.2.pdf",
+        "bytes-0.2.svg",
+        "clients-0.2.svg",
+        "pareto-0.2.svg",
+    } <= figures
+    markdown = (study.folder / "table.md").read_text()
+    assert "| method | mean accuracy (%), lr 0.05 | a paper, lr 0.05 |" in markdown
+    assert "Holm" in markdown
+    assert r"\begin{tabular}{lrr" in (study.folder / "table.tex").read_text()
+    assert json.loads((study.folder / "claims.json").read_text())["verdict"] == "holds"
+    assert "holds" in study._repr_html_()
+
+
+def test_a_study_that_grows_runs_only_what_is_new(done: Any, tmp_path: Path) -> None:
+    study, _ = done
+    root = study.folder.parent
+    _, again = run(root, tmp_path / "again")
+    assert again == []
+    prox = {**SMALL["methods"], "Prox": {"algorithm": "fedprox", "local.mu": 0.1}}
+    grid = {"training.lr": [0.2]}
+    grown, began = run(root, tmp_path / "grown", methods=prox, grid=grid, claims=[], name="another-name")
+    assert began == [f"Prox, lr 0.2, seed {seed}" for seed in (0, 1)]
+    assert grown.results.finished == 6
+
+
+def test_runs_that_do_not_differ_are_one(tmp_path: Path) -> None:
+    """FedAvg has no use for a number of clusters: it runs once for the whole axis."""
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "PACFL": {"algorithm": "pacfl"}}
+    prepared = prepare(
+        take(
+            {
+                **SMALL,
+                "methods": methods,
+                "grid": {"clustering.n_clusters": [2, 3]},
+                "report": {},
+                "claims": [],
+                "expected": [],
+            },
+            tmp_path,
+            settings=[f"output.root={tmp_path}"],
+        )
+    )
+    assert len(prepared.runs) == 8
+    assert len(unfinished(prepared.runs)) == 2 * (1 + 2)
+
+
+def test_the_key_knows_what_determines_a_run() -> None:
+    config = rayfl.load({"rounds": 3})
+    same = rayfl.load(
+        {"rounds": 3, "name": "x", "execution": {"backend": "inline"}, "output": {"root": "/tmp/x"}}
+    )
+    assert key_of(config) == key_of(same)
+    for other in ("rounds=4", "seed=1", "training.lr=0.5", "execution.block_size=3", "evaluation.every=2"):
+        assert key_of(config) != key_of(rayfl.load(config, [other])), other
+
+
+def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
+    values = {
+        **SMALL,
+        "methods": {"FedAvg": {"algorithm": "fedavg"}},
+        "grid": {},
+        "seeds": 0,
+        "claims": [],
+        "expected": [],
+        "report": {},
+    }
+    undisturbed, _ = whole(values, tmp_path / "a")
+
+    def stop(run: Any, event: Any) -> None:
+        if isinstance(event, RoundDone) and event.round == 1:
+            next((tmp_path / "b").glob("**/out")).joinpath(f".stop-{__import__('os').getpid()}").touch()
+
+    first, _ = whole(values, tmp_path / "b", Watch(event=stop))
+    assert first.stopped
+    assert first.results.finished == 0
+    second, began = whole(values, tmp_path / "b")
+    assert began == ["FedAvg, seed 0"]
+    hashes = [
+        json.loads((Path(s.runs["path"][0]) / "summary.json").read_text())["models_sha256"]
+        for s in (undisturbed, second)
+    ]
+    assert hashes[0] == hashes[1]
+
+
+def whole(values: dict[str, Any], root: Path, watch: Watch | None = None) -> Any:
+    prepared = prepare(take(values, root, settings=[f"output.root={root / 'runs'}", "rounds=4"]))
+    began: list[str] = []
+    watch = watch or Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+    return execute(prepared, root / "out", inline=True, watch=watch), began
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+    methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
+    study, _ = run(
+        tmp_path,
+        tmp_path / "out",
+        methods=methods,
+        claims=["good.accuracy_mean > wild.accuracy_mean"],
+        expected=[],
+        grid={},
+        report={},
+    )
+    assert list(study.failed) == ["wild, seed 0", "wild, seed 1"]
+    assert "client" in study.failed["wild, seed 0"]
+    assert study.runs["state"].tolist() == ["finished", "failed"] * 2
+    assert study.claims[0]["verdict"] == "undecided"
+
+
+def test_equal_data_for_all_methods_even_if_some_are_left_out(tmp_path: Path) -> None:
+    """FLIS's server holds out samples, so all clients have fewer."""
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "FLIS": {"algorithm": "flis_dc"}}
+    runs = plan(take({**SMALL, "methods": methods, "claims": [], "expected": []}, tmp_path))
+    assert len({run.config.data.server_share for run in runs}) == 1
+
+
+def test_seeds_and_overrides_come_from_the_command_line_too(tmp_path: Path) -> None:
+    study = take(SMALL, tmp_path, settings=["rounds=7"], seeds="4,5")
+    runs = plan(study)
+    assert {run.config.rounds for run in runs} == {7}
+    assert {run.seed for run in runs} == {4, 5}
+
+
+@pytest.mark.parametrize(
+    ("runs", "cpus", "nodes", "jobs", "execution", "expected"),
+    [
+        (18, 2, 1, None, {}, (2, 0)),
+        (1, 2, 1, None, {}, (1, 2)),
+        (3, 16, 1, None, {}, (3, 5)),
+        (18, 16, 3, None, {}, (16, 1)),
+        (18, 2, 1, 1, {}, (1, 2)),
+        (18, 8, 1, None, {"actors": 4}, (2, 4)),
+        (18, 8, 1, None, {"backend": "inline"}, (8, 0)),
+    ],
+)
+def test_how_runs_share_a_machine(
+    runs: int, cpus: float, nodes: int, jobs: int | None, execution: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    found = shares(runs, rayfl.load({"execution": execution}), nodes, cpus, 0, jobs)
+    assert (found.jobs, found.actors) == expected
+
+
+def test_the_table_may_be_tall(done: Any) -> None:
+    study, _ = done
+    tall = study_tables.main_table(study.results, tall=True)
+    assert tall.header[:3] == ("method", "lr", "mean accuracy (%)")
+    assert len(tall.rows) == 4
+
+
+def test_methods_of_a_user_s_own(tmp_path: Path) -> None:
+    (tmp_path / "study_plugin.py").write_text(
+        "from typing import Literal\n"
+        "from rayfl.algorithms.fedavg import FedAvg\n\n"
+        'class Mine(FedAvg):\n    """Mine."""\n\n    name: Literal[\'study_mine\'] = \'study_mine\'\n'
+    )
+    values = {
+        **SMALL,
+        "plugins": ["study_plugin.py"],
+        "methods": {"Mine": {"algorithm": "study_mine"}},
+        "grid": {},
+        "seeds": 0,
+        "claims": [],
+        "expected": [],
+        "report": {},
+    }
+    prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"]))
+    study = execute(prepared, tmp_path / "out", inline=True)
+    assert study.results.finished == 1
+    assert (directory_of(study.results.runs[0]) / "plugins.json").is_file()
+
+
+def test_data_that_are_not_there_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    values = {**SMALL, "settings": {"data.name": "table", "data.path": str(tmp_path / "none.csv")}}
+    with pytest.raises((ConfigError, rayfl.DataError)):
+        prepare(take(values, tmp_path))

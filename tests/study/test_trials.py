@@ -1,0 +1,67 @@
+"""Runs side by side on Ray: processes that are killed, and the same bits as in one process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfl.runtime.trials import Room, run_trials
+from rayfl.study import execute, prepare, take
+from rayfl.study.study import Study
+
+pytestmark = pytest.mark.ray
+
+RUNS: dict[str, Any] = {
+    "name": "side-by-side",
+    "settings": {
+        "rounds": 3,
+        "partition": {"name": "label_skew", "clients": 6},
+        "output": {"report": False, "tensorboard": False, "checkpoint_every": 1},
+    },
+    "methods": {"FedAvg": {"algorithm": "fedavg"}, "SOLO": {"algorithm": "solo"}},
+    "seeds": [0, 1],
+    "claims": ["FedAvg.bytes_up > 0"],
+}
+
+
+def die_once(item: tuple[str, int]) -> Mapping[str, Any]:
+    """The square of a number; the first process to be given an odd one dies, an error is raised for 4."""
+    folder, number = item
+    mark = Path(folder) / str(number)
+    if number % 2 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if number == 4:
+        raise ValueError("four is too much")
+    return {"square": number**2}
+
+
+def test_killed_trials_begin_again_and_errors_stay(ray_cluster: None, tmp_path: Path) -> None:
+    lost: list[int] = []
+    items = [(str(tmp_path), number) for number in range(5)]
+    found = dict(run_trials(die_once, items, Room(jobs=2), tmp_path, lost.append))
+    assert {place: found[place].get("square") for place in range(4)} == {0: 0, 1: 1, 2: 4, 3: 9}
+    assert sorted(lost) == [1, 3]
+    assert "four is too much" in found[4]["error"]
+
+
+def study(root: Path, inline: bool) -> Study:
+    values = take(RUNS, root, settings=[f"output.root={root / 'runs'}"])
+    return execute(prepare(values), root / "out", inline=inline, jobs=2)
+
+
+def hashes(found: Study) -> list[str]:
+    return [json.loads((Path(p) / "summary.json").read_text())["models_sha256"] for p in found.runs["path"]]
+
+
+def test_side_by_side_and_one_after_another_give_the_same_bits(ray_cluster: None, tmp_path: Path) -> None:
+    together, alone = study(tmp_path / "ray", False), study(tmp_path / "inline", True)
+    assert together.results.finished == 4
+    assert hashes(together) == hashes(alone)
+    assert together.claims == alone.claims
