@@ -16,6 +16,7 @@ from rayfl.algorithms import ALGORITHMS
 from rayfl.api import run
 from rayfl.config import presets, variant
 from rayfl.data import DATASETS
+from rayfl.study import prepare, read
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "README.md").read_text()
@@ -45,6 +46,13 @@ def test_the_config_of_the_readme_runs(tmp_path: Path) -> None:
     result = run(tmp_path / "mine.yaml", [*INLINE, "training.lr=0.02", f"output.root={tmp_path}"])
     assert result.summary["rounds"] == 5
     assert result.summary["clusters"] == 4
+
+
+def test_the_study_of_the_readme_is_one(tmp_path: Path) -> None:
+    (tmp_path / "who-profits.yaml").write_text(block("yaml", "# who-profits.yaml"))
+    prepared = prepare(read(tmp_path / "who-profits.yaml"), check_data=False)
+    assert len(prepared.runs) == 3 * 3 * 5
+    assert len(prepared.candidates) == 3 * 3
 
 
 def test_the_python_of_the_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
