@@ -16,7 +16,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from rayfl import files
-from rayfl.report.figures import DASHES, LIGHT
+from rayfl.report.figures import LIGHT
 from rayfl.rundir import RunDirectory
 from rayfl.statistics import mean_interval
 from rayfl.study.results import Results
@@ -35,6 +35,8 @@ _STYLE = {
     "svg.fonttype": "none",
     "svg.hashsalt": "rayfl",
 }
+
+_DASHES = ("-", "--", ":", "-.")
 
 _MOST_METHODS = 16
 """In one figure."""
@@ -106,7 +108,7 @@ def curves_of(
 
 def _look(place: int) -> dict[str, Any]:
     series = LIGHT.series
-    return {"color": series[place % len(series)], "linestyle": DASHES[place // len(series) % len(DASHES)]}
+    return {"color": series[place % len(series)], "linestyle": _DASHES[place // len(series) % len(_DASHES)]}
 
 
 def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) -> bool:

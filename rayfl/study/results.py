@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 
+from rayfl.config import Config
+from rayfl.data.base import TestedOn
 from rayfl.errors import ConfigError, Damaged, nearest
-from rayfl.rundir import METRIC_COLUMNS, RunDirectory
+from rayfl.evaluation import protocols
+from rayfl.evaluation.metrics import METRICS
+from rayfl.losses import LOSSES
+from rayfl.rundir import RunDirectory
 from rayfl.statistics import Difference, Interval, holm, mean_interval, mean_ranks, paired_difference
 from rayfl.study.file import StudyFile
 from rayfl.study.plan import PlannedRun, points
@@ -27,10 +33,14 @@ if TYPE_CHECKING:
 MOST_GROUPS = 12
 """Planted groups with columns of their own."""
 
-NUMBERS = (
-    *METRIC_COLUMNS,
-    "accuracy_mean_best",
-    *(f"finetuned_accuracy_{name}" for name in ("mean", "worst10", "var", "se")),
+OTHERS = (
+    "accuracy_se_samples",
+    "group_var_within",
+    "group_var_between",
+    "cluster_var_within",
+    "cluster_var_between",
+    "perplexity_mean",
+    "distinct_test_samples",
     "ari",
     "clusters",
     "fallbacks",
@@ -38,7 +48,31 @@ NUMBERS = (
     "bytes_down",
     "seconds",
 )
-"""Numbers of a run's summary that every method has, or may have."""
+"""Numbers of a run's summary besides the tests of :mod:`rayfl.evaluation.protocols`."""
+
+NEEDS = {
+    "local_": ("evaluation.local=true", lambda c: c.evaluation.local),
+    "common_": ("evaluation.common=true", lambda c: c.evaluation.common),
+    "finetuned_": ("evaluation.finetune_epochs=1", lambda c: c.evaluation.finetune_epochs > 0),
+    "validation_": ("partition.validation=0.1", lambda c: c.partition.validation > 0),
+    "_best_validation": ("partition.validation=0.1", lambda c: c.partition.validation > 0),
+}
+"""Parts of names, the setting without which no run has such a number, and whether a config has it."""
+
+
+@cache
+def known_numbers() -> frozenset[str]:
+    """The names of all numbers that a run's summary may have."""
+    measures = {f"{name}_mean" for loss in LOSSES.values() for name in loss.measures}
+    found = {*OTHERS, *measures}
+    for on, model in itertools.product(get_args(TestedOn), get_args(protocols.Tested)):
+        before = protocols.prefix(on, model)
+        found |= {f"{before}{name}" for name in (*METRICS, *measures)}
+        if on != "validation" and model != "finetuned":
+            for choice in ("validation", "test"):
+                found |= {f"{before}{name}_best_{choice}" for name in ("round", *protocols.BEST)}
+    return frozenset(found)
+
 
 _UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"accuracy_group_\d+")
@@ -52,22 +86,26 @@ def lower_is_better(column: str) -> bool:
     return any(part in column for part in LOWER_IS_BETTER)
 
 
-def check_columns(columns: Sequence[str], where: str, others: Sequence[str] = ()) -> None:
+def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config]) -> None:
     """Refuse what no run has.
 
     Args:
         columns: names.
         where: they stand.
-        others: names that are known besides :data:`NUMBERS`.
+        configs: of the runs.
 
     Raises:
         ConfigError
     """
-    known = {*NUMBERS, *others}
+    known = known_numbers()
     for column in columns:
         if column not in known and not _UNTIL.fullmatch(column) and not _GROUP.fullmatch(column):
-            remedy = nearest(column, known)
-            raise ConfigError(where, f"no run has a number named {column!r}", remedy)
+            raise ConfigError(where, f"no run has a number named {column!r}", nearest(column, known))
+        for part, (setting, has) in NEEDS.items():
+            if part in column and not any(map(has, configs)):
+                raise ConfigError(
+                    where, f"no run measures {column}", f"add to the study's settings: {setting}"
+                )
 
 
 def numbers_of(path: Path, columns: Sequence[str] = ()) -> dict[str, float]:
@@ -275,28 +313,46 @@ def written(column: str) -> Callable[[float], str]:
 
 _WORDS = {
     "accuracy_mean": "mean accuracy (%)",
+    "accuracy_weighted": "accuracy weighted by test samples (%)",
+    "accuracy_median": "median accuracy (%)",
     "accuracy_worst10": "worst 10 % (%)",
     "accuracy_best10": "best 10 % (%)",
     "accuracy_var": "variance (%²)",
-    "accuracy_mean_best": "best round on test data (%)",
-    "finetuned_accuracy_mean": "fine-tuned (%)",
-    "finetuned_accuracy_worst10": "fine-tuned, worst 10 % (%)",
-    "loss_mean": "test loss",
+    "loss_mean": "loss",
     "perplexity_mean": "perplexity",
     "ari": "ARI",
-    "clusters": "clusters",
     "bytes_up": "sent up",
     "bytes_down": "sent down",
     "seconds": "time",
 }
 
+_PREFIXES = {
+    "common_": "on all test samples",
+    "validation_": "on validation samples",
+    "local_": "models as clients trained them",
+    "finetuned_": "fine-tuned",
+}
+
+_CHOSEN = {
+    "_best_validation": "best round by validation",
+    "_best_test": "best round by the test data themselves",
+}
+
 
 def title_of(column: str) -> str:
-    """A column in words."""
+    """A column in words: which number, of whose model, on what, in which round."""
     match = _UNTIL.fullmatch(column)
     if match:
         return f"{match[1]} to {match[2]} %"
-    return _WORDS.get(column, column.replace("_", " "))
+    said: list[str] = []
+    rest = column
+    for prefix, words in _PREFIXES.items():
+        if rest.startswith(prefix):
+            said, rest = [*said, words], rest.removeprefix(prefix)
+    for ending, words in _CHOSEN.items():
+        if rest.endswith(ending):
+            said, rest = [*said, words], rest.removesuffix(ending)
+    return ", ".join([_WORDS.get(rest, rest.replace("_", " ")), *said])
 
 
 def cell(interval: Interval, column: str, seeds: int = 0) -> str:

@@ -78,10 +78,11 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     if study.tune is not None and not candidates:
         _first_point(study)
     found = Prepared(study, statements, candidates, runs)
-    check_columns(study.report.names, "report.columns")
-    check_columns([each.column for each in study.expected], "expected.column")
+    configs = [run.config for run in runs]
+    check_columns(study.report.names, "report.columns", configs)
+    check_columns([each.column for each in study.expected], "expected.column", configs)
     for claim, statement in statements:
-        check_columns(sorted(statement.columns), f"claims: {claim.claim!r}")
+        check_columns(sorted(statement.columns), f"claims: {claim.claim!r}", configs)
     if check_data:
         seen = set()
         for run in runs:
