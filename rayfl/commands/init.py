@@ -38,6 +38,7 @@ SKELETONS = {
         "my_method", ("rayfl run digits-demo --plugin __FILE__ algorithm=__NAME__",), "methods"
     ),
     "model": Skeleton("my_model", ("rayfl run digits-demo --plugin __FILE__ model=__NAME__",), "models"),
+    "loss": Skeleton("my_loss", ("rayfl run digits-demo --plugin __FILE__ loss=__NAME__",), "losses"),
     "dataset": Skeleton(
         "my_data",
         ("rayfl run digits-demo data.name=python data.target=__FILE__:load data.test_fraction=0.2",),

@@ -30,7 +30,7 @@ def test_every_skeleton_passes_its_own_test(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "11 passed" in found.stdout
+    assert "14 passed" in found.stdout
 
 
 def test_the_study_runs_as_it_stands(tmp_path: Path) -> None:
