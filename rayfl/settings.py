@@ -37,6 +37,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
+    paths_from_here: ClassVar[bool] = False
+    """Whether its paths stay as they are, relative to the folder in which a command is given."""
+
     classes_only: ClassVar[bool] = False
     """Whether it makes sense only where models predict classes; refused with losses of numbers."""
 
@@ -47,7 +50,10 @@ class Section(BaseModel):
     @field_validator("*")
     @classmethod
     def _usable(cls, value: Any, info: ValidationInfo) -> Any:
-        """Bound integers that have no upper bound of their own, and expand ``~`` in paths."""
+        """Bound integers that have no upper bound of their own, and make paths absolute.
+
+        Workers, and whoever goes on with a run, may be in another folder.
+        """
         metadata = cls.model_fields[info.field_name].metadata if info.field_name else ()
         if isinstance(value, Path):
             if not str(value).isprintable():
@@ -55,7 +61,7 @@ class Section(BaseModel):
             expanded = os.path.expanduser(value)
             if len(os.fsencode(expanded)) > _PATH or any(len(os.fsencode(p)) > _NAME for p in value.parts):
                 raise ValueError(f"{str(value)[:60]!r}... is too long for a path")
-            return Path(expanded)
+            return Path(expanded) if cls.paths_from_here else Path(expanded).absolute()
         if not any(isinstance(m, (Le, Lt)) for m in metadata):
             for number in value if isinstance(value, tuple) else (value,):
                 if isinstance(number, int) and abs(number) > _LARGEST:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.config.reading import load
-from rayfl.config.schema import CHANGEABLE, Config
+from rayfl.config.schema import CHANGEABLE, USED_BY_SOME, Config
 from rayfl.errors import ConfigError
 
 _SAID = frozenset({"name", "plugins", "algorithm", "algorithm.name", "seed"})
@@ -40,8 +40,9 @@ def changes(
     except ConfigError:  # it may be incomplete without what was given on top of it
         there = {}
     found: dict[str, Any] = {}
+    idle = [section for section in USED_BY_SOME if section not in config.algorithm.takes]
     for path in paths:
-        if path.partition(".")[0] not in CHANGEABLE and path not in _SAID:
+        if path.partition(".")[0] not in (*CHANGEABLE, *idle) and path not in _SAID:
             found.update(_differing(path.removesuffix(".name"), here, there))
     short = {path: path.rpartition(".")[2] for path in found}
     names = list(short.values())
@@ -79,7 +80,9 @@ def _value(value: Any) -> str:
         return "-".join(map(_value, value)) if plain else str(len(value))
     if isinstance(value, float):
         return f"{value:g}"
-    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    return str(value).rstrip("/").rpartition("/")[2]  # of a path its last part
 
 
 def _safe(text: str) -> str:

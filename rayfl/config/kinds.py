@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,8 +41,11 @@ KINDS: Mapping[str, Registry[Any]] = {
 def bring(named: Iterable[str] = ()) -> None:
     """Import plug-ins, those of the environment and of installed packages first, and offer their parts.
 
+    What they print goes to standard error: standard output is for what was asked, such as a schema.
+
     Raises:
         ConfigError: where one cannot be imported, or brings a part under a name that is taken.
     """
-    plugins.load_everywhere(KINDS.values())
-    plugins.load(named, KINDS.values())
+    with contextlib.redirect_stdout(sys.stderr):
+        plugins.load_everywhere(KINDS.values())
+        plugins.load(named, KINDS.values())

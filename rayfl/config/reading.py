@@ -114,6 +114,13 @@ def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     if isinstance(source, Config):
         bring_classes(source)
         return source.to_dict()
+    given: object = source
+    if not isinstance(given, (str, os.PathLike, Mapping)):
+        what, others = (
+            f"{one_line(repr(given))[:60]} is no config",
+            "a YAML file, a mapping or a rayfl.Config",
+        )
+        raise ConfigError("config", what, f"expected a preset's name, {others}")
     settings = plain(source) if isinstance(source, Mapping) else _read_yaml(source)
     settings.pop("paper", None)
     return settings

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 from typing_extensions import override
@@ -169,6 +169,8 @@ class Execution(Section):
 
 class Output(Section):
     """What is written, and where."""
+
+    paths_from_here: ClassVar[bool] = True
 
     root: Path = Field(Path("runs"), description="folder of the run directories")
     checkpoint_every: int = Field(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data import IGNORED
@@ -60,12 +60,6 @@ class Curriculum(Ordering):
         description="for score 'expert': a model of the same architecture, a .safetensors file as runs write "
         "them, which all nodes can read",
     )
-
-    @field_validator("expert")
-    @classmethod
-    def _from_anywhere(cls, expert: Path | None) -> Path | None:
-        """Workers, and whoever resumes the run, may be in another folder."""
-        return None if expert is None else expert.expanduser().absolute()
 
     @model_validator(mode="after")
     def _expert_for_its_score(self) -> Curriculum:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -278,12 +279,15 @@ class Driver:
         return {name: value for name, value in settings.items() if name not in CHANGEABLE}
 
     def _check_settings(self, before: Mapping[str, Any]) -> None:
-        """Refuse to go on with other settings than those that the run was begun with."""
+        """Refuse to go on with other settings than those that the run was begun with.
+
+        Earlier versions left paths relative.
+        """
         for name, was in _leaves(before):
             now: Any = self._settings()
             for key in name.split("."):
                 now = now.get(key, was) if isinstance(now, dict) else was
-            if clean(now) != was:
+            if clean(now) != was and not (isinstance(was, str) and now == str(Path(was).absolute())):
                 raise ConfigError(
                     f"{self.run_dir.path / 'config.yaml'}: {name}",
                     f"is {now!r}, but the run was begun with {was!r}",

@@ -28,7 +28,7 @@ from rayfl.rundir import RunDirectory
         (["model.name=lenet5"], ["model=lenet5"]),
         (["model.hidden=[5, 4]"], ["hidden=5-4"]),
         (["data={name: npz, path: a b/ü.npz}"], ["data=npz"]),
-        (["data={name: npz}", "data.path=a b/ü.npz"], ["data=npz", "path=a-b-.npz"]),
+        (["data={name: npz}", "data.path=a b/c ü.npz"], ["data=npz", "path=c-.npz"]),
         (["events=[{name: leave, round: 1, clients: 2}]"], ["events=1"]),
         (["local.name=fedprox", "local.mu=0.5"], ["local=fedprox", "mu=0.5"]),
         (["training={lr: 0.7, momentum: 0}"], ["lr=0.7"]),

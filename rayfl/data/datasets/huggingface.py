@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.arrays import Layout, as_inputs, one_line
@@ -68,6 +69,20 @@ class HuggingFace(Dataset):
     )
     layout: Layout = Field("auto", description="axes of arrays with colours; auto: the channels are 1 or 3")
     seed: int = Field(0, description="of the draw of the test samples")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_anywhere(cls, data: Any) -> Any:
+        """Names of folders and files are made absolute, so that the run goes on from anywhere."""
+        if not isinstance(data, dict):
+            return data
+        path, files = data.get("path"), data.get("data_files")
+        if path in _BUILDERS:
+            if files is not None and data.get("data_dir") is None:
+                data = {**data, "data_files": _absolute(files)}
+        elif isinstance(path, str) and os.path.exists(os.path.expanduser(path)):
+            data = {**data, "path": _absolute(path)}
+        return data
 
     @override
     def available(self, root: Path) -> bool:
@@ -247,6 +262,19 @@ class HuggingFace(Dataset):
                 )
             found.append(values)
         return as_inputs(np.concatenate(found), f"{self.path}: column {column!r}", self.layout)
+
+
+_BUILDERS = frozenset({"arrow", "csv", "imagefolder", "json", "parquet", "text", "webdataset", "xml"})
+"""Names by which the library reads files of one's own, and no folders."""
+
+
+def _absolute(files: Any) -> Any:
+    """Paths and patterns, one, several or by split; addresses and what is neither stay as they are."""
+    if isinstance(files, str):
+        return files if "://" in files else os.path.join(os.getcwd(), os.path.expanduser(files))
+    if isinstance(files, (list, tuple)):
+        return [_absolute(each) for each in files]
+    return {key: _absolute(each) for key, each in files.items()} if isinstance(files, Mapping) else files
 
 
 def _kind_of(feature: tuple[str, Any]) -> tuple[str, str]:
