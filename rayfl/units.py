@@ -43,9 +43,9 @@ def size(value: object) -> str:
     """Bytes in a decimal unit, three digits: ``999 B``, ``1.24 GB``, ``110 MB``."""
     if not isinstance(value, Real) or value != value:
         return UNKNOWN
-    unit, scale = byte_unit(float(value))
+    unit, scale = byte_unit(abs(float(value)))
     scaled = float(value) / scale
-    digits = 0 if scale == 1 or scaled >= 99.95 else 1 if scaled >= 9.995 else 2
+    digits = 0 if scale == 1 or abs(scaled) >= 99.95 else 1 if abs(scaled) >= 9.995 else 2
     return f"{scaled:,.{digits}f} {unit}"
 
 

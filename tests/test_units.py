@@ -32,6 +32,8 @@ from rayfl.units import byte_unit, duration, number, percent, size, uncertain
         (1.5e12, "1.50 TB"),
         (3.5e15, "3,500 TB"),
         (np.int64(2_000_000), "2.00 MB"),
+        (-964_000, "-964 kB"),
+        (-1.5, "-2 B"),
         (None, "–"),
         (float("nan"), "–"),
     ],

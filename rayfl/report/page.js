@@ -165,7 +165,7 @@ class Chart {
 
   option() {
     let found = this.spec.option;
-    const at = this.spec.selectors.findIndex((selector) => selector.slider);
+    const at = this.spec.selectors.findIndex((selector) => selector.slider || selector.choices.some((choice) => choice.value));
     const slider = at < 0 ? "" : this.spec.selectors[at].choices[this.chosen[at]].value;
     this.spec.selectors.forEach((selector, i) => { found = merged(found, filledIn(selector.choices[this.chosen[i]].set, slider)); });
     return filledIn(found, slider);

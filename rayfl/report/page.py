@@ -20,10 +20,10 @@ tables use are kept once in ``Page.data`` by a name, and referred to by :class:`
 
 **Selectors** change a chart: each :class:`Choice` holds what it sets in the chart's option; the choices that
 are made are merged in the order of the selectors. Inside a choice the text ``{slider}`` stands for the value
-of the chart's slider. What :mod:`rayfl.report.charts` adds to an ECharts option, and ``page.js`` understands:
-``$0`` to ``$6``, ``$ink``, ``$quiet`` and ``$line`` for colours of the light or dark page, and the keys
-``format`` (of an axis), ``tip``, ``band``, ``interval``, ``hollow`` and ``colour`` (of a series), described
-there.
+of the choice of the slider, or of the first list whose choices have values. What :mod:`rayfl.report.charts`
+adds to an ECharts option, and ``page.js`` understands: ``$0`` to ``$6``, ``$ink``, ``$quiet`` and ``$line``
+for colours of the light or dark page, and the keys ``format`` (of an axis), ``tip``, ``band``, ``interval``,
+``hollow`` and ``colour`` (of a series), described there.
 """
 
 from __future__ import annotations

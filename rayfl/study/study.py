@@ -455,6 +455,7 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
 def write(study: Study) -> list[Path]:
     """All results into the study's folder; the paths."""
     from rayfl.study.figures import write_figures
+    from rayfl.study.page import write_page
 
     results, folder = study.results, study.folder
     main = tables.main_table(results)
@@ -475,4 +476,4 @@ def write(study: Study) -> list[Path]:
     for name, text in contents.items():
         files.write(folder / name, text)
         written.append(folder / name)
-    return [*written, *write_figures(results, folder / "figures")]
+    return [*written, *write_figures(results, folder / "figures"), write_page(study)]

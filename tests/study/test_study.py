@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from rayfl.events import RoundDone
 from rayfl.statistics import mean_interval
 from rayfl.study import Watch, execute, prepare, take
 from rayfl.study import tables as study_tables
+from rayfl.study.page import page_of
 from rayfl.study.plan import key_of, plan
 from rayfl.study.running import directory_of, shares, unfinished
 
@@ -44,6 +46,12 @@ SMALL: dict[str, Any] = {
 def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("study")
     return run(root, root / "first")
+
+
+@pytest.fixture(autouse=True)
+def no_figures(done: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matplotlib takes seconds: the first study has shown what it draws."""
+    monkeypatch.setattr("rayfl.study.figures.write_figures", lambda results, folder: [])
 
 
 def run(root: Path, out: Path, **changes: Any) -> Any:
@@ -120,6 +128,44 @@ def test_everything_is_written(done: Any) -> None:
     assert r"\begin{tabular}{lrr" in (study.folder / "table.tex").read_text()
     assert json.loads((study.folder / "claims.json").read_text())["verdict"] == "holds"
     assert "holds" in study._repr_html_()
+
+
+def test_the_page_has_the_numbers_of_all_points(done: Any) -> None:
+    study, _ = done
+    shown = page_of(study)
+    (chart,) = next(section.charts for section in shown.sections if section.title == "Over rounds")
+    assert [choice.label for choice in chart.selectors[0].choices] == ["lr 0.05", "lr 0.2"]
+    source = chart.option["dataset"][1]["source"]  # of the second method
+    runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")
+    means = [pd.read_csv(Path(path) / "rounds.csv")["accuracy_mean"] for path in runs["path"]]
+    assert source["accuracy_mean @1"] == pytest.approx(np.mean(means, axis=0), abs=0.01)
+    assert source["round @0"] == [1, 2]
+    html = (study.folder / "study.html").read_text()
+    assert len(html) < 8e6
+    assert "SOLO.bytes_up &lt;= 0" in html
+
+
+def test_the_page_works_in_a_browser(done: Any) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright (the dev extra)")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("needs Chromium: none on PATH")
+    study, _ = done
+    wrong: list[str] = []
+    with playwright.sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        tab = browser.new_page(viewport={"width": 500, "height": 900})
+        tab.on("pageerror", lambda error: wrong.append(str(error)))
+        tab.on("console", lambda said: wrong.append(said.text) if said.type == "error" else None)
+        tab.goto((study.folder / "study.html").as_uri())
+        tab.evaluate("document.querySelectorAll('[data-chart]').forEach(rayfl.open)")
+        encoded = "rayfl.charts[0].chart.getOption().series[1].encode.y"
+        assert tab.evaluate(encoded) == "accuracy_mean @0"
+        tab.locator("[data-chart]").first.locator("[data-selector=at]").select_option("lr 0.2")
+        assert tab.evaluate(encoded) == "accuracy_mean @1"
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 500
+        browser.close()
+    assert wrong == []
 
 
 def test_a_study_that_grows_runs_only_what_is_new(done: Any, tmp_path: Path) -> None:

@@ -1,0 +1,291 @@
+"""``study.html``: the page about a study, to explore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rayfl.report import page
+from rayfl.report.charts import Line, Metric, alternatives, bars, box, curves, pareto
+from rayfl.report.compare import mean_line, seed_metrics
+from rayfl.report.files import RunFiles
+from rayfl.report.html import ROUNDS, known, line_of
+from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, rounded
+from rayfl.statistics import LEVEL
+from rayfl.study import tables
+from rayfl.study.results import Results, title_of, written
+from rayfl.study.running import directory_of, is_finished
+from rayfl.study.study import Study
+from rayfl.study.tables import TextTable
+from rayfl.units import UNKNOWN
+
+MOST_LINES = 28
+"""Methods in one chart."""
+
+Point = Mapping[str, str]
+
+
+def write_page(study: Study) -> Path:
+    """Write ``study.html`` into the study's folder.
+
+    Raises:
+        DiskError
+    """
+    return page.write(study.folder / "study.html", page_of(study))
+
+
+def page_of(study: Study) -> Page:
+    """The page about a study."""
+    results = study.results
+    counts = {verdict: 0 for verdict in ("holds", "fails", "undecided")}
+    for each in study.judgements:
+        counts[each.verdict] += 1
+    facts = [
+        ("runs", f"{results.finished} of {len(results.runs)}"),
+        ("methods", str(len(results.study.methods))),
+        ("seeds", str(len(results.seeds))),
+        *((f"claims: {verdict}", str(count)) for verdict, count in counts.items() if count),
+    ]
+    sections = [
+        _claims(study),
+        *_results(results),
+        _over_rounds(results),
+        _numbers(results),
+        _trade_off(results),
+        _clients(results),
+        _choices(study),
+        _runs(study),
+    ]
+    failed = [f"{title}: {error}" for title, error in study.failed.items()]
+    notes = [("", [tables.main_table(results, tall=True).caption])]
+    if study.stopped:
+        notes.insert(0, ("", ["The study was stopped; the same command goes on."]))
+    if failed:
+        notes.insert(0, ("These runs failed:", failed))
+    return Page(
+        title=results.study.title or results.study.name,
+        subtitle=" · ".join(filter(None, (results.study.name, results.study.base))),
+        facts=facts,
+        notes=notes,
+        lead=_table_of(tables.main_table(results, tall=True), "results"),
+        sections=[section for section in sections if section is not None],
+        folded=[("Study file", (study.folder / "study.yaml").read_text(encoding="utf-8"))]
+        if (study.folder / "study.yaml").is_file()
+        else [],
+    )
+
+
+def _table_of(text: TextTable, caption: str) -> Table:
+    """A text table; cells that begin with a number are sorted by it."""
+    columns = []
+    for place, title in enumerate(text.header):
+        values = [row[place] for row in text.rows]
+        order = [_leading(value) for value in values]
+        numeric = place >= text.left and any(number is not None for number in order)
+        columns.append(Column(title, values, order=order if numeric else None, right=place >= text.left))
+    return Table(columns, caption=caption, wrap=True)
+
+
+def _leading(text: str) -> float | None:
+    try:
+        return float(text.split()[0].replace(",", "")) if text and text != UNKNOWN else None
+    except ValueError:
+        return None
+
+
+def _claims(study: Study) -> Section | None:
+    if not study.judgements:
+        return None
+    note = f"A claim holds if its whole {100 * LEVEL:.0f} % interval does, and fails if none of it does."
+    return Section("Claims", note, (), [_table_of(tables.claim_table(study.judgements), "claims")])
+
+
+def _results(results: Results) -> list[Section]:
+    """Differences and ranks."""
+    found = []
+    differences, ranks = tables.comparison_table(results), tables.rank_table(results)
+    if differences is not None:
+        caption = differences.caption
+        found.append(Section("Differences", caption, (), [_table_of(differences, "differences")]))
+    if ranks is not None:
+        found.append(Section("Ranks", ranks.caption, (), [_table_of(ranks, "ranks")]))
+    return found
+
+
+def _over_rounds(results: Results) -> Section | None:
+    """Curves of every method, with bands over seeds; the point of the grid is chosen."""
+    by_point: list[list[Line]] = []
+    for point in results.points:
+        lines = []
+        for label in list(results.study.methods)[:MOST_LINES]:
+            own = [line_of(run, "") for run in _files(results, label, point)]
+            own = [line for line in own if len(line.columns.get("round", ()))]
+            lines.append(mean_line(label, own) if own else Line(label, {"round": []}))
+        by_point.append(lines)
+    everything = [line for lines in by_point for line in lines]
+    metrics, xs = seed_metrics(everything), known(ROUNDS, everything)
+    if not metrics or not xs:
+        return None
+    alt = f"{metrics[0].label} over rounds, a line for each method"
+    if len(results.points) == 1:
+        return Section("Over rounds", "", [curves(by_point[0], metrics, xs, alt, 400)])
+    chart = _with_points(results, by_point, metrics, xs, lambda m, x, lines: curves(lines, m, x, alt, 400))
+    return Section("Over rounds", "", [chart])
+
+
+def _with_points(
+    results: Results,
+    by_point: Sequence[Sequence[Line]],
+    metrics: Sequence[Metric],
+    xs: Sequence[Metric],
+    draw: Callable[[Sequence[Metric], Sequence[Metric], Sequence[Line]], Chart],
+) -> Chart:
+    """A chart whose lines change with the point of the grid: each has the columns of all points."""
+    names = [_name(point) for point in results.points]
+    merged: list[Line] = []
+    for place, line in enumerate(by_point[0]):
+        columns: dict[str, Any] = {}
+        longest = max(len(next(iter(lines[place].columns.values()), ())) for lines in by_point)
+        for number, lines in enumerate(by_point):
+            for column, values in lines[place].columns.items():
+                columns[f"{column} @{number}"] = [*values, *[None] * (longest - len(values))]
+        merged.append(Line(line.name, columns))
+
+    def moved(metric: Metric) -> Metric:
+        ends = {"low": f"{metric.low} @{{slider}}" if metric.low else ""}
+        ends["high"] = f"{metric.high} @{{slider}}" if metric.high else ""
+        return replace(metric, column=f"{metric.column} @{{slider}}", **ends)
+
+    wanted = {name for m in (*metrics, *xs) for name in (m.column, m.low, m.high) if name}
+    chart = draw([moved(m) for m in metrics], [moved(x) for x in xs], merged)
+    sources = [
+        {name: values for name, values in line.columns.items() if name.rpartition(" @")[0] in wanted}
+        for line in merged
+    ]
+    points = Selector("at", [Choice(name, value=str(number)) for number, name in enumerate(names)])
+    option = {**chart.option, "dataset": [{"source": source} for source in sources]}
+    return replace(chart, option=option, selectors=[points, *chart.selectors])
+
+
+def _numbers(results: Results) -> Section | None:
+    """Bars of every column of the table, with intervals."""
+    charts: dict[str, Chart] = {}
+    several = len(results.points) > 1
+    for column in results.study.report.names:
+        for point in results.points:
+            found = {label: results.interval(label, point, column) for label in results.study.methods}
+            if not any(each.n for each in found.values()):
+                continue
+            format = "size" if "bytes" in column else "duration" if column == "seconds" else "number:2"
+            bounds = (
+                [each.low if each.known else None for each in found.values()],
+                [each.high if each.known else None for each in found.values()],
+            )
+            name = title_of(column) + (f", {_name(point)}" if several else "")
+            values = [each.mean if each.n else None for each in found.values()]
+            form = written(column)
+            said = "; ".join(f"{label} {form(i.mean)}" for label, i in found.items() if i.n)
+            charts[name] = bars(list(found), values, title_of(column), f"{name}: {said}", format, bounds)
+    if not charts:
+        return None
+    note = f"Means over seeds with {100 * LEVEL:.0f} % intervals."
+    return Section("Methods side by side", note, [alternatives("number", charts)])
+
+
+def _trade_off(results: Results) -> Section | None:
+    charts = {}
+    for point in results.points:
+        lines = []
+        for label in results.study.methods:
+            accuracy, up, down = (
+                results.interval(label, point, c) for c in ("accuracy_mean", "bytes_up", "bytes_down")
+            )
+            if accuracy.n and up.n and down.n:
+                low, high = (accuracy.low, accuracy.high) if accuracy.known else (None, None)
+                sent = round(up.mean + down.mean)
+                values = {"accuracy": accuracy.mean, "low": low, "high": high, "bytes": sent}
+                lines.append(Line(label, {name: [value] for name, value in values.items()}))
+        if len(lines) > 1:
+            y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
+            x = Metric("bytes", "bytes sent, up and down", "size")
+            charts[_name(point)] = pareto(lines, x, y, f"Accuracy against bytes sent, {_name(point)}")
+    if not charts:
+        return None
+    chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
+    return Section("Accuracy against bytes", "After the last round; bytes of the whole run.", [chart])
+
+
+def _clients(results: Results) -> Section | None:
+    charts = {}
+    for point in results.points:
+        groups = {}
+        for label in results.study.methods:
+            found = [
+                run.clients["accuracy_last"]
+                for run in _files(results, label, point)
+                if "accuracy_last" in run.clients
+            ]
+            if found:
+                groups[label] = np.concatenate([each.dropna().to_numpy(np.float64) for each in found])
+        if any(len(values) for values in groups.values()):
+            alt = f"Box plots of client accuracies, {_name(point)}"
+            charts[_name(point)] = box(groups, "last test accuracy of the client (%)", alt)
+    if not charts:
+        return None
+    chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
+    return Section("Clients", "Every client of every seed.", [chart])
+
+
+def _choices(study: Study) -> Section | None:
+    """What was tried to choose settings."""
+    if not study.tuned or study.results.study.tune is None:
+        return None
+    tune = study.results.study.tune
+    names = list(tune.space)
+    rows = [
+        (
+            each["method"],
+            ", ".join((each.get("at") or {}).values()) or UNKNOWN,
+            *(str(each["settings"].get(name, UNKNOWN)) for name in names),
+            UNKNOWN if not np.isfinite(each["score"]) else f"{each['score']:.2f}",
+            "chosen" if each.get("chosen") else "",
+        )
+        for each in study.tuned
+    ]
+    header = ("method", "at", *names, f"validation {tune.metric}", "")
+    table = Table.of(header, rows, left=2, caption="settings that were tried", filter=len(rows) > 20)
+    return Section("Choice of settings", "On validation samples of the clients.", (), [table])
+
+
+def _runs(study: Study) -> Section:
+    """All runs, to sort and to search."""
+    frame = study.runs
+    columns = []
+    for name in frame.columns:
+        if name in ("key", "path", "error"):
+            continue
+        values = frame[name]
+        if values.dtype.kind in "fi":
+            columns.append(
+                Column(str(name), rounded(values, 3), "general" if values.dtype.kind == "f" else "number:0")
+            )
+        else:
+            columns.append(Column(str(name), [None if v != v or v is None else str(v) for v in values]))
+    columns.append(Column("directory", [Path(path).name for path in frame["path"]]))
+    return Section("Runs", "", (), [Table(columns, caption="runs", filter=True)])
+
+
+def _files(results: Results, label: str, point: Point) -> list[RunFiles]:
+    """The finished runs of a method at a point."""
+    paths = [directory_of(r) for r in results.runs if r.method == label and r.point == point]
+    return [RunFiles.read(path) for path in paths if is_finished(path)]
+
+
+def _name(point: Point) -> str:
+    """``alpha 0.1, classes 2``."""
+    said = [f"{axis.split('.')[-1]} {name}" if "." in axis else name for axis, name in point.items()]
+    return ", ".join(said)
