@@ -207,9 +207,7 @@ def study(
         shown.append(tables.claim_table(found.judgements))
     for each in shown:
         out.print(_table_of(each))
-    _say(
-        f"results: {short(found.folder)}/ with study.html, runs.csv, table.md, table.tex, claims.json, figures"
-    )
+    _say(f"results: {short(found.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
     for title, error in found.failed.items():
         print(f"error: {title}: {error}", file=sys.stderr)
     if found.stopped:
