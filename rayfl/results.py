@@ -122,15 +122,15 @@ class Result:
 
     def predict(
         self, x: NDArray[np.generic], client: int | str | None = None, cluster: int | str | None = None
-    ) -> NDArray[np.int64]:
-        """Classes that a model predicts.
+    ) -> NDArray[np.generic]:
+        """Classes that a model predicts; of a loss of numbers, the outputs as they are.
 
         Args:
             x: inputs as the dataset stores them ``(n, *shape)``, which the run's :attr:`scaling` prepares.
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
-            ``(n,)``; of texts ``(n, L)``, a word each.
+            ``(n,)``; of texts ``(n, L)``, a word each; of numbers ``(n, D)``, floats.
 
         Raises:
             ConfigError: as :meth:`model` does; or if the inputs have another shape than the run's.
@@ -144,13 +144,14 @@ class Result:
             raise ConfigError(
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {str(shape)[1:-1]})"
             )
-        words = host.spec.model.tokens
+        words, numbers = host.spec.model.tokens, host.spec.loss.numeric
         found = []
         with torch.inference_mode():
             for start in range(0, len(x), _BATCH):
                 part = np.asarray(x[start : start + _BATCH])
                 inputs = part.astype(np.int64) if words else self.scaling.apply(part)
-                found.append(module(torch.from_numpy(inputs)).argmax(dim=1).numpy())
+                outputs = module(torch.from_numpy(inputs))
+                found.append((outputs if numbers else outputs.argmax(dim=1)).numpy())
         return np.concatenate(found) if found else np.empty((0, *shape[:words]), np.int64)
 
     @cached_property

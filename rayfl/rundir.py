@@ -8,6 +8,7 @@ runs/<name>-<algorithm>-<changed settings>-seed<seed>-<time>/
                      (the names of accuracies: rayfl/evaluation/protocols.py)
   groups.csv         one row a tested round and planted group or cluster
   clusters.json      assignments over time        communication.csv  bytes by round, tier, direction, kind
+  labels.csv         training samples of each client and class
   checkpoints/       state and models             models/            final models, one safetensors file each
   events.out.*       TensorBoard                  report.html        plots and tables
   loggers.json       the ids under which MLflow and the like know the run

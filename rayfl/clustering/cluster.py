@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 from numpy.typing import NDArray
+from scipy.spatial.distance import squareform
 
 from rayfl.clustering import grouping, two_stage
 from rayfl.clustering.config import Clustering
@@ -32,6 +33,7 @@ from rayfl.clustering.linkage import (
     threshold_for,
 )
 from rayfl.clustering.memory import RELATION_BYTES_PER_PAIR, bytes_per_pair, check_memory
+from rayfl.clustering.plane import plane
 from rayfl.clustering.proximity import (
     BLOCK,
     RELEVANCE,
@@ -78,6 +80,8 @@ class Clusters:
         graph: who is related to whom, sparse ``(N, N)``: 1 for related clients and on the diagonal; None for
             groupings other than ``graph``.
         gamma: the threshold of the graph, as given or chosen; None likewise.
+        places: a map of the clients ``(N, 2)``, where the distances have been dropped for it; NaN for clients
+            that were not clustered.
     """
 
     labels: Labels
@@ -94,6 +98,7 @@ class Clusters:
     agreement: float | None = None
     graph: scipy.sparse.csr_array | None = None
     gamma: float | None = None
+    places: Array | None = None
 
     def facts(self) -> dict[str, Any]:
         """How the clusters were found, for ``clusters.json``: the cut, and the beta -> number curve.
@@ -118,23 +123,30 @@ class Clusters:
                 "radius": self.radius,
                 "agreement": self.agreement,
             }
+        if self.places is not None:
+            known = [[None if v != v else v for v in axis] for axis in self.places.T.tolist()]
+            found["map"] = dict(zip("xy", known, strict=True))
         return found
 
     def without_distances(self) -> Clusters:
-        """The same without the N^2 numbers: distances and tree."""
-        return replace(self, distances=None, linkage=None)
+        """The same without the N^2 numbers, distances and tree; of them a map stays."""
+        places = None if self.distances is None else plane(squareform(self.distances))
+        return replace(self, distances=None, linkage=None, places=places)
 
     def among(self, ids: NDArray[np.int64], clients: int) -> Clusters:
         """Clusters of the clients ``ids`` as clusters of all: label -1, and no relatives, for the others."""
         if len(ids) == clients:
             return self
-        labels, graph = np.full(clients, -1, np.int64), self.graph
+        labels, graph, places = np.full(clients, -1, np.int64), self.graph, self.places
         labels[ids] = self.labels
+        if places is not None:
+            places = np.full((clients, 2), np.nan)
+            places[ids] = self.places
         if graph is not None:
             entries = graph.tocoo()
             where = ids[entries.coords[0]], ids[entries.coords[1]]
             graph = scipy.sparse.csr_array((entries.data, where), shape=(clients, clients))
-        return replace(self, labels=labels, graph=graph)
+        return replace(self, labels=labels, graph=graph, places=places)
 
 
 def cluster_signatures(

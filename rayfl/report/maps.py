@@ -9,56 +9,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
-from scipy.sparse.linalg import eigsh
 from scipy.spatial.distance import pdist, squareform
 
+from rayfl.clustering.plane import DIGITS, classical, largest_axes
 from rayfl.report.files import RunFiles, numbers
+
+__all__ = [
+    "DIGITS",
+    "Map",
+    "Step",
+    "change",
+    "classical",
+    "map_of",
+    "principal",
+    "spread",
+    "steps_of",
+    "when",
+]
 
 Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 MOST_NUMBERS = 250_000
 """Labels that a page keeps: clients times frames."""
-FULL = 500
-"""Clients up to which all eigenvectors are computed; of more only the two that are needed."""
-DIGITS = 3
-"""Decimals of places, which lie between -1 and 1."""
-
-
-def classical(distances: ArrayLike) -> Array:
-    """Classical multidimensional scaling (Torgerson 1952): the plane that keeps distances best.
-
-    Args:
-        distances: ``(N, N)``, symmetric; not necessarily Euclidean.
-
-    Returns:
-        Places ``(N, 2)``, the longest extent first, each axis with its largest entry positive.
-    """
-    squared = np.asarray(distances, np.float64) ** 2
-    rows = squared.mean(axis=0)
-    inner = -0.5 * (squared - rows - rows[:, None] + rows.mean())
-    if len(inner) > FULL:
-        values, vectors = eigsh(inner, 2, which="LA", v0=np.cos(np.arange(len(inner))))
-    else:
-        values, vectors = np.linalg.eigh(inner)
-    found = _axes(values, vectors)
-    found[:, : min(2, len(values))] *= np.sqrt(np.clip(np.sort(values)[::-1][:2], 0, None))
-    return found
 
 
 def principal(rows: ArrayLike) -> Array:
     """The first two principal components ``(N, 2)`` of rows ``(N, D)``: the same of Euclidean distances."""
     matrix = np.asarray(rows, np.float64)
     centred = matrix - matrix.mean(axis=0)
-    return np.asarray(centred @ _axes(*np.linalg.eigh(centred.T @ centred)))
-
-
-def _axes(values: Array, vectors: Array) -> Array:
-    """The eigenvectors ``(n, 2)`` of the largest two eigenvalues, their largest entries positive."""
-    found = np.zeros((len(vectors), 2))
-    for axis, at in enumerate(np.argsort(-values, kind="stable")[:2]):
-        found[:, axis] = vectors[:, at] * np.sign(vectors[np.abs(vectors[:, at]).argmax(), at])
-    return found
+    return np.asarray(centred @ largest_axes(*np.linalg.eigh(centred.T @ centred)))
 
 
 def spread(places: Array) -> Array:
@@ -107,7 +87,7 @@ def change(before: Labels, after: Labels) -> str:
         kept = shared[linear_sum_assignment(-shared)].sum()
         words += [f"{merged} merged"] * bool(merged) + [f"{split} split off"] * bool(split)
         moved = int(shared.sum() - kept)
-        words += [f"{moved:,} clients moved"] * bool(moved)
+        words += [f"{moved:,} client{'s' * (moved != 1)} moved"] * bool(moved)
     return ", ".join(words)
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from rayfl.algorithms import ServerState
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.coresets.clients import weighted_summary
-from rayfl.data import Federation, TestedOn
+from rayfl.data import Federation, TestedOn, describe
 from rayfl.evaluation import (
     BestLast,
     ByGroup,
@@ -32,6 +32,9 @@ from rayfl.rundir import RunDirectory
 
 MOST_GROUPS = 100
 """With more clusters than that (SOLO has one a client), ``groups.csv`` has no rows of them."""
+
+MOST_CLASSES = 100
+"""With more classes than that there is no ``labels.csv``."""
 
 
 @dataclass(frozen=True)
@@ -386,13 +389,17 @@ class Records:
         return complete
 
     def write_tables(self, state: ServerState) -> None:
-        """``communication.csv`` and ``clients.csv``: O(N), so only when a run ends or stops."""
+        """``communication.csv``, ``clients.csv``, ``labels.csv``: O(N), so only when a run ends or stops."""
         import pandas as pd
 
         self._write_clusters()  # the groups of a round that was taken back may be there
         self.run.write_frame("communication.csv", self.ledger.to_frame())
         if self.diagnostics:
             self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
+        samples = self.federation.samples
+        if samples.classes <= MOST_CLASSES and not (samples.tokens or samples.numeric):
+            labels = describe(self.federation).filter(like="class_").reset_index(names="client")
+            self.run.write_frame("labels.csv", labels)
         groups = self.federation.groups
         frame = pd.DataFrame(
             {

@@ -1,0 +1,118 @@
+"""Clients in the plane."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.spatial.distance import pdist, squareform
+
+import rayfl
+import rayfl.report
+from rayfl.clustering.plane import FULL, classical, plane
+from rayfl.report import maps
+from rayfl.report.files import RunFiles
+from tests.report.reading import charts, values
+from tests.runs import TASKS
+
+
+@pytest.mark.parametrize("count", [7, FULL + 100])
+def test_points_of_the_plane_are_found_again(count: int) -> None:
+    points = np.random.default_rng(0).normal(size=(count, 2)) * [3, 1]
+    distances = squareform(pdist(points))
+    np.testing.assert_allclose(squareform(pdist(classical(distances))), distances, atol=1e-8)
+    assert np.abs(plane(distances)).max() == 1
+    one, two = plane(np.zeros((1, 1))), classical([[0, 2], [2, 0]])
+    assert one.tolist() == [[0, 0]]
+    np.testing.assert_allclose(two, [[1, 0], [-1, 0]], atol=1e-12)
+
+
+def test_principal_components_are_the_map_of_euclidean_distances() -> None:
+    rows = np.random.default_rng(1).normal(size=(12, 5))
+    found = maps.principal(rows)
+    np.testing.assert_allclose(np.abs(found), np.abs(classical(squareform(pdist(rows)))), atol=1e-8)
+
+
+def test_clients_in_the_same_place_are_laid_around_it() -> None:
+    found = maps.spread(np.array([[0.0, 0.0]] * 5 + [[1.0, 0.0]] * 5 + [[np.nan, 0.0]]))
+    assert np.isnan(found[-1]).all()
+    apart = squareform(pdist(found[:-1]))
+    assert apart[np.triu_indices(10, 1)].min() > 0.01
+    assert apart[:5, :5].max() < apart[:5, 5:].min()
+
+
+def test_maps_are_turned_to_lie_on_one_another() -> None:
+    one = np.random.default_rng(2).normal(size=(9, 2))
+    turned = 0.5 * one @ np.array([[0.0, -1.0], [1.0, 0.0]]) + [3, 4]
+    np.testing.assert_allclose(maps.aligned(turned, one), one, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "words"),
+    [
+        ([0, 0, 1, 1], [0, 0, 1, 1], ""),
+        ([0, 0, 1, 1], [5, 5, 2, 2], ""),  # other numbers, the same clusters
+        ([0, 0, 1, 1], [0, 0, 0, 0], "1 merged, 2 clients moved"),
+        ([0, 0, 0, 0], [0, 0, 1, 1], "1 split off, 2 clients moved"),
+        ([0, 0, 0, 1, 1], [0, 0, 1, 1, 1], "1 clients moved"),
+        ([0, -1, 1], [0, 0, -1], "1 joined, 1 left"),
+    ],
+)
+def test_what_happened_to_the_clusters(before: list[int], after: list[int], words: str) -> None:
+    assert maps.change(np.array(before), np.array(after)) == words.replace("1 clients", "1 client")
+
+
+def test_a_run_keeps_a_map_of_its_signatures(tmp_path: Path) -> None:
+    result = rayfl.run(
+        {
+            "rounds": 2,
+            "partition": {"name": "tasks", "tasks": TASKS},
+            "model": {"name": "mlp", "hidden": [12]},
+            "algorithm": "pacfl",
+            "clustering": {"n_clusters": 3},
+            "execution": {"backend": "inline"},
+            "output": {"root": str(tmp_path), "tensorboard": False},
+        }
+    )
+    [entry] = result.clusters["timeline"]
+    assert len(entry["map"]["x"]) == len(entry["map"]["y"]) == 9
+    page = (result.path / "report.html").read_text()
+    assert "distances between signatures" in page
+    data = values(page)["data"]["clients"]
+    apart = squareform(pdist(np.array([data["x"], data["y"]]).T))
+    same = np.equal.outer(entry["labels"], entry["labels"])
+    assert apart[same].max() < apart[~same].min()
+    labels = pd.read_csv(result.path / "labels.csv")
+    assert labels.filter(like="class_").sum(axis=1).tolist() == result.clients["n"].tolist()
+    clusters = json.loads((result.path / "clusters.json").read_text())
+    for each in clusters["timeline"]:
+        del each["map"]
+    (result.path / "clusters.json").write_text(json.dumps(clusters))  # as of a method without signatures
+    run = RunFiles.read(result.path)
+    found = maps.map_of(run, maps.steps_of(run))
+    assert found is not None
+    assert found.meaning.startswith("shares of labels")
+
+
+def test_the_slider_goes_through_the_clusterings(make_run: Callable[[str], Path]) -> None:
+    run = make_run("one")
+    entries = [
+        {"round": -1, "labels": [0, 0, 5, 5], "n_clusters": 2},
+        {"round": 0, "when": "after", "labels": [0, 0, 5, 5], "n_clusters": 2},
+        {"round": 2, "when": "before", "labels": [0, 0, 0, 0], "n_clusters": 1},
+        {"round": 3, "when": "after", "labels": [0, 1, 1, 1], "n_clusters": 2},
+    ]
+    (run / "clusters.json").write_text(json.dumps({"timeline": entries}))
+    page = rayfl.report.write_report(run).read_text()
+    [_, slider] = charts(page)["Map of clients"]["selectors"]
+    assert [choice["label"] for choice in slider["choices"]] == [
+        "before training: 2 clusters",
+        "before round 3: 1 cluster, 1 merged, 2 clients moved",
+        "after round 4: 2 clusters, 1 split off, 1 client moved",
+    ]
+    data = values(page)["data"]["clients"]
+    assert [data[f"cluster {i}"] for i in range(3)] == [[0, 0, 5, 5], [0, 0, 0, 0], [0, 1, 1, 1]]
