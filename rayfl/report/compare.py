@@ -106,6 +106,7 @@ class Comparison:
             ("local_accuracy_mean", "local models", _percent),
             ("common_accuracy_mean", "common test set", _percent),
             ("finetuned_accuracy_mean", "fine-tuned", _percent),
+            *((f"{name}_mean", name, _plain(3)) for name in self.measures),
             ("perplexity_mean", "perplexity", _plain(1)),
             ("clusters", "clusters", _count),
             ("ari", "ARI", _plain(2)),
@@ -118,6 +119,11 @@ class Comparison:
                 order = rounded([group.interval(column).mean for group in self.groups], 6)
                 columns.append(Column(title, [written(group, column) for group in self.groups], order=order))
         return Table(columns, caption="comparison")
+
+    @property
+    def measures(self) -> list[str]:
+        """What the losses of the runs measure besides, by name."""
+        return list(dict.fromkeys(name for run in self.runs for name in run.measures))
 
     def caption(self) -> str:
         """What the numbers of :meth:`table` are."""
@@ -437,6 +443,7 @@ def _each_run(found: Comparison) -> Section | None:
         ("accuracy_mean", "accuracy, last", "percent:1"),
         ("accuracy_mean_max", "best", "percent:1"),
         ("accuracy_worst10", "worst 10 %", "percent:1"),
+        *((f"{name}_mean", name, "number:3") for name in found.measures),
         ("clusters", "clusters", "number:0"),
         ("ari", "ARI", "number:2"),
         ("bytes_up", "up", "size"),

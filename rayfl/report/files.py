@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 
 from rayfl.errors import RayflError
 from rayfl.files import regular
+from rayfl.losses import LOSSES
 from rayfl.rundir import METRIC_COLUMNS
 
 _OTHER_TESTS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
@@ -111,6 +113,13 @@ class RunFiles:
         return value
 
     @property
+    def measures(self) -> Mapping[str, str]:
+        """What the loss measures besides, by name, and what that is."""
+        name = self.setting("loss.name")
+        known = LOSSES[name].measures if name in LOSSES else self.summary.get("measures")
+        return known if isinstance(known, Mapping) else {}
+
+    @property
     def timeline(self) -> list[dict[str, Any]]:
         """The clusterings of the run in time, from ``clusters.json``."""
         return [entry for entry in self.clusters.get("timeline") or [] if isinstance(entry, dict)]
@@ -165,7 +174,7 @@ class RunFiles:
             "rounds": len(self.rounds) or None,
         }
         evaluated = self.evaluated()
-        for name in (*METRIC_COLUMNS, *_OTHER_TESTS):
+        for name in (*METRIC_COLUMNS, *_OTHER_TESTS, *(f"{measure}_mean" for measure in self.measures)):
             row[name] = _number(evaluated[name].iloc[-1]) if name in evaluated and len(evaluated) else None
         row["last_round"] = row["accuracy_mean_max"] = row["max_round"] = None
         if len(evaluated):

@@ -148,9 +148,14 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
     failures = numbers(run.rounds, "failures")
     failed = 0 if failures is None else int(np.nansum(failures))
     estimate = headline["estimated_from"] is not None
-    return [
+    scores = [
         ("mean accuracy", uncertain(headline["accuracy_mean"], None, estimate)),
         ("worst 10 % of clients", uncertain(headline["accuracy_worst10"], None, estimate)),
+    ]
+    if headline["accuracy_mean"] is None and run.measures:
+        scores = [(f"mean {name}", number(headline[f"{name}_mean"], 3)) for name in run.measures]
+    return [
+        *scores,
         ("clusters", number(headline["clusters"], 0)),
         ("ARI", number(headline["ari"])),
         ("sent up", size(headline["bytes_up"])),
@@ -186,6 +191,10 @@ def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
         ["Variance within clusters, %²", number(headline["cluster_var_within"], 1), ""],
         ["Variance between clusters, %²", number(headline["cluster_var_between"], 1), ""],
         ["Mean of each client's own best round", "", percent(headline["accuracy_client_best"])],
+        *(
+            [f"{name} ({about}), mean over clients", number(headline[f"{name}_mean"], 3), ""]
+            for name, about in run.measures.items()
+        ),
         ["Test loss, mean over clients", number(headline["loss_mean"], 4), ""],
         ["Perplexity, mean over clients", number(headline["perplexity_mean"], 1), ""],
     ]

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from rich.console import Console
 from sklearn import datasets, metrics
 from torch import nn
 
 import rayfl
+from rayfl.display import Display, closing
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import ModelSpec
 from rayfl.random import orders
+from rayfl.report.compare import compare_table, write_comparison
 from rayfl.servers.building import build
 
 Arrays = tuple[NDArray[Any], NDArray[Any], NDArray[Any], NDArray[Any]]
@@ -224,10 +227,6 @@ def test_a_table_with_several_targets(tmp_path: Path) -> None:
 
 
 def test_what_is_said_of_a_run_without_accuracies(tmp_path: Path) -> None:
-    from rich.console import Console
-
-    from rayfl.display import Display, closing
-
     console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with Display(console, "t") as display:
         given = settings(tmp_path, "mse")
@@ -238,4 +237,11 @@ def test_what_is_said_of_a_run_without_accuracies(tmp_path: Path) -> None:
     assert "rmse" in text
     assert "test loss" in text
     assert "accuracy" not in text
-    assert (result.path / "report.html").is_file()
+    page = (result.path / "report.html").read_text()
+    assert "mean rmse" in page
+    assert "mean accuracy" not in page
+    other = rayfl.run(settings(tmp_path, "mse"), ["seed=1"])
+    table = compare_table([result.path, other.path])
+    assert table["rmse_mean"].tolist() == [result.summary["rmse_mean"], other.summary["rmse_mean"]]
+    write_comparison([result.path, other.path], tmp_path / "both.html")
+    assert "rmse" in (tmp_path / "both.html").read_text()
