@@ -393,7 +393,7 @@ function offer(name, url) {
 
 // --- tables --------------------------------------------------------------------------------------------
 
-const SHOWN = 50;
+const SHOWN = 20;
 
 class Table {
   constructor(holder, spec) {
@@ -410,7 +410,7 @@ class Table {
     this.first = 0;
     this.sorted = null;
     if (spec.sortable && this.count > 1) this.headings();
-    if (spec.filter || !this.still.length) this.above();
+    if (spec.filter || !this.still.length || this.count > SHOWN + 5) this.above();
   }
 
   text(i, c) { return this.still.length ? this.still[i].cells[c].textContent : written(this.columns[c].values[i], this.columns[c].format); }
@@ -485,11 +485,11 @@ class Table {
   }
 
   show() {
-    const paged = !this.still.length, rows = paged ? this.order.slice(this.first, this.first + SHOWN) : this.order;
+    const rows = this.said ? this.order.slice(this.first, this.first + SHOWN) : this.order;
     this.body.replaceChildren(...rows.map((i) => this.still[i] ?? this.row(i)));
     if (!this.said) return;
     const total = this.order.length.toLocaleString("en-US"), of = this.count.toLocaleString("en-US");
-    const several = paged && this.order.length > SHOWN;
+    const several = this.order.length > SHOWN;
     this.said.textContent = several
       ? `${(this.first + 1).toLocaleString("en-US")} to ${Math.min(this.first + SHOWN, this.order.length).toLocaleString("en-US")} of ${total}`
       : this.order.length === this.count ? `${of} rows` : `${total} of ${of} rows`;

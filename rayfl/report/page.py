@@ -44,7 +44,7 @@ from rayfl import files
 from rayfl.units import UNKNOWN, duration, number, percent, size
 
 STATIC_ROWS = 100
-"""Rows of a table that are written into the page as they are; longer tables are shown page by page."""
+"""Rows of a table up to which they are HTML; those of longer tables are made of the page's data."""
 
 
 @dataclass(frozen=True)
