@@ -23,7 +23,8 @@ metric       ``accuracy_mean``   and the others of :data:`~rayfl.evaluation.metr
 choice       (none)              after the last round
              ``validation``      after the round with the highest ``validation_[model_]accuracy_mean``
              ``test``            after the round with the highest ``[data_][model_]accuracy_mean``: chosen
-                                 on the test data that it is measured on, so it is too high
+                                 on the test data that it is measured on, so it is too high; with losses
+                                 that know no accuracy, both choose the lowest ``loss_mean``
 ===========  ==================  ======================================================================
 
 So ``local_accuracy_worst10_best_validation`` is the mean accuracy of the worst tenth of the clients, each on
@@ -76,12 +77,18 @@ def measures_of(loss: Loss) -> list[str]:
     return [f"{name}_mean" for name in loss.measures]
 
 
-def best(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+def best(
+    rounds: Sequence[Mapping[str, Any]],
+    loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
+) -> dict[str, float]:
     """The metrics of the best rounds, by their names.
 
     Args:
         rounds: of ``rounds.csv``, those among which there is a best.
+        loss: what models are trained for; one without accuracies is best where it is lowest.
     """
+    metric, sign = ("accuracy_mean", 1) if loss.accurate else ("loss_mean", -1)
+    metrics = (*(BEST if loss.accurate else (metric,)), *measures_of(loss))
     found: dict[str, float] = {}
     models: tuple[Tested, ...] = ("served", "local")
     places: tuple[TestedOn, ...] = ("test", "common")
@@ -89,21 +96,22 @@ def best(rounds: Sequence[Mapping[str, Any]]) -> dict[str, float]:
         before = prefix(on, model)
         judges = {"validation": prefix("validation", model), "test": before}
         for choice, judge in judges.items():
-            chosen = _chosen(rounds, f"{judge}accuracy_mean", [f"{before}{metric}" for metric in BEST], model)
-            if chosen is not None:
+            known = _known_in(rounds, [f"{judge}{metric}", *(f"{before}{name}" for name in metrics)], model)
+            if known:
+                chosen = max(known, key=lambda row: sign * row[f"{judge}{metric}"])
                 found[f"{before}round_best_{choice}"] = chosen["round"]
-                found |= {f"{before}{m}_best_{choice}": chosen[f"{before}{m}"] for m in BEST}
+                found |= {f"{before}{m}_best_{choice}": chosen[f"{before}{m}"] for m in metrics}
     return found
 
 
-def _chosen(
-    rounds: Sequence[Mapping[str, Any]], judge: str, metrics: Sequence[str], model: Tested
-) -> Mapping[str, Any] | None:
-    """The first of the rounds with the highest ``judge``, among those that have these metrics."""
-    known = [row for row in rounds if all(_known(row, name) for name in (judge, *metrics))]
+def _known_in(
+    rounds: Sequence[Mapping[str, Any]], metrics: Sequence[str], model: Tested
+) -> list[Mapping[str, Any]]:
+    """The rounds that have these metrics, of local models those of as many clients as in the end."""
+    known = [row for row in rounds if all(_known(row, name) for name in metrics)]
     if model == "local":
         known = [row for row in known if row[LOCAL_CLIENTS] == known[-1][LOCAL_CLIENTS]]
-    return max(known, key=lambda row: row[judge], default=None)
+    return known
 
 
 def _known(row: Mapping[str, Any], name: str) -> bool:

@@ -484,7 +484,7 @@ class Records:
             **fallbacks,
             **({"measures": dict(self.loss.measures)} if self.loss.measures else {}),
             **{name: last.get(name) for name in (*names, *self._columns)},
-            **protocols.best(contenders),
+            **protocols.best(contenders, self.loss),
             "client_test_samples": [int(tests.min()), float(np.median(tests)), int(tests.max())],
             "ari": self.ari(state),
             "bytes_up": self.ledger.total(direction="up"),

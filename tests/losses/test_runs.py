@@ -139,6 +139,19 @@ def test_real_data_equal_a_plain_loop(loss: str, tmp_path: Path) -> None:
     assert (result.rounds["accuracy_mean"].isna().all()) == (loss == "mse")
 
 
+def test_the_best_round_has_the_lowest_loss(tmp_path: Path) -> None:
+    given = settings(tmp_path, "mse", partition={"name": "iid", "clients": 5, "validation": 0.2})
+    result = rayfl.run(given, ["rounds=4", "training.lr=0.15", "evaluation.local=true"])
+    rounds, found = result.rounds, result.summary
+    for choice, column in (("validation", "validation_loss_mean"), ("test", "loss_mean")):
+        best = int(rounds[column].argmin())
+        assert found[f"round_best_{choice}"] == best
+        for metric in ("loss_mean", "rmse_mean", "r2_mean"):
+            assert found[f"{metric}_best_{choice}"] == rounds[metric].iloc[best]
+    assert found["local_loss_mean_best_test"] == rounds["local_loss_mean"].min()
+    assert not any("accuracy" in name for name in found if "best" in name)
+
+
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
 @pytest.mark.parametrize("loss", CASES)
 def test_engines_agree_on_a_run(loss: str, engine: str, tmp_path: Path) -> None:
