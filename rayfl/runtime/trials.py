@@ -37,7 +37,7 @@ class Search:
         samples: points to draw.
         optuna: whether Optuna proposes them.
         asha: whether unpromising trials are ended early.
-        rounds: that a trial reports at most.
+        rounds: reports of a trial at most, the last one, of its end, among them.
         seed: of the draws.
     """
 

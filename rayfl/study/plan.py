@@ -16,7 +16,7 @@ from rayfl import plugins
 from rayfl.config import Config, load, on_the_same_data, variant
 from rayfl.config.reading import algorithm_of, read
 from rayfl.errors import ConfigError
-from rayfl.study.file import Settings, StudyFile, overrides_of
+from rayfl.study.file import Settings, StudyFile, overrides_of, shown
 
 _NO_RESULT = ("name", "plugins", "output")
 """Sections that change no number of a run."""
@@ -51,13 +51,9 @@ class PlannedRun:
     @property
     def title(self) -> str:
         """``PACFL, alpha 0.1, seed 0``."""
-        return ", ".join(
-            [
-                self.method,
-                *(f"{axis.split('.')[-1]} {point}" for axis, point in self.point.items()),
-                f"seed {self.seed}",
-            ]
-        )
+        settings = {**self.point, **{name: shown(value) for name, value in self.chosen.items()}}
+        said = [f"{name.split('.')[-1]} {value}" for name, value in settings.items()]
+        return ", ".join([self.method, *said, f"seed {self.seed}"])
 
 
 def key_of(config: Config) -> str:

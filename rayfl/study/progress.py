@@ -67,7 +67,10 @@ class StudyDisplay:
         self._before, self._began = sum(map(rounds_done, runs)), time.monotonic()
         side = f", {shared.jobs} side by side" if shared.jobs > 1 else ""
         each = f", {shared.actors} client actors each" if shared.actors else ""
-        self._say(f"{title}: {len(runs)} to do{side}{each}")
+        todo = f": {len(runs)} to do" if runs else ""
+        self._say(f"{title}{todo}{side}{each}")
+        if not runs:
+            return
         if self.console.is_terminal:
             self._progress = Progress(
                 TextColumn("  {task.description}"),

@@ -397,7 +397,7 @@ def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[
         first = plan(study)[0]
         shared = runner.shares(tune.samples, first)
         own = [run for run in plan(study) if run.method == label]
-        runner.watch.stage(f"searching settings of {label}", own, shared)
+        runner.watch.stage(f"settings of {label}, {tune.samples} drawn", [], shared)
         room = Room(gpus=shared.gpus, actors=shared.actors, jobs=shared.jobs)
         with stop_file(runner.folder) as stop, interruptible(stop.touch):
             work = tuning.Searched(study, label, str(stop.absolute()), shared.execution)
@@ -407,7 +407,7 @@ def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[
                 tune.samples,
                 tune.search == "optuna",
                 tune.scheduler == "asha",
-                max(run.config.rounds for run in own) * work.runs,
+                max(run.config.rounds for run in own) * work.runs + 1,
                 tune.seeds[0],
             )
             found = search(work, how, room, Path.cwd())

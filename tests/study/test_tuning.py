@@ -1,0 +1,99 @@
+"""Settings chosen on validation samples: never by what is tested, and by nobody who has set them himself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rayfl.rundir import RunDirectory
+from rayfl.study import Study, execute, prepare, take
+from rayfl.study.running import directory_of
+
+TUNED: dict[str, Any] = {
+    "name": "tuned",
+    "settings": {
+        "rounds": 2,
+        "training.epochs": 1,
+        "partition": {"name": "label_skew", "clients": 6, "validation": 0},
+        "output": {"report": False, "tensorboard": False},
+    },
+    "methods": {
+        "FedAvg": {"algorithm": "fedavg"},
+        "fixed": {"algorithm": "fedavg", "training.lr": 0.05},
+    },
+    "tune": {"training.lr": [0.001, 0.2, 1e30], "on": "validation", "seeds": [100]},
+    "seeds": [0, 1],
+}
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rayfl.study.figures.write_figures", lambda results, folder: [])
+
+
+def run(root: Path, inline: bool = True, **changes: Any) -> Study:
+    values = {**TUNED, **changes}
+    prepared = prepare(take(values, root, settings=[f"output.root={root / 'runs'}"]))
+    return execute(prepared, root / "out", inline=inline, jobs=2)
+
+
+def test_the_best_on_validation_samples_is_taken(tmp_path: Path) -> None:
+    study = run(tmp_path)
+    tried = json.loads((tmp_path / "out" / "tuned.json").read_text())
+    assert [(each["method"], each["settings"]["training.lr"]) for each in tried] == [
+        ("FedAvg", 0.001),
+        ("FedAvg", 0.2),
+        ("FedAvg", 1e30),  # a method's own rate is not tuned
+    ]
+    assert tried[2]["score"] is None  # training diverged
+    scores = [each["score"] for each in tried[:2]]
+    for each, score in zip(tried, scores, strict=False):
+        (path,) = each["paths"]
+        rounds = RunDirectory(Path(path)).read_frame("rounds.csv")
+        assert rounds["validation_accuracy_mean"].iloc[-1] == score
+    best = tried[int(np.argmax(scores))]["settings"]["training.lr"]
+    assert [each["chosen"] for each in tried] == [each["settings"]["training.lr"] == best for each in tried]
+    rates = {run.method: run.config.training.lr for run in study.results.runs}
+    assert rates == {"FedAvg": best, "fixed": 0.05}
+    assert {run.seed for run in study.results.runs} == {0, 1}
+    # Clients of the study's own runs keep all their samples.
+    assert {run.config.partition.validation for run in study.results.runs} == {0.0}
+    assert f"lr {best:g}" in study.results.runs[0].title
+
+
+def test_the_choice_knows_nothing_of_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were it to look at test accuracies, other ones would change it."""
+    first = [run.config.training.lr for run in run(tmp_path).results.runs]
+    for path in (tmp_path / "runs").glob("*-seed100-*/summary.json"):
+        summary = json.loads(path.read_text())
+        summary["accuracy_mean"] = 100.0 - summary["accuracy_mean"]
+        path.write_text(json.dumps(summary))
+    assert [run.config.training.lr for run in run(tmp_path).results.runs] == first
+
+
+def test_each_point_of_the_grid_may_choose_for_itself(tmp_path: Path) -> None:
+    tune = {**TUNED["tune"], "training.lr": [0.001, 0.2], "per": "point"}
+    study = run(tmp_path, grid={"training.epochs": [1, 2]}, tune=tune, seeds=0, methods={"FedAvg": {}})
+    assert len(study.tuned) == 4
+    chosen = [each for each in study.tuned if each["chosen"]]
+    assert [each["at"] for each in chosen] == [{"training.epochs": "1"}, {"training.epochs": "2"}]
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("scheduler", [pytest.param("none", marks=pytest.mark.slow), "asha"])
+def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str) -> None:
+    tune = {"training.lr": {"loguniform": [0.001, 0.5]}, "seeds": [100], "samples": 3, "scheduler": scheduler}
+    study = run(tmp_path, inline=False, tune=tune, methods={"FedAvg": {}}, seeds=0)
+    assert len(study.tuned) == 3
+    assert all(0.001 < each["settings"]["training.lr"] < 0.5 for each in study.tuned)
+    finished = [each for each in study.tuned if each["state"] == "finished"]
+    assert finished
+    (chosen,) = [each for each in study.tuned if each["chosen"]]
+    assert chosen["score"] == max(each["score"] for each in finished)
+    (run_,) = study.results.runs
+    assert run_.config.training.lr == chosen["settings"]["training.lr"]
+    assert directory_of(run_).joinpath("summary.json").is_file()
