@@ -229,6 +229,7 @@ def bars(
         rows += [["from", "low", format], ["to", "high", format]]
         series.append(_interval("x", "name", "value", "low", "high", sideways=True))
     option = _sideways(source, label, format)
+    option["xAxis"]["scale"] = False  # lengths are compared
     option["xAxis"]["scale"] = False  # the length of a bar is its value
     option["series"] = series
     return Chart(option, alt, _tall(len(names), 28), name="bars")

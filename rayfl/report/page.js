@@ -24,8 +24,13 @@ function element(tag, attributes = {}, ...children) {
 
 // --- numbers -------------------------------------------------------------------------------------------
 
-const digits = (value, count) =>
-  value.toLocaleString("en-US", { minimumFractionDigits: count, maximumFractionDigits: count });
+// As Python: of two numbers equally near the one that ends in an even digit.
+function digits(value, count) {
+  const longer = value.toFixed(count + 1), cut = longer.slice(0, count ? -1 : -2);
+  const between = longer.endsWith("5") && Number(longer) === value && Number.isInteger(value * 2 ** (count + 1));
+  const [whole, part] = (between && "02468".includes(cut.at(-1)) ? cut : value.toFixed(count)).split(".");
+  return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part === undefined ? "" : `.${part}`);
+}
 
 function unitOf(value) {
   for (const [unit, scale] of [["TB", 1e12], ["GB", 1e9], ["MB", 1e6], ["kB", 1e3]])
@@ -237,6 +242,7 @@ class Chart {
         ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel,
       },
       ...(across && axis.type === "value" ? { splitNumber: narrow ? 3 : 6 } : {}),
+      ...(format === "number:0" ? { minInterval: 1 } : {}),  // nothing counts half a round
     });
     delete axis.format;
   }
@@ -273,6 +279,11 @@ class Chart {
     if (series.hollow && source[series.hollow]) {
       const few = source[series.hollow];
       return { ...series, symbol: (value, params) => few[params.dataIndex] ? "emptyCircle" : "circle" };
+    }
+    if (series.labelLayout) {  // names stay inside of the chart
+      const place = (label) => label.labelRect.x + label.labelRect.width <= this.canvas.clientWidth ? series.labelLayout
+        : { ...series.labelLayout, x: label.rect.x - 5, align: "right" };
+      return { ...series, labelLayout: place };
     }
     if (series.colour) {
       const rule = series.colour, values = source[rule.by], colour = this.colourOf(rule, values);

@@ -209,7 +209,24 @@ def test_tables_sort_and_filter(page: Any, report: Path) -> None:
 
 
 def test_numbers_are_written_as_in_python(page: Any) -> None:
-    numbers = [0, 1, 12.345, 0.05, 999.4, 999.5, 1234567.0, 5e9, 59.94, 59.95, 3600, 7325.0]
+    numbers = [
+        0,
+        1,
+        12.345,
+        61.25,
+        61.75,
+        -2.5,
+        3.5,
+        0.05,
+        999.4,
+        999.5,
+        1234567.0,
+        5e9,
+        59.94,
+        59.95,
+        3600,
+        7325.0,
+    ]
     formats = ["number:0", "number:2", "percent:1", "size", "duration", "text"]
     for format in formats:
         found = page.evaluate("([n, f]) => n.map((v) => rayfl.written(v, f))", [[*numbers, None], format])

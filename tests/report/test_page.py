@@ -1,0 +1,108 @@
+"""The toolkit: what is written into a page, and how."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import rayfl
+from rayfl.report import charts, page
+from rayfl.report.charts import Line, Metric
+from rayfl.report.page import Column, Data, Page, Section, Table
+from tests.report.reading import rows, titles, values
+
+PACKAGE = Path(rayfl.__file__).parent
+
+
+def test_the_example_of_the_docstring() -> None:
+    assert page.__doc__ is not None
+    code = "\n".join(line[4:] for line in page.__doc__.splitlines() if line.startswith("    "))
+    space: dict[str, str] = {}
+    exec(code, space)
+    assert titles(space["html"]) == ["Accuracy"]
+    assert ["FedAvg", "80.0 %"] in rows(space["html"])
+    [chart] = values(space["html"])["charts"]
+    assert chart["option"]["dataset"][0]["source"]["low"] == [55, 66, 78]
+
+
+def test_what_belongs_to_pages_is_installed_with_the_package() -> None:
+    text = (PACKAGE.parent / "pyproject.toml").read_text()
+    [listed] = re.findall(r"\[tool.setuptools.package-data\]\nrayfl = \[(.*?)\]", text)
+    patterns = re.findall(r'"(.*?)"', listed)
+    files = [path.relative_to(PACKAGE) for path in (PACKAGE / "report").rglob("*") if path.is_file()]
+    assert Path("report/vendor/echarts.min.js") in files
+    shipped = [path for path in files if any(fnmatch.fnmatch(str(path), each) for each in patterns)]
+    missing = [path for path in files if path.suffix not in (".py", ".pyc") and path not in shipped]
+    assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("value", "format", "text"),
+    [
+        (None, "text", "–"),
+        (float("nan"), "number:1", "–"),
+        ("", "text", ""),
+        (0.12345, "general", "0.1235"),
+        (12.0, "number:0", "12"),
+        (61.25, "percent:1", "61.2 %"),
+        (1234567, "size", "1.23 MB"),
+        (90, "duration", "1 min 30 s"),
+    ],
+)
+def test_formats(value: object, format: str, text: str) -> None:
+    assert page.formatted(value, format) == text
+
+
+def test_data_are_short_and_whole() -> None:
+    assert page.rounded([1.0, 2.3461, np.nan], 2) == [1, 2.35, None]
+    assert page.plain({"a": np.array([1.0, np.inf]), "b": (np.int64(3), "x"), "c": True}) == {
+        "a": [1, None], "b": [3, "x"], "c": True,
+    }  # fmt: skip
+
+
+def test_short_tables_are_html_and_long_ones_data() -> None:
+    kept = {"clients": {"id": list(range(300)), "accuracy": [50.0] * 300}}
+    long = Table(
+        [
+            Column("client", Data("clients", "id")),
+            Column("accuracy", Data("clients", "accuracy"), "percent:1"),
+        ]
+    )
+    short = Table([Column("a", ["x"]), Column("b", ["1.5 kB"], order=[1500.0], shares=[0.5])])
+    text = page.render(Page("t", sections=[Section("s", tables=[long, short])], data=kept))
+    assert values(text)["tables"][0]["columns"][1]["values"] == {"table": "clients", "column": "accuracy"}
+    assert rows(text) == [["client", "accuracy"], ["a", "b"], ["x", "1.5 kB"]]
+    assert '<td class="n" data-v="1500" style="--share: 20.0%">1.5 kB</td>' in text
+
+
+def test_every_line_has_the_columns_of_every_metric() -> None:
+    lines = [Line("one", {"round": [1], "a": [2]}), Line("two", {"round": [1, 2], "b": [3, 4]})]
+    found = charts.curves(lines, [Metric("a", "A"), Metric("b", "B")], [Metric("round", "round")], "")
+    assert [each["source"] for each in found.option["dataset"]] == [
+        {"a": [2], "b": [None], "round": [1]},
+        {"a": [None, None], "b": [3, 4], "round": [1, 2]},
+    ]
+
+
+def test_boxes_by_hand() -> None:
+    [dataset] = charts.box({"one": [1, 2, 3, 4, 5, np.nan], "none": [np.nan]}, "", "").option["dataset"]
+    assert dataset["source"]["group"] == ["one"]
+    names = ("least", "lower quartile", "median", "upper quartile", "most", "mean", "clients")
+    assert [dataset["source"][name] for name in names] == [[1], [2], [3], [4], [5], [3], [5]]
+
+
+def test_the_front_is_what_no_other_beats() -> None:
+    points = [(1.0, 10.0), (2.0, 9.0), (3.0, 30.0), (3.0, 20.0), (2.5, 12.0), (None, 99.0)]
+    assert charts._front(points) == [[1.0, 10.0], [2.5, 12.0], [3.0, 30.0]]
+
+
+@pytest.mark.parametrize(("dark", "first"), [("low", charts.RAMP[0]), ("high", charts.RAMP[-1])])
+def test_dark_is_alike(dark: str, first: str) -> None:
+    option = charts.heatmap([[0, 2], [2, 0]], ["a", "b"], ["a", "b"], "", dark).option  # type: ignore[arg-type]
+    assert option["matrix"] == [[0, 2], [2, 0]]
+    assert option["visualMap"]["inRange"]["color"][0] == first
+    assert (option["visualMap"]["min"], option["visualMap"]["max"]) == (0, 2)
