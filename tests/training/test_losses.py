@@ -17,6 +17,8 @@ from rayfl.training.batched.network import loss_of
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.engine import choose_engine
 from tests.training.test_batched import SGDS, assert_equal
+from tests.training.test_recurrent import assert_equal as assert_words_equal
+from tests.training.test_recurrent import texts
 
 CASES: list[Loss] = [CrossEntropy(label_smoothing=0.2), LOSSES["mse"](), LOSSES["bce"]()]
 SIZES = [23, 10, 4, 31, 7]
@@ -50,6 +52,11 @@ def test_convolutions_and_one_output(loss: Loss) -> None:
     if loss.numeric:
         one = ModelSpec.of(MODELS["linear"](), (20,), 1, 0, loss)
         assert_equal(one, SGDS[0], SIZES)
+
+
+def test_smoothed_words() -> None:
+    spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=5), (6,), 20, 0, CASES[0])
+    assert_words_equal(spec, texts(6, 20), SGDS[1])
 
 
 @pytest.mark.parametrize("loss", [*CASES, CrossEntropy(), Focal()], ids=lambda loss: type(loss).__name__)
