@@ -225,6 +225,7 @@ def test_stopped_while_clients_are_tested_and_resumed(
             Driver(config, stages, backend, directory, host, watch, lambda: bool(trained)).run()
     finally:
         backend.close()
+    assert (Result(directory.path).clients["local_round"] <= 0).all()
     assert_same(_inline(inline, settings, method), resume(directory.path))
 
 
