@@ -374,7 +374,11 @@ class Chart {
 
   save() {
     const shown = this.spec.legend.length > 1;
-    this.chart.setOption({ animation: false, legend: { show: shown, bottom: 0, textStyle: { color: this.palette.ink } }, ...(shown ? { grid: { ...this.current.grid, bottom: 34 } } : {}) });
+    const keys = this.spec.legend.map((name) => {
+      const series = this.current.series.find((each) => each.name === name && each.type !== "custom");
+      return { name, icon: "roundRect", itemStyle: { color: series.itemStyle.color, opacity: 1 } };
+    });
+    this.chart.setOption({ animation: false, legend: { show: shown, data: keys, bottom: 0, itemHeight: 4, textStyle: { color: this.palette.ink } }, ...(shown ? { grid: { ...this.current.grid, bottom: 34 } } : {}) });
     offer(`${this.spec.name}.png`, this.chart.getDataURL({ pixelRatio: 3, backgroundColor: this.palette.page }));
     this.draw();
   }
