@@ -128,8 +128,9 @@ class Comparison:
     def caption(self) -> str:
         """What the numbers of :meth:`table` are."""
         text = (
-            "Accuracy is the mean over clients on their own test samples, at the last evaluation, and in the "
-            "best round in which all clients were tested; "
+            "Accuracy is the mean over clients, each on its own test samples with the model that it would "
+            "use, at the last evaluation; best is that of the best round in which all clients were tested, "
+            "chosen on these test samples, so it is too high; "
         )
         text += (
             f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t over seeds)."
