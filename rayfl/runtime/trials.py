@@ -209,6 +209,10 @@ class _Losses(tune.Callback):  # type: ignore[misc]
     def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda config: None) -> None:
         self._tell = tell
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Tune writes down all that it is given; whoever listens is of this process."""
+        return (_Losses, ())
+
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune's name for it."""
         self._tell(trial.config)

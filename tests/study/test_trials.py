@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -44,8 +45,14 @@ def die_once(item: tuple[str, int]) -> Mapping[str, Any]:
 
 def test_killed_trials_begin_again_and_errors_stay(ray_cluster: None, tmp_path: Path) -> None:
     lost: list[int] = []
+    lock = threading.Lock()  # as whoever shows progress has one: it cannot be pickled
+
+    def tell(place: int) -> None:
+        with lock:
+            lost.append(place)
+
     items = [(str(tmp_path), number) for number in range(5)]
-    found = dict(run_trials(die_once, items, Room(jobs=2), tmp_path, lost.append))
+    found = dict(run_trials(die_once, items, Room(jobs=2), tmp_path, tell))
     assert {place: found[place].get("square") for place in range(4)} == {0: 0, 1: 1, 2: 4, 3: 9}
     assert sorted(lost) == [1, 3]
     assert "four is too much" in found[4]["error"]

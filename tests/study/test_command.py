@@ -1,0 +1,91 @@
+"""``rayfl study`` as people type it: what it prints, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from rayfl import cli
+
+STUDY = """
+name: typed
+settings:
+  rounds: 1
+  training.epochs: 1
+  partition: {name: label_skew, clients: 6}
+  output: {report: false, tensorboard: false}
+methods:
+  FedAvg: {algorithm: fedavg}
+  SOLO: {algorithm: solo}
+seeds: 0-1
+claims: [FedAvg.bytes_up > SOLO.bytes_up]
+"""
+
+
+def rayfl(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error."""
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+        patch.setattr(sys, "argv", ["rayfl", *arguments])
+        cli.main()
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rayfl.study.figures.write_figures", lambda results, folder: [])
+    (tmp_path / "typed.yaml").write_text(STUDY)
+    return tmp_path
+
+
+def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--jobs", "1")
+    assert code == 0
+    assert "4 runs: 0 are there, 0 go on, 4 are new; 4 rounds" in out
+    assert "one round of each method was timed" in out
+    assert not (folder / "runs").exists()
+
+    code, out, _ = rayfl(capsys, "study", "typed.yaml", "--inline", "--check")
+    assert code == 0
+    assert "runs: 4 to do" in out
+    assert "4/4  SOLO, seed 1: accuracy" in out
+    assert "holds" in out
+    assert "results: studies/typed/" in out
+    assert json.loads((folder / "studies/typed/claims.json").read_text())["verdict"] == "holds"
+
+    code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
+    assert "4 runs: 4 are there" in out
+
+    wrong = STUDY.replace("FedAvg.bytes_up > SOLO", "SOLO.bytes_up > FedAvg")
+    (folder / "typed.yaml").write_text(wrong)
+    assert rayfl(capsys, "study", "typed.yaml", "--inline", "--check")[0] == 1
+    code, out, _ = rayfl(capsys, "study", "typed.yaml", "--inline", "--check", "--seeds", "0")
+    assert code == 3
+    assert "one seed has no interval" in " ".join(out.split())
+    assert rayfl(capsys, "study", "typed.yaml", "--inline", "--seeds", "0")[0] == 0  # nobody asked
+
+
+def test_what_is_wrong_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, text in (
+        (["missing.yaml"], "missing.yaml: cannot be read"),
+        (["typed.yaml", "--only", "FedAgv"], "--only: no method 'FedAgv'; did you mean 'FedAvg'?"),
+        (["typed.yaml", "rounds=x"], "rounds: got 'x'"),
+        (["typed.yaml", "--jobs", "0"], "--jobs"),
+    ):
+        code, out, err = rayfl(capsys, "study", *arguments)
+        assert code == 2
+        assert text in err
+        assert len(err.strip().splitlines()) == 1
+        assert not (folder / "runs").exists()
+
+
+def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = rayfl(
+        capsys, "study", "typed.yaml", "--inline", "--only", "FedAvg", "training.lr=1e30", "rounds=2"
+    )
+    assert code == 1
+    assert "error: FedAvg, seed 0: client" in err
