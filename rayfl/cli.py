@@ -202,11 +202,9 @@ def study(
     with StudyDisplay(out) as display:
         found = execute(prepared, folder, inline, jobs, display.watch)
     _say("")
-    shown = [tables.main_table(found.results, tall=True)]
-    if found.judgements:
-        shown.append(tables.claim_table(found.judgements))
-    for each in shown:
-        out.print(_table_of(each))
+    out.print(_table_of(tables.main_table(found.results, tall=True)))
+    for line in tables.claim_lines(found.judgements):
+        _say(line)
     _say(f"results: {short(found.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
     for title, error in found.failed.items():
         print(f"error: {title}: {error}", file=sys.stderr)

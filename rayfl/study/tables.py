@@ -170,6 +170,18 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
     return TextTable(("claim", "at", "verdict", "value", "95 % interval", "source, or why"), tuple(rows), 3)
 
 
+def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
+    """The same for a terminal: ``holds      PACFL.ari > 0.5, alpha 0.1: 0.83 (0.71 to 0.95)``."""
+    lines = []
+    for each in judgements:
+        at = "".join(f", {axis.split('.')[-1]} {name}" for axis, name in each.point.items())
+        value = number(each.interval.mean, 2) if each.interval.n else UNKNOWN
+        bounds = f" ({number(each.interval.low, 2)} to {number(each.interval.high, 2)})" * each.interval.known
+        why = f"; {each.why}" * bool(each.why)
+        lines.append(f"{each.verdict:<10} {each.statement.text}{at}: {value}{bounds}{why}")
+    return lines
+
+
 def tidy(results: Results) -> pd.DataFrame:
     """``table.csv``: a row a method, point and column."""
     import pandas as pd
