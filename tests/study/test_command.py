@@ -27,9 +27,10 @@ claims: [FedAvg.bytes_up > SOLO.bytes_up]
 
 def rayfl(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output, standard error."""
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(SystemExit) as ended:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["rayfl", *arguments])
-        cli.main()
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
     said = capsys.readouterr()
     return int(ended.value.code or 0), said.out, said.err
 
