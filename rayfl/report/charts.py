@@ -596,7 +596,7 @@ def alternatives(label: str, charts: Mapping[str, Chart]) -> Chart:
 
 def spaced(count: int, most: int = SHOWN_MATRIX) -> NDArray[np.intp]:
     """Positions of at most so many of ``count``, evenly spaced."""
-    return np.unique(np.linspace(0, count - 1, min(count, most)).astype(np.intp))
+    return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.intp))
 
 
 def _dots(points: Points) -> dict[str, Any]:

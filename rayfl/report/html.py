@@ -27,6 +27,7 @@ from rayfl.report.charts import (
     histogram,
     sankey,
     scatter,
+    spaced,
     steps,
 )
 from rayfl.report.files import RunFiles, Value, numbers
@@ -41,6 +42,8 @@ MOST_BOXES = 40
 """Clusters or groups with a box each, the largest."""
 MOST_NAMES = 8
 """Members of a cluster that are named, where clients have ids of the user's own."""
+MOST_ROUNDS = 1000
+"""Rounds that are drawn; of more, evenly spaced ones."""
 FEW_CLUSTERS = 8
 """Up to so many clusters the table alone shows the sizes."""
 TIERS = {"client_lps": ("clients", "local servers"), "lps_gps": ("local servers", "global server")}
@@ -236,7 +239,19 @@ def line_of(run: RunFiles, name: str) -> Line:
     hollow = ""
     if "estimated_from" in rounds and rounds["estimated_from"].notna().any():
         hollow, columns["estimated"] = "estimated", rounds["estimated_from"].notna().tolist()
+    kept = _drawn(rounds)
+    if len(kept) < len(rounds):
+        columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     return Line(name, columns, hollow)
+
+
+def _drawn(rounds: pd.DataFrame) -> list[int]:
+    """The rows that are drawn: of many rounds evenly spaced ones, and as many with an evaluation."""
+    chosen = set(spaced(len(rounds), MOST_ROUNDS).tolist())
+    if "accuracy_mean" in rounds:
+        tested = np.flatnonzero(rounds["accuracy_mean"].notna())
+        chosen |= set(tested[spaced(len(tested), MOST_ROUNDS)].tolist())
+    return sorted(chosen)
 
 
 def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
@@ -261,6 +276,8 @@ def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None
             f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that stand for all; none of "
             "them counts as best."
         )
+    if len(run.rounds) > MOST_ROUNDS:
+        note += f" {len(line.columns['round']):,} of {len(run.rounds):,} rounds are drawn, evenly spaced."
     alt = f"{metrics[0].label} over rounds"
     if headline["accuracy_mean"] is not None:
         alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
@@ -286,6 +303,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
         " Standard errors of the mean: ± clients if other clients of the kind were drawn, ± samples if other "
         "test samples were."
     )
+    base = note
     columns = [
         ("clients", "clients", "number:0"),
         ("distinct_test_samples", "test samples", "number:0"),
@@ -309,6 +327,9 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
         lines = []
         for i in pd.to_numeric(last["id"], errors="coerce").tolist():
             rows = its[its["id"] == i]
+            if len(rows) > MOST_ROUNDS // 2:
+                rows = rows.iloc[spaced(len(rows), MOST_ROUNDS // 2)]
+                note = f"{base} Of the rounds with tests {len(rows):,} are drawn, evenly spaced."
             shown = {"round": rounded(rows["round"] + 1, 0)}
             shown |= {c: rounded(rows[c], 4 if "loss" in c else 2) for c, _, _ in columns[2:] if c in rows}
             lines.append(Line(f"{kind} {_id(i)}", shown))
@@ -593,10 +614,12 @@ def _traffic(ledger: pd.DataFrame) -> list[Line]:
     during = ledger[ledger["round"] >= 0]
     rounds = np.sort(during["round"].unique())
     found = []
+    kept = spaced(len(rounds), MOST_ROUNDS)
     for (tier, way), part in during.groupby(["tier", "direction"]):
         sums = part.groupby("round")["bytes"].sum().reindex(rounds, fill_value=0)
         low, high = TIERS.get(str(tier), (str(tier), str(tier)))
-        columns = {"round": (rounds + 1).tolist(), "bytes": sums.tolist(), "total": sums.cumsum().tolist()}
+        whole = {"round": rounds + 1, "bytes": sums.to_numpy(), "total": sums.cumsum().to_numpy()}
+        columns = {name: values[kept].tolist() for name, values in whole.items()}
         found.append(Line(f"{low} to {high}" if way == "up" else f"{high} to {low}", columns))
     return found
 

@@ -213,6 +213,20 @@ def test_the_clients_reach_the_page_as_users_know_them(run_dir: Path):
     )
 
 
+def test_of_many_rounds_some_are_drawn_with_those_that_were_tested(run_dir: Path):
+    count = 5000
+    rounds = pd.DataFrame({"round": range(count), "train_loss": 1.0, "bytes_up": 1, "bytes_down": 1})
+    rounds["accuracy_mean"] = np.where(np.arange(count) % 1250 == 7, 50.0, np.nan)
+    rounds.to_csv(run_dir / "rounds.csv", index=False)
+    page = write_report(run_dir).read_text()
+    source = charts(page)["Over rounds"]["option"]["dataset"][0]["source"]
+    assert len(source["round"]) <= 1004
+    tested = [r for r, a in zip(source["round"], source["accuracy_mean"], strict=True) if a is not None]
+    assert tested == [8, 1258, 2508, 3758]
+    assert source["bytes"][-1] == 5000 + 2 * count  # sums are of all rounds
+    assert f"{len(source['round']):,} of 5,000 rounds are drawn" in page
+
+
 def test_long_tables_are_shown_page_by_page_from_the_same_data(run_dir: Path):
     many = pd.DataFrame({"client": range(300), "n": 10, "accuracy_last": np.linspace(0, 100, 300)})
     many.to_csv(run_dir / "clients.csv", index=False)
