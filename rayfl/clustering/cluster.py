@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import scipy
 from numpy.typing import NDArray
-from scipy.spatial.distance import squareform
 
 from rayfl.clustering import grouping, two_stage
 from rayfl.clustering.config import Clustering
@@ -130,6 +129,8 @@ class Clusters:
 
     def without_distances(self) -> Clusters:
         """The same without the N^2 numbers, distances and tree; of them a map stays."""
+        from scipy.spatial.distance import squareform
+
         places = None if self.distances is None else plane(squareform(self.distances))
         return replace(self, distances=None, linkage=None, places=places)
 

@@ -17,9 +17,9 @@ from rayfl.report.html import ROUNDS, known, line_of
 from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, rounded
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
+from rayfl.study.outcome import Study
 from rayfl.study.results import Results, title_of, written
 from rayfl.study.running import directory_of, is_finished
-from rayfl.study.study import Study
 from rayfl.study.tables import TextTable
 from rayfl.units import UNKNOWN
 

@@ -38,7 +38,7 @@ def rayfl(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("rayfl.study.figures.write_figures", lambda results, folder: [])
+    monkeypatch.setattr("rayfl.study.writing.write_figures", lambda results, folder: [])
     (tmp_path / "typed.yaml").write_text(STUDY)
     return tmp_path
 

@@ -51,7 +51,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
 @pytest.fixture(autouse=True)
 def no_figures(done: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Matplotlib takes seconds: the first study has shown what it draws."""
-    monkeypatch.setattr("rayfl.study.figures.write_figures", lambda results, folder: [])
+    monkeypatch.setattr("rayfl.study.writing.write_figures", lambda results, folder: [])
 
 
 def run(root: Path, out: Path, **changes: Any) -> Any:

@@ -14,7 +14,7 @@ import pytest
 
 from rayfl.runtime.trials import Room, run_trials
 from rayfl.study import execute, prepare, take
-from rayfl.study.study import Study
+from rayfl.study.outcome import Study
 
 pytestmark = pytest.mark.ray
 

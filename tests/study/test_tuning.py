@@ -32,7 +32,7 @@ TUNED: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rayfl.study.figures.write_figures", lambda results, folder: [])
+    monkeypatch.setattr("rayfl.study.writing.write_figures", lambda results, folder: [])
 
 
 def run(root: Path, inline: bool = True, **changes: Any) -> Study:

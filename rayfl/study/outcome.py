@@ -1,0 +1,72 @@
+"""A study that has been run: what users have from Python."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rayfl.study import tables
+from rayfl.study.claims import Judgement, Verdict, overall
+from rayfl.study.results import Results
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study that has been run, as far as it got.
+
+    Attributes:
+        folder: where its tables, figures and page lie.
+        results: of its runs.
+        judgements: of its claims, one a point of the grid.
+        tuned: what was tried to choose settings, and how it did.
+        stopped: whether it was stopped before the last run.
+    """
+
+    folder: Path
+    results: Results
+    judgements: tuple[Judgement, ...]
+    tuned: tuple[Mapping[str, Any], ...] = ()
+    stopped: bool = False
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """A row a run: method, point of the grid, seed, settings that differ, all numbers."""
+        return self.results.frame()
+
+    @cached_property
+    def table(self) -> pd.DataFrame:
+        """A row a method, point and column: mean and 95 % interval."""
+        return tables.tidy(self.results)
+
+    @property
+    def claims(self) -> list[dict[str, Any]]:
+        """Every claim at every point of the grid: verdict, value, interval."""
+        return [each.to_dict() for each in self.judgements]
+
+    @property
+    def verdict(self) -> Verdict:
+        """Of all claims together: ``fails`` if one fails, ``holds`` if all hold."""
+        return overall(each.verdict for each in self.judgements) if self.judgements else "holds"
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """By title why runs failed."""
+        errors = self.results.errors
+        return {run.title: errors[run.key] for run in self.results.runs if run.key in errors}
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the table, and the claims."""
+        import pandas as pd
+
+        main = tables.main_table(self.results)
+        html = pd.DataFrame(list(main.rows), columns=list(main.header)).to_html(index=False)
+        if self.judgements:
+            said = tables.claim_table(self.judgements)
+            html += pd.DataFrame(list(said.rows), columns=list(said.header)).to_html(index=False)
+        return f"{html}<p>{main.caption}</p>"

@@ -1,0 +1,159 @@
+"""From a study file to what can be run: everything that can be refused is refused here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rayfl.config.reading import bring_plugins
+from rayfl.errors import ConfigError
+from rayfl.study import claims as claim_rules
+from rayfl.study import tables, tuning
+from rayfl.study.claims import Judgement, Statement
+from rayfl.study.file import Claim, StudyFile
+from rayfl.study.plan import PlannedRun, place_of, plan, points
+from rayfl.study.results import Results, check_columns
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A study that has been checked: nothing has been run.
+
+    Attributes:
+        study: the file.
+        statements: its claims, those of published figures among them, each with where it comes from.
+        candidates: settings that are tried first, if they are listed.
+        runs: as they would be with the settings of the file alone.
+    """
+
+    study: StudyFile
+    statements: tuple[tuple[Claim, Statement], ...]
+    candidates: tuple[tuning.Candidate, ...]
+    runs: tuple[PlannedRun, ...]
+
+    @property
+    def columns(self) -> list[str]:
+        """All numbers that tables and claims speak of."""
+        claimed = [column for _, statement in self.statements for column in sorted(statement.columns)]
+        expected = [each.column for each in self.study.expected]
+        return list(dict.fromkeys([*self.study.report.names, *expected, *claimed]))
+
+
+def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
+    """Check everything that can be checked before anything runs.
+
+    Raises:
+        ConfigError, DataError: one line.
+    """
+    from rayfl.servers.building import check
+
+    bring_plugins({"plugins": study.plugins})
+    statements = tuple(_statements(study))
+    runs = tuple(plan(study))
+    candidates = tuple(tuning.candidates(study))
+    if study.tune is not None and not candidates:
+        _first_point(study)
+    found = Prepared(study, statements, candidates, runs)
+    configs = [run.config for run in runs]
+    check_columns(study.report.names, "report.columns", configs)
+    check_columns([each.column for each in study.expected], "expected.column", configs)
+    for claim, statement in statements:
+        check_columns(sorted(statement.columns), f"claims: {claim.claim!r}", configs)
+    if check_data:
+        seen = set()
+        for run in runs:
+            c = run.config
+            parts = repr((c.data, c.partition, c.model, c.output.loggers, c.execution.device))
+            if parts not in seen:
+                check(c)
+            seen.add(parts)
+    return found
+
+
+def _first_point(study: StudyFile) -> None:
+    """Refuse a search over settings that no method has: try its first values."""
+    tune = study.tune
+    assert tune is not None
+    settings = {}
+    for name, values in tune.space.items():
+        given = values if isinstance(values, list) else next(iter(values.values()))
+        settings[name] = given[0]
+    for label in study.methods:
+        tuning.planned(study, label, points(study)[0], tune.seeds[0], settings)
+
+
+def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:
+    axes = {axis: list(at) for axis, at in study.axes.items()}
+    found = []
+    for each in study.expected:
+        found += [
+            (claim, claim_rules.parse(claim.claim, study.methods, axes)) for claim in _expected(study, each)
+        ]
+    for claim in study.claims:
+        for axis, point in claim.at.items():
+            _check_at(claim, axis, point, axes)
+        found.append((claim, claim_rules.parse(claim.claim, study.methods, axes)))
+    return found
+
+
+def _check_at(claim: Claim, axis: str, point: Any, axes: Mapping[str, Sequence[str]]) -> None:
+    def fail(what: str, remedy: str) -> ConfigError:
+        return ConfigError(f"claims: {claim.claim!r}: at", what, remedy)
+
+    claim_rules.point_of(claim_rules.axis_of(axis, axes, fail), _text(point), axes, fail)
+
+
+def _text(point: Any) -> str:
+    return (
+        f"{point:g}"
+        if isinstance(point, float)
+        else json.dumps(point)
+        if isinstance(point, bool)
+        else str(point)
+    )
+
+
+def _expected(study: StudyFile, expected: Any) -> list[Claim]:
+    """A claim for each published figure that has a tolerance."""
+    if expected.within is None:
+        return []
+    found = []
+    for label, value in expected.figures.items():
+        for point in points(study):
+            figure = tables.figure_at(value, point) if isinstance(value, Mapping) else value
+            if figure is not None:
+                name = label if label.replace("_", "").isalnum() else f'"{label}"'
+                text = f"{name}.{expected.column} ~ {figure:g} +- {expected.within:g}"
+                about = {"source": expected.source, "protocol": expected.protocol}
+                found.append(Claim(claim=text, at=dict(point), **about))
+    return found
+
+
+def judge(prepared: Prepared, results: Results) -> list[Judgement]:
+    """Every claim at every point of the grid where it is to hold."""
+    axes = {axis: list(at) for axis, at in prepared.study.axes.items()}
+    found = []
+    for claim, statement in prepared.statements:
+        fixed = {axis for term in statement.terms for axis in term.at}
+        fail = ConfigError  # checked before
+        at = {
+            claim_rules.axis_of(a, axes, fail): claim_rules.point_of(
+                claim_rules.axis_of(a, axes, fail), _text(p), axes, fail
+            )
+            for a, p in claim.at.items()
+        }
+        seen = set()
+        for point in points(prepared.study):
+            if any(point[axis] != name for axis, name in at.items()):
+                continue
+            shown = {axis: name for axis, name in point.items() if axis not in fixed}
+            if place_of(shown) in seen:
+                continue
+            seen.add(place_of(shown))
+            own = claim_rules.judge(statement, point, results.values)
+            found.append(
+                Judgement(statement, shown, own.interval, own.verdict, own.why, claim.source, claim.protocol)
+            )
+    return found

@@ -1,0 +1,38 @@
+"""The files of a study: its tables, claims, figures and page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rayfl import files
+from rayfl.config.text import dump
+from rayfl.rundir import clean
+from rayfl.study import tables
+from rayfl.study.figures import write_figures
+from rayfl.study.outcome import Study
+from rayfl.study.page import write_page
+
+
+def write(study: Study) -> list[Path]:
+    """All results into the study's folder; the paths."""
+    results, folder = study.results, study.folder
+    main = tables.main_table(results)
+    others = [tables.comparison_table(results), tables.rank_table(results)]
+    if study.judgements:
+        others.append(tables.claim_table(study.judgements))
+    shown = [main, *(each for each in others if each is not None)]
+    title = results.study.title or results.study.name
+    contents = {
+        "study.yaml": dump(results.study.model_dump(mode="json")),
+        "runs.csv": study.runs.to_csv(index=False),
+        "table.csv": study.table.to_csv(index=False),
+        "table.md": f"# {title}\n\n" + "\n".join(each.markdown() for each in shown),
+        "table.tex": "\n".join(each.latex() for each in shown),
+        "claims.json": json.dumps(clean({"verdict": study.verdict, "claims": study.claims}), indent=1) + "\n",
+    }
+    written = []
+    for name, text in contents.items():
+        files.write(folder / name, text)
+        written.append(folder / name)
+    return [*written, *write_figures(results, folder / "figures"), write_page(study)]
