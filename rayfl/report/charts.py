@@ -34,10 +34,12 @@ COLOURS = 7
 DASHES = ("solid", "dashed", "dotted", [8, 3, 2, 3])
 MOST_DOTS = 25
 """Points of a line up to which each is marked."""
-SHOWN_MATRIX = 250
+SHOWN_MATRIX = 150
 """Rows and columns of a matrix of clients that are shown; of more clients, evenly spaced ones."""
 SQUARE = 520
 """Height of a square matrix, CSS pixels."""
+NAMED = 25
+"""Rows or columns of a matrix that are named on its axes; the others are by pointing at them."""
 RAMP = ["#08306b", "#08519c", "#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7", "#f7fbff"]
 """From dark to pale."""
 
@@ -459,14 +461,13 @@ def heatmap(
     known = matrix[np.isfinite(matrix)]
     least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
     digits = max(0, 2 - math.floor(math.log10(max(abs(least), abs(most), 1e-12))))
-    names = {"show": True, "hideOverlap": True}
     axis = {"type": "category", "splitLine": {"show": False}, "axisTick": {"show": False}}
     square = matrix.shape[0] == matrix.shape[1]
     return Chart(
         {
             "matrix": [rounded(row, digits) for row in matrix],
-            "xAxis": {**axis, "data": list(columns), "axisLabel": names},
-            "yAxis": {**axis, "data": list(rows), "inverse": True, "axisLabel": names},
+            "xAxis": {**axis, "data": list(columns), "axisLabel": _some_of(columns)},
+            "yAxis": {**axis, "data": list(rows), "inverse": True, "axisLabel": _some_of(rows)},
             "visualMap": {
                 "type": "continuous",
                 "min": least,
@@ -481,7 +482,7 @@ def heatmap(
                 "inRange": {"color": RAMP if dark == "low" else RAMP[::-1]},
             },
             "tooltip": {"trigger": "item"},
-            "series": [{"type": "heatmap", "name": label, "progressive": 4000, "animation": False}],
+            "series": [{"type": "heatmap", "name": label, "progressive": 0, "animation": False}],
             "caption": label,
         },
         alt,
@@ -489,6 +490,11 @@ def heatmap(
         width=SQUARE + 60 if square else 0,
         name="matrix",
     )
+
+
+def _some_of(names: Sequence[str]) -> dict[str, Any]:
+    """Labels of an axis with as many names as fit."""
+    return {"show": True, "hideOverlap": True, "interval": -(-len(names) // NAMED) - 1}
 
 
 def sankey(links: Sequence[tuple[str, str, float]], alt: str, format: str = "size") -> Chart:
