@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.sparse.linalg import eigsh
 from threadpoolctl import threadpool_limits
 
 Array = NDArray[np.float64]
@@ -29,6 +28,8 @@ def classical(distances: ArrayLike) -> Array:
     inner = -0.5 * (squared - rows - rows[:, None] + rows.mean())
     with threadpool_limits(1):  # sums are split among threads, which rounds them otherwise
         if len(inner) > FULL:
+            from scipy.sparse.linalg import eigsh
+
             values, vectors = eigsh(inner, 2, which="LA", v0=np.cos(np.arange(len(inner))))
         else:
             values, vectors = np.linalg.eigh(inner)
