@@ -72,14 +72,14 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     seconds = disk = 0.0
     for run in left:
         of_round, of_disk = known[_kind(run)]
-        seconds += of_round * (run.config.rounds - rounds_done(run))
+        seconds += of_round * (run.config.rounds - rounds_done(directory_of(run)))
         disk += of_disk
     cpus = os.cpu_count() or 1
     side = shares(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = ["one round of each method was timed"] * bool(timed) + ["runs that are there"] * bool(there)
-    rounds = sum(run.config.rounds - rounds_done(run) for run in left)
-    begun = sum(bool(rounds_done(run)) for run in left)
+    rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in left)
+    begun = sum(bool(rounds_done(directory_of(run))) for run in left)
     return Estimate(
         len(by_key),
         len(there),

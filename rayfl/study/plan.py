@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ class PlannedRun:
     config: Config
     chosen: Mapping[str, Any]
 
-    @property
+    @cached_property
     def key(self) -> str:
         """The hash of all that determines the run's numbers: 16 hexadecimal digits."""
         return key_of(self.config)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -35,6 +36,7 @@ class StudyDisplay:
         self.console = console
         self.watch = Watch(self._begin, self._done, self._lost)
         self._runs: list[PlannedRun] = []
+        self._paths: dict[str, Path] = {}
         self._told: set[str] = set()
         self._finished = 0
         self._began = time.monotonic()
@@ -64,7 +66,8 @@ class StudyDisplay:
     def _begin(self, title: str, runs: Sequence[PlannedRun], shared: Shares) -> None:
         self.close()
         self._runs, self._told, self._finished = list(runs), set(), 0
-        self._before, self._began = sum(map(rounds_done, runs)), time.monotonic()
+        self._paths = {run.key: directory_of(run) for run in runs}
+        self._before, self._began = sum(map(rounds_done, self._paths.values())), time.monotonic()
         side = f", {shared.jobs} side by side" if shared.jobs > 1 else ""
         each = f", {shared.actors} client actors each" if shared.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
@@ -97,8 +100,8 @@ class StudyDisplay:
     def _look(self) -> None:
         rounds = 0
         for run in self._runs:
-            path = directory_of(run)
-            rounds += run.config.rounds if run.key in self._told else rounds_done(run)
+            path = self._paths[run.key]
+            rounds += run.config.rounds if run.key in self._told else rounds_done(path)
             if run.key not in self._told and is_finished(path):
                 self._told.add(run.key)
                 self._finished += 1

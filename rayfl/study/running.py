@@ -70,8 +70,10 @@ def name_of(run: PlannedRun) -> str:
 def directory_of(run: PlannedRun) -> Path:
     """Where a run lies, or will: another study may have begun it under another name."""
     root = run.config.output.root
-    found = sorted(root.glob(f"*-{run.key}")) if root.is_dir() else []
-    return found[0] if found else root / name_of(run)
+    usual = root / name_of(run)
+    if usual.is_dir() or not root.is_dir():
+        return usual
+    return min(root.glob(f"*-{run.key}"), default=usual)
 
 
 def is_finished(path: Path) -> bool:
@@ -248,8 +250,8 @@ def stop_file(folder: Path) -> Iterator[Path]:
         path.unlink(missing_ok=True)
 
 
-def rounds_done(run: PlannedRun) -> int:
+def rounds_done(path: Path) -> int:
     """How many rounds of a run are complete, as its directory says."""
     with contextlib.suppress(OSError, ConfigError):
-        return RunDirectory(directory_of(run)).rounds_complete()
+        return RunDirectory(path).rounds_complete()
     return 0
