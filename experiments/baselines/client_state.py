@@ -2,7 +2,7 @@
 
 ::
 
-    python experiments/baselines/client_state.py --clients 10000 --rounds 15 --out client-state.csv
+    python experiments/baselines/client_state.py --clients 10000 --rounds 15 --out runs/client-state
 
 W3 of ``rayfl bench``: 20 samples of 8 x 8 each, an MLP 64-32-10, so that a client's control variate has 2,410
 numbers. After ``--rounds`` timed rounds more are run until every client has been in one. Each objective
@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 OBJECTIVES = ("sgd", "scaffold")
 MOST = 400
@@ -108,18 +111,8 @@ def _here(task: str, *arguments: str) -> dict[str, Any]:
     return dict(json.loads(lines[-1]))
 
 
-def main() -> None:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=10_000)
-    parser.add_argument("--rounds", type=int, default=15, help="timed rounds, before all have state")
-    parser.add_argument("--inline", action="store_true", help="in one process, without Ray")
-    parser.add_argument("--out", type=Path, default=Path("client-state.csv"))
-    parser.add_argument("--task", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--with", dest="given", nargs="*", default=[], help=argparse.SUPPRESS)
-    options = parser.parse_args()
+def work(options: argparse.Namespace) -> None:
+    """Measure each objective in processes of their own."""
     execution = {"backend": "inline"} if options.inline else {}
     if options.task == "measure":
         objective, folder = options.given
@@ -138,8 +131,8 @@ def main() -> None:
             row |= _here("resume", *shared, "--with", row.pop("path"))
             rows.append(row)
             print(", ".join(f"{key} {_text(value)}" for key, value in row.items()), flush=True)
-    pd.DataFrame(rows).to_csv(options.out, index=False)
-    print(f"written: {options.out}")
+    pd.DataFrame(rows).to_csv(options.out / "client-state.csv", index=False)
+    print(f"written: {options.out}/client-state.csv")
 
 
 def _text(value: Any) -> str:
@@ -147,4 +140,11 @@ def _text(value: Any) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = (
+        frame.option("--clients", type=int, default=10_000),
+        frame.option("--rounds", type=int, default=15, help="timed rounds, before all have state"),
+        frame.option("--inline", action="store_true", help="in one process, without Ray"),
+        frame.option("--task", default="", help=argparse.SUPPRESS),
+        frame.option("--with", dest="given", nargs="*", default=[], help=argparse.SUPPRESS),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, out="runs/client-state"))

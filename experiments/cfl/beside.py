@@ -2,7 +2,7 @@
 
 ::
 
-    python experiments/cfl/beside.py --out beside
+    python experiments/cfl/beside.py
 
 ``rayfl run cfl-label-swap`` with ``algorithm.gap=true`` and no splits (``eps1: 0``), for several numbers of
 samples a client; then ``gap.federated`` on the same clients' samples, from the same initial weights. What
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from pathlib import Path
 
 import gap
@@ -25,6 +26,9 @@ import rayfl
 from rayfl.config import Config, load
 from rayfl.servers.building import build
 from rayfl.training.batches import Batches
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 COLUMNS = ["gap", "mean_norm", "max_norm", "correct"]
 
@@ -68,15 +72,8 @@ def oracle(config: Config) -> pd.DataFrame:
     return gap.federated(clients, start, config.rounds, settings, config.seed)[1]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the runs and the tables")
-    parser.add_argument("--samples", type=int, nargs="+", default=[20, 50, 100, 300])
-    parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    options = parser.parse_args()
+def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    options.out.mkdir(parents=True, exist_ok=True)
     tables = []
     for samples, seed in itertools.product(options.samples, options.seeds):
         config = config_of(samples, seed, options.rounds, options.out)
@@ -90,4 +87,8 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = (
+        frame.option("--samples", type=int, nargs="+", default=[20, 50, 100, 300]),
+        frame.option("--rounds", type=int, default=30),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0-2", out="runs/beside"))

@@ -2,8 +2,8 @@
 
 ::
 
-    python experiments/cfl/cosines_1000.py --out cosines
-    python experiments/cfl/cosines_1000.py --out cosines --backend inline
+    python experiments/cfl/cosines_1000.py
+    python experiments/cfl/cosines_1000.py --backend inline
 
 Two rounds of CFL over Fashion-MNIST, 60 samples a client, an MLP 784-78-10 (P = 62,020), in which the
 separation gap asks for the cosines of all N clients after every round. The N updates are N P numbers, 248 MB.
@@ -20,6 +20,7 @@ the updates in the checkpoint.
 from __future__ import annotations
 
 import argparse
+import sys
 import threading
 import time
 from pathlib import Path
@@ -41,6 +42,9 @@ from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver
 from rayfl.servers.queries import ClientQueries
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 
 def own_bytes(pid: int) -> int:
@@ -79,13 +83,7 @@ class Watch(threading.Thread):
         return (there.groupby(kinds)["own"].max() / 1e6).round(0).astype(int)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run and the table")
-    parser.add_argument("--clients", type=int, default=1000)
-    parser.add_argument("--actors", type=int, default=2)
-    parser.add_argument("--backend", choices=["ray", "inline"], default="ray")
-    options = parser.parse_args()
+def work(options: argparse.Namespace) -> None:
     calls: list[tuple[float, float]] = []
     found: list[NDArray[np.float64]] = []
     original = ClientQueries.cosines
@@ -161,4 +159,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = (
+        frame.option("--clients", type=int, default=1000),
+        frame.option("--actors", type=int, default=2),
+        frame.option("--backend", choices=["ray", "inline"], default="ray"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, out="runs/cosines"))

@@ -2,7 +2,7 @@
 
 ::
 
-    python experiments/cfl/figure3.py --out figure3
+    python experiments/cfl/figure3.py
 
 Sattler, Mueller, Samek, *Clustered federated learning*, section II. The gradients of k true risks at a
 stationary point are Gaussian vectors in d dimensions that sum to 0; each of m = 3k clients adds Gaussian
@@ -17,6 +17,7 @@ Writes ``figure3.csv``, ``figure3.md`` (for each k the guarantee, and the larges
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,6 +29,9 @@ from numpy.typing import NDArray
 from rayfl.clustering.bipartition import bipartition, is_correct, separation_gap
 from rayfl.clustering.cosines import condensed_cosines
 from rayfl.random import generator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 matplotlib.use("Agg")
 
@@ -120,16 +124,9 @@ def draw_figure(table: pd.DataFrame, path: Path) -> None:
     plt.close(figure)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder for the table and the figure")
-    parser.add_argument("--groups", type=int, nargs="+", default=list(GROUPS), help="k, at least 2")
-    parser.add_argument("--draws", type=int, default=100)
-    parser.add_argument("--dimension", type=int, default=100)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
-    table = simulate(options.groups, NOISE, options.draws, options.dimension, options.seed)
+def work(options: argparse.Namespace) -> None:
+    (seed,) = options.seeds
+    table = simulate(options.groups, NOISE, options.draws, options.dimension, seed)
     table.to_csv(options.out / "figure3.csv", index=False)
     text = markdown(summary(table))
     (options.out / "figure3.md").write_text(text)
@@ -138,4 +135,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = (
+        frame.option("--groups", type=int, nargs="+", default=list(GROUPS), help="k, at least 2"),
+        frame.option("--draws", type=int, default=100),
+        frame.option("--dimension", type=int, default=100),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0", out="runs/figure3"))

@@ -2,9 +2,9 @@
 
 ::
 
-    python experiments/cfl/gap.py DATA --out gap              # Figures 5 and 6, and every split
-    python experiments/cfl/gap.py DATA --out gap --control    # Figure 7: who must not be split
-    python experiments/cfl/gap.py DATA --out gap --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
+    python experiments/cfl/gap.py DATA              # Figures 5 and 6, and every split
+    python experiments/cfl/gap.py DATA --control    # Figure 7: who must not be split
+    python experiments/cfl/gap.py DATA --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
 
 Sattler, Mueller, Samek, *Clustered federated learning*, VI-A and VI-B: m = 20 clients in k = 4 groups, in
 each of which two labels are swapped; FedAvg with three local epochs. After every round, over the clients'
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import cross_entropy
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 LAYERS = (784, 200, 10)
 Array = NDArray[np.float64]
@@ -249,20 +253,9 @@ def read(path: Path) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(x.reshape(len(x), -1).astype(np.float32) / 255), torch.from_numpy(y).long()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
-    parser.add_argument("data", type=Path, help="an .npz with x_train and y_train")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the tables")
-    parser.add_argument("--samples", type=int, nargs="+", default=[10, 20, 50, 100, 200, 300])
-    parser.add_argument("--clients", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=50)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--control", action="store_true", help="congruent clients, and two groups (Figure 7)")
-    parser.add_argument("--cfl", type=float, nargs=3, metavar=("EPS1", "EPS2", "GAMMA_MAX"))
-    options = parser.parse_args()
+def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     x, y = read(options.data)
-    options.out.mkdir(parents=True, exist_ok=True)
     if options.cfl:
         for seed, samples in itertools.product(options.seeds, options.samples):
             federation = label_swap(x, y, options.clients, 4, samples, seed)
@@ -301,4 +294,12 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = (
+        frame.option("data", type=Path, help="an .npz with x_train and y_train"),
+        frame.option("--samples", type=int, nargs="+", default=[10, 20, 50, 100, 200, 300]),
+        frame.option("--clients", type=int, default=20),
+        frame.option("--rounds", type=int, default=50),
+        frame.option("--control", action="store_true", help="congruent clients, and two groups (Figure 7)"),
+        frame.option("--cfl", type=float, nargs=3, metavar=("EPS1", "EPS2", "GAMMA_MAX")),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0-2", out="runs/gap"))

@@ -28,11 +28,11 @@ from rayfl import api
 from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import Config, load, variant
 from rayfl.data import Federation, write_npz
-from rayfl.errors import ConfigError, RayflError, nearest
+from rayfl.errors import ConfigError, nearest
 from rayfl.servers import building
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from compare_seeds import seeds_of
+import frame
 
 KNOWN, EPOCHS = 80, 5
 METHODS: Mapping[str, tuple[str, ...]] = {
@@ -125,42 +125,32 @@ def table(rows: pd.DataFrame) -> str:
     return "\n".join(lines) + "\n"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("overrides", nargs="*", help="settings of every run such as rounds=50")
-    parser.add_argument("--config", default="pacfl-fmnist", help="a preset or a YAML file of 100 clients")
-    parser.add_argument("--methods", default="", help="names, separated by commas; all if empty")
-    parser.add_argument("--seeds", default="0-2", help="such as 0-5 or 0,3,7 (default: 0-2)")
-    parser.add_argument("--out", type=Path, default=Path("runs/newcomers"), help="folder of the results")
-    options = parser.parse_intermixed_args(arguments)
+def work(options: argparse.Namespace) -> None:
+    """Run what is not there yet; write the table."""
     file = options.out / "newcomers.csv"
-    try:
-        methods = options.methods.split(",") if options.methods else list(METHODS)
+    methods = options.methods.split(",") if options.methods else list(METHODS)
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError("--methods", f"no method {method!r}", nearest(method, METHODS))
+    for seed in options.seeds:
+        common = [*COMMON, f"seed={seed}", f"output.root={options.out}", "output.report=false"]
+        settings, files = [*common, *options.overrides], None
         for method in methods:
-            if method not in METHODS:
-                raise ConfigError("--methods", f"no method {method!r}", nearest(method, METHODS))
-        for seed in seeds_of(options.seeds):
-            common = [*COMMON, f"seed={seed}", f"output.root={options.out}", "output.report=false"]
-            settings, files = [*common, *options.overrides], None
-            for method in methods:
-                done = pd.read_csv(file) if file.exists() else pd.DataFrame({"method": [], "seed": []})
-                if ((done["method"] == method) & (done["seed"] == seed)).any():
-                    continue
-                files = files or split(load(options.config, settings), options.out)
-                found = pd.DataFrame(measure(options.config, settings, method, *files))
-                print(found.to_string(index=False), flush=True)
-                found.to_csv(file, mode="a", header=not file.exists(), index=False)
-    except RayflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+            done = pd.read_csv(file) if file.exists() else pd.DataFrame({"method": [], "seed": []})
+            if ((done["method"] == method) & (done["seed"] == seed)).any():
+                continue
+            files = files or split(load(options.config, settings), options.out)
+            found = pd.DataFrame(measure(options.config, settings, method, *files))
+            print(found.to_string(index=False), flush=True)
+            found.to_csv(file, mode="a", header=not file.exists(), index=False)
     text = table(pd.read_csv(file))
     (options.out / "newcomers.md").write_text(text)
     print(f"\n{text}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    OPTIONS = (
+        frame.option("--config", default="pacfl-fmnist", help="a preset or a YAML file of 100 clients"),
+        frame.option("--methods", default="", help="names, separated by commas; all if empty"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0-2", out="runs/newcomers", overrides=True))

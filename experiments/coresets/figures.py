@@ -3,7 +3,7 @@
 ::
 
     python experiments/coresets/figures.py mixture blocks bound trees facebook scale clients gcn \
-        --data shared/data --seeds 20 --out runs/coresets
+        --data shared/data --seeds 0-19 --out runs/coresets
 
 mixture   error of the mean against references, Gaussian mixture 20/30/50 %, n = 10,000 (Figure 6.2, left)
 blocks    the same, stochastic block model 10/50/40 %, and the effect of l (Figure 6.2, middle and right)
@@ -38,8 +38,10 @@ from rayfl.coresets import betweenness, bounds, frank_wolfe, graphs, kmeans, scg
 from rayfl.coresets.base import Coreset, nearest_shares
 from rayfl.coresets.clients import client_coreset, client_graph
 from rayfl.coresets.graphs import Graph
-from rayfl.errors import RayflError
 from rayfl.random import generator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 Array = NDArray[np.float64]
 Rows = list[dict[str, Any]]
@@ -131,7 +133,7 @@ def mean_errors(graph: Graph, rows: Rows, seed: int) -> Rows:
 
 def mixture(options: argparse.Namespace) -> pd.DataFrame:
     counts, rows = (3, 5, 7, 10, 14, 20, 30, 60, 100), []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         graph = graphs.gaussian_mixture(options.n, seed)
         P = graphs.lazy_walk(graph)
         powers = {k: walks.covering_power(P, k, seed) for k in counts}
@@ -148,7 +150,7 @@ def mixture(options: argparse.Namespace) -> pd.DataFrame:
 
 def blocks(options: argparse.Namespace) -> pd.DataFrame:
     counts, rows = (3, 5, 10, 14, 20, 28, 40, 60, 100), []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         graph = graphs.block_model([200, 1000, 800], 0.05, 0.005, seed)
         found = choices(graph, counts, dict.fromkeys(counts, BLOCK_POWER), seed, set())
         for power in (1, 2, 4, 8, 16, 32, 64):
@@ -167,7 +169,7 @@ def blocks(options: argparse.Namespace) -> pd.DataFrame:
 def bound(options: argparse.Namespace) -> pd.DataFrame:
     """Theorem 6 in every step of every run: for ``f = P^l g``, a smoothed indicator, and for J."""
     rows: Rows = []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for name, graph in (
             ("mixture", graphs.gaussian_mixture(2000, seed)),
             ("blocks", graphs.block_model([200, 1000, 800], 0.05, 0.005, seed)),
@@ -207,7 +209,7 @@ def distance_errors(graph: Graph, rows: Rows, seed: int, distances: Array | None
 
 def trees(options: argparse.Namespace) -> pd.DataFrame:
     counts, rows = (2, 5, 10, 20, 50), []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for name, graph in (
             ("tree", graphs.preferential_tree(1000, seed)),
             ("random", graphs.random_graph(1000, 4.0, seed)),
@@ -224,7 +226,7 @@ def facebook(options: argparse.Namespace) -> pd.DataFrame:
     D = dijkstra(graph.adjacency, unweighted=True)
     counts, rows = (2, 5, 10, 20, 50, 100), []
     P = graphs.lazy_walk(graph)
-    for seed in range(min(options.seeds, 5)):  # only random, costs and ties depend on it
+    for seed in options.seeds[:5]:  # only random, costs and ties depend on it
         powers = {k: walks.covering_power(P, k, seed) for k in counts}
         rows += distance_errors(graph, choices(graph, counts, powers, seed, {"kmeans"}), seed, D)
         keep("facebook", rows, options)
@@ -266,7 +268,7 @@ def clients(options: argparse.Namespace) -> pd.DataFrame:
     hard ones), plus a client effect of 3 points, plus the binomial noise of 50 test samples.
     """
     N, K, rows = 10_000, 200, []
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         rng = generator(seed, "clients of the experiment")
         histograms = rng.dirichlet(np.full(10, 0.3), N)
         smooth = 100 * histograms @ rng.uniform(0.7, 0.95, 10)
@@ -338,7 +340,7 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
     U = spectral.eigenvectors(graph, max(counts))
     rows: Rows = []
     vectors = {k: walks.walk_vectors(graph, "auto", k) for k in counts}
-    for seed in range(min(options.seeds, 10)):
+    for seed in options.seeds[:10]:
         for k in counts:
             every = scgiga.steps(graph, k, seed=seed, vectors=vectors[k], eligible=open_to_choice)
             toward = frank_wolfe.steps(graph, k, seed=seed, vectors=vectors[k])
@@ -465,29 +467,19 @@ def report(name: str, rows: pd.DataFrame, out: Path) -> None:
         )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("parts", nargs="+", choices=PARTS)
-    parser.add_argument("--data", type=Path, default=Path("data"), help="folder with facebook/ and cora/")
-    parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--again", action="store_true", help="only tables and figures, from --out")
-    parser.add_argument("--n", type=int, default=10_000, help="points of the mixture")
-    parser.add_argument("--out", type=Path, default=Path("runs/coresets"))
-    options = parser.parse_args(arguments)
-    options.out.mkdir(parents=True, exist_ok=True)
+def work(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    try:
-        for part in options.parts:
-            there = options.out / f"{part}.csv"
-            rows = pd.read_csv(there) if options.again else PARTS[part](options)
-            report(part, rows, options.out)
-    except (RayflError, FileNotFoundError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    for part in options.parts:
+        there = options.out / f"{part}.csv"
+        rows = pd.read_csv(there) if options.again else PARTS[part](options)
+        report(part, rows, options.out)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    OPTIONS = (
+        frame.option("parts", nargs="+", choices=PARTS),
+        frame.option("--data", type=Path, default=Path("data"), help="folder with facebook/ and cora/"),
+        frame.option("--again", action="store_true", help="only tables and figures, from --out"),
+        frame.option("--n", type=int, default=10_000, help="points of the mixture"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0-19", out="runs/coresets"))

@@ -4,13 +4,14 @@ Every client trains from w_0 once; the server lets the models predict each kind 
 beta counts the pairs that are wrongly together (FP) and wrongly apart (FN), for the disjoint clusters of FLIS
 (HC) and the overlapping ones of FLIS (DC). Clients with the same labels belong together::
 
-    python experiments/flis/beta.py experiments/flis/fmnist.yaml --out runs/flis-beta.csv
+    python experiments/flis/beta.py experiments/flis/fmnist.yaml --out runs/flis-beta
     python experiments/flis/beta.py experiments/flis/fmnist.yaml --sources noise --betas 0.4,0.5
 """
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,9 @@ from rayfl.commands.cluster import cluster_without_training
 from rayfl.config import Config, load
 from rayfl.data import Federation
 from rayfl.servers import building
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 BETAS = np.round(np.arange(0, 1.0001, 0.05), 2)
 
@@ -67,35 +71,29 @@ def measure(config: Config, betas: Sequence[float]) -> pd.DataFrame:
     return frame
 
 
-def main() -> None:
+def work(options: argparse.Namespace) -> None:
     """Measure, print and write."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("config", help="a preset or YAML file")
-    parser.add_argument("--sources", default="dataset,noise", help="kinds of server data, comma-separated")
-    parser.add_argument("--betas", default=",".join(map(str, BETAS.tolist())))
-    parser.add_argument("--one-hot", action="store_true", help="compare predicted classes")
-    parser.add_argument("--out", type=Path, help="a CSV file")
-    parser.add_argument("overrides", nargs="*", help="settings such as training.epochs=10")
-    given = parser.parse_intermixed_args()
-    betas, frames = [float(b) for b in given.betas.split(",")], []
+    betas, frames = [float(b) for b in options.betas.split(",")], []
     configs = {}
-    for source in given.sources.split(","):
-        data = f"{{source: {source}, one_hot: {given.one_hot}}}"
+    for source in options.sources.split(","):
+        data = f"{{source: {source}, one_hot: {options.one_hot}}}"
         flis = ["algorithm=flis_hc", f"clustering.signature={{name: predictions, data: {data}}}"]
-        configs[source] = load(given.config, [*given.overrides, *flis])
+        configs[source] = load(options.config, [*options.overrides, *flis])
     for source, config in configs.items():
         print(f"server data: {source}: ", end="", flush=True)
         frames.append(measure(config, betas).assign(source=source))
         table = pd.concat(frames, ignore_index=True)
-        if given.out:
-            given.out.parent.mkdir(parents=True, exist_ok=True)
-            table.to_csv(given.out, index=False)
+        table.to_csv(options.out / "beta.csv", index=False)
     print(table.to_string(index=False))
     best = table.loc[table.groupby(["source", "method"])["error"].idxmin()]
     print("\nbest beta\n" + best.to_string(index=False))
 
 
 if __name__ == "__main__":
-    main()
+    OPTIONS = (
+        frame.option("config", help="a preset or YAML file"),
+        frame.option("--sources", default="dataset,noise", help="kinds of server data, comma-separated"),
+        frame.option("--betas", default=",".join(map(str, BETAS.tolist()))),
+        frame.option("--one-hot", action="store_true", help="compare predicted classes"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, out="runs/flis-beta", overrides=True))

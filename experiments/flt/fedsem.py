@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,9 @@ from rayfl.servers.building import build
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import open_engine
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 C = 5
 """Centers."""
@@ -67,16 +69,8 @@ def regroup(
     return labels[: len(trained)], labels[len(trained) :]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--config", default="flt-scenario4-mlp", help="the federation (C = 5)")
-    parser.add_argument("--rounds", type=int, default=60, help="number of rounds")
-    parser.add_argument("--every", type=int, default=10, help="test after so many rounds")
-    parser.add_argument("--out", type=Path, default=Path("runs/flt-fedsem"), help="folder of the results")
-    options = parser.parse_args(arguments)
+def work(options: argparse.Namespace) -> None:
+    """Run the code's FedSEM; write a row for every test."""
     config = load(options.config, ["algorithm=fedavg"])
     torch.set_num_threads(1)
     (stage, *_), host = build(config)
@@ -139,10 +133,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         rows.append(row)
         print(row, flush=True)
-        options.out.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(rows).to_csv(options.out / f"fedsem-{options.config}.csv", index=False)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    OPTIONS = (
+        frame.option("--config", default="flt-scenario4-mlp", help="the federation (C = 5)"),
+        frame.option("--rounds", type=int, default=60),
+        frame.option("--every", type=int, default=10, help="test after so many rounds"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, out="runs/flt-fedsem"))

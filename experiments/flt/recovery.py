@@ -26,10 +26,12 @@ from rayfl.clustering.cluster import embed, from_distances
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.proximity import condensed_distances
 from rayfl.data import DATASETS, PARTITIONS, Samples, data_root
-from rayfl.errors import RayflError
 from rayfl.random import generator, key
 from rayfl.signatures.base import Signature
 from rayfl.training.batches import raw_features
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 GAMMAS: tuple[float | str, ...] = (1.0, 0.5, 0.3, "auto")
 FLT = {"signature": "centroids", "features": "conv_ae", "embedding": "umap", "grouping": "graph"}
@@ -93,7 +95,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     for scenario, settings in scenarios(options.least).items():
         source = DATASETS[settings["data"]["name"]].model_validate(settings["data"])
         samples = source.load(source.root or data_root())
-        for seed in range(options.seeds):
+        for seed in options.seeds:
             labels = generator(seed, "labels of groups").permutation(settings["labels"] * GROUPS)
             tasks = [
                 {"labels": part.tolist(), "clients": settings["clients"] // GROUPS}
@@ -150,27 +152,17 @@ def _spread(values: pd.Series[float]) -> str:
     return low if low == high else f"{low}–{high}"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="number of seeds")
-    parser.add_argument("--least", type=int, default=50, help="least samples of a client (alpha of Alg. 4)")
-    parser.add_argument("--fine-tune", type=int, default=0, help="epochs of fine-tuning by each client (J)")
-    parser.add_argument("--out", type=Path, default=Path("runs/flt-recovery"), help="folder of the results")
-    options = parser.parse_args(arguments)
-    try:
-        rows = pd.DataFrame(list(run(options)))
-    except RayflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    options.out.mkdir(parents=True, exist_ok=True)
+def work(options: argparse.Namespace) -> None:
+    """Measure, write and print the table."""
+    rows = pd.DataFrame(list(run(options)))
     rows.to_csv(options.out / "recovery.csv", index=False)
     (options.out / "recovery.md").write_text(table(rows))
     print(f"\n{table(rows)}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    OPTIONS = (
+        frame.option("--least", type=int, default=50, help="least samples of a client (alpha of Alg. 4)"),
+        frame.option("--fine-tune", type=int, default=0, help="epochs of fine-tuning by each client (J)"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0-2", out="runs/flt-recovery"))

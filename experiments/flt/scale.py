@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,9 @@ from rayfl.data import DATASETS, PARTITIONS, data_root
 from rayfl.random import key
 from rayfl.signatures.features.conv_ae import ConvAEFeatures
 from rayfl.training.batches import raw_features
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 GROUPS, LABELS = 5, 5
 
@@ -47,14 +51,8 @@ def pair_loops(points: Sequence[NDArray[np.floating]], pairs: int = 1000) -> flo
     return (time.perf_counter() - begun) / pairs * clients * clients
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--clients", type=int, default=2400)
-    parser.add_argument("--fine-tune", type=int, default=0, help="epochs (J), timed on 20 clients")
-    options = parser.parse_args(arguments)
+def work(options: argparse.Namespace) -> None:
+    """Time every step."""
     samples = DATASETS["emnist"].model_validate({"name": "emnist", "split": "letters"}).load(data_root())
     tasks = [
         {"labels": list(range(LABELS * g, LABELS * (g + 1))), "clients": options.clients // GROUPS}
@@ -97,7 +95,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows = len(np.unique(graph.indptr[1:] - graph.indptr[:-1]))
         print(f"            {labels.max() + 1} clusters, ARI {ari:.2f}; relatives differ in {rows} numbers")
     print(f"{pair_loops(points):8.1f} s  loops over pairs and centroids (from 1,000 pairs)")
-    return 0
 
 
 @contextmanager
@@ -109,4 +106,8 @@ def timed(what: str) -> Iterator[Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    OPTIONS = (
+        frame.option("--clients", type=int, default=2400),
+        frame.option("--fine-tune", type=int, default=0, help="epochs (J), timed on 20 clients"),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS))

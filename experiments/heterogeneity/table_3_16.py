@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,9 @@ from rayfl.data import Federation, Ragged, Samples
 from rayfl.data.heterogeneity.base import Measure
 from rayfl.data.heterogeneity.distances import MEASURES, distance_matrix
 from rayfl.random import generator
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 CASES = {"2 mu": (2, 1), "3 mu": (3, 1), "2 Sigma": (1, 2), "5 Sigma": (1, 5)}
 """Factors of mu and Sigma."""
@@ -67,15 +71,9 @@ def table(measures: dict[str, Measure], seeds: Sequence[int], unit: bool) -> dic
     return values
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", default="0-19", help="first-last")
-    options = parser.parse_args(arguments)
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+def work(options: argparse.Namespace) -> None:
+    """Print both tables."""
+    seeds = options.seeds
     settings: dict[str, dict[str, object]] = {
         "bhattacharyya": {"ridge": 0},
         "kl": {"ridge": 0},
@@ -99,8 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             means = " | ".join(f"{value:.4g}" for value in rows.mean(axis=0))
             printed = " / ".join(map(str, PRINTED[name])) if name in PRINTED else "–"
             print(f"| {name} | {means} | {mean_pair} | {variance_pair} | {ranked} | {printed} |")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(frame.main(__doc__, work, seeds="0-19"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -21,7 +21,9 @@ from rayfl.data import DATASETS, PARTITIONS, build_federation, data_root
 from rayfl.data.heterogeneity.base import Measure
 from rayfl.data.heterogeneity.distances import MEASURES, average_distance
 from rayfl.data.heterogeneity.super_clusters import class_super_clusters
-from rayfl.errors import RayflError
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 PRINTED = {
     "emd": (0.042, 0.17, 0.29),
@@ -31,43 +33,29 @@ PRINTED = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; the exit code."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--data", default="cifar10", choices=["cifar10", "fashion_mnist"])
-    parser.add_argument("--clients", type=int, default=100)
-    parser.add_argument("--seeds", default="0-2", help="first-last")
-    options = parser.parse_args(arguments)
-    first, _, last = options.seeds.partition("-")
-    seeds = range(int(first), int(last or first) + 1)
+def work(options: argparse.Namespace) -> None:
+    """Print the table."""
+    seeds = options.seeds
     measures: dict[str, Measure] = {name: measure() for name, measure in MEASURES.items()}
     measures["emd, labels in order"] = MEASURES["emd"].model_validate({"ground": "order"})
-    try:
-        samples = DATASETS[options.data]().load(data_root())
-        clusters = class_super_clusters(samples, n=2, per_class=1000).clusters
-        print(f"super-clusters of {options.data}: {clusters}")
-        settings: dict[str, dict[str, object]] = {
-            "IID": {"name": "iid"},
-            "C-NIID (2)": {"name": "label_skew", "rho": 0.2},
-            "SC-NIID (2)": {"name": "sc_niid", "super_clusters": clusters},
-        }
-        partitions = {
-            title: PARTITIONS[str(fields["name"])].model_validate({**fields, "clients": options.clients})
-            for title, fields in settings.items()
-        }
-        values = {name: np.empty((len(seeds), len(partitions))) for name in measures}
-        for i, seed in enumerate(seeds):
-            for j, partition in enumerate(partitions.values()):
-                federation = build_federation(
-                    samples, partition, validation=0, test_samples="auto", seed=seed
-                )
-                for name, measure in measures.items():
-                    values[name][i, j] = average_distance(federation, measure, None, seed).mean
-    except RayflError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    samples = DATASETS[options.data]().load(data_root())
+    clusters = class_super_clusters(samples, n=2, per_class=1000).clusters
+    print(f"super-clusters of {options.data}: {clusters}")
+    settings: dict[str, dict[str, object]] = {
+        "IID": {"name": "iid"},
+        "C-NIID (2)": {"name": "label_skew", "rho": 0.2},
+        "SC-NIID (2)": {"name": "sc_niid", "super_clusters": clusters},
+    }
+    partitions = {
+        title: PARTITIONS[str(fields["name"])].model_validate({**fields, "clients": options.clients})
+        for title, fields in settings.items()
+    }
+    values = {name: np.empty((len(seeds), len(partitions))) for name in measures}
+    for i, seed in enumerate(seeds):
+        for j, partition in enumerate(partitions.values()):
+            federation = build_federation(samples, partition, validation=0, test_samples="auto", seed=seed)
+            for name, measure in measures.items():
+                values[name][i, j] = average_distance(federation, measure, None, seed).mean
     print(f"| measure | {' | '.join(partitions)} | in this order | thesis |")
     print("| --- | --: | --: | --: | --: | --: |")
     for name, rows in values.items():
@@ -76,8 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         means = " | ".join(f"{value:.4g}" for value in rows.mean(axis=0))
         printed = " / ".join(map(str, PRINTED[name])) if name in PRINTED else "–"
         print(f"| {name} | {means} | {ordered} of {len(seeds)} | {printed} |")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    OPTIONS = (
+        frame.option("--data", default="cifar10", choices=["cifar10", "fashion_mnist"]),
+        frame.option("--clients", type=int, default=100),
+    )
+    sys.exit(frame.main(__doc__, work, *OPTIONS, seeds="0-2"))

@@ -2,7 +2,7 @@
 
 ::
 
-    python experiments/subfedavg/export.py RUN --client 3 --out client-3.safetensors
+    python experiments/subfedavg/export.py RUN --client 3 --file client-3.safetensors
 
 Channels that were pruned (hybrid) are cut out of the tensors, so the network needs fewer operations
 everywhere. Single weights that were pruned stay as zeros: they save bytes, and time only with sparse kernels.
@@ -24,7 +24,7 @@ from torch import nn
 
 from rayfl.config import Config
 from rayfl.data import Federation
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError
 from rayfl.local.pruning import conv_flops, gammas, shrink
 from rayfl.local.sub_fedavg import SubFedAvg
 from rayfl.models import ModelSpec
@@ -32,6 +32,9 @@ from rayfl.rundir import RunDirectory
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training.batches import Batches
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import frame
 
 
 @dataclass(frozen=True)
@@ -133,20 +136,11 @@ def seconds(modules: Sequence[nn.Module], x: torch.Tensor, repeats: int = 200) -
     return [float(least) for least in times.min(axis=0)]
 
 
-def main(arguments: list[str] | None = None) -> int:
+def work(given: argparse.Namespace) -> None:
     """Write the smaller network, check it against the masked one, and time both."""
-    parser = argparse.ArgumentParser(description="a client's smaller network")
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--client", type=int, required=True)
-    parser.add_argument("--out", type=Path, help="safetensors file; by default nothing is written")
-    given = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    try:
-        config, saved, spec, federation = open_run(given.run)
-        found = network(config, saved, spec, federation, given.client)
-    except RayflError as error:
-        print(error, file=sys.stderr)
-        return 2
+    config, saved, spec, federation = open_run(given.run)
+    found = network(config, saved, spec, federation, given.client)
     x, y = tests(federation, given.client)
     with torch.inference_mode():
         masked, small = found.dense.eval()(x), found.module.eval()(x)
@@ -161,11 +155,20 @@ def main(arguments: list[str] | None = None) -> int:
         print(
             f"batch of {batch:<3}     {1e3 * before:.3f} -> {1e3 * after:.3f} ms ({before / after:.2f} times)"
         )
-    if given.out is not None:
+    if given.file is not None:
         tensors = {name: t.contiguous() for name, t in found.module.state_dict().items()}
-        save_file(tensors, given.out)
-        print(f"{given.out}: {given.out.stat().st_size:,} bytes")
-    return 0
+        save_file(tensors, given.file)
+        print(f"{given.file}: {given.file.stat().st_size:,} bytes")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; the exit code."""
+    options = (
+        frame.option("run", type=Path),
+        frame.option("--client", type=int, required=True),
+        frame.option("--file", type=Path, help="safetensors file; by default nothing is written"),
+    )
+    return frame.main(__doc__, work, *options, arguments=arguments)
 
 
 if __name__ == "__main__":

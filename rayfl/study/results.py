@@ -44,6 +44,8 @@ OTHERS = (
     "ari",
     "clusters",
     "fallbacks",
+    "pruned_weights_mean",
+    "pruned_channels_mean",
     "bytes_up",
     "bytes_down",
     "seconds",

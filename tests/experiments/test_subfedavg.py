@@ -1,12 +1,8 @@
-"""experiments/subfedavg: rows of the table, and the smaller network of a client."""
+"""experiments/subfedavg/export.py: the smaller network of a client."""
 
 from __future__ import annotations
 
-import importlib
-import sys
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,22 +10,9 @@ import torch
 from safetensors.torch import load_file
 
 import rayfl
+from experiments.subfedavg import export
 from rayfl.local.pruning import gammas
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-
-FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "subfedavg"
-
-
-@pytest.fixture(scope="module")
-def scripts() -> Any:
-    """The two scripts of the folder; the one imports the other."""
-    sys.path.insert(0, str(FOLDER))
-    try:
-        yield importlib.import_module("export"), importlib.import_module("table_4_1")
-    finally:
-        sys.path.remove(str(FOLDER))
-        for name in ("export", "table_4_1"):
-            sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
@@ -61,16 +44,14 @@ def pruned(tmp_path_factory: pytest.TempPathFactory) -> rayfl.Result:
 
 
 def test_the_smaller_network_answers_as_the_client_did(
-    scripts: tuple[ModuleType, ModuleType],
     pruned: rayfl.Result,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    export, _ = scripts
     saved = Checkpoint.load(checkpoints(pruned.path / "checkpoints")[-1])
     client = int(saved.state_clients[0])
     file = tmp_path / "small.safetensors"
-    assert export.main([str(pruned.path), "--client", str(client), "--out", str(file)]) == 0
+    assert export.main([str(pruned.path), "--client", str(client), "--file", str(file)]) == 0
     text = capsys.readouterr().out
     # What the run measured for this client is what the file's network does.
     assert f"{pruned.clients['accuracy_last'][client]:.2f} %" in text
@@ -95,48 +76,7 @@ def test_the_smaller_network_answers_as_the_client_did(
     assert one.std() > 0.1
 
 
-def test_clients_without_a_network(
-    scripts: tuple[ModuleType, ModuleType], pruned: rayfl.Result, capsys: pytest.CaptureFixture[str]
-) -> None:
-    export, _ = scripts
+def test_clients_without_a_network(pruned: rayfl.Result, capsys: pytest.CaptureFixture[str]) -> None:
     assert export.main([str(pruned.path), "--client", "77"]) == 2
     assert "client 77 never took part" in capsys.readouterr().err
     assert export.main([str(pruned.path.parent), "--client", "0"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("label", "local", "settings"),
-    [
-        ("FedAvg", "sgd", {}),
-        ("Standalone", "sgd", {}),
-        ("MTL", "mtl", {"strength": 0.01}),
-        ("Sub-FedAvg (Un) 30", "sub_fedavg", {"pruning": "unstructured", "target": 0.3}),
-        ("Sub-FedAvg (Hy) 90", "sub_fedavg", {"pruning": "hybrid", "target": 0.9, "channel_target": 0.9}),
-    ],
-)
-def test_rows_of_the_table(
-    scripts: tuple[ModuleType, ModuleType],
-    label: str,
-    local: str,
-    settings: dict[str, Any],
-    tmp_path: Path,
-) -> None:
-    _, table = scripts
-    config = table.config_of(table.ROWS[label], ["rounds=7", "local.step=0.2"], 100, tmp_path)
-    assert (config.rounds, config.local.name, config.data.name) == (7, local, "cifar10")
-    found = config.local.model_dump()
-    assert {name: found[name] for name in settings} == settings
-    assert found.get("step", 0.2) == 0.2
-    assert config.partition.test_samples == "all"
-
-
-def test_fewer_clients_have_fewer_images_of_each_class(
-    scripts: tuple[ModuleType, ModuleType], tmp_path: Path, real_data: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, table = scripts
-    monkeypatch.setenv("RAYFL_DATA", str(real_data("cifar10")))
-    config = table.config_of(table.ROWS["FedAvg"], [], 4, tmp_path)
-    samples = config.data.load(tmp_path)
-    assert np.bincount(samples.y_train).tolist() == [200] * 10
-    assert samples.shape == (3, 32, 32)
-    assert len(samples.y_test) == 10_000

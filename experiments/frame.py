@@ -1,0 +1,90 @@
+"""The command line that all analyses here share: ``--seeds``, ``--out``, overrides, and how errors end.
+
+An analysis is a script whose docstring is its help and whose work is a function of the parsed options::
+
+    if __name__ == "__main__":
+        rounds = frame.option("--rounds", type=int, default=30)
+        sys.exit(frame.main(__doc__, work, rounds, seeds="0-2", out="runs/x"))
+
+Bad input is one line and exit code 2, as in ``rayfl``; Ctrl-C is 130.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfl.errors import ConfigError, RayflError
+from rayfl.servers.driver import Interrupted
+from rayfl.study.file import seeds_of
+
+Option = tuple[tuple[str, ...], dict[str, Any]]
+
+
+def option(*names: str, **settings: Any) -> Option:
+    """What ``argparse.ArgumentParser.add_argument`` takes."""
+    return names, settings
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """The seeds in ``0-4`` or ``0,3,7-9``.
+
+    Raises:
+        ConfigError
+    """
+    try:
+        return seeds_of(text)
+    except ValueError as error:
+        raise ConfigError("--seeds", str(error).removeprefix("seeds: ")) from None
+
+
+def main(
+    doc: str | None,
+    work: Callable[[argparse.Namespace], object],
+    *options: Option,
+    seeds: str = "",
+    out: str = "",
+    overrides: bool = False,
+    arguments: Sequence[str] | None = None,
+) -> int:
+    """Parse the command line and do the work; the exit code.
+
+    Args:
+        doc: of the script.
+        work: gets the options: ``seeds`` as numbers, ``out`` as an existing folder.
+        options: besides these.
+        seeds: the default of ``--seeds``; empty: the work draws nothing.
+        out: the default of ``--out``; empty: it writes nothing.
+        overrides: whether settings such as ``rounds=5`` may follow.
+        arguments: those of the process if left out.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    for names, settings in options:
+        parser.add_argument(*names, **settings)
+    if seeds:
+        parser.add_argument("--seeds", default=seeds, help=f"such as 0-4 or 0,3 (default: {seeds})")
+    if out:
+        parser.add_argument(
+            "--out", type=Path, default=Path(out), help=f"folder of the results (default: {out})"
+        )
+    if overrides:
+        parser.add_argument("overrides", nargs="*", help="settings of all runs such as rounds=50")
+    given = parser.parse_intermixed_args(arguments)
+    try:
+        if seeds:
+            given.seeds = _seeds(given.seeds)
+        if out:
+            given.out.mkdir(parents=True, exist_ok=True)
+        work(given)
+    except (RayflError, FileNotFoundError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (Interrupted, KeyboardInterrupt):
+        print("stopped", file=sys.stderr)
+        return 130
+    return 0

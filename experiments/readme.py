@@ -1,0 +1,202 @@
+"""Write ``experiments/README.md`` from the study files and the results in ``experiments/results``.
+
+::
+
+    python experiments/readme.py                          # write README.md again
+    python experiments/readme.py studies/digits-smoke     # keep the results of a study first
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import csv
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import frame
+
+from rayfl.errors import ConfigError
+from rayfl.units import duration
+
+HERE = Path(__file__).resolve().parent
+RESULTS = HERE / "results"
+ABOUT = """# Experiments
+
+Every table and figure of the papers that is made of runs is a study file: methods, grid, seeds, published
+figures, and claims, which `rayfl study` checks. The datasets have to be there first: `rayfl prepare
+fashion_mnist` and so on. `--size smoke` takes minutes at most; without a size a study runs as its file says.
+
+This page is written by `python experiments/readme.py` from the files and from `results/`. After a run
+
+    rayfl study experiments/mt_hfl/digits.yaml --size smoke
+    python experiments/readme.py studies/digits-smoke
+
+keeps the study's table and verdicts. A claim *holds* if its whole 95 % interval over seeds does, *fails* if
+none of it does, and is *undecided* else. Claims are what the papers say, or what longer runs gave here:
+one that fails at the smoke size may hold after more rounds.
+"""
+
+
+@dataclass(frozen=True)
+class File:
+    """A study file.
+
+    Attributes:
+        path: below this folder.
+        name, title: what it says.
+        sizes: that it has besides its own.
+    """
+
+    path: str
+    name: str
+    title: str
+    sizes: tuple[str, ...]
+
+
+def studies() -> list[File]:
+    """All study files: what has methods."""
+    found = []
+    for path in sorted(HERE.glob("*/*.yaml")):
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        if "methods" in said:
+            title = said.get("title", said["name"])
+            sizes = tuple(said.get("sizes", ()))
+            found.append(File(path.relative_to(HERE).as_posix(), said["name"], title, sizes))
+    return found
+
+
+def keep(folder: Path) -> Path:
+    """Copy what is worth keeping of a study's results.
+
+    Args:
+        folder: ``studies/<name>`` or ``studies/<name>-<size>``, as ``rayfl study`` writes it.
+
+    Raises:
+        ConfigError: if there are none, or of no study here.
+    """
+    try:
+        study = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
+        claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
+        parts = (folder / "table.md").read_text(encoding="utf-8").split("\n\n")
+        with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
+            runs = list(csv.DictReader(file))
+    except OSError as error:
+        raise ConfigError(str(folder), "holds no results of a study", "name a folder in studies/") from error
+    ours = {each.name: each for each in studies()}
+    size = folder.resolve().name.removeprefix(study["name"]).removeprefix("-")
+    if study["name"] not in ours or (size and size not in ours[study["name"]].sizes):
+        raise ConfigError(str(folder), "is of no study here", "name it as rayfl study does: <name>-<size>")
+    kept = {
+        "study": study["name"],
+        "size": size,
+        "runs": len({run["key"] for run in runs}),
+        "seconds": round(sum(float(run.get("seconds") or 0) for run in runs)),
+        "table": parts[1].strip(),
+        "caption": parts[2].strip(),
+        **claims,
+    }
+    path = RESULTS / f"{folder.resolve().name}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return path
+
+
+def generate() -> str:
+    """README.md."""
+    results = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    return "\n".join([ABOUT, *_overview(results), *_analyses(), *_details(results)]).rstrip() + "\n"
+
+
+def _overview(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    yield "## Studies\n"
+    yield "| study | what it shows | size that was run | claims | command |"
+    yield "| --- | --- | --- | --- | --- |"
+    for file in studies():
+        own = [result for result in results if result["study"] == file.name]
+        sizes = [result["size"] for result in own] or ["smoke"]
+        for size, result in zip(sizes, own or [None], strict=True):
+            option = f" --size {size}" if size else ""
+            ran = "not run yet"
+            if result is not None:
+                runs = f"{result['runs']} runs, {duration(result['seconds'])}"
+                ran = f"[{size or 'as it stands'}](#{_anchor(file, size)}): {runs}"
+            claims = "" if result is None else _verdicts(result["claims"])
+            command = f"`rayfl study experiments/{file.path}{option}`"
+            yield f"| [{file.path}]({file.path}) | {file.title} | {ran} | {claims} | {command} |"
+    noted = [path.parent.name for path in sorted(HERE.glob("*/README.md"))]
+    links = ", ".join(f"[{name}]({name}/README.md)" for name in noted)
+    yield f"\nLonger runs, and what was learned from them: {links}.\n"
+
+
+def _verdicts(claims: Sequence[Mapping[str, Any]]) -> str:
+    counts = Counter(claim["verdict"] for claim in claims)
+    words = {"holds": ("holds", "hold"), "fails": ("fails", "fail"), "undecided": ("undecided",) * 2}
+    return ", ".join(
+        f"{counts[v]} {one if counts[v] == 1 else more}" for v, (one, more) in words.items() if counts[v]
+    )
+
+
+def _anchor(file: File, size: str) -> str:
+    return "-".join(filter(None, (file.name, size))).lower().replace(".", "")
+
+
+def _analyses() -> Iterator[str]:
+    yield "## Analyses that are no runs\n"
+    yield "Scripts with one command line: `--seeds 0-4`, `--out folder`, and settings where there are runs.\n"
+    yield "| script | what it does |"
+    yield "| --- | --- |"
+    for path in sorted(HERE.rglob("*.py")):
+        if path.name in ("frame.py", "readme.py"):
+            continue
+        said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+        name = path.relative_to(HERE).as_posix()
+        yield f"| [{name}]({name}) | {' '.join(said.split()).rstrip(':')} |"
+    yield ""
+
+
+def _details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    files = {file.name: file for file in studies()}
+    yield "## Results\n"
+    for result in results:
+        if result["study"] not in files:
+            continue
+        file, size = files[result["study"]], result["size"]
+        yield f"### {'-'.join(filter(None, (file.name, size)))}\n"
+        yield f"{file.title}; [{file.path}]({file.path}){f', size {size}' if size else ''}.\n"
+        yield f"{result['table']}\n\n{result['caption']}\n"
+        yield "| claim | verdict | value | 95 % interval | source |"
+        yield "| --- | --- | --: | --: | --- |"
+        for claim in result["claims"]:
+            at = ", ".join(claim.get("at", {}).values())
+            text = f"{claim['claim']}{f' ({at})' if at else ''}".replace("|", "/")
+            value, low, high = (_number(claim.get(name)) for name in ("value", "low", "high"))
+            said = claim["verdict"] if claim["verdict"] == "holds" else f"**{claim['verdict']}**"
+            between = f"{low} to {high}" if claim.get("low") is not None else "–"
+            yield f"| {text} | {said} | {value} | {between} | {claim.get('source', '')} |"
+        yield ""
+
+
+def _number(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.2f}"
+
+
+def work(options: argparse.Namespace) -> None:
+    """Keep results, and write README.md."""
+    for folder in options.folders:
+        print(keep(folder))
+    (HERE / "README.md").write_text(generate(), encoding="utf-8")
+    print(HERE / "README.md")
+
+
+if __name__ == "__main__":
+    FOLDERS = frame.option("folders", nargs="*", type=Path, help="studies/<name>-<size>: results to keep")
+    sys.exit(frame.main(__doc__, work, FOLDERS))

@@ -1,0 +1,126 @@
+"""The study files in experiments/: each can be run at every size, and README.md tells what they gave."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from experiments import frame, readme
+from rayfl.errors import ConfigError
+from rayfl.study import execute, prepare, read
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments"
+SIZED = [(file.path, size) for file in readme.studies() for size in ("", *file.sizes)]
+ON_DIGITS = ["mt_hfl/digits.yaml", pytest.param("clustered/planted_label_swap.yaml", marks=pytest.mark.slow)]
+TINY = ["rounds=1", "training.epochs=1", "evaluation.every=1", "execution.backend=inline"]
+
+
+@pytest.mark.parametrize(("file", "size"), SIZED)
+def test_a_study_can_be_run_as_it_stands(file: str, size: str) -> None:
+    prepared = prepare(read(FOLDER / file, size), check_data=False)
+    assert prepared.statements
+    assert len(prepared.study.seeds) > 1  # one seed decides no claim
+
+
+def test_names_are_those_of_one_study_each() -> None:
+    names = [file.name for file in readme.studies()]
+    assert len(set(names)) == len(names) > 20
+    assert all("smoke" in file.sizes for file in readme.studies())
+
+
+@pytest.mark.parametrize("file", ON_DIGITS)
+def test_smoke_sizes_run(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = [*TINY, f"output.root={tmp_path / 'runs'}"]
+    study = read(FOLDER / file, "smoke", settings, seeds="0-1")
+    folder = tmp_path / f"{study.name}-smoke"
+    found = execute(prepare(study), folder, inline=True)
+    assert not found.failed
+    assert {claim["verdict"] for claim in found.claims} <= {"holds", "fails", "undecided"}
+
+    monkeypatch.setattr(readme, "RESULTS", tmp_path / "results")
+    kept = json.loads(readme.keep(folder).read_text())
+    assert (kept["study"], kept["size"]) == (study.name, "smoke")
+    assert kept["runs"] == 2 * len(study.methods)
+    assert all(label in kept["table"] for label in study.methods)
+    assert kept["claims"] == json.loads((folder / "claims.json").read_text())["claims"]
+    text = readme.generate()
+    assert kept["table"] in text
+    assert "--size smoke` |" in text
+
+
+def test_folders_without_results_of_a_study_here_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no results"):
+        readme.keep(tmp_path)
+
+
+def test_the_readme_is_what_the_script_writes() -> None:
+    assert (FOLDER / "README.md").read_text(encoding="utf-8") == readme.generate()
+
+
+def test_kept_results_are_of_studies_and_claims_that_are_there() -> None:
+    """Who changes a claim runs the study again, or takes its result away."""
+    files = {file.name: file for file in readme.studies()}
+    for path in sorted(readme.RESULTS.glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        prepared = prepare(read(FOLDER / files[kept["study"]].path, kept["size"]), check_data=False)
+        assert {claim["claim"] for claim in kept["claims"]} == {s.text for _, s in prepared.statements}, path
+
+
+def test_settings_files_are_no_studies() -> None:
+    others = {path.relative_to(FOLDER).as_posix() for path in FOLDER.glob("*/*.yaml")} - {
+        file.path for file in readme.studies()
+    }
+    assert others == {"flis/fmnist.yaml", "scaling/actors.yaml", "scaling/clients.yaml", "scaling/nodes.yaml"}
+    assert not any("claims" in yaml.safe_load((FOLDER / name).read_text()) for name in others)
+
+
+def _fail(_: Any) -> None:
+    raise ConfigError("--what", "is wrong", "do it right")
+
+
+def _stop(_: Any) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize(
+    ("work", "arguments", "code", "words"),
+    [
+        (_fail, [], 2, "error: --what"),
+        (_stop, [], 130, "stopped"),
+        (print, ["--seeds", "1-x"], 2, "error: --seeds: '1-x' is no seed"),
+    ],
+)
+def test_analyses_end_in_one_line(
+    work: Any, arguments: list[str], code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = str(tmp_path / "out")
+    assert frame.main("what", work, seeds="0", out=out, arguments=arguments) == code
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_analyses_share_seeds_folder_and_settings(tmp_path: Path) -> None:
+    seen: list[Any] = []
+    options = (frame.option("--rounds", type=int, default=3),)
+    arguments = ["rounds=5", "--seeds", "0-2", "--out", str(tmp_path / "new"), "a.b=1"]
+    done = frame.main("", seen.append, *options, seeds="0", out="x", overrides=True, arguments=arguments)
+    assert done == 0
+    assert seen[0].seeds == (0, 1, 2)
+    assert seen[0].out.is_dir()
+    assert seen[0].overrides == ["rounds=5", "a.b=1"]
+    assert seen[0].rounds == 3
+
+
+def test_scripts_take_their_options_from_the_frame() -> None:
+    """But the launcher, and scaling/, whose parts are processes of their own."""
+    for path in FOLDER.glob("*/*.py"):
+        if path.parent.name != "scaling":
+            assert "frame.main(" in path.read_text(), path
+            assert "ArgumentParser" not in path.read_text(), path
+    assert "frame" in sys.modules
