@@ -123,7 +123,8 @@ def _overview(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for file in studies():
         own = [result for result in results if result["study"] == file.name]
         sizes = [result["size"] for result in own] or ["smoke"]
-        for size, result in zip(sizes, own or [None], strict=True):
+        found: list[Mapping[str, Any] | None] = [*own] or [None]
+        for size, result in zip(sizes, found, strict=True):
             option = f" --size {size}" if size else ""
             ran = "not run yet"
             if result is not None:

@@ -603,8 +603,8 @@ def test_swapped_labels_are_found(swapped: rayfl.Result, settings: Callable[...,
 def test_one_setting_splits_incongruent_clients_only(
     clients: str, settings: Callable[..., dict[str, Any]]
 ) -> None:
-    """On digits; experiments/cfl/relative.yaml has two more datasets. The paper's thresholds, right for swapped
-    labels, split those of the two blocks."""
+    """On digits; experiments/cfl/relative.yaml has two more datasets. The paper's thresholds, right for
+    swapped labels, split those of the two blocks."""
     partition = {
         "swap": {**SWAP, "clients": 20, "clusters": 4},
         "blocks": {"name": "label_blocks", "clients": 20},
