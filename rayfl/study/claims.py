@@ -123,6 +123,7 @@ def overall(verdicts: Iterable[Verdict]) -> Verdict:
 
 _NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?")
 _COLUMN = re.compile(r"\.([A-Za-z_][A-Za-z0-9_.]*)")
+_AFTER = re.compile(r"\[|\.[A-Za-z_]")
 _COMPARISON = re.compile(r">=|<=|>|<|~")
 _TOLERANCE = re.compile(r"\+-|\+/-|±")
 
@@ -137,8 +138,10 @@ class _Reader:
     place: int = field(default=0)
 
     def fail(self, what: str, remedy: str = "") -> ConfigError:
+        text = self.text if len(self.text) < 100 else f"{self.text[:80]}..."
+        what = what if len(what) < 200 else f"{what[:180]}..."
         return ConfigError(
-            f"claims: {self.text!r}", what, remedy or "such as A.accuracy_mean - B.accuracy_mean > 10"
+            f"claims: {text!r}", what, remedy or "such as A.accuracy_mean - B.accuracy_mean > 10"
         )
 
     def space(self) -> None:
@@ -214,8 +217,7 @@ class _Reader:
         here = [
             label
             for label in self.labels
-            if self.text.startswith(label, self.place)
-            and self.text[self.place + len(label) :][:1] in (".", "[")
+            if self.text.startswith(label, self.place) and _AFTER.match(self.text, self.place + len(label))
         ]
         if not here:
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
 from rayfl.config.text import NOT_YAML, parse
@@ -43,7 +44,7 @@ class Tune(Section):
     per: Literal["method", "point"] = Field(
         "method", description="choose once for a method over the whole grid, or for each point of the grid"
     )
-    samples: int = Field(1, ge=1, description="points that a search draws")
+    samples: int = Field(1, ge=1, le=10_000, description="points that a search draws")
     search: Literal["random", "optuna"] = Field("random", description="who proposes points to try")
     scheduler: Literal["none", "asha"] = Field("none", description="asha: ends unpromising runs early")
     settings: Settings = Field({}, description="settings of the runs that choose only, such as rounds")
@@ -75,6 +76,12 @@ class Tune(Section):
                 raise ValueError(
                     f"{setting}: expected a list of values, or a distribution such as {{uniform: [0, 1]}}"
                 )
+            if setting.split(".")[0] in _DATA:
+                raise ValueError(
+                    f"{setting}: would give the methods other data; settings of them are no choice"
+                )
+        if "seed" in self.settings:
+            raise ValueError("settings.seed: name seeds as tune.seeds")
         if drawn and self.per == "point":
             raise ValueError(f"{drawn[0]}: what is drawn is chosen per method; per: point takes lists")
         return self
@@ -85,6 +92,9 @@ class Tune(Section):
         listed = all(isinstance(values, list) for values in self.space.values())
         return listed and self.scheduler == "none" and self.search == "random"
 
+
+_DATA = ("data", "partition", "events")
+"""Sections that say what the clients have: the same for all methods."""
 
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
 """What a search may draw from."""
@@ -141,6 +151,19 @@ class Expected(Section):
     )
     within: float | None = Field(None, gt=0, description="ours may differ by as much")
 
+    @field_validator("figures", mode="before")
+    @classmethod
+    def _points(cls, value: Any) -> Any:
+        """Points of the grid are often numbers: ``FedAvg: {0.1: 77.3}``."""
+        if not isinstance(value, Mapping):
+            return value
+        return {
+            label: {shown(point): figure for point, figure in each.items()}
+            if isinstance(each, Mapping)
+            else each
+            for label, each in value.items()
+        }
+
 
 class Claim(Section):
     """A claim with where it comes from; its text alone is short for it."""
@@ -177,10 +200,13 @@ class Size(Section):
         return None if value is None else seeds_of(value)
 
 
+_FILE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+
+
 class StudyFile(Section):
     """A study: methods x grid x seeds, and what is reported and claimed."""
 
-    name: str = Field(min_length=1, max_length=80, pattern=r"^[A-Za-z0-9._-]+$", description="of its results")
+    name: str = Field(min_length=1, max_length=80, pattern=_FILE_NAME, description="of its results")
     title: str = Field("", description="a line for the page and the table")
     base: str = Field("", description="the preset or config file that all runs begin from; else the defaults")
     plugins: tuple[str, ...] = Field((), description="modules or files with parts of your own")
@@ -195,6 +221,7 @@ class StudyFile(Section):
     expected: tuple[Expected, ...] = Field((), description="published figures")
     claims: tuple[Claim, ...] = Field((), description="what is to hold")
     sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
+    _left_out: dict[str, Settings] = PrivateAttr(default_factory=dict)
 
     @field_validator("seeds", mode="before")
     @classmethod
@@ -208,8 +235,17 @@ class StudyFile(Section):
             _check_label(label)
             if not isinstance(method.get("algorithm", "fedavg"), str | dict):
                 raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
+            if "seed" in method:
+                raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
         for axis, points in self.grid.items():
             _check_axis(axis, points)
+        _check_shared(self.settings, "settings")
+        _check_apart(self)
+        for size in self.sizes:
+            if not re.fullmatch(_FILE_NAME, size):
+                raise ValueError(
+                    f"sizes: {size!r} cannot be a name; it has letters, digits, '-', '_' and '.'"
+                )
         for axis in self.report.by:
             if axis not in self.grid:
                 raise ValueError(f"report.by: the grid has no {axis!r}; {nearest(axis, self.grid)}")
@@ -219,14 +255,29 @@ class StudyFile(Section):
                 f"{nearest(self.report.reference, self.methods)}"
             )
         for each in self.expected:
-            for label in each.figures:
+            for label, figures in each.figures.items():
                 if label not in self.methods:
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
+                for name in figures if isinstance(figures, dict) else ():
+                    if not self._has_point(name):
+                        raise ValueError(f"expected: {label}: the grid has no point {name!r}")
         if self.tune is not None:
             for setting in self.tune.space:
                 if setting in self.grid or setting in self.settings:
                     raise ValueError(f"tune: {setting} is set already; leave it out of settings and grid")
         return self
+
+    def _has_point(self, name: str) -> bool:
+        """Whether a name is that of a point of an axis, or of one of each axis, separated by commas."""
+        places = self.axes.values()
+        return any(name in each for each in places) or any(
+            name == ", ".join(point) for point in itertools.product(*places)
+        )
+
+    @property
+    def all_methods(self) -> dict[str, Settings]:
+        """Also those that are not run now: all count when it is decided what data the clients have."""
+        return {**self.methods, **self._left_out}
 
     @property
     def axes(self) -> dict[str, dict[str, Settings]]:
@@ -235,10 +286,42 @@ class StudyFile(Section):
 
 
 def _check_label(label: str) -> None:
-    if not label.strip() or not label.isprintable() or '"' in label or "[" in label:
+    if label.strip() != label or not label or not label.isprintable() or '"' in label or "[" in label:
         raise ValueError(
-            f"methods: {label!r} cannot be a label; it has no quotes and brackets, and is not empty"
+            f"methods: {label[:60]!r} cannot be a label; it has no quotes, brackets and outer spaces, "
+            "and is not empty"
         )
+    if len(label) > _LONGEST:
+        raise ValueError(f"methods: {label[:60]!r}... is too long for a label; at most {_LONGEST} characters")
+
+
+_LONGEST = 100
+"""Characters of a label, or of a point of the grid."""
+
+_COLUMNS = ("method", "seed", "state", "key", "path", "error", "column", "mean", "low", "high", "seeds")
+"""Of the tables: an axis has a column, too."""
+
+
+def _check_shared(settings: Mapping[str, Any], where: str) -> None:
+    """Refuse settings of all methods that would be overruled by what the study itself says."""
+    keys = {text.partition("=")[0] for text in overrides_of(settings)}
+    if "seed" in keys:
+        raise ValueError(f"{where}.seed: name the seeds of a study as seeds")
+    if keys & {"algorithm", "algorithm.name"}:
+        raise ValueError(f"{where}.algorithm: each method has its own, in methods")
+
+
+def _check_apart(study: StudyFile) -> None:
+    """Refuse a setting that has its own axis and is set by another axis or a method: the axis would lie."""
+    said = {
+        **{f"grid.{a}": list(at.values()) for a, at in study.axes.items()},
+        **{f"methods.{label}": [own] for label, own in study.methods.items()},
+    }
+    for axis in (axis for axis, points in study.grid.items() if isinstance(points, list)):
+        for where, several in said.items():
+            keys = {text.partition("=")[0] for settings in several for text in overrides_of(settings)}
+            if axis in keys and where != f"grid.{axis}":
+                raise ValueError(f"{where}: {axis} is an axis of the grid; leave it out here")
 
 
 def _check_axis(axis: str, points: Any) -> None:
@@ -247,14 +330,20 @@ def _check_axis(axis: str, points: Any) -> None:
     if isinstance(points, list):
         if "." not in axis and axis not in ("rounds",):
             raise ValueError(f"grid.{axis}: is no setting such as partition.alpha; give names with settings")
-        if any(isinstance(point, Mapping | list) for point in points):
-            raise ValueError(f"grid.{axis}: expected plain values")
+        if not all(isinstance(point, Value) for point in points):
+            raise ValueError(f"grid.{axis}: expected text, numbers, true or false")
         if len({shown(point) for point in points}) < len(points):
             raise ValueError(f"grid.{axis}: a value comes twice")
     else:
         for name, settings in points.items():
             if not isinstance(settings, Mapping):
                 raise ValueError(f"grid.{axis}.{name}: expected settings")
+            _check_shared(settings, f"grid.{axis}.{name}")
+    if axis in _COLUMNS:
+        raise ValueError(f"grid.{axis}: cannot be the name of an axis; tables have a column of this name")
+    for name in points_of(axis, points):
+        if not name.strip() or not name.isprintable() or len(name) > _LONGEST:
+            raise ValueError(f"grid.{axis}: {name[:60]!r} cannot name a point")
 
 
 def points_of(axis: str, points: Any) -> dict[str, Settings]:
@@ -272,13 +361,21 @@ def shown(value: Any) -> str:
 
 
 def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """Settings, dotted or nested, as overrides: ``training.lr=0.1``; the name of a part comes first."""
+    """Settings, dotted or nested, as overrides: ``training.lr=0.1``; the name of a part comes first.
+
+    Raises:
+        ConfigError: if a value is none that a config may have, such as a date.
+    """
     for key in sorted(settings, key=lambda key: key != "name"):
         value, path = settings[key], f"{prefix}{key}"
         if isinstance(value, Mapping) and value:
             yield from overrides_of(value, f"{path}.")
         else:
-            yield f"{path}={json.dumps(value)}"
+            try:
+                yield f"{path}={json.dumps(value)}"
+            except TypeError:
+                what = f"got {' '.join(str(value).split())[:60]} ({type(value).__name__})"
+                raise ConfigError(path, what, "expected text, numbers, lists or sections") from None
 
 
 def seeds_of(given: Any) -> tuple[int, ...]:
@@ -288,11 +385,11 @@ def seeds_of(given: Any) -> tuple[int, ...]:
         ValueError
     """
     if isinstance(given, bool):
-        raise ValueError(f"seeds: {given} is no seed; expected numbers and ranges such as 0-4")
+        raise ValueError(f"{given} is no seed; expected numbers and ranges such as 0-4")
     parts = [given] if isinstance(given, int) else given
     parts = parts.split(",") if isinstance(parts, str) else parts
     if not isinstance(parts, Sequence):
-        raise ValueError("seeds: expected numbers and ranges such as 0-4")
+        raise ValueError("expected numbers and ranges such as 0-4")
     seeds: list[int] = []
     for part in parts:
         if isinstance(part, int) and not isinstance(part, bool):
@@ -300,13 +397,13 @@ def seeds_of(given: Any) -> tuple[int, ...]:
             continue
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part) if isinstance(part, str) else None
         if match is None:
-            raise ValueError(f"seeds: {part!r} is no seed; expected numbers and ranges such as 0-4")
+            raise ValueError(f"{part!r} is no seed; expected numbers and ranges such as 0-4")
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= 10_000 or last < first:
-            raise ValueError(f"seeds: {part.strip()!r} is no range of seeds")
+            raise ValueError(f"{part.strip()!r} is no range of seeds")
         seeds += range(first, last + 1)
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
-        raise ValueError("seeds: expected every seed once, none below 0")
+        raise ValueError("expected every seed once, none below 0")
     return tuple(seeds)
 
 
@@ -353,10 +450,16 @@ def take(
         if not equals or not key.strip():
             raise ConfigError(text, "not an override", "expected key=value, e.g. rounds=5")
         changes[key.strip()] = parse(value)
+        if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
+            raise ConfigError(text, "is an axis of the grid, or chosen by tune", "change the study file")
     try:
         found = {"seeds": seeds_of(seeds)} if seeds else {}
     except ValueError as error:
-        raise ConfigError("--seeds", str(error).removeprefix("seeds: ")) from None
+        raise ConfigError("--seeds", str(error)) from None
+    try:
+        _check_shared(changes, "settings")
+    except ValueError as error:
+        raise ConfigError("override", str(error)) from None
     base, plugins = _placed(study.base, folder), tuple(_placed(each, folder) for each in study.plugins)
     merged = {**study.settings, **changes}
     return study.model_copy(update={**found, "settings": merged, "base": base, "plugins": plugins})
@@ -380,7 +483,9 @@ def _validated(given: Any) -> StudyFile:
     try:
         return StudyFile.model_validate(given)
     except ValidationError as error:
-        raise explain(error, given, StudyFile) from None
+        found = explain(error, given, StudyFile)
+        where = "study" if found.where == "config" else found.where
+        raise ConfigError(where, found.what, found.remedy) from None
 
 
 _EXPECTED = "expected name, base, methods and so on; 'rayfl init study' writes one"
@@ -418,9 +523,11 @@ def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:
     claims = tuple(c for c in study.claims if parse_claim(c.claim, study.methods, axes).methods <= {*methods})
     reference = study.report.reference if study.report.reference in methods else None
     report = study.report.model_copy(update={"reference": reference})
-    return study.model_copy(
+    chosen = study.model_copy(
         update={"methods": methods, "expected": tuple(expected), "claims": claims, "report": report}
     )
+    chosen._left_out = {label: own for label, own in study.all_methods.items() if label not in methods}
+    return chosen
 
 
 def _placed(name: str, folder: Path) -> str:

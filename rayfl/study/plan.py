@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,6 +25,10 @@ _NO_RESULT = ("name", "plugins", "output")
 
 _EXECUTION = ("block_size", "clients_per_actor", "device")
 """What of ``execution`` may change results: the order of sums, and the arithmetic of a GPU."""
+
+
+MOST_RUNS = 10_000
+"""Of a study, and points of its grid."""
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,24 @@ def _parts(section: BaseModel) -> Iterator[BaseModel]:
                 yield from _parts(each)
 
 
+def check_number(count: int, what: str = "runs") -> None:
+    """Refuse a study that nobody can wait for, before its configs are made.
+
+    Raises:
+        ConfigError
+    """
+    if count > MOST_RUNS:
+        raise ConfigError("study", f"{count:,} {what}", f"at most {MOST_RUNS:,}; search with tune: samples")
+
+
 def points(study: StudyFile) -> list[dict[str, str]]:
-    """All points of the grid; one without axes."""
+    """All points of the grid; one without axes.
+
+    Raises:
+        ConfigError: if there are too many.
+    """
     axes = study.axes
+    check_number(math.prod(map(len, axes.values())), "points of the grid")
     return [dict(zip(axes, each, strict=True)) for each in itertools.product(*axes.values())]
 
 
@@ -112,9 +132,10 @@ def plan(
         ConfigError: the first run that cannot be: which, and why.
     """
     found = []
+    check_number(len(points(study)) * len(study.all_methods) * len(seeds or study.seeds))
     for seed, point in itertools.product(seeds or study.seeds, points(study)):
         runs = []
-        for label in study.methods:
+        for label in study.all_methods:
             settings = (chosen or {}).get((label, place_of(point))) or {}
             config = resolved(study, label, point, seed, further, overrides_of(settings))
             runs.append(PlannedRun(label, point, seed, config, settings))
@@ -123,6 +144,7 @@ def plan(
         found += [
             PlannedRun(run.method, run.point, run.seed, config, run.chosen)
             for run, config in zip(runs, same, strict=True)
+            if run.method in study.methods
         ]
     return found
 
@@ -147,7 +169,7 @@ def resolved(
     Raises:
         ConfigError: with the method's label.
     """
-    own = dict(study.methods[label])
+    own = dict(study.all_methods[label])
     algorithm = own.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     shared = [*overrides_of(study.settings)]

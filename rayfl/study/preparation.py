@@ -136,7 +136,7 @@ def judge(prepared: Prepared, results: Results) -> list[Judgement]:
     axes = {axis: list(at) for axis, at in prepared.study.axes.items()}
     found = []
     for claim, statement in prepared.statements:
-        fixed = {axis for term in statement.terms for axis in term.at}
+        fixed = set.intersection(*(set(term.at) for term in statement.terms))
         fail = ConfigError  # checked before
         at = {
             claim_rules.axis_of(a, axes, fail): claim_rules.point_of(

@@ -188,6 +188,16 @@ class Results:
                 found[run.method, _place(run.point), run.seed] = by_key[run.key]
         return found
 
+    @cached_property
+    def _by_place(self) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
+        """By method and point, and then by seed, the numbers of all runs; none of those that are not there."""
+        found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
+        for run in self.runs:
+            place = _place(run.point)
+            numbers = self._numbers.get((run.method, place, run.seed), {})
+            found.setdefault((run.method, place), {})[run.seed] = numbers
+        return found
+
     @property
     def points(self) -> list[dict[str, str]]:
         """Of the grid."""
@@ -204,13 +214,9 @@ class Results:
         return len(self._numbers)
 
     def values(self, method: str, point: Mapping[str, str], column: str) -> dict[int, float]:
-        """By seed a number of the finished runs; NaN where they have none."""
-        place = _place(point)
-        return {
-            seed: found.get(column, math.nan)
-            for (label, at, seed), found in self._numbers.items()
-            if label == method and at == place
-        }
+        """By seed a number of the runs; NaN where they have none, or failed, or have not been run."""
+        runs = self._by_place.get((method, _place(point)), {})
+        return {seed: found.get(column, math.nan) for seed, found in runs.items()}
 
     def interval(self, method: str, point: Mapping[str, str], column: str) -> Interval:
         """The mean over seeds."""

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rayfl.errors import Damaged
+from rayfl.errors import ConfigError, Damaged, nearest
+from rayfl.evaluation.metrics import METRICS
 from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.study.file import Settings, StudyFile, overrides_of
-from rayfl.study.plan import PlannedRun, place_of, points, resolved
+from rayfl.study.plan import PlannedRun, check_number, place_of, points, resolved
+from rayfl.study.results import known_numbers, lower_is_better
 from rayfl.study.running import carry_out, directory_of, is_finished, job_of
 
 Chosen = dict[tuple[str, str], Settings]
@@ -77,8 +79,21 @@ def candidates(study: StudyFile) -> list[Candidate]:
         ConfigError: the first run that cannot be.
     """
     tune = study.tune
-    if tune is None or not tune.is_grid:
+    if tune is None:
         return []
+    metric = f"validation_{tune.metric}"
+    if metric not in known_numbers():
+        raise ConfigError(
+            "tune.metric", f"no run has a number named {metric!r}", nearest(tune.metric, METRICS)
+        )
+    if lower_is_better(metric):
+        raise ConfigError(
+            "tune.metric", f"less {tune.metric} is better", "name one of which more is, such as accuracy_mean"
+        )
+    if not tune.is_grid:
+        return []
+    tried = math.prod(map(len, tune.space.values())) * len(points(study)) * len(tune.seeds)
+    check_number(tried * len(study.methods), "runs that choose settings")
     combinations = [
         dict(zip(tune.space, values, strict=True)) for values in itertools.product(*tune.space.values())
     ]
