@@ -77,9 +77,7 @@ class Tune(Section):
                     f"{setting}: expected a list of values, or a distribution such as {{uniform: [0, 1]}}"
                 )
             if setting.split(".")[0] in _DATA:
-                raise ValueError(
-                    f"{setting}: would give the methods other data; settings of them are no choice"
-                )
+                raise ValueError(f"{setting}: all methods have the same data, which are not chosen")
         if "seed" in self.settings:
             raise ValueError("settings.seed: name seeds as tune.seeds")
         if drawn and self.per == "point":
@@ -201,6 +199,7 @@ class Size(Section):
 
 
 _FILE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+"""Of a study or a size: their results have a folder of this name."""
 
 
 class StudyFile(Section):
@@ -243,9 +242,7 @@ class StudyFile(Section):
         _check_apart(self)
         for size in self.sizes:
             if not re.fullmatch(_FILE_NAME, size):
-                raise ValueError(
-                    f"sizes: {size!r} cannot be a name; it has letters, digits, '-', '_' and '.'"
-                )
+                raise ValueError(f"sizes: {size!r} cannot be a name; it has letters, digits, - and _")
         for axis in self.report.by:
             if axis not in self.grid:
                 raise ValueError(f"report.by: the grid has no {axis!r}; {nearest(axis, self.grid)}")
@@ -255,19 +252,16 @@ class StudyFile(Section):
                 f"{nearest(self.report.reference, self.methods)}"
             )
         for each in self.expected:
-            for label, figures in each.figures.items():
+            for label in each.figures:
                 if label not in self.methods:
                     raise ValueError(f"expected: no method {label!r}; {nearest(label, self.methods)}")
-                for name in figures if isinstance(figures, dict) else ():
-                    if not self._has_point(name):
-                        raise ValueError(f"expected: {label}: the grid has no point {name!r}")
         if self.tune is not None:
             for setting in self.tune.space:
                 if setting in self.grid or setting in self.settings:
                     raise ValueError(f"tune: {setting} is set already; leave it out of settings and grid")
         return self
 
-    def _has_point(self, name: str) -> bool:
+    def has_point(self, name: str) -> bool:
         """Whether a name is that of a point of an axis, or of one of each axis, separated by commas."""
         places = self.axes.values()
         return any(name in each for each in places) or any(
@@ -440,6 +434,7 @@ def take(
 ) -> StudyFile:
     """As :func:`read`, of what the file holds; its paths begin in ``folder``."""
     study = _validated(given)
+    _check_figures(study)
     if size:
         study = _sized(study, given, size)
     if only:
@@ -488,6 +483,15 @@ def _validated(given: Any) -> StudyFile:
         raise ConfigError(where, found.what, found.remedy) from None
 
 
+def _check_figures(study: StudyFile) -> None:
+    """Refuse figures at no point of the grid; a size may have fewer points than its study."""
+    for each in study.expected:
+        for label, figures in each.figures.items():
+            for name in figures if isinstance(figures, dict) else ():
+                if not study.has_point(name):
+                    raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}")
+
+
 _EXPECTED = "expected name, base, methods and so on; 'rayfl init study' writes one"
 
 
@@ -505,6 +509,8 @@ def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
     if chosen.tune is not None:
         whole["tune"] = chosen.tune or None
     sized = _validated(whole)
+    if chosen.expected:
+        _check_figures(sized)
     return _only(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
 
 

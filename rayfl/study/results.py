@@ -190,7 +190,7 @@ class Results:
 
     @cached_property
     def _by_place(self) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
-        """By method and point, and then by seed, the numbers of all runs; none of those that are not there."""
+        """By method and point, and then by seed, the numbers of all runs; empty where there are none."""
         found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
         for run in self.runs:
             place = _place(run.point)

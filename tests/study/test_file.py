@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import datetime
 from pathlib import Path
 from typing import Any
 
@@ -99,7 +100,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(methods__FedAvg={"algorithm": "fedagv"}), "did you mean 'fedavg'?"),
     (changed(methods__FedAvg={"algorithm": 3}), "methods.FedAvg.algorithm: expected the name"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.lrr": 1}), "training.lrr"),
-    (changed(methods__FedAvg={"algorithm": "fedavg", "training.lr": -1}), "expected a number > 0"),
+    (changed(methods__FedAvg={"algorithm": "fedavg", "training.momentum": -1}), "expected a number >= 0"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "clustering.threshold": 3}), "would do nothing"),
     (changed(methods={'a"b': {}}), "cannot be a label"),
     (changed(base="no-such-preset"), "no such preset"),
@@ -128,6 +129,29 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(tune={"training.momentum": {"uniform": [1, 0]}}), "expected low < high"),
     (changed(tune={"training.momentum": {"loguniform": [0, 1]}}), "expected 0 < low < high"),
     (changed(tune={"training.momentun": [0.5]}), "training.momentun"),
+    (changed(tune={"training.momentum": [0.5], "metric": "acuracy_mean"}), "tune.metric: no run has"),
+    (changed(tune={"training.momentum": [0.5], "metric": "loss_mean"}), "less loss_mean is better"),
+    (changed(tune={"partition.clients": [5, 6]}), "all methods have the same data"),
+    (changed(tune={"training.momentum": [0.5], "settings": {"seed": 3}}), "name seeds as tune.seeds"),
+    (changed(tune={"training.momentum": {"uniform": [0, 1]}, "samples": 10**9}), "tune.samples: got"),
+    (changed(tune={"training.momentum": [i / 9999 for i in range(9999)]}), "runs that choose settings"),
+    (changed(grid={"training.momentum": [i / 99999 for i in range(99999)]}, report={}), "99,999 points of"),
+    (changed(seeds=["0-9999"]), "60,000 runs; at most 10,000"),
+    (changed(methods__FedAvg={"algorithm": "fedavg", "training.lr": 0.5}), "training.lr is an axis"),
+    (changed(grid={"training.lr": [0.1], "speed": {"high": {"training": {"lr": 1}}}}), "is an axis"),
+    (changed(methods__FedAvg={"algorithm": "fedavg", "seed": 3}), "methods.FedAvg.seed: all methods"),
+    (changed(settings={"seed": 3}), "settings.seed: name the seeds"),
+    (changed(settings={"algorithm": "pacfl"}), "settings.algorithm: each method has its own"),
+    (changed(grid={"who": {"x": {"algorithm": {"name": "pacfl"}}}}), "each method has its own"),
+    (changed(grid={"state": {"x": {"rounds": 3}}}), "tables have a column of this name"),
+    (changed(grid={"who": {"a\nb": {"rounds": 3}}}), "cannot name a point"),
+    (changed(grid={"training.lr": [datetime.date(2020, 1, 1)]}), "expected text, numbers"),
+    (changed(settings={"training.momentum": datetime.date(2020, 1, 1)}), "got 2020-01-01 (date)"),
+    (changed(methods={" FedAvg": {}}), "outer spaces"),
+    (changed(methods={"x" * 1000: {}}), "is too long for a label"),
+    (changed(name=".."), "name: got '..'"),
+    (changed(sizes={"../x": {}}), "sizes: '../x' cannot be a name"),
+    (changed(expected=[{"source": "x", "figures": {"FedAvg": {0.7: 1}}}]), "the grid has no point '0.7'"),
     (changed(claims=["PACFL.accuracy_mean"]), "it compares nothing"),
     (changed(claims=["PACLF.accuracy_mean > 3"]), "no method 'PACLF'; did you mean 'PACFL'?"),
     (changed(claims=["PACFL.accuracy > 3"]), "no run has a number named 'accuracy'"),
@@ -146,6 +170,26 @@ BAD: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+def test_a_long_claim_is_refused_in_a_short_line(tmp_path: Path) -> None:
+    with pytest.raises(RayflError) as raised:
+        prepare(take(changed(claims=["x" * 10_000]), tmp_path), check_data=False)
+    assert len(str(raised.value)) < 500
+
+
+def test_points_of_the_grid_may_be_numbers_in_figures(tmp_path: Path) -> None:
+    figures = {"FedAvg": {0.1: 77.3, 0.3: 80}}
+    expected = [{"source": "x", "figures": figures, "within": 1}]
+    prepared = prepare(take(changed(expected=expected, claims=[]), tmp_path), check_data=False)
+    assert [claim.at for claim, _ in prepared.statements] == [{"training.lr": "0.1"}, {"training.lr": "0.3"}]
+
+
+def test_a_size_may_have_fewer_points_than_the_figures(tmp_path: Path) -> None:
+    sizes = {"one": {"grid": {"training.lr": [0.1]}}}
+    expected = [{"source": "x", "figures": {"FedAvg": {0.1: 77.3, 0.3: 80}}}]
+    study = take(changed(expected=expected, sizes=sizes, claims=[]), tmp_path, "one")
+    assert list(study.axes["training.lr"]) == ["0.1"]
+
+
 @pytest.mark.parametrize(("values", "text"), BAD, ids=[text for _, text in BAD])
 def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp_path: Path) -> None:
     with pytest.raises(RayflError) as raised:
@@ -161,6 +205,8 @@ def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp
         ({"only": ["PACFLL"]}, "--only: no method 'PACFLL'; did you mean 'PACFL'?"),
         ({"seeds": "x"}, "--seeds: 'x' is no seed"),
         ({"settings": ["rounds"]}, "rounds: not an override"),
+        ({"settings": ["seed=3"]}, "settings.seed: name the seeds"),
+        ({"settings": ["training.lr=3"]}, "training.lr=3: is an axis of the grid"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(arguments: dict[str, Any], text: str, tmp_path: Path) -> None:

@@ -18,7 +18,9 @@ from rayfl.statistics import mean_interval
 from rayfl.study import Watch, execute, prepare, take
 from rayfl.study import tables as study_tables
 from rayfl.study.page import page_of
-from rayfl.study.plan import key_of, plan
+from rayfl.study.plan import PlannedRun, key_of, plan
+from rayfl.study.preparation import judge
+from rayfl.study.results import Results
 from rayfl.study.running import directory_of, shares, unfinished
 
 SMALL: dict[str, Any] = {
@@ -268,6 +270,37 @@ def test_equal_data_for_all_methods_even_if_some_are_left_out(tmp_path: Path) ->
     methods = {"FedAvg": {"algorithm": "fedavg"}, "FLIS": {"algorithm": "flis_dc"}}
     runs = plan(take({**SMALL, "methods": methods, "claims": [], "expected": []}, tmp_path))
     assert len({run.config.data.server_share for run in runs}) == 1
+
+
+def test_a_part_of_the_methods_has_the_same_data_as_the_whole_study(tmp_path: Path) -> None:
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "FLIS": {"algorithm": "flis_dc"}}
+    values = {**SMALL, "methods": methods, "claims": [], "expected": []}
+    whole, part = (plan(take(values, tmp_path, only=only)) for only in ([], ["FedAvg"]))
+    assert {run.method for run in part} == {"FedAvg"}
+    assert [run.key for run in part] == [run.key for run in whole if run.method == "FedAvg"]
+
+
+def test_a_claim_that_fixes_the_point_of_one_method_is_judged_at_all_points_of_the_other(done: Any) -> None:
+    study, _ = done
+    claim = "SOLO[lr=0.2].accuracy_mean - FedAvg.accuracy_mean > 0"
+    prepared = prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder))
+    found = judge(prepared, study.results)
+    by_place = study.runs.groupby(["method", "training.lr"])["accuracy_mean"].mean()
+    means = [by_place["SOLO", "0.2"] - by_place["FedAvg", lr] for lr in ("0.05", "0.2")]
+    assert [each.interval.mean for each in found] == pytest.approx(means)
+
+
+def test_a_claim_of_which_a_seed_failed_is_undecided(done: Any) -> None:
+    """Also where it speaks of one method: the seeds that did not diverge are no fair sample."""
+    study, _ = done
+    first, *others = study.results.runs
+    other = rayfl.load(first.config, ["rounds=9"])
+    lost = PlannedRun(first.method, first.point, first.seed, other, {})
+    results = Results(study.results.study, [lost, *others], study.results.columns, {lost.key: "diverged"})
+    claim = f"{first.method}.accuracy_mean > 0"
+    found = judge(prepare(take({**SMALL, "claims": [claim], "expected": []}, study.folder)), results)
+    assert found[0].why == "some runs have no such number"
+    assert found[1].why != found[0].why  # at the other point nothing is lost
 
 
 def test_seeds_and_overrides_come_from_the_command_line_too(tmp_path: Path) -> None:
