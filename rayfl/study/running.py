@@ -23,6 +23,10 @@ _PATIENCE = 2.0
 """Seconds between two looks whether another process has finished a run that this one needs, too."""
 
 
+_ROOM = 3600.0
+"""Seconds for which a run waits for room for its actors, which others may hold."""
+
+
 @dataclass(frozen=True)
 class Job:
     """A run that is to be carried out, as it is sent to a process of its own.
@@ -122,6 +126,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
     try:
         config = job.config
         path = str(config.output.root / job.name)
+        until = time.monotonic() + _ROOM
         while True:
             if os.path.exists(job.stop):
                 raise _StopAsked
@@ -129,6 +134,11 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
                 api.run_once(config, job.name, listen)
                 return asdict(Outcome("finished", path))
             except Held:  # another study has begun it
+                time.sleep(_PATIENCE)
+            except ConfigError as error:
+                # Runs beside this one have taken what there was room for, as after the loss of a node.
+                if error.where != "execution.actors" or time.monotonic() > until:
+                    raise
                 time.sleep(_PATIENCE)
     except (_StopAsked, Interrupted):
         return asdict(Outcome("stopped", path))
@@ -166,7 +176,7 @@ class Shares:
     def execution(self) -> dict[str, Any]:
         """Settings of every run."""
         if self.actors:
-            return {"backend": "ray", "actors": self.actors}
+            return {"backend": "ray", "actors": self.actors, "wait": _ROOM}
         return {"backend": "inline"}
 
 
