@@ -21,7 +21,6 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfl import plugins
 from rayfl.config.kinds import KINDS
-from rayfl.errors import RayflError
 
 _ATTEMPTS = 3
 """How often a trial is begun again when its process or its node died."""
@@ -117,9 +116,6 @@ def search(
 
     Returns:
         Every point that was tried, and what its work returned.
-
-    Raises:
-        RayflError: if Optuna is wanted and not installed.
     """
     kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
     space: dict[str, Any] = {}
@@ -128,12 +124,11 @@ def search(
         space[name] = tune.choice(given) if kind == "choice" else kinds[kind](*given)
     searcher = None
     if how.optuna:
-        try:
-            from ray.tune.search.optuna import OptunaSearch
+        import optuna
+        from ray.tune.search.optuna import OptunaSearch
 
-            searcher = OptunaSearch(metric=how.metric, mode="max", seed=how.seed)
-        except (ImportError, AssertionError):
-            raise RayflError("tune.search: optuna is not installed; pip install 'rayfl[optuna]'") from None
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        searcher = OptunaSearch(metric=how.metric, mode="max", seed=how.seed)
     else:
         searcher = BasicVariantGenerator(random_state=how.seed)
     scheduler = ASHAScheduler(max_t=how.rounds, grace_period=min(3, how.rounds)) if how.asha else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from rayfl.config.reading import bring_plugins
@@ -53,6 +54,8 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     statements = tuple(_statements(study))
     runs = tuple(plan(study))
     candidates = tuple(tuning.candidates(study))
+    if study.tune is not None and study.tune.search == "optuna" and find_spec("optuna") is None:
+        raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
     if study.tune is not None and not candidates:
         _first_point(study)
     found = Prepared(study, statements, candidates, runs)

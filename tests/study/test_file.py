@@ -228,6 +228,15 @@ def test_what_is_no_study_at_all(content: str | None, text: str, tmp_path: Path)
     assert text in str(raised.value)
 
 
+def test_a_search_by_what_is_not_installed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayfl.study.preparation.find_spec", lambda name: None)
+    tune = {"training.momentum": {"uniform": [0, 0.9]}, "search": "optuna"}
+    with pytest.raises(RayflError, match=r"optuna is not installed; pip install 'rayfl\[optuna\]'"):
+        prepare(take(changed(tune=tune), tmp_path), check_data=False)
+
+
 def test_only_some_methods_keep_the_claims_about_them(tmp_path: Path) -> None:
     study = take(parse(GOOD), tmp_path, only=["PACFL, few"])
     assert [claim.claim for claim in study.claims] == ["PACFL, few[lr=0.1].accuracy_mean > 5"]
