@@ -65,10 +65,12 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     for run in there:
         known.setdefault(_kind(run), _measured(directory_of(run), run.config.rounds))
     timed = 0
+    untimed: list[str] = []
     for run in left:
         if _kind(run) not in known:
-            known[_kind(run)] = _timed(run)
-            timed += 1
+            known[_kind(run)], error = _timed(run)
+            timed += not error
+            untimed += [f"a round of {run.method} failed and is not counted: {error}"] * bool(error)
     seconds = disk = 0.0
     for run in left:
         of_round, of_disk = known[_kind(run)]
@@ -77,7 +79,8 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     cpus = os.cpu_count() or 1
     side = shares(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    how = ["one round of each method was timed"] * bool(timed) + ["runs that are there"] * bool(there)
+    how = [*untimed]
+    how += ["one round of each method was timed"] * bool(timed) + ["runs that are there"] * bool(there)
     rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in left)
     begun = sum(bool(rounds_done(directory_of(run))) for run in left)
     return Estimate(
@@ -94,9 +97,10 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
 
 
 def _kind(run: PlannedRun) -> str:
-    """Runs of the same speed: of a method, model, dataset and number of epochs."""
+    """Runs of the same speed: of a method, model, clients, and settings of work."""
     c = run.config
-    return repr((run.method, c.model, c.data, c.training.epochs, c.training.participation, c.partition.name))
+    t, clients = c.training, c.partition.model_dump(exclude={"alpha"})
+    return repr((run.method, c.model, c.data, t.epochs, t.batch_size, t.participation, clients, c.evaluation))
 
 
 def _measured(path: Path, rounds: int) -> tuple[float, float]:
@@ -104,17 +108,18 @@ def _measured(path: Path, rounds: int) -> tuple[float, float]:
     return float(summary.get("seconds") or 0.0) / max(1, rounds), float(_bytes(path))
 
 
-def _timed(run: PlannedRun) -> tuple[float, float]:
-    """Seconds of a round, and bytes of the run directory, from a run of one round that is thrown away."""
+def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
+    """Seconds of a round and bytes of the run directory, from a run of one round that is thrown away; and
+    why there is none."""
     folder = Path(tempfile.mkdtemp(prefix="rayfl-estimate-"))
     try:
         output = run.config.output.model_copy(update={"root": folder, "report": False})
-        config = run.config.model_copy(update={"rounds": 1, "output": output})
+        config = run.config.model_copy(update={"rounds": 1, "output": output, "events": ()})
         short = PlannedRun(run.method, run.point, run.seed, config, run.chosen)
         outcome = carry_out(job_of(short, folder / ".stop", {"backend": "inline"}))
         if outcome["state"] != "finished":
-            return 0.0, 0.0
-        return _measured(Path(outcome["path"]), 1)
+            return (0.0, 0.0), outcome["error"] or outcome["state"]
+        return _measured(Path(outcome["path"]), 1), ""
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

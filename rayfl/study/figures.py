@@ -6,7 +6,7 @@ SVG and PDF, one figure a point of the grid; colours of Okabe and Ito, with othe
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,7 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
         "clients": (_clients, (3.5, 2.6)),
         "pareto": (_pareto, (3.5, 2.6)),
     }
-    for point in results.points:
-        suffix = "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", name) for name in point.values())
+    for point, suffix in zip(results.points, _endings(results.points), strict=True):
         for kind, (draw, size) in kinds.items():
             with rc_context(_STYLE):
                 figure = Figure(figsize=size, layout="constrained")
@@ -74,6 +73,24 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
                     )
                     written.append(path)
     return written
+
+
+def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:
+    """Of the names of files, for each point of the grid; numbered where letters do not tell them apart."""
+    found = ["-".join(re.sub(r"[^\w.]+", "_", name) for name in point.values()) for point in points]
+    if len(set(found)) == len(found) and max(map(len, found)) <= _LONGEST:
+        return found
+    return [f"{place}-{name[:_LONGEST]}" for place, name in enumerate(found, 1)]
+
+
+_LONGEST = 80
+"""Letters of the ending of a file."""
+
+
+def _plain(label: str) -> str:
+    """A label in which Matplotlib sees no mathematics; it leaves those that begin with _ out of legends."""
+    escaped = label.replace("$", r"\$")
+    return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 
 def curves_of(
@@ -119,7 +136,7 @@ def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) ->
         unit, scale = byte_unit(max(frame["bytes"].max() for _, frame in found))
     for label, frame in found:
         look, x = _look(labels.index(label)), frame[over] / scale
-        axes.plot(x, frame["mean"], label=label, linewidth=1.2, **look)
+        axes.plot(x, frame["mean"], label=_plain(label), linewidth=1.2, **look)
         if frame["low"].notna().any():
             axes.fill_between(x, frame["low"], frame["high"], color=look["color"], alpha=0.15, linewidth=0)
     axes.set_xlabel("round" if over == "round" else f"sent up and down ({unit})")
@@ -154,7 +171,7 @@ def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     if not found:
         return False
     axes.boxplot([values for _, values in found], widths=0.6, flierprops={"markersize": 2})
-    axes.set_xticks(range(1, 1 + len(found)), [label for label, _ in found], rotation=30, ha="right")
+    axes.set_xticks(range(1, 1 + len(found)), [_plain(label) for label, _ in found], rotation=30, ha="right")
     axes.set_ylabel("accuracy of a client (%)")
     return True
 
@@ -174,7 +191,9 @@ def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
         error = accuracy.half if accuracy.known else None
         color = _look(labels.index(label))["color"]
         axes.errorbar(sent / scale, accuracy.mean, error, fmt="o", markersize=4, color=color)
-        axes.annotate(label, (sent / scale, accuracy.mean), (4, 3), textcoords="offset points", fontsize=6)
+        axes.annotate(
+            _plain(label), (sent / scale, accuracy.mean), (4, 3), textcoords="offset points", fontsize=6
+        )
     axes.set_xlabel(f"sent up and down ({unit})")
     axes.set_ylabel("mean accuracy of clients (%)")
     return True

@@ -8,7 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -63,14 +63,16 @@ class PlannedRun:
 
 
 def key_of(config: Config) -> str:
-    """The hash of a resolved config, and of the plug-ins that its parts come from; what is merely where a run
-    is executed, written or named is left out."""
+    """The hash of a resolved config, and of the plug-ins and the files that it names; what is merely where a
+    run is executed, written or named is left out. Folders of images and downloaded datasets count by name."""
     settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
     execution = {name: settings["execution"][name] for name in _EXECUTION}
     if execution["clients_per_actor"] is None:
         del execution["clients_per_actor"]
     sources = sorted(_sources(config))
-    text = json.dumps([{**settings, "execution": execution}, sources], sort_keys=True)
+    known = [{**settings, "execution": execution}, sources]
+    contents = [_content(path, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(config)]
+    text = json.dumps([*known, contents] if contents else known, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -83,6 +85,24 @@ def _sources(config: Config) -> set[str]:
         names += [Path(v.partition(":")[0]).stem for _, v in part if isinstance(v, str) and ":" in v]
         used |= {known[m] for name in names for m in known if (name + ".").startswith(m + ".")}
     return used
+
+
+def _files(config: Config) -> Iterator[Path]:
+    """The files that a config names: of data, owners of samples, weights."""
+    for part in _parts(config):
+        for _, value in part:
+            if isinstance(value, Path) and value.is_file():
+                yield value
+
+
+@cache
+def _content(path: Path, size: int, changed: int) -> str:
+    """The hash of a file, which is read again when its size or time is another."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(lambda: file.read(1 << 20), b""):
+            digest.update(block)
+    return digest.hexdigest()
 
 
 def _parts(section: BaseModel) -> Iterator[BaseModel]:

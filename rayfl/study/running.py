@@ -14,7 +14,7 @@ from typing import Any
 
 from rayfl.config import Config, load
 from rayfl.config.text import parse
-from rayfl.errors import ConfigError, Held, RayflError
+from rayfl.errors import ConfigError, Damaged, Held, RayflError
 from rayfl.events import RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.study.plan import PlannedRun
@@ -67,8 +67,8 @@ class Outcome:
 
 
 def name_of(run: PlannedRun) -> str:
-    """The name of the run directory, which ends with the run's hash."""
-    return f"{run.config.name}-{run.config.algorithm.name}-seed{run.seed}-{run.key}"[-120:].lstrip("-.")
+    """The name of the run directory, the same for all studies; its hash stands at the end."""
+    return f"{run.config.data.name}-{run.config.algorithm.name}-seed{run.seed}-{run.key}"[-120:].lstrip("-.")
 
 
 def directory_of(run: PlannedRun) -> Path:
@@ -81,8 +81,11 @@ def directory_of(run: PlannedRun) -> Path:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a run directory holds a finished run."""
-    return (path / "summary.json").is_file()
+    """Whether a run directory holds a finished run, whose summary can be read."""
+    try:
+        return RunDirectory(path).read_json("summary.json") is not None
+    except Damaged:
+        return False
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
@@ -144,7 +147,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
         return asdict(Outcome("stopped", path))
     except RayflError as error:
         return asdict(Outcome("failed", path, " ".join(str(error).split())))
-    except Exception as error:  # of a method or network of the user's own
+    except (Exception, SystemExit) as error:  # of a method or network of the user's own
         line = " ".join(str(error).split())
         return asdict(Outcome("failed", path, f"{type(error).__name__}: {line}"))
 

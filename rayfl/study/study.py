@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rayfl import files
+from rayfl.config.text import dump
 from rayfl.errors import ConfigError
 from rayfl.events import RunEvent
 from rayfl.rundir import clean
@@ -171,6 +172,7 @@ def execute(
         DiskError
     """
     files.make(folder, parents=True)
+    files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))  # or fail now, not later
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch())
     study = prepared.study
     chosen: tuning.Chosen = {}

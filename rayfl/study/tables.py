@@ -36,7 +36,8 @@ class TextTable:
         """As GitHub writes it."""
         rule = ["---"] * self.left + ["--:"] * (len(self.header) - self.left)
         lines = [self.header, tuple(rule), *self.rows]
-        text = "\n".join(f"| {' | '.join(c.replace('|', '/') for c in line)} |" for line in lines)
+        cells = [[_one_line(cell).replace("|", r"\|") for cell in line] for line in lines]
+        text = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         return f"{text}\n" + (f"\n{self.caption}\n" if self.caption else "")
 
     def latex(self) -> str:
@@ -49,11 +50,25 @@ class TextTable:
         return f"{caption}\\begin{{tabular}}{{{columns}}}\n{inner}\n\\end{{tabular}}\n"
 
 
-_TEX = {"%": r"\%", "&": r"\&", "_": r"\_", "#": r"\#", "$": r"\$", "±": r"$\pm$", "²": r"$^2$", "–": "--"}
+_TEX = {
+    **{letter: f"\\{letter}" for letter in "%&_#${}"},
+    **{letter: f"${letter}$" for letter in "<>|"},
+    **{letter: f"{{{letter}}}" for letter in "[*"},  # which would belong to the end of the line before
+    "\\": r"\textbackslash{}",
+    "^": r"\^{}",
+    "~": r"$\sim$",
+    "±": r"$\pm$",
+    "²": r"$^2$",
+    "–": "--",
+}
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in text.replace("\\", "/").replace("~", "-"))
+    return "".join(_TEX.get(letter, letter) for letter in _one_line(text))
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
 
 
 def main_table(results: Results, tall: bool = False) -> TextTable:

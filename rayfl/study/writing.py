@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 from rayfl import files
-from rayfl.config.text import dump
 from rayfl.rundir import clean
 from rayfl.study import tables
 from rayfl.study.figures import write_figures
@@ -24,14 +23,13 @@ def write(study: Study) -> list[Path]:
     shown = [main, *(each for each in others if each is not None)]
     title = results.study.title or results.study.name
     contents = {
-        "study.yaml": dump(results.study.model_dump(mode="json")),
         "runs.csv": study.runs.to_csv(index=False),
         "table.csv": study.table.to_csv(index=False),
         "table.md": f"# {title}\n\n" + "\n".join(each.markdown() for each in shown),
         "table.tex": "\n".join(each.latex() for each in shown),
         "claims.json": json.dumps(clean({"verdict": study.verdict, "claims": study.claims}), indent=1) + "\n",
     }
-    written = []
+    written = [folder / "study.yaml"]
     for name, text in contents.items():
         files.write(folder / name, text)
         written.append(folder / name)

@@ -12,11 +12,12 @@ import pandas as pd
 import pytest
 
 import rayfl
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RoundDone
 from rayfl.statistics import mean_interval
 from rayfl.study import Watch, execute, prepare, take
 from rayfl.study import tables as study_tables
+from rayfl.study.estimate import estimate
 from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import judge
@@ -362,3 +363,78 @@ def test_data_that_are_not_there_are_refused_before_anything_runs(tmp_path: Path
     values = {**SMALL, "settings": {"data.name": "table", "data.path": str(tmp_path / "none.csv")}}
     with pytest.raises((ConfigError, rayfl.DataError)):
         prepare(take(values, tmp_path))
+
+
+def test_the_key_knows_the_files_that_a_config_names(tmp_path: Path) -> None:
+    table = tmp_path / "owners.csv"
+    table.write_text("sample,client\n0,0\n1,1\n")
+    values = {"partition": {"name": "file", "path": str(table)}}
+    before = key_of(rayfl.load(values))
+    assert key_of(rayfl.load(values)) == before
+    table.write_text("sample,client\n0,1\n1,0\n\n")
+    assert key_of(rayfl.load(values)) != before
+
+
+def test_studies_with_other_bases_share_runs(tmp_path: Path) -> None:
+    """The name of a directory is that of the run alone, also for two that begin at the same time."""
+    values = {**SMALL, "claims": [], "expected": []}
+    (first, *_), (second, *_) = (
+        plan(take({**values, "settings": {**SMALL["settings"], "name": name}}, tmp_path))
+        for name in ("a", "b")
+    )
+    assert directory_of(first) == directory_of(second)
+
+
+def test_a_damaged_summary_is_told(done: Any, tmp_path: Path) -> None:
+    study, _ = done
+    copied = shutil.copytree(study.folder.parent / "runs", tmp_path / "runs")
+    path = copied / Path(study.runs["path"][0]).name
+    (path / "summary.json").write_text("{")
+    again, began = run(tmp_path, tmp_path / "out")
+    assert began == [study.results.runs[0].title]
+    assert "summary.json: is damaged" in again.failed[began[0]]
+    assert again.runs["state"].tolist() == ["failed", *["finished"] * 7]
+
+
+def test_a_method_that_exits_is_a_run_that_failed(tmp_path: Path) -> None:
+    (tmp_path / "exits_plugin.py").write_text(
+        "import sys\nfrom typing import Literal\n"
+        "from rayfl.algorithms.fedavg import FedAvg\n\n"
+        'class Exits(FedAvg):\n    """Exits."""\n\n    name: Literal[\'study_exits\'] = \'study_exits\'\n\n'
+        "    def begin(self, *given, **more):\n        sys.exit(3)\n"
+    )
+    methods = {"Exits": {"algorithm": "study_exits"}, "FedAvg": {"algorithm": "fedavg"}}
+    values = {**SMALL, "plugins": ["exits_plugin.py"], "methods": methods, "grid": {}, "seeds": 0}
+    values |= {"claims": [], "expected": [], "report": {}}
+    prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"]))
+    study = execute(prepared, tmp_path / "out", inline=True)
+    assert study.failed == {"Exits, seed 0": "SystemExit: 3"}
+    assert study.results.finished == 1
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("a file")
+    prepared = prepare(take({**SMALL, "claims": []}, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    with pytest.raises(RayflError):
+        execute(prepared, tmp_path / "out", inline=True)
+    (tmp_path / "other" / "study.yaml").mkdir(parents=True)
+    with pytest.raises(RayflError):
+        execute(prepared, tmp_path / "other", inline=True)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_estimate_says_what_could_not_be_timed(tmp_path: Path) -> None:
+    values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
+    methods = {"good": {"algorithm": "fedavg"}, "wild": {"algorithm": "fedavg", "training.lr": 1e30}}
+    settings = {**SMALL["settings"], "rounds": 30, "events": [{"name": "leave", "round": 20, "clients": 1}]}
+    prepared = prepare(
+        take(
+            {**values, "methods": methods, "settings": settings},
+            tmp_path,
+            settings=[f"output.root={tmp_path}"],
+        )
+    )
+    found = estimate(prepared.runs)
+    assert found.seconds > 0
+    assert "a round of wild failed and is not counted: " in found.how
+    assert "a round of good" not in found.how

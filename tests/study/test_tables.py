@@ -1,0 +1,55 @@
+"""Tables of a study as text, and what may stand in them."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from rayfl.study.tables import TextTable
+
+WILD = TextTable(
+    ("method", "100 % & more_1"),
+    (("[a] {x}^2 # $5", "~ 3 +- 1"), ("*b|c\\d", "two\nlines <b>")),
+    caption="A caption.",
+)
+
+
+def test_markdown_has_a_line_a_row_and_keeps_bars_in_cells() -> None:
+    lines = WILD.markdown().splitlines()
+    assert lines[2:4] == [r"| [a] {x}^2 # $5 | ~ 3 +- 1 |", r"| *b\|c\d | two lines <b> |"]
+
+
+def test_latex_escapes_what_means_something_to_it() -> None:
+    lines = WILD.latex().splitlines()
+    assert lines[3] == r"method & 100 \% \& more\_1 \\"
+    assert lines[5] == r"{[}a] \{x\}\^{}2 \# \$5 & $\sim$ 3 +- 1 \\"
+    assert lines[6] == r"{*}b$|$c\textbackslash{}d & two lines $<$b$>$ \\"
+    text = re.sub(r"\\[{}]", "", WILD.latex())
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.parametrize(
+    ("names", "endings"),
+    [
+        ([{"lr": "0.1"}, {"lr": "0.2"}], ["0.1", "0.2"]),
+        ([{"who": "α"}, {"who": "β"}], ["α", "β"]),
+        ([{"who": "a|b"}, {"who": "a/b"}], ["1-a_b", "2-a_b"]),
+        ([{}], [""]),
+    ],
+)
+def test_every_point_has_figures_of_its_own(names: list[Any], endings: list[str]) -> None:
+    figures = pytest.importorskip("rayfl.study.figures")
+    assert figures._endings(names) == endings
+
+
+def test_labels_are_no_mathematics_in_figures() -> None:
+    figures = pytest.importorskip("rayfl.study.figures")
+    drawn = figures.Figure()
+    axes = drawn.subplots()
+    axes.plot([1], [1], label=figures._plain(r"$\frac$ and $5"))
+    axes.plot([1], [2], label=figures._plain("_hidden"))
+    legend = axes.legend()
+    drawn.draw_without_rendering()
+    assert len(legend.get_texts()) == 2
