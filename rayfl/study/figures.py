@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context
-from matplotlib.figure import Figure
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from rayfl import files
-from rayfl.report.figures import LIGHT
+from rayfl.errors import RayflError
+from rayfl.report.figures import LIGHT, Picture
 from rayfl.rundir import RunDirectory
 from rayfl.statistics import mean_interval
 from rayfl.study.results import Results
@@ -53,26 +54,60 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
     if not results.finished:
         return []
     files.make(folder, parents=True)
-    written = []
-    kinds: dict[str, tuple[Draw, tuple[float, float]]] = {
-        "rounds": (_over_rounds, (3.5, 2.6)),
-        "bytes": (_over_bytes, (3.5, 2.6)),
-        "clients": (_clients, (3.5, 2.6)),
-        "pareto": (_pareto, (3.5, 2.6)),
-    }
-    for point, suffix in zip(results.points, _endings(results.points), strict=True):
-        for kind, (draw, size) in kinds.items():
-            with rc_context(_STYLE):
-                figure = Figure(figsize=size, layout="constrained")
-                if not draw(figure.subplots(), results, point):
-                    continue
-                for ending in ("svg", "pdf"):
-                    path = folder / f"{kind}{f'-{suffix}' if suffix else ''}.{ending}"
-                    figure.savefig(
-                        path, metadata={"Date": None} if ending == "svg" else {"CreationDate": None}
-                    )
-                    written.append(path)
+    plots, written = StudyPlots(results), []
+    for point, ending in zip(results.points, _endings(results.points), strict=True):
+        for draw in (plots.accuracy, plots.bytes, plots.clients, plots.trade_off):
+            try:
+                figure = draw(point)
+            except RayflError:  # the runs have no such numbers
+                continue
+            for form, date in (("svg", "Date"), ("pdf", "CreationDate")):
+                path = folder / f"{draw.__name__}{f'-{ending}' if ending else ''}.{form}"
+                with rc_context(_STYLE):
+                    figure.savefig(path, metadata={date: None})
+                written.append(path)
     return written
+
+
+class StudyPlots:
+    """Figures of a study for papers and notebooks: ``study.plot.accuracy().savefig("accuracy.pdf")``.
+
+    Each takes ``at``, the names of a point of the grid by axis, and raises
+    :class:`~rayfl.errors.RayflError` where no finished run has the numbers.
+
+    Args:
+        results: of the study.
+    """
+
+    def __init__(self, results: Results) -> None:
+        self._results = results
+
+    def accuracy(self, at: Mapping[str, str] | None = None) -> Picture:
+        """Mean accuracy over rounds, a curve with the 95 % interval over seeds for every method."""
+        return self._drawn(_over_rounds, at)
+
+    def bytes(self, at: Mapping[str, str] | None = None) -> Picture:
+        """The same over the bytes sent so far."""
+        return self._drawn(_over_bytes, at)
+
+    def clients(self, at: Mapping[str, str] | None = None) -> Picture:
+        """Box plots of the clients' last accuracies."""
+        return self._drawn(_clients, at)
+
+    def trade_off(self, at: Mapping[str, str] | None = None) -> Picture:
+        """Accuracy against bytes sent."""
+        return self._drawn(_pareto, at)
+
+    def _drawn(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
+        point = dict(at or self._results.points[0])
+        if point not in self._results.points:
+            raise RayflError(f"the grid has no point {point}; valid: {self._results.points}")
+        with rc_context(_STYLE):
+            figure = Picture(figsize=(3.5, 2.6), layout="constrained")
+            FigureCanvasAgg(figure)
+            if not draw(figure.add_subplot(), self._results, point):
+                raise RayflError("no finished run has the numbers for this figure")
+        return figure
 
 
 def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:

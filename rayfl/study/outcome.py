@@ -15,6 +15,8 @@ from rayfl.study.results import Results
 if TYPE_CHECKING:
     import pandas as pd
 
+    from rayfl.study.figures import StudyPlots
+
 
 @dataclass(frozen=True)
 class Study:
@@ -43,6 +45,13 @@ class Study:
     def table(self) -> pd.DataFrame:
         """A row a method, point and column: mean and 95 % interval."""
         return tables.tidy(self.results)
+
+    @property
+    def plot(self) -> StudyPlots:
+        """Figures: ``study.plot.accuracy()``."""
+        from rayfl.study.figures import StudyPlots
+
+        return StudyPlots(self.results)
 
     @property
     def claims(self) -> list[dict[str, Any]]:

@@ -119,11 +119,11 @@ def test_everything_is_written(done: Any) -> None:
     assert {"runs.csv", "table.csv", "table.md", "table.tex", "claims.json", "study.yaml", "figures"} <= names
     figures = {path.name for path in (study.folder / "figures").iterdir()}
     assert {
-        "rounds-0.05.svg",
-        "rounds-0.2.pdf",
+        "accuracy-0.05.svg",
+        "accuracy-0.2.pdf",
         "bytes-0.2.svg",
         "clients-0.2.svg",
-        "pareto-0.2.svg",
+        "trade_off-0.2.svg",
     } <= figures
     markdown = (study.folder / "table.md").read_text()
     assert "| method | mean accuracy (%), lr 0.05 | a paper, lr 0.05 |" in markdown
@@ -169,6 +169,17 @@ def test_the_page_works_in_a_browser(done: Any) -> None:
         assert tab.evaluate("document.documentElement.scrollWidth") <= 500
         browser.close()
     assert wrong == []
+
+
+def test_figures_for_notebooks(done: Any) -> None:
+    study, _ = done
+    figure = study.plot.accuracy({"training.lr": "0.2"})
+    lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
+    runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")
+    means = [pd.read_csv(Path(path) / "rounds.csv")["accuracy_mean"] for path in runs["path"]]
+    assert lines["SOLO"] == pytest.approx(np.mean(means, axis=0))
+    with pytest.raises(rayfl.RayflError, match="the grid has no point"):
+        study.plot.clients({"training.lr": "0.3"})
 
 
 def test_a_study_that_grows_runs_only_what_is_new(done: Any, tmp_path: Path) -> None:
