@@ -229,6 +229,7 @@ def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
         axes.annotate(
             _plain(label), (sent / scale, accuracy.mean), (4, 3), textcoords="offset points", fontsize=6
         )
+    axes.margins(x=0.2)  # labels stand to the right of points
     axes.set_xlabel(f"sent up and down ({unit})")
     axes.set_ylabel("mean accuracy of clients (%)")
     return True

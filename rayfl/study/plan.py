@@ -192,7 +192,7 @@ def resolved(
     own = dict(study.all_methods[label])
     algorithm = own.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    shared = [*overrides_of(study.settings)]
+    shared = ["output.report=false", *overrides_of(study.settings)]  # it has a page of its own
     for axis, at in point.items():
         shared += overrides_of(study.axes[axis][at])
     if study.plugins:
