@@ -246,15 +246,20 @@ class Results:
         ]
 
     def ranks(self, column: str) -> dict[str, float]:
-        """The mean rank of every method over seeds and points of the grid, 1 for the best."""
+        """The mean rank of every method over seeds and points of the grid, 1 for the best.
+
+        Seeds of which a run is missing do not count; a run that never reached a target is the last.
+        """
         methods = list(self.study.methods)
-        blocks = [
-            [self.values(method, point, column).get(seed, math.nan) for method in methods]
-            for point in self.points
-            for seed in self.seeds
-        ]
+        places = [(point, seed) for point in self.points for seed in self.seeds]
+        blocks = [[self._ranked(method, point, seed, column) for method in methods] for point, seed in places]
         ranks = mean_ranks(blocks, not lower_is_better(column)) if blocks else np.full(len(methods), np.nan)
         return dict(zip(methods, ranks.tolist(), strict=True))
+
+    def _ranked(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
+        value = self.values(method, point, column).get(seed, math.nan)
+        there = (method, _place(point), seed) in self._numbers
+        return math.inf if math.isnan(value) and there and _UNTIL.fullmatch(column) else value
 
     def frame(self) -> pd.DataFrame:
         """``runs.csv``: a row a run with method, point, seed, every setting that differs, every number."""

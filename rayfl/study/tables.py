@@ -147,7 +147,7 @@ def comparison_table(results: Results) -> TextTable | None:
         for line, each in enumerate(results.comparisons(column)):
             if not place:
                 rows.append([each.method, *each.point.values()])
-            rows[line] += [cell(each.difference, column), _p(each.p)]
+            rows[line] += [cell(each.difference, column, len(results.seeds)), _p(each.p)]
     caption = (
         f"Differences to {results.reference}, paired over seeds, ± half of the 95 % interval; p-values of "
         "paired t-tests, adjusted by Holm's method for all comparisons of a column."

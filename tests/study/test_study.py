@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pandas as pd
 import pytest
 
 import rayfl
+from rayfl import plugins
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RoundDone
 from rayfl.statistics import mean_interval
@@ -49,6 +51,12 @@ SMALL: dict[str, Any] = {
 def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
     root = tmp_path_factory.mktemp("study")
     return run(root, root / "first")
+
+
+@pytest.fixture(autouse=True)
+def no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test brings is gone after it: Ray of later tests does not have it."""
+    monkeypatch.setattr(plugins, "_loaded", {})
 
 
 @pytest.fixture(autouse=True)
@@ -449,3 +457,45 @@ def test_an_estimate_says_what_could_not_be_timed(tmp_path: Path) -> None:
     assert found.seconds > 0
     assert "a round of wild failed and is not counted: " in found.how
     assert "a round of good" not in found.how
+
+
+def test_a_run_that_never_reached_a_target_is_the_last(done: Any) -> None:
+    study, _ = done
+    reached = {"FedAvg": math.nan, "SOLO": 1.0}
+    numbers = {place: {"rounds_to_99": reached[place[0]]} for place in study.results._numbers}
+    results = Results(study.results.study, study.results.runs, ["rounds_to_99"], {})
+    vars(results)["_numbers"] = numbers
+    assert results.ranks("rounds_to_99") == {"FedAvg": 2.0, "SOLO": 1.0}
+    vars(results)["_numbers"] = {place: n for place, n in numbers.items() if place[0] == "SOLO"}
+    vars(results).pop("_by_place")
+    assert all(math.isnan(rank) for rank in results.ranks("rounds_to_99").values())  # a run that is missing
+
+
+def test_runs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("a file")
+    prepared = prepare(take({**SMALL, "claims": []}, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    with pytest.raises(RayflError, match="runs cannot be written"):
+        execute(prepared, tmp_path / "out", inline=True)
+
+
+def test_equal_seeds_have_equal_cohorts_and_first_models(tmp_path: Path) -> None:
+    """FedProx without a pull is FedAvg: the same bits in the end, also where FLIS holds out data."""
+    methods = {
+        "FedAvg": {"algorithm": "fedavg"},
+        "FedProx": {"algorithm": "fedprox", "local.mu": 1e-30},
+        "FLIS": {"algorithm": "flis_dc"},
+    }
+    settings = {**SMALL["settings"], "training.participation": 0.5}
+    study, _ = run(
+        tmp_path,
+        tmp_path / "out",
+        methods=methods,
+        settings=settings,
+        grid={},
+        seeds=0,
+        claims=[],
+        expected=[],
+        report={},
+    )
+    models = [json.loads((Path(p) / "summary.json").read_text())["models_sha256"] for p in study.runs["path"]]
+    assert models[0] == models[1] != models[2]
