@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import ray
@@ -185,7 +186,7 @@ def _outcome(result: Any) -> Mapping[str, Any]:
         cause = getattr(result.error, "cause", None) or result.error
         line = str(cause).strip().splitlines()
         kind = "the process of the trial died" if isinstance(cause, RayError) else type(cause).__name__
-        return {"error": f"{kind}: {line[-1] if line else ''}"}
+        return {"error": shorten(f"{kind}: {line[-1] if line else ''}", 200, placeholder=" ...")}
     metrics = dict(result.metrics or {})
     return dict(metrics.get("outcome", metrics))
 

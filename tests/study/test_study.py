@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -392,6 +393,18 @@ def test_the_key_knows_the_files_that_a_config_names(tmp_path: Path) -> None:
     assert key_of(rayfl.load(values)) == before
     table.write_text("sample,client\n0,1\n1,0\n\n")
     assert key_of(rayfl.load(values)) != before
+
+
+def test_the_key_knows_the_source_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    source = tmp_path / "keyed_net.py"
+    keys = []
+    for width in (3, 4):
+        source.write_text(f"from torch import nn\n\nclass Net(nn.Linear):\n    width = {width}\n")
+        monkeypatch.setattr(plugins, "_loaded", {})
+        sys.modules.pop("keyed_net", None)
+        keys.append(key_of(rayfl.load({"model": {"name": "module", "target": f"{source}:Net"}})))
+    assert keys[0] != keys[1]
 
 
 def test_studies_with_other_bases_share_runs(tmp_path: Path) -> None:
