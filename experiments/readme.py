@@ -42,7 +42,8 @@ This page is written by `python experiments/readme.py` from the files and from `
 
 keeps the study's table and verdicts. A claim *holds* if its whole 95 % interval over seeds does, *fails* if
 none of it does, and is *undecided* else. Claims are what the papers say, or what longer runs gave here:
-one that fails at the smoke size may hold after more rounds.
+the smoke size has few rounds, fewer methods and often other data and a smaller network (each result says so),
+so its verdicts neither confirm nor refute a paper. Seconds are those of a machine with other work.
 """
 
 
@@ -59,7 +60,7 @@ class File:
     path: str
     name: str
     title: str
-    sizes: tuple[str, ...]
+    sizes: Mapping[str, Mapping[str, Any]]
 
 
 def studies() -> list[File]:
@@ -69,7 +70,7 @@ def studies() -> list[File]:
         said = yaml.safe_load(path.read_text(encoding="utf-8"))
         if "methods" in said:
             title = said.get("title", said["name"])
-            sizes = tuple(said.get("sizes", ()))
+            sizes = {name: (size or {}).get("settings", {}) for name, size in said.get("sizes", {}).items()}
             found.append(File(path.relative_to(HERE).as_posix(), said["name"], title, sizes))
     return found
 
@@ -173,6 +174,9 @@ def _details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         file, size = files[result["study"]], result["size"]
         yield f"### {'-'.join(filter(None, (file.name, size)))}\n"
         yield f"{file.title}; [{file.path}]({file.path}){f', size {size}' if size else ''}.\n"
+        if file.sizes.get(size):
+            changes = json.dumps(file.sizes[size], ensure_ascii=False).replace('"', "")
+            yield f"Changed at this size: `{changes}`\n"
         yield f"{result['table']}\n\n{result['caption']}\n"
         yield "| claim | verdict | value | 95 % interval | source |"
         yield "| --- | --- | --: | --: | --- |"
