@@ -194,6 +194,8 @@ def study(
     from rayfl.study.progress import StudyDisplay
 
     prepared = prepare(read(file, size, overrides or [], only or [], seeds))
+    if check and not prepared.statements:
+        raise ConfigError("--check", "the study claims nothing", "add claims, or figures with a tolerance")
     if dry_run:
         _show_estimate(prepared, jobs)
         return
