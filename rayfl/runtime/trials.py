@@ -173,7 +173,11 @@ class Surroundings:
 
 def _trial(config: dict[str, Any], work: Any, items: Any, surroundings: Surroundings) -> None:
     surroundings.enter()
-    tune.report({"outcome": dict(work(ray.get(items)[config["place"]]))})
+    try:
+        outcome = dict(work(ray.get(items)[config["place"]]))
+    except Exception as error:  # it would come again; only what dies is begun again
+        outcome = {"error": f"{type(error).__name__}: {error}"}
+    tune.report({"outcome": outcome})
 
 
 def _searching(config: dict[str, Any], work: Any, surroundings: Surroundings) -> None:

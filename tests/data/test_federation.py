@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from rayfl.data import (
@@ -23,6 +23,7 @@ from rayfl.data import (
     build_federation,
     describe,
 )
+from rayfl.data.federation import scarce_strata
 from rayfl.data.remarks import remarks
 from rayfl.errors import ConfigError, DataError
 
@@ -140,6 +141,7 @@ def test_test_parts_are_the_largest_that_follow(
         np.concatenate([np.arange(classes), rng.integers(0, classes, 120)]),
         np.concatenate([np.arange(classes), rng.integers(0, classes, 60)]),
     )
+    assume(not len(scarce_strata(samples)))  # which make no test part smaller
     partition = PARTITIONS["dirichlet"](clients=clients, alpha=alpha, attempts=1000)
     federation = build_federation(samples, partition, validation=0, test_samples=cap, seed=seed)
     available = np.bincount(samples.y_test, minlength=classes)

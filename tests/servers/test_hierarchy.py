@@ -325,7 +325,7 @@ def test_edges_are_drawn_or_given(tmp_path: Path) -> None:
         ),
         (
             {"hierarchy": {"edges": "nowhere.csv"}},
-            "hierarchy.edges: nowhere.csv cannot be read: No such file",
+            "nowhere.csv cannot be read: No such file",
         ),
         ({"hierarchy": {"edges": __file__}}, "test_hierarchy.py needs a column 'edge' with numbers from 0"),
         (
