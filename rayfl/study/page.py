@@ -18,6 +18,7 @@ from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Ta
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
 from rayfl.study.outcome import Study
+from rayfl.study.plan import spoken
 from rayfl.study.results import Results, title_of, written
 from rayfl.study.running import directory_of, is_finished
 from rayfl.study.tables import TextTable
@@ -287,5 +288,4 @@ def _files(results: Results, label: str, point: Point) -> list[RunFiles]:
 
 def _name(point: Point) -> str:
     """``alpha 0.1, classes 2``."""
-    said = [f"{axis.split('.')[-1]} {name}" if "." in axis else name for axis, name in point.items()]
-    return ", ".join(said)
+    return ", ".join(spoken(axis, name) for axis, name in point.items())

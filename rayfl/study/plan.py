@@ -58,8 +58,13 @@ class PlannedRun:
     def title(self) -> str:
         """``PACFL, alpha 0.1, seed 0``."""
         settings = {**self.point, **{name: shown(value) for name, value in self.chosen.items()}}
-        said = [f"{name.split('.')[-1]} {value}" for name, value in settings.items()]
+        said = [spoken(name, value) for name, value in settings.items()]
         return ", ".join([self.method, *said, f"seed {self.seed}"])
+
+
+def spoken(axis: str, name: str) -> str:
+    """A point of an axis in words: ``alpha 0.1``; of an axis whose points have names, the name alone."""
+    return f"{axis.split('.')[-1]} {name}" if "." in axis or axis == "rounds" else name
 
 
 def key_of(config: Config) -> str:

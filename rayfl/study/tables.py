@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rayfl.statistics import FEW
 from rayfl.study.claims import Judgement
+from rayfl.study.plan import spoken
 from rayfl.study.results import Results, cell, lower_is_better, title_of, written
 from rayfl.units import UNKNOWN, number
 
@@ -87,7 +88,7 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
     body = [[label, *row.values()] for row in rows for label in study.methods]
     for column in study.report.names:
         for at in columns:
-            named = ", ".join(f"{axis.split('.')[-1]} {name}" for axis, name in at.items())
+            named = ", ".join(spoken(axis, name) for axis, name in at.items())
             header.append(f"{title_of(column)}{f', {named}' if named else ''}")
             for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                 point = {axis: {**row, **at}[axis] for axis in study.axes}
@@ -189,7 +190,7 @@ def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
     """The same for a terminal: ``holds      PACFL.ari > 0.5, alpha 0.1: 0.83 (0.71 to 0.95)``."""
     lines = []
     for each in judgements:
-        at = "".join(f", {axis.split('.')[-1]} {name}" for axis, name in each.point.items())
+        at = "".join(f", {spoken(axis, name)}" for axis, name in each.point.items())
         value = number(each.interval.mean, 2) if each.interval.n else UNKNOWN
         bounds = f" ({number(each.interval.low, 2)} to {number(each.interval.high, 2)})" * each.interval.known
         why = f"; {each.why}" * bool(each.why)
