@@ -145,27 +145,23 @@ def points(study: StudyFile) -> list[dict[str, str]]:
 def plan(
     study: StudyFile,
     chosen: Mapping[tuple[str, str], Settings] | None = None,
-    seeds: Sequence[int] | None = None,
-    further: Sequence[str] = (),
 ) -> list[PlannedRun]:
     """All runs, those of a seed side by side; equal seeds have the same clients, cohorts and first model.
 
     Args:
         study: the file.
         chosen: settings that were chosen for a method and a point (:func:`place_of`).
-        seeds: in place of the study's.
-        further: settings of all runs, over all others.
 
     Raises:
         ConfigError: the first run that cannot be: which, and why.
     """
     found = []
-    check_number(len(points(study)) * len(study.all_methods) * len(seeds or study.seeds))
-    for seed, point in itertools.product(seeds or study.seeds, points(study)):
+    check_number(len(points(study)) * len(study.all_methods) * len(study.seeds))
+    for seed, point in itertools.product(study.seeds, points(study)):
         runs = []
         for label in study.all_methods:
             settings = (chosen or {}).get((label, place_of(point))) or {}
-            config = resolved(study, label, point, seed, further, overrides_of(settings))
+            config = resolved(study, label, point, seed, (), overrides_of(settings))
             runs.append(PlannedRun(label, point, seed, config, settings))
         # All methods count, also those that are not run now: a part of a study has the whole study's data.
         same = on_the_same_data([run.config for run in runs])

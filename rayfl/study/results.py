@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from rayfl.errors import ConfigError, Damaged, nearest
 from rayfl.evaluation import protocols
 from rayfl.evaluation.metrics import METRICS
 from rayfl.losses import LOSSES
+from rayfl.report.compare import flat
 from rayfl.rundir import RunDirectory
 from rayfl.statistics import Difference, Interval, holm, mean_interval, mean_ranks, paired_difference
 from rayfl.study.file import StudyFile
@@ -296,21 +297,17 @@ _UNTOLD = ("seed", "name", "output", "execution", "plugins")
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Of each config the settings that are not the same in all, by dotted path."""
-    flat = [dict(_flat({k: v for k, v in c.items() if k not in _UNTOLD})) for c in configs]
-    names = list(dict.fromkeys(name for each in flat for name in each))
+    told = [flat({k: v for k, v in c.items() if k not in _UNTOLD}) for c in configs]
+    names = list(dict.fromkeys(name for each in told for name in each))
     missing = object()
     differ = [
-        name for name in names if any(each.get(name, missing) != flat[0].get(name, missing) for each in flat)
+        name for name in names if any(each.get(name, missing) != told[0].get(name, missing) for each in told)
     ]
-    return [{name: each.get(name) for name in differ} for each in flat]
+    return [{name: _cell(each.get(name)) for name in differ} for each in told]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", json.dumps(value) if isinstance(value, list | dict) else value
+def _cell(value: Any) -> Any:
+    return json.dumps(value) if isinstance(value, list | dict) else value
 
 
 def written(column: str) -> Callable[[float], str]:

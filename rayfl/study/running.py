@@ -57,13 +57,11 @@ class Outcome:
         state: ``finished``, ``stopped`` or ``failed``.
         path: the run directory.
         error: why it failed, in a line.
-        again: whether it would not fail again: its process died, or somebody else's disk was full.
     """
 
     state: str
     path: str
     error: str = ""
-    again: bool = False
 
 
 def name_of(run: PlannedRun) -> str:
@@ -140,7 +138,8 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
                 time.sleep(_PATIENCE)
             except ConfigError as error:
                 # Runs beside this one have taken what there was room for, as after the loss of a node.
-                if error.where != "execution.actors" or time.monotonic() > until:
+                crowded = config.execution.backend == "ray" and error.where == "execution.actors"
+                if not crowded or time.monotonic() > until:
                     raise
                 time.sleep(_PATIENCE)
     except (_StopAsked, Interrupted):
@@ -224,7 +223,7 @@ def on_ray(
         carry_out, list(jobs), room, Path.cwd(), lambda place: lost(jobs[place].key)
     ):
         if set(found) == {"error"}:
-            yield jobs[place], Outcome("failed", "", str(found["error"]), again=True)
+            yield jobs[place], Outcome("failed", "", str(found["error"]))
         else:
             yield jobs[place], Outcome(**found)
 
