@@ -174,7 +174,8 @@ def study(
         bool, typer.Option("--inline", help="everything in this process, one run after another, without Ray")
     ] = False,
     out_folder: Annotated[
-        Path | None, typer.Option("--out", help="folder of the results; default: ./studies/<name>")
+        Path | None,
+        typer.Option("--out", help="folder of the results; default: ./studies/<name>, or <name>-<part>"),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="how many runs, hours and gigabytes it will be; run nothing")
@@ -199,7 +200,7 @@ def study(
     if dry_run:
         _show_estimate(prepared, jobs)
         return
-    folder = out_folder or folder_of(prepared.study, size)
+    folder = out_folder or folder_of(prepared.study, size, only or [], seeds, overrides or [])
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
         found = execute(prepared, folder, inline, jobs, display.watch)

@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import math
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -69,14 +70,20 @@ def spoken(axis: str, name: str) -> str:
 
 def key_of(config: Config) -> str:
     """The hash of a resolved config, and of the plug-ins and the files that it names; what is merely where a
-    run is executed, written or named is left out. Folders of images and downloaded datasets count by name."""
+    run is executed, written or named is left out. Of a folder of images the names and sizes of its files
+    count; datasets that rayfl downloads count by name."""
     settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
     execution = {name: settings["execution"][name] for name in _EXECUTION}
     if execution["clients_per_actor"] is None:
         del execution["clients_per_actor"]
     sources = sorted(_sources(config))
     known = [{**settings, "execution": execution}, sources]
-    contents = [_content(path, path.stat().st_size, path.stat().st_mtime_ns) for path in _files(config)]
+    contents = [
+        _listing(path, _changed(path))
+        if path.is_dir()
+        else _content(path, path.stat().st_size, path.stat().st_mtime_ns)
+        for path in _inputs(config)
+    ]
     text = json.dumps([*known, contents] if contents else known, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -95,12 +102,32 @@ def _sources(config: Config) -> set[str]:
     return used
 
 
-def _files(config: Config) -> Iterator[Path]:
-    """The files that a config names: of data, owners of samples, weights."""
+def _inputs(config: Config) -> Iterator[Path]:
+    """The files and folders of the user's that a config names: of data, owners of samples, weights.
+
+    A folder ``root`` that need not be named is one where rayfl itself keeps things: downloads, runs.
+    """
     for part in _parts(config):
-        for _, value in part:
-            if isinstance(value, Path) and value.is_file():
+        for name, value in part:
+            if not isinstance(value, Path):
+                continue
+            own = name != "root" or type(part).model_fields[name].is_required()
+            if value.is_file() or (own and value.is_dir()):
                 yield value
+
+
+def _changed(folder: Path) -> tuple[int, ...]:
+    """When a folder and the folders in it last changed, in ns."""
+    inner = sorted(Path(entry.path) for entry in os.scandir(folder) if entry.is_dir())
+    return tuple(os.stat(path).st_mtime_ns for path in (folder, *inner))
+
+
+@cache
+def _listing(folder: Path, changed: tuple[int, ...]) -> str:
+    """The hash of the names and sizes of all files below a folder; reading images would take minutes."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    told = [(path.relative_to(folder).as_posix(), path.stat().st_size) for path in files]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 @cache

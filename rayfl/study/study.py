@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rayfl import files
 from rayfl.config.text import dump
@@ -33,8 +35,8 @@ from rayfl.study.running import (
     unfinished,
 )
 
-if TYPE_CHECKING:
-    pass
+_LONGEST_NAME = 120
+"""Characters of the name of a folder; file systems take 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,8 @@ def run_study(
     """
     study = source if isinstance(source, StudyFile) else _read(source, size, settings, seeds)
     prepared = prepare(study)
-    return execute(prepared, Path(folder) if folder else folder_of(study, size), inline, jobs)
+    place = Path(folder) if folder else folder_of(study, size, seeds=seeds, settings=settings)
+    return execute(prepared, place, inline, jobs)
 
 
 def _read(
@@ -147,9 +150,28 @@ def _read(
     return read(source, size, settings, (), seeds)
 
 
-def folder_of(study: StudyFile, size: str = "") -> Path:
-    """Where the results of a study lie unless something else is said."""
-    return Path("studies") / "-".join(filter(None, (study.name, size)))
+def folder_of(
+    study: StudyFile,
+    size: str = "",
+    only: Sequence[str] = (),
+    seeds: str = "",
+    settings: Sequence[str] = (),
+) -> Path:
+    """The default folder of a study's results.
+
+    A part of a study, or the study with other seeds or settings, has a folder of its own, so that it never
+    replaces the results of the whole: ``studies/figure_6-smoke-seeds0-rounds=5``.
+
+    Args:
+        study: the file.
+        size, only, seeds, settings: what the command line chose.
+    """
+    chosen = [size, *only, f"seeds{seeds}" if seeds else "", *settings]
+    name = re.sub(r"[^\w.,=+-]+", "_", "-".join([study.name, *filter(None, chosen)]))
+    if len(name) > _LONGEST_NAME:
+        digest = hashlib.sha256(name.encode()).hexdigest()[:8]
+        name = f"{name[: _LONGEST_NAME - 9]}-{digest}"
+    return Path("studies") / name
 
 
 def execute(

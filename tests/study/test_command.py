@@ -7,8 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from rayfl import cli
+from rayfl.study import folder_of, take
 
 STUDY = """
 name: typed
@@ -67,6 +69,8 @@ def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.Captu
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--inline", "--check", "--seeds", "0")
     assert code == 3
     assert "one seed has no interval" in out
+    assert "results: studies/typed-seeds0/" in out  # beside the results of the whole, not in their place
+    assert json.loads((folder / "studies/typed/claims.json").read_text())["verdict"] == "fails"
     assert rayfl(capsys, "study", "typed.yaml", "--inline", "--seeds", "0")[0] == 0  # nobody asked
 
 
@@ -91,3 +95,13 @@ def test_a_run_that_fails_is_an_error(folder: Path, capsys: pytest.CaptureFixtur
     )
     assert code == 1
     assert "error: FedAvg, seed 0: client" in err
+
+
+def test_a_part_of_a_study_has_a_folder_of_its_own() -> None:
+    study = take(yaml.safe_load(STUDY), Path())
+    assert folder_of(study) == Path("studies/typed")
+    assert folder_of(study, "smoke", ["FedAvg"], "0-9") == Path("studies/typed-smoke-FedAvg-seeds0-9")
+    assert folder_of(study, settings=["output.root=/tmp/x"]) == Path("studies/typed-output.root=_tmp_x")
+    long = [folder_of(study, settings=[f"data.path={'x' * 300}{end}"]) for end in "ab"]
+    assert long[0] != long[1]
+    assert len(long[0].name) <= 120

@@ -395,6 +395,22 @@ def test_the_key_knows_the_files_that_a_config_names(tmp_path: Path) -> None:
     assert key_of(rayfl.load(values)) != before
 
 
+def test_the_key_knows_the_images_of_a_folder(tmp_path: Path) -> None:
+    values = {
+        "data": {"name": "image_folder", "root": str(tmp_path / "images"), "test_fraction": 0.5},
+        "output": {"root": str(tmp_path / "runs")},
+    }
+    for name in ("cat/1.png", "dog/1.png"):
+        (tmp_path / "images" / name).parent.mkdir(parents=True)
+        (tmp_path / "images" / name).write_bytes(b"12")
+    (tmp_path / "runs").mkdir()
+    before = key_of(rayfl.load(values))
+    (tmp_path / "runs" / "a-run").mkdir()
+    assert key_of(rayfl.load(values)) == before
+    (tmp_path / "images/dog/2.png").write_bytes(b"12")
+    assert key_of(rayfl.load(values)) != before
+
+
 def test_the_key_knows_the_source_of_a_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     source = tmp_path / "keyed_net.py"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -72,3 +74,19 @@ def test_side_by_side_and_one_after_another_give_the_same_bits(ray_cluster: None
     assert together.results.finished == 4
     assert hashes(together) == hashes(alone)
     assert together.claims == alone.claims
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_loss_of_a_node_in_mid_study_loses_no_run_and_changes_none(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "tests.study.on_two_nodes", str(tmp_path / "nodes")],
+        capture_output=True,
+        text=True,
+        timeout=880,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    found = json.loads((tmp_path / "nodes" / "said.json").read_text())
+    assert found["failed"] == {}
+    assert found["ended"] == ["finished"] * 4
+    assert found["hashes"] == hashes(study(tmp_path / "inline", True))
