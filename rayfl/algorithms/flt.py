@@ -165,8 +165,9 @@ class FLT(OneShotClustered[FLTState]):
         """
         if not _codes(setup):
             return super().find(setup, state, old, newcomers, clients)
-        old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
-        return of_all(newcomers, new, nearest_cluster(codes, state.assignment[old], theirs))
+        known, new = self.signatures(setup, state, old, newcomers, clients)
+        labels = state.assignment[known.clients]
+        return of_all(newcomers, new.clients, nearest_cluster(known.signatures, labels, new.signatures))
 
     def fit(
         self, setup: Setup, state: FLTState, newcomers: NDArray[np.int64], clients: Clients
@@ -175,11 +176,12 @@ class FLT(OneShotClustered[FLTState]):
         if not _codes(setup):
             return super().fit(setup, state, newcomers, clients)
         old = np.setdiff1d(np.flatnonzero(state.known >= 0), newcomers)
-        old, codes, new, theirs = self.signatures(setup, state, old, newcomers, clients)
-        if not len(old):
+        known, new = self.signatures(setup, state, old, newcomers, clients)
+        if not len(known.clients):
             return None
-        fit = fit_by_means(codes, state.assignment[old], theirs, state.assignment[new])
-        return fit.of_some(np.isin(newcomers, new))
+        labels = [state.assignment[each.clients] for each in (known, new)]
+        fit = fit_by_means(known.signatures, labels[0], new.signatures, labels[1])
+        return fit.of_some(np.isin(newcomers, new.clients))
 
 
 def _codes(setup: Setup) -> bool:

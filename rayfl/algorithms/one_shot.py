@@ -69,6 +69,25 @@ class OneShotState(ServerState):
 OS = TypeVar("OS", bound=OneShotState, default=OneShotState)
 
 
+@dataclass(frozen=True)
+class KnownSignatures:
+    """Clients that have a signature.
+
+    Attributes:
+        clients: their ids ``(M,)``, ascending.
+        signatures: M arrays, in the same order.
+    """
+
+    clients: NDArray[np.int64]
+    signatures: list[NDArray[np.float32]]
+
+    @classmethod
+    def of(cls, clients: NDArray[np.int64], found: Mapping[int, NDArray[np.float32]]) -> Self:
+        """Those of the clients that have one."""
+        having = [client for client in clients.tolist() if client in found]
+        return cls(np.array(having, np.int64), [found[client] for client in having])
+
+
 class OneShotClustered(Algorithm[OS]):
     """Base of methods that cluster clients by signature, then train one model a cluster.
 
@@ -216,10 +235,10 @@ class OneShotClustered(Algorithm[OS]):
         clustering, few = latest(setup, state).for_clients(len(everyone)), len(everyone) <= BLOCK
         unknown = clustering.needs_groups and clients.groups is None  # after a run nobody knows the groups
         if (clustering.pairwise and few) or unknown:
-            old, signatures, new, theirs = self.signatures(setup, state, old, newcomers, clients)
-            labels, signatures = state.assignment[old], [*signatures, *theirs]
+            known, theirs = self.signatures(setup, state, old, newcomers, clients)
+            labels, signatures = state.assignment[known.clients], [*known.signatures, *theirs.signatures]
             found = place(clustering, signatures, labels, state.threshold, state.models)
-            return of_all(newcomers, new, found)
+            return of_all(newcomers, theirs.clients, found)
         sent = state.sent(setup, newcomers)
         if clustering.signature.needs_exchange and few and clustering.needs_signatures:
             ids, distances = clients.distances(clustering, everyone, sent[everyone])
@@ -250,12 +269,11 @@ class OneShotClustered(Algorithm[OS]):
         old: NDArray[np.int64],
         newcomers: NDArray[np.int64],
         clients: Clients,
-    ) -> tuple[NDArray[np.int64], list[NDArray[np.float32]], NDArray[np.int64], list[NDArray[np.float32]]]:
-        """The old clients that have a signature, those signatures, and the same of the newcomers."""
+    ) -> tuple[KnownSignatures, KnownSignatures]:
+        """The signatures of the old clients, and those of the newcomers."""
         everyone, sent = np.concatenate([old, newcomers]), state.sent(setup, newcomers)
         found = clients.signatures(latest(setup, state), everyone, sent[everyone])
-        old, new = (np.array([c for c in ids.tolist() if c in found], np.int64) for ids in (old, newcomers))
-        return old, [found[c] for c in old.tolist()], new, [found[c] for c in new.tolist()]
+        return KnownSignatures.of(old, found), KnownSignatures.of(newcomers, found)
 
     def drift(self, setup: Setup, state: OS, drifted: NDArray[np.int64], clients: Clients) -> OS:
         """They raise a flag, and the servers' signatures of them are out of date."""
