@@ -51,10 +51,10 @@ from rayfl.training.work import behind
 
 
 class ClientHost:
-    """Hosts any number of clients: everything it keeps is its model, its engine and the shared data.
+    """Hosts any number of clients; it keeps only a model, a training engine and the shared data.
 
     Args:
-        stages: the federation, one for each stage of the run; arrays are read where they lie.
+        stages: the federation in each stage of the run; its arrays are read in place.
         host: what to run.
     """
 
@@ -132,7 +132,7 @@ class ClientHost:
     def _products(
         self, job: TrainJob, block: TrainedBlock, outcome: Outcome, has_vectors: bool
     ) -> dict[Key, Any]:
-        """The block's part of ``A W``, or the rows themselves if that is what travels."""
+        """The block's part of ``A W``, or the rows themselves if those are sent."""
         shared = complement(job.layout.layers, self.spec.P)
         values, kept = self._sent(outcome.rows), outcome.kept
         if job.layout.layers:
@@ -193,11 +193,11 @@ class ClientHost:
         return torch.stack(vectors).to(device).index_select(0, torch.from_numpy(place).to(device))
 
     def _received(self, vector: NDArray[np.float32]) -> torch.Tensor:
-        """A vector as the clients use it."""
+        """A vector as the clients use it, with a permutation undone."""
         return _tensor(self.host.reveal(vector))
 
     def _sent(self, rows: torch.Tensor) -> torch.Tensor:
-        """Rows as the servers may see them."""
+        """Rows as the servers may see them, permuted if the run asks for it."""
         return _tensor(self.host.hide(rows.cpu().numpy())).to(rows.device) if self.host.permutes else rows
 
     def _states(
@@ -301,7 +301,8 @@ class ClientHost:
         return scores
 
     def adapt(self, job: AdaptJob, objects: Objects) -> Answer:
-        """Train a block of clients on, without telling anybody: their tests ``(B,)``, and the updates."""
+        """Fine-tune a block of clients without reporting to the servers: their test results ``(B,)``, and the
+        updates."""
         before, after = self._adapted(job, objects)
         updates = self._sent(updates_of(after, before, self.spec)).cpu().numpy()
         scores = self._scores(after, job.clients, job.stage, job.on, job.batch_size)
@@ -356,7 +357,7 @@ class ClientHost:
         return Answer([self._model(job, one, objects).cpu().numpy() for one in job.passes])
 
     def _model(self, job: EvalJob, one: ForwardPass, objects: Objects) -> torch.Tensor:
-        """A model of the servers, with what the client has of its own, as the client uses it."""
+        """A server's model combined with the client's own state, as the client uses it."""
         vector = self._received(objects["model", one.model])
         if one.state is None:
             return vector
@@ -432,7 +433,7 @@ class ClientHost:
 
 
 def _raise_first(block: TrainedBlock, clients: NDArray[np.int64], round: int) -> None:
-    """Where nobody may be left out, the first failure is everybody's."""
+    """Raise the first client failure; used where every client must succeed."""
     if block.failures:
         row, text = min(block.failures.items())
         raise ClientError(int(clients[row]), round, text)
@@ -442,7 +443,7 @@ _AT_ONCE = 512
 """Samples in a forward pass that scores them."""
 
 _TOGETHER = 1 << 18
-"""Numbers that are summed in one call: small models many at a time, large ones one by one."""
+"""Values summed in one call: many small models at a time, large models one by one."""
 
 
 def partial_product(
@@ -456,7 +457,7 @@ def partial_product(
         kept: 1 for the numbers that take part, 0 for the others, ``(B, S)``; None for all. The weight is then
             one of each number.
     """
-    # A client that failed may hold anything, NaN too: it is left out, not multiplied by zero.
+    # Rows of failed clients may contain NaN: they are dropped, since 0 * NaN is NaN.
     there = np.flatnonzero(weights)
     if len(there) < len(rows):
         at = torch.from_numpy(there).to(rows.device)
@@ -482,7 +483,7 @@ def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Ten
 
 
 def _overlay(rows: torch.Tensor, layout: StateLayout, states: torch.Tensor, fresh: NDArray[np.bool_]) -> None:
-    """Put the clients' own layers into their models, in place, where they have some."""
+    """Copy the clients' personal layers into their models, in place, if they have any."""
     values = layout.own_layers(states)
     for row in np.flatnonzero(~fresh).tolist() if layout.layers else ():
         scatter_(rows[row], layout.layers, values[row])
@@ -534,7 +535,7 @@ def _of_samples(values: torch.Tensor) -> torch.Tensor:
 
 
 def _tensor(array: NDArray[np.float32]) -> torch.Tensor:
-    """A tensor over the array's memory. Arrays of the object store are read-only, and nobody writes here."""
+    """A tensor that shares the memory of an array, which may be read-only; nothing writes to it here."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)

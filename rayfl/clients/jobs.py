@@ -34,7 +34,7 @@ class HostSpec:
         spec: the model's flat layout.
         seed: the run's seed.
         engine: name of the training engine.
-        why: why that one, in a line.
+        why: the reason for that engine, in one line.
         device: ``cpu`` or ``cuda``.
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
         permutes: whether clients permute all that they send, and put what they receive back in order.
@@ -51,7 +51,8 @@ class HostSpec:
     cuda_graphs: bool = True
 
     def hide(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """What the servers see of models ``(..., P)``: running statistics stay behind the parameters."""
+        """Models ``(..., P)`` as the servers see them, permuted; running statistics stay after the
+        parameters."""
         return self._permuted(permute, rows) if self.permutes else rows
 
     def reveal(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -106,9 +107,9 @@ class LocalTest:
 class TrainJob:
     """Train a block of B clients and multiply its part of ``A W``.
 
-    Beside it travel the start models ``("model", k)``; the servers' own vectors ``("vector", k)`` that go
-    with them, if the local objective has such; ``("report", name)`` for each report that is asked for, and
-    all K models if one compares with them; and the objects with client state ``("state", number)``.
+    These objects are sent with it: the start models ``("model", k)``; the servers' vectors ``("vector", k)``
+    that belong to them, if the local objective has any; ``("report", name)`` for each requested report, and
+    all K models if a report needs them; and the objects with client state ``("state", number)``.
 
     Attributes:
         round: 0-based.
@@ -144,7 +145,7 @@ class TrainJob:
 
 
 ROWS: Key = ("rows", 0)
-"""Trained rows ``(B, S)``, where they travel themselves; otherwise ``("sum", k)`` is a
+"""Trained rows ``(B, S)``, if they are sent themselves; otherwise ``("sum", k)`` is a
 :class:`~rayfl.clients.partial.Partial` for each row k of A that the block contributes to."""
 
 UPDATES: Key = ("updates", 0)
@@ -166,7 +167,7 @@ class TrainReport:
         seconds: time spent in the job.
         pid: the process that did it.
         bytes_up, bytes_down: what the clients sent and received.
-        remarks: what the user should know -> ids of the clients that it is true of.
+        remarks: messages for the user -> ids of the clients concerned.
         scores: the tests of the models that the clients have trained ``(B,)``; zeros for those that failed.
     """
 
@@ -184,7 +185,7 @@ class TrainReport:
 
 @dataclass(frozen=True)
 class AdaptJob:
-    """Let a block of clients train on from their models ``("model", k)``, and test the result, or return it.
+    """Fine-tune the models ``("model", k)`` of a block of clients, and test the result, or return it.
 
     Attributes:
         on: on what they are tested.
@@ -259,7 +260,7 @@ class ForwardPass:
 class EvalJob:
     """A few forward passes for one actor, over test samples or training samples.
 
-    Beside it travel the models ``("model", k)`` and the objects with client state ``("state", number)``.
+    The models ``("model", k)`` and the objects with client state ``("state", number)`` are sent with it.
     """
 
     passes: tuple[ForwardPass, ...]
@@ -271,8 +272,8 @@ class EvalJob:
 
 @dataclass(frozen=True)
 class EvalReport:
-    """For every pass in order, how many predictions of each sample were right (of one, or of one a word), the
-    sum of their losses, and what else the loss measures ``(n, S)``."""
+    """For every pass in order: how many predictions of each sample were right (one per sample, or one per
+    word), the sum of their losses, and the other measures of the loss ``(n, S)``."""
 
     correct: list[NDArray[np.int64]] = field(default_factory=list)
     loss: list[NDArray[np.float32]] = field(default_factory=list)

@@ -17,8 +17,8 @@ Vector = NDArray[np.float64] | tuple[NDArray[np.float64], ...]
 """A vector ``(S,)``, or its pieces one after another."""
 
 _SENT = 1 << 16
-"""Numbers in a piece of a vector that is sent. Ray copies what is longer than a megabyte with six threads
-of its own; where clients train on every core they only get in the way."""
+"""Numbers in a piece of a vector that is sent. Ray copies objects of more than a megabyte with six threads,
+which slow training down when clients use every core."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +32,11 @@ class Partial:
         total: ``(S,)``; a single number stands for S of them.
         weight: of all numbers, or of each ``(S,)`` where clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
-        statistics: how many of the last numbers are running statistics. They are averages, of which nothing
-            can be subtracted (``b_j`` may be negative, and a variance may not): ``total`` has ``sum_j (a_j +
-            b_j) w_j`` of them.
+        statistics: how many of the last numbers are running statistics. These are averaged with weights
+            ``a_j + b_j`` in ``total``: ``b_j`` may be negative, which would make a variance negative.
         extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
-        scale: what the sums of the whole row are multiplied by (running statistics' are not); the old model
-            takes the rest of their weight.
+        scale: factor of the row's sums (except running statistics); the old model gets the remaining
+            weight.
     """
 
     total: Vector
@@ -53,7 +52,7 @@ class Partial:
         return Partial(summed([self.total])[places], weight)
 
     def cut(self) -> Partial:
-        """The same with long vectors in pieces, which is how they travel best."""
+        """The same with long vectors in pieces, which are faster to send."""
         extra = None if self.extra is None else pieces(self.extra)
         return replace(self, total=pieces(self.total), extra=extra)
 

@@ -1,4 +1,4 @@
-"""What a client keeps between rounds: one row of numbers, of which each part of the method owns a range."""
+"""What a client keeps between rounds: one row of numbers, in which each part of the method has a range."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Rows = TypeVar("Rows", "torch.Tensor", NDArray[np.float32])
 
 @dataclass(frozen=True)
 class StateLayout:
-    """Whose numbers lie where in the states ``(..., S)``.
+    """Which range of the states ``(..., S)`` belongs to which part of the method.
 
     Attributes:
         layers: the ranges of the model that are the client's own; their values come first.

@@ -1,4 +1,4 @@
-"""The federation's clients as vertices: a few of them, weighted, stand for all.
+"""The federation's clients as vertices: a few of them, weighted, represent all.
 
 The graph joins clients that are alike (neighbours in the space of signatures or label histograms, or members
 of one cluster); a client's accuracy is a function on it that varies little between neighbours. Two uses:
@@ -32,7 +32,7 @@ _EQUAL = 1e-9
 """Distances that differ by less are equal."""
 
 _TIE = 1e-5
-"""How far equal clients are moved apart, as a share of the spread of all: less than any real difference."""
+"""How far identical clients are moved apart, relative to the spread of all: less than any real difference."""
 
 FILL = 5_000_000
 """Non-zero entries that ``P^l`` may have here: a second or two for the choice."""
@@ -92,10 +92,10 @@ def client_graph(
 
 
 def _told_apart(points: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """The points with two small random coordinates more, so that equal ones have different neighbours.
+    """The points with two more small random coordinates, so that identical points have different neighbours.
 
-    Many clients with one and the same histogram would otherwise all be joined with the first few of them,
-    and those alone would stand for all.
+    Otherwise many clients with the same histogram would all be joined with the first few of them, and those
+    alone would represent all.
     """
     scale = float(points.std()) or 1.0
     draws = generator(seed, "client ties").random((len(points), 2))
@@ -205,9 +205,9 @@ def participants(
         references: K.
         costs: of each client's participation, ``(N,)``, at least 0, in any unit (seconds, bytes, joules).
             Costs that grow with each participation make the choice change from round to round.
-        kappa: slack in (0, 1]: a client may be so much less representative than the best and be taken
-            because it is cheaper.
-        eligible: which clients are there, ``(N,)`` (bool); the absent are represented all the same.
+        kappa: slack in (0, 1]: a client whose alignment is at least kappa times the best may be taken because
+            it is cheaper.
+        eligible: which clients are present, ``(N,)`` (bool); absent clients are represented all the same.
         seed: decides between equally good and cheap clients.
         power: as in :func:`client_coreset`.
 
@@ -265,8 +265,8 @@ def weighted_summary(
     Returns:
         The metrics of ``summary``. ``accuracy_se`` is the error to expect of ``accuracy_mean`` if the K had
         been drawn at random from the N, ``sqrt(s^2 sum(w^2) (1 - K / N))`` with the weighted variance
-        ``s^2 = sum(w (a - mean)^2) / (1 - sum(w^2))``. Clients that represent all are nearer to the truth
-        than that, unless a group of clients has nobody among them.
+        ``s^2 = sum(w (a - mean)^2) / (1 - sum(w^2))``. Representative clients are closer to the truth than
+        that, unless a group of clients has no member among them.
     """
     sizes_K, weights_K = np.asarray(sizes, np.float64), np.asarray(weights, np.float64)
     percent_K = accuracy(correct, sizes_K)

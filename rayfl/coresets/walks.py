@@ -25,7 +25,7 @@ Array = NDArray[np.float64]
 Vectors = Any  # a csr_array or an ndarray, float64: both have @ and row indexing
 
 FILL = 20_000_000
-"""So many non-zero entries may ``P^l`` have (240 MB); what is denser is taken from eigenvectors."""
+"""Most non-zero entries that ``P^l`` may have (240 MB); denser powers are computed from eigenvectors."""
 NEGLIGIBLE = 0.05
 """Eigenvectors are left out once ``lambda^l`` is below this (its square enters inner products)."""
 MOST_EIGENVECTORS = 400
@@ -48,7 +48,7 @@ def walk_vectors(
         power: l; ``auto``: :func:`covering_power`.
         references: K, for ``auto``.
         seed: for ``auto`` and for the start of the eigenvector iteration.
-        fill_limit: so many non-zero entries may ``P^l`` have.
+        fill_limit: most non-zero entries that ``P^l`` may have.
         smooth: eigenvectors may be used (which takes up to a minute at n = 10,000); without them, ``auto``
             takes as many steps as ``fill_limit`` allows.
 

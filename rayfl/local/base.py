@@ -39,7 +39,7 @@ class Start:
         server: the vectors that came with these models, ``(B, Q)``.
         state: the clients' own, ``(B, S)``; zeros for one that never took part. :meth:`LocalObjective.terms`
             and :meth:`LocalObjective.finish` may change them in place.
-        fresh: which never took part, ``(B,)``.
+        fresh: which clients never took part, ``(B,)``.
         sizes: their training samples ``(B,)``.
         test: for objectives that look at validation accuracy.
     """
@@ -65,7 +65,7 @@ class Outcome:
         kept: 1 where a client's number takes part in the average, 0 where not, ``(B, P)``; None for all ones.
         bytes_up, bytes_down: bytes sent and received by each client ``(B,)``; None for the whole model both
             ways (and ``Q`` numbers likewise).
-        remarks: what the user should know -> rows of the block that it is true of.
+        remarks: messages for the user -> rows of the block concerned.
     """
 
     rows: torch.Tensor
@@ -124,8 +124,8 @@ class LocalObjective(Section):
         return sizes.astype(np.float64), None
 
     def rescaled(self, weights: NDArray[np.float64], keep: NDArray[np.float64]) -> float:
-        """Where other clients of a model failed: what the weights ``a`` of those that delivered are to be
-        multiplied by, at the same ``a + b``.
+        """If other clients of a model failed: the factor for the weights ``a`` of the clients that succeeded,
+        at the same ``a + b``.
 
         Args:
             weights, keep: ``a`` and ``b`` of those that delivered ``(m,)``, as :meth:`weights` gave them.
@@ -162,7 +162,7 @@ class LocalObjective(Section):
         return model
 
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
-        """What there is to say of clients by their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
+        """Facts about clients, computed from their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
         return {}
 
 
@@ -172,7 +172,7 @@ def accumulated(
     """How much gradients count in local updates: ``w - w_i = eta accumulated g`` for a constant gradient g.
 
     FedNova's ``|a_i|_1``: tau_i local steps, with momentum rho ``[tau - rho (1 - rho^tau) / (1 - rho)] /
-    (1 - rho)``, and less where the rate falls inside the round, ``eta (1 + lr_alpha t)^-lr_power``.
+    (1 - rho)``, and less if the learning rate decays within the round, ``eta (1 + lr_alpha t)^-lr_power``.
 
     Args:
         steps: tau_i ``(M,)``.

@@ -1,4 +1,4 @@
-"""Pruning of Sub-FedAvg: candidate masks, their distance, the rule, and networks that are really smaller.
+"""Pruning of Sub-FedAvg: candidate masks, their distance, the rule, and networks of reduced size.
 
 Vahidian's thesis, chapter 4. All functions are pure and work on flat vectors and masks ``(P,)``, True where a
 number is kept. What may be pruned:
@@ -75,12 +75,12 @@ def unstructured(
 
 
 def pruned(mask: Mask, where: Mask) -> float:
-    """The share of what may be pruned, ``where``, that is."""
+    """The share of the prunable entries (``where``) that are pruned."""
     return 1 - float(mask[where].mean()) if where.any() else 0.0
 
 
 def emptied(spec: ModelSpec, before: Mask, after: Mask) -> list[str]:
-    """Weight tensors of which ``after`` keeps nothing and ``before`` kept something, by their names."""
+    """Names of the weight tensors of which ``before`` kept something and ``after`` keeps nothing."""
     names = [spec.names[k] for k, _ in enumerate(_parameters(spec))]
     return [
         name
@@ -97,7 +97,7 @@ def distance(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
 
 
 def next_share(pruned: float, target: float, step: float) -> float:
-    """The share of the survivors to prune now, so that the last step ends at the target, not beyond.
+    """The share of the survivors to prune now, such that the last step does not overshoot the target.
 
     Args:
         pruned: the share that is pruned.

@@ -19,9 +19,9 @@ class Scaffold(LocalObjective):
     of the model, so that within a cluster the method is SCAFFOLD among its members. ``c_i`` and ``c`` start
     at zero. Each message holds a model and a control variate.
 
-    ``c`` is the mean of the ``c_i`` as long as the clients of a model are the same. Where they change
-    (events, new clusters) it is not rescaled: N is from then on the new number, but what those who left have
-    put into ``c`` stays there, and newcomers, whose ``c_i`` is zero, do not make it smaller.
+    ``c`` is the mean of the ``c_i`` as long as the clients of a model stay the same. If they change (events,
+    new clusters) ``c`` is not rescaled: N becomes the new number, but the contributions of clients that left
+    remain in ``c``, and newcomers, whose ``c_i`` is zero, do not shrink it.
 
     The paper has no momentum. Here it is that of SGD on the corrected gradient, and ``K eta`` becomes what
     gradients really count in ``x - y`` (:func:`rayfl.local.base.accumulated`), so that ``c_i`` is a mean
@@ -64,7 +64,7 @@ class Scaffold(LocalObjective):
         scale = torch.from_numpy(counted * work.lr).to(block.rows)[:, None]
         state = start.state  # holds c - c_i
         change = torch.empty_like(state)  # c_i+ - c_i
-        # Touching memory is what this costs: on a CPU one client at a time, which stays in the cache.
+        # Memory traffic dominates: on a CPU handle one client at a time, so that it stays in the cache.
         together = max(1, len(state)) if state.is_cuda else 1
         for first in range(0, len(state), together):
             at = slice(first, first + together)

@@ -1,4 +1,5 @@
-"""Sub-FedAvg: every client prunes its own subnetwork, and averages with those who kept the same weights.
+"""Sub-FedAvg: every client prunes its own subnetwork, and averages with the clients that kept the same
+weights.
 
 Vahidian, Morafah, Lin, ICDCSW 2021; thesis chapter 4, Algorithms 10 (Un) and 11 (Hy).
 """
@@ -44,8 +45,8 @@ class SubFedAvg(LocalObjective):
     After E epochs a client has candidate masks: the lowest ``step`` of its surviving weights by magnitude
     would go, by the model of the first epoch and by that of the last. If its validation accuracy is at least
     ``accuracy`` (Acc_th), the ``target`` is not reached, and the two candidates differ by ``distance`` or
-    more (Hamming), it applies the last one. The server averages each number over the clients that kept it;
-    one that nobody kept stays.
+    more (Hamming), it applies the last one. The server averages each parameter over the clients that kept it;
+    one that no client kept stays as it is.
 
     *Unstructured* (Un) prunes the weights of all layers. *Hybrid* (Hy) prunes channels by the scale |gamma|
     of their BatchNorm, and the weights of the linear layers; the two decide independently of each other.

@@ -49,7 +49,7 @@ class Loss(Section):
         return self.each(outputs, targets).mean()
 
     def for_tests(self) -> Loss:
-        """The loss that tests report: this one without what only training has of it."""
+        """The loss that tests report: this one without terms that only apply in training."""
         return self
 
     def right(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ class Loss(Section):
         return 0
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """What of each sample :meth:`measured` needs the sums of, ``(n, S)`` float64."""
+        """Per-sample values whose sums :meth:`measured` needs, ``(n, S)`` float64."""
         return outputs.new_empty(len(outputs), 0).double()
 
     def measured(self, sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:

@@ -17,7 +17,7 @@ class CrossEntropy(Loss):
     """Cross-entropy of one of K classes, in nats, as PyTorch's; of texts over the words that follow.
 
     With label smoothing (Szegedy et al. 2016) a client trains for the right class with probability
-    ``1 - epsilon + epsilon / K`` and for each other one with ``epsilon / K``. Tests are without.
+    ``1 - epsilon + epsilon / K`` and for each other one with ``epsilon / K``. Tests use no smoothing.
     """
 
     name: Literal["cross_entropy"] = "cross_entropy"

@@ -43,11 +43,11 @@ class OwnNetwork(Model):
     @field_validator("weights")
     @classmethod
     def _from_here(cls, path: Path | None) -> Path | None:
-        """Workers have another working directory."""
+        """Make the path absolute: workers have another working directory."""
         return None if path is None else Path(os.path.abspath(path))
 
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The network as it comes, from torch's global generator.
+        """The network as built, initialised from torch's global generator.
 
         Raises:
             ConfigError: if it cannot be built for samples of this shape.
@@ -110,7 +110,7 @@ class OwnNetwork(Model):
 
 
 def built(what: str, make: Callable[[], Any], where: str = "model") -> Any:
-    """What somebody else's code builds.
+    """Call third-party code that builds a network.
 
     Raises:
         ConfigError: if it raises.

@@ -28,7 +28,7 @@ class Model(Section):
     name: str = ""
 
     tokens: ClassVar[bool] = False
-    """Whether it takes words, places in a vocabulary, instead of numbers to calculate with."""
+    """Whether its inputs are words (indices into a vocabulary) instead of real numbers."""
 
     @classmethod
     def name_of(cls) -> str:
@@ -70,7 +70,7 @@ class Model(Section):
         """
 
     def outline(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """The module without its numbers; nothing is allocated: it may be too large for any machine."""
+        """The module on the meta device: nothing is allocated, so it may be too large for this machine."""
         import torch
 
         with torch.device("meta"):
@@ -142,7 +142,7 @@ def square_image(
 
 
 def one_line(error: BaseException) -> str:
-    """An exception of somebody else's code: its type and the first line of what it says."""
+    """An exception of third-party code: its type and the first line of its message."""
     text = str(error).strip().split("\n")[0]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -35,7 +35,7 @@ Vector: TypeAlias = "NDArray[np.float32] | Tensor"
 class ModelSpec:
     """The flat layout of a network, cheap to send: the config and the layout, never the module.
 
-    Build it with :meth:`of`; any process that has it can :meth:`build` the same module again.
+    Make it with :meth:`of`; any process that has it can :meth:`build` the same module.
 
     Attributes:
         model: the architecture.
@@ -123,7 +123,7 @@ class ModelSpec:
         return self.loss.width(self.classes)
 
     def build(self) -> nn.Module:
-        """The module on the CPU, with random weights from the seed; leaves torch's generators alone."""
+        """The module on the CPU, with random weights from the seed; does not touch torch's generators."""
         return _build(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))
 
     def initial(self, seed: int | None = None, index: int = 0) -> NDArray[np.float32]:
@@ -215,7 +215,7 @@ class ModelSpec:
         return mask
 
     def _pairs(self, module: nn.Module, vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
-        """Each part of the vector, shaped, beside the module's tensor of the same name."""
+        """Each part of the vector, reshaped, with the module's tensor of the same name."""
         flat = self._checked(vector)
         tensors = dict(flat_tensors(module))
         if tuple(tensors) != self.names:

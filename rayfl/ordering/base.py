@@ -1,4 +1,4 @@
-"""The contract of an order of samples; the default is FedAvg's: all of them, shuffled anew in every epoch."""
+"""The contract of an order of samples; the default is FedAvg's: all of them, reshuffled in every epoch."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ class Curriculum(Ordering):
       ``*_prediction``: 1 where the model is right, for ``both_prediction`` where both models agree;
       ``expert`` s_E: under a model given as a file (``rayfl expert``). A client that has no model of its own
       yet is scored by the model received alone (s_G, or s_G^pred).
-    - Orders: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score, anew in every
-      round. Vanilla training is the ordering ``shuffled``.
+    - Orders: ``curriculum`` easy first, ``anti`` hard first, ``random`` regardless of the score, redrawn in
+      every round. Vanilla training is the ordering ``shuffled``.
     - Pacing ``g(t)`` over the T local steps that the shuffled epochs would have: ``pacing``, ``a`` (the
       fraction of the steps after which all samples are used) and ``b`` (the fraction used in the first).
 
@@ -121,7 +121,7 @@ class Curriculum(Ordering):
         ]
 
     def _score(self, seen: Seen, own: Seen, fresh: bool) -> NDArray[np.float64]:
-        """Of a client's samples, from what the model received (or the expert) and its own say of them."""
+        """The scores of a client's samples under the received model (or the expert) and its own model."""
         if self.score == "both_prediction" and not fresh:
             return agreement(seen.predicted, own.predicted, seen.targets)
         if self.score.endswith("_prediction"):
@@ -132,7 +132,7 @@ class Curriculum(Ordering):
 
 @dataclass(frozen=True)
 class Seen:
-    """What a model says of a client's n samples.
+    """Losses and predictions of a model for a client's n samples.
 
     Attributes:
         losses: ``(n,)``, for texts the mean over the words.

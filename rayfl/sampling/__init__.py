@@ -1,4 +1,4 @@
-"""Who is asked to take part in a round."""
+"""Which clients take part in a round."""
 
 from rayfl.sampling.base import Candidates, Sampling
 from rayfl.settings import Registry

@@ -20,8 +20,8 @@ class Candidates:
     """Who could take part in a round.
 
     Attributes:
-        ids: the clients that are there, ascending ``(n,)``.
-        count: how many are wanted.
+        ids: the present clients, ascending ``(n,)``.
+        count: how many to choose.
         sizes: their training samples ``(n,)``.
         labels: the model that each uses ``(n,)``.
         round: 0-based.
@@ -29,7 +29,7 @@ class Candidates:
         seed: the run's seed.
         losses: computes, if called, each candidate's mean training loss under the model that it would start
             from ``(n,)``.
-        relatedness: makes, if called, the graph of the candidates: neighbours have like data.
+        relatedness: makes, if called, the graph of the candidates, whose neighbours have similar data.
     """
 
     ids: NDArray[np.int64]
@@ -49,11 +49,12 @@ class Sampling(Section):
     name: str = ""
 
     def asked(self, clients: int, count: int, round: int, rounds: int) -> int:
-        """How many clients download their model to say how well it does on their data, before a choice.
+        """How many clients evaluate their model on their own data before the choice, and download it for
+        that.
 
         Args:
-            clients: how many are there.
-            count: how many are wanted.
+            clients: how many are present.
+            count: how many to choose.
             round, rounds: 0-based, and the planned number.
         """
         return 0
@@ -61,7 +62,7 @@ class Sampling(Section):
     def cohort(self, candidates: Candidates) -> NDArray[np.int64]:
         """The ids of the participants ``(n,)``, at least one.
 
-        If there are more than ``candidates.count``, so many take part in every round, in this order (the last
-        cohort may be smaller), and only then the next are chosen: a sweep.
+        If there are more than ``candidates.count``, they form a sweep: ``count`` of them take part in each
+        round, in this order (the last cohort may be smaller), before new ones are chosen.
         """
         raise NotImplementedError

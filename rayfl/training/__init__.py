@@ -1,7 +1,7 @@
-"""Local training of a block of clients: what is asked and answered.
+"""Local training of a block of clients: the request, and the result.
 
-Here is what needs no PyTorch. What trains is imported from its own module: ``batches``,
-``device``, ``engine``, ``loop``, ``batched``.
+This package imports no PyTorch. The code that trains is in its modules ``batches``, ``device``, ``engine``,
+``loop`` and ``batched``.
 """
 
 from rayfl.training.config import Training

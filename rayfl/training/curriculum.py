@@ -52,17 +52,20 @@ class Pacing:
             raise ValueError(f"pacing: a = {self.a:g} and b = {self.b:g} must lie in (0, 1]")
 
     def fraction(self, progress: ArrayLike) -> NDArray[np.float64]:
-        """``g(t) / N`` at ``progress = t / T``, at most 1: every family is there when ``progress`` is a."""
+        """``g(t) / N`` at ``progress = t / T``, at most 1; every family reaches 1 at ``progress = a``."""
         u = np.minimum(1.0, np.asarray(progress, np.float64) / self.a)
         return np.minimum(1.0, PACINGS[self.family](u, self.b))
 
     def available(self, steps: int, samples: int, batch_size: int) -> NDArray[np.int64]:
         """``g(t)`` for the steps t = 0, 1, ..., T - 1, ``(T,)``.
 
-        Decision: rounded to the nearest number of samples, halves up, and never fewer than a batch (or all N,
-        if that is less), which could not be drawn otherwise. A half is what is one up to 1e-12 of its size:
-        for N = 20, a = 0.8, b = 0.1 linear pacing has 15.5 in step 6 of 10, which is 15.499999999999998 in
-        floating point, or not, by the order of the operations.
+        Decision: rounded to the nearest number of samples, halves up, and at least one batch (or all N
+            samples
+        if there are fewer), since a step draws a whole batch. A value within 1e-12 (relative) of a half
+        counts
+        as a half: for N = 20, a = 0.8, b = 0.1, linear pacing gives 15.5 in step 6 of 10, which floating
+            point
+        turns into 15.499999999999998 under some orders of the operations.
 
         Args:
             steps: the budget T.
@@ -74,10 +77,11 @@ class Pacing:
 
 
 def loss_scores(losses: ArrayLike) -> NDArray[np.float64]:
-    """``s_i = r_i / sum r``, ``r_i = 1 / loss_i`` (section 2.4.1): s_G, s_L or s_E by whose losses they are.
+    """``s_i = r_i / sum r``, ``r_i = 1 / loss_i`` (section 2.4.1): s_G, s_L or s_E, depending on which
+    model's losses are given.
 
-    For s_LG give the mean of the global and the local model's losses. A loss of zero, where the score has no
-    limit, counts as the smallest number of single precision.
+    For s_LG give the mean of the global and the local model's losses. A loss of zero, for which the score is
+    unbounded, counts as the smallest normal number of single precision.
 
     Args:
         losses: loss of each sample ``(n,)``.
@@ -110,7 +114,7 @@ def arrange(scores: NDArray[np.floating], order: Order, draws: NDArray[np.float6
 
     Args:
         scores: of each sample ``(n,)``, higher = easier.
-        order: ``curriculum`` easy first, ``anti`` hard first, ``random`` whatever the score.
+        order: ``curriculum`` easy first, ``anti`` hard first, ``random`` regardless of the score.
         draws: a random number for each sample ``(n,)``. With the same ones ``anti`` is ``curriculum``
             backwards.
 
@@ -162,8 +166,8 @@ def visits(
 def _ranks(available: NDArray[np.int64], size: int, draws: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:
     """For every step ``size`` different numbers below ``g(t)``, ``(T, size)``.
 
-    Floyd's sampling, all steps at once: the j-th draw is among the first g - size + j + 1; who is drawn
-    already makes place for the last of them.
+    Floyd's sampling, all steps at once: the j-th draw is among the first g - size + j + 1 positions; if it
+    was drawn already, the last of these positions is taken instead.
     """
     numbers = np.concatenate(draws).reshape(len(available), size)
     chosen = np.empty((len(available), size), np.intp)
@@ -179,7 +183,7 @@ def eligible(losses: Sequence[float] | NDArray[np.floating], count: int, order: 
     """Client curriculum (section 2.6): the first ``count`` clients of the ranking by mean loss, ascending.
 
     Args:
-        losses: mean loss of each client ``(N,)``; the client's score falls with it.
+        losses: mean loss of each client ``(N,)``; a higher loss means a lower score.
         count: how many the pacing over rounds allows.
         order: ``curriculum`` from the lowest loss, ``anti`` from the highest.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 CONTEXT_BYTES = 1 << 29
-"""What a process takes of a GPU beside its tensors, about: the CUDA context, the libraries' kernels."""
+"""GPU memory that a process uses in addition to its tensors: the CUDA context and the libraries' kernels
+(an estimate)."""
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
@@ -18,20 +19,19 @@ def open_device(name: str, share: float = 0.0) -> torch.device:
 
     On a GPU, for the whole process:
 
-    - all products are of float32 numbers. PyTorch's default for *convolutions* is TF32, which keeps 10 bits
-      of the mantissa; a run would say nothing of it, and be a thousandth away from the plain arithmetic;
-    - cuDNN takes deterministic algorithms, and chooses by rule and not by timing, so that a run can be
-      repeated;
+    - all products use float32. PyTorch's default for *convolutions* is TF32, which keeps 10 bits of the
+      mantissa and would silently change results by about 1e-3;
+    - cuDNN uses deterministic algorithms, chosen by rule and not by timing, so that a run can be repeated;
     - tensors are limited to the process's share of the memory (:func:`tensor_share`);
-    - work goes to a stream of the process's own: nothing can be recorded on the default stream.
+    - work goes to a separate stream, because nothing can be recorded on the default stream.
 
     Args:
         name: ``cpu``, ``cuda``, or ``auto``: a GPU if there is one.
         share: the part of the GPU's memory that this process may use; 0, or 1 and more, for no limit.
 
     Returns:
-        The device. A GPU has its number, as its tensors have it: the current device among those that
-        ``CUDA_VISIBLE_DEVICES`` shows to this process, which is the one that Ray assigned.
+        The device. A GPU comes with its index, as on its tensors: the current device among those in
+        ``CUDA_VISIBLE_DEVICES``, which is the one that Ray assigned to this process.
     """
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -50,25 +50,25 @@ def open_device(name: str, share: float = 0.0) -> torch.device:
 
 
 def tensor_share(share: float, total: int) -> float:
-    """The part of a GPU's memory that is left for tensors where a process may use ``share`` of it.
+    """The fraction of a GPU's memory that is left for tensors if a process may use ``share`` of it.
 
-    PyTorch's own limit counts tensors alone: four processes with a quarter each would need four times
-    :data:`CONTEXT_BYTES` more than there is.
+    PyTorch's own limit counts only tensors: four processes with a quarter each would need four times
+    :data:`CONTEXT_BYTES` more than the GPU has.
 
     Args:
         share: of the process, in (0, 1).
         total: the GPU's memory in bytes.
 
     Returns:
-        The share without the context; at least half of it, on GPUs that are too small for so many.
+        The share without the context, but at least half of ``share`` on GPUs that are too small for that.
     """
     return max(share / 2, share - CONTEXT_BYTES / total)
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it came from, says that the device's memory is used up.
+    """Whether an error, or one of its causes, means that the device is out of memory.
 
-    PyTorch's allocator says so by a type of its own; CUDA and its libraries, which need memory too, in words.
+    PyTorch's allocator raises a dedicated type; CUDA and its libraries only say so in the message.
     """
     while error is not None:
         text = str(error)

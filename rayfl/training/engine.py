@@ -24,23 +24,24 @@ from rayfl.training.loop import LoopEngine
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
 TOLERANCE = 1e-3
-"""How far an engine may be from the plain loop in the trial, relative to how far the model moved."""
+"""Largest difference allowed between an engine and the plain loop in the trial, relative to the update."""
 
 TRIALS = 3
-"""A ReLU within rounding of zero, or two equal pixels of a window, may decide otherwise in another engine:
-then a large network ends up to a percent away. That hardly happens in each of these trials; a fault does."""
+"""A ReLU input within rounding of zero, or two equal pixels of a pooling window, may be resolved differently
+by another engine; a large network then ends up to a percent away. That is very unlikely in all of these
+trials, whereas a fault shows in each."""
 
 
 class Engine(Protocol):
     """Trains the clients of a block, each from its own start model on its own samples.
 
     The result for a client depends on the work, the round, its id, its samples, its start model and its
-    terms; up to rounding not on which other clients are in the block, nor on the engine. Its last bit may
-    depend on who trains in one call with it. (Where a ReLU is within rounding of zero the gradient takes
-    either way: ResNet-9 with a loss of 30 ended 7e-7 or 3e-3 of its movement from float64, in all engines.)
-    Runs are equal bit for bit on any number of workers because
-    blocks follow from the config and the data alone, and calls from the block, the model and the device; only
-    on a GPU whose memory runs out are the calls smaller.
+    terms. Up to rounding it depends neither on the other clients of the block nor on the engine; its last bit
+    may depend on which clients train in the same call. (If a ReLU input is within rounding of zero the
+    gradient may go either way: ResNet-9 with a loss of 30 ended 7e-7 or 3e-3 of its update away from float64,
+    in all engines.) Runs are equal bit for bit on any number of workers because blocks follow from the config
+    and the data alone, and calls from the block, the model and the device. The one exception is a GPU that
+    runs out of memory, where calls get smaller.
     """
 
     spec: ModelSpec
@@ -64,7 +65,7 @@ class Engine(Protocol):
             clients: their ids.
             indices: each client's training samples.
             start: start models ``(B, P)`` float32; left as they are. One model may be expanded to all.
-            terms: what is a client's own.
+            terms: per-client offsets, masks and visits.
 
         Raises:
             ValueError: if the terms are not of this block.
@@ -76,17 +77,18 @@ ENGINES: dict[str, Callable[[ModelSpec, Batches, int], Engine]] = {
     "vmap": VmapEngine,
     "loop": LoopEngine,
 }
-"""From the fastest to the one that takes every model."""
+"""From the fastest to the one that supports every model."""
 
 
 def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
     """The engine to use: ``wanted``, or the first of :data:`ENGINES` that covers the model.
 
-    In a short trial it must equal the plain loop. The choice depends on the model alone, never on timings nor
-    on the threads of this process, so that it is the same in every run; the trial has one thread, as a run.
+    In a short trial the engine must agree with the plain loop. The choice depends only on the model, never on
+    timings or on the threads of this process, so that it is the same in every run; the trial uses one thread,
+    as a run does.
 
     Returns:
-        Its name, and why it was chosen, in a line.
+        Its name, and the reason for the choice in one line.
 
     Raises:
         ConfigError: if the wanted engine does not cover the model.
@@ -125,11 +127,11 @@ def _first_that_agrees(spec: ModelSpec, wanted: str) -> tuple[str, str]:
 def open_engine(
     name: str, spec: ModelSpec, batches: Batches, seed: int, graphs: bool = True
 ) -> tuple[Engine, str]:
-    """The engine on its device, and what there is to say of it in a line.
+    """Open an engine on its device; returns it with a one-line description.
 
-    :func:`choose_engine` tries engines on a CPU, where a run is started. A GPU does some things in other
-    ways, so there the engine is tried once more, against the plain loop on the GPU, and CUDA graphs are tried
-    against the engine without them. What fails its trial is left out, and the line says why.
+    :func:`choose_engine` tries engines on the CPU where a run is started. On a GPU the engine is tried again,
+    against the plain loop on the GPU, and CUDA graphs are tried against the engine without them. What fails
+    its trial is not used, and the description says why.
 
     Args:
         name: of the engine.
@@ -158,7 +160,7 @@ def open_engine(
 
 
 def _problem(gap: Callable[[], float], other: str) -> str:
-    """What is wrong with what a trial compares with another, or nothing."""
+    """Describe what is wrong with the outcome of a trial; empty if nothing is."""
     try:
         found = gap()
     except Exception as error:  # CUDA, its libraries and torch.func fail in their own ways
@@ -178,7 +180,7 @@ def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
 
 
 def _train(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS) -> torch.Tensor:
-    """What becomes of two clients with five and two of the samples ``(2, P)``."""
+    """Models of two clients ``(2, P)`` after training on five and two of the samples."""
     start = torch.from_numpy(np.tile(engine.spec.initial(), (2, 1))).to(engine.batches.device)
     end = engine.train(work, round, [0, 1], [np.arange(5), np.arange(5, 7)], start, terms)
     if end.failures:
@@ -187,9 +189,9 @@ def _train(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS)
 
 
 def _gap(one: torch.Tensor, other: torch.Tensor, spec: ModelSpec) -> float:
-    """Between the ends of two engines, relative to how far the other has moved.
+    """Distance between the results of two engines, relative to the second one's update.
 
-    That of the parameters or that of the buffers, whichever is larger: buffers may be few, or move little.
+    The larger of the distances of parameters and of buffers: buffers may be few, or change little.
     """
     initial = torch.from_numpy(spec.initial()).to(other)
     gaps = [
@@ -211,7 +213,7 @@ def _trial(
         batches = _example(spec, device, seed)
         engine, loop = make(spec, batches, 0), LoopEngine(spec, batches, 0)
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
-            engine.least = 1  # what more clients do together is tried on two
+            engine.least = 1  # two clients suffice to try what many do together
         gaps.append(_gap(_train(engine, work, 0), _train(loop, work, 0), spec))
         if gaps[-1] <= TOLERANCE:
             break

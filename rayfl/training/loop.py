@@ -1,6 +1,6 @@
 """The plain loop: one client after another, one optimizer step after another.
 
-It is the oracle that faster engines are tested against: nothing here is clever.
+It is the reference that faster engines are tested against, so it is kept simple.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class LoopEngine:
         spec: the model and its flat layout.
         batches: where samples come from.
         seed: the run's seed.
-        channels_last: whether images lie pixel by pixel, which is faster for many convolutions on a CPU.
+        channels_last: whether images use the channels-last layout, which is faster for many convolutions on a
+            CPU.
     """
 
     def __init__(self, spec: ModelSpec, batches: Batches, seed: int, channels_last: bool = False) -> None:
@@ -77,7 +78,7 @@ class LoopEngine:
             clients: ids of the B clients.
             indices: each client's training samples.
             start: start models ``(B, P)`` float32; left as they are.
-            terms: what is a client's own.
+            terms: per-client offsets, masks and visits.
 
         Raises:
             ValueError: if the terms are not of this block.

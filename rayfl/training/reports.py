@@ -1,8 +1,7 @@
-"""What clients report after training, besides the usual: functions of a trained block, by name.
+"""What clients report after training, in addition to loss and steps: named functions of a trained block.
 
-A method declares its reports (:meth:`rayfl.algorithms.Algorithm.reports`); they are computed where the models
-were trained, and only the outcome travels. This one is all that q-FedAvg asks of its clients, besides
-:class:`UpdateLengths`::
+A method declares its reports (:meth:`rayfl.algorithms.Algorithm.reports`). They are computed where the models
+were trained, and only the result is sent. q-FedAvg needs just this one and :class:`UpdateLengths`::
 
     @dataclass(frozen=True)
     class StartLosses(ClientReport):
@@ -44,7 +43,7 @@ class Trained:
 
     Attributes:
         spec: the model's layout.
-        module: a module of that layout, to be loaded with whatever is wanted.
+        module: a module of that layout, into which any model may be loaded.
         batches: inputs and their scaling.
         rows: the trained models ``(B, P)``; of a client that failed, the one that it started from.
         start: the models that the clients received ``(B, P)``.
@@ -85,7 +84,7 @@ class Trained:
 
 
 def updates_of(rows: torch.Tensor, start: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
-    """``w_i - w`` ``(B, P)``, 0 for running statistics: those follow the inputs, they are no descent."""
+    """``w_i - w`` ``(B, P)``, 0 for running statistics, which are not updated by gradients."""
     updates = rows - start
     updates[:, spec.n_parameters :] = 0
     return updates
@@ -94,21 +93,22 @@ def updates_of(rows: torch.Tensor, start: torch.Tensor, spec: ModelSpec) -> torc
 class ClientReport(ABC):
     """What the clients of a block report: a frozen dataclass, whose fields are its settings.
 
-    Equal ones are sent to the workers once in a run. Without :meth:`combine` the outcome should be small: it
-    comes with the block's losses, and rows of clients that failed are NaN.
+    Equal reports are sent to the workers once per run. Without :meth:`combine` the result should be small: it
+    is returned with the block's losses, and rows of failed clients are NaN.
     """
 
     needs_models: ClassVar[bool] = False
     """Whether it looks at the servers' models (:attr:`Trained.models`)."""
 
     combined: ClassVar[bool] = False
-    """Whether the outcomes of blocks are large and go through :meth:`combine`, in a remote task."""
+    """Whether the results of blocks are large and are merged by :meth:`combine` in a remote task."""
 
     floats: ClassVar[int] = 0
-    """Numbers that each client sends for it; 0 for what the server can tell from the model that it gets."""
+    """Numbers that each client sends for it; 0 if the server can compute it from the model that it receives.
+    """
 
     def prepare(self, samples: Samples, seed: int) -> ClientReport:
-        """The report with what it needs of the server's data; called once, by the driver."""
+        """The report, completed with what it needs from the server's data; called once, by the driver."""
         return self
 
     @abstractmethod
@@ -116,7 +116,7 @@ class ClientReport(ABC):
         """Of a block: ``(B, ...)``."""
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-        """Of all blocks, in the order of the cohort ``(M, ...)``: one after the other."""
+        """Merge the results of blocks, in the order of the cohort ``(M, ...)``; by default, concatenate."""
         return np.asarray(np.concatenate(blocks), np.float64)
 
 
@@ -166,7 +166,8 @@ def prediction_rows(probabilities: NDArray[np.floating], one_hot: bool = False) 
         ``(B, samples * classes)``.
 
     Raises:
-        DataError: if they are not finite or negative (logits, say), whose cosine is no similarity.
+        DataError: if they are negative or not finite (logits, for example): their cosine would be no
+            similarity.
     """
     if not (np.isfinite(probabilities).all() and (probabilities >= 0).all()):
         raise DataError("predictions have to be probabilities: finite and not negative")

@@ -1,4 +1,4 @@
-"""What a block of clients is asked to do, and what it answers: plain data, no behaviour."""
+"""What a block of clients is asked to do, and what it returns: plain data, no behaviour."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class LocalWork:
             the proximal term and an offset act on the second, at w; the losses are those of batch 2 at w'.
         lr_alpha, lr_power: the learning rate inside a round, ``eta (1 + lr_alpha i)^-lr_power`` for the
             local steps i = 0, 1, ... (Vahidian's thesis, ch. 2).
-        snapshot_epoch: keep each client's model after so many of its own epochs; 0 for none.
+        snapshot_epoch: keep each client's model after this many epochs; 0: do not.
 
     Raises:
-        ValueError: for ``inner_lr`` together with ``momentum``: a velocity over two points has no meaning.
+        ValueError: for ``inner_lr`` together with ``momentum``: momentum over gradients at two points is not
+            defined.
     """
 
     epochs: int
@@ -74,20 +75,20 @@ class LocalWork:
         return self.lr * (1 + self.lr_alpha * step) ** -self.lr_power if self.lr_alpha else self.lr
 
     def steps_an_epoch(self, samples: _Count) -> _Count:
-        """Local steps of an epoch over so many samples, of one client or of each."""
+        """Local steps per epoch for the given number of samples, of one client or of each."""
         return -(-samples // (self.batch_size * self.batches_a_step))
 
     def snapshot_step(self, samples: int, steps: int) -> int:
         """After how many of its ``steps`` local steps a client's model is kept; 0 for never.
 
-        An epoch is as many steps as shuffled batches would take, whatever the client really visits.
+        An epoch has as many steps as shuffled batches would take, even if the client visits other samples.
         """
         return min(steps, self.snapshot_epoch * self.steps_an_epoch(samples))
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What is a client's own in the local work of a round, a row a client of the block; None: nothing.
+    """Per-client terms of the local work of a round, one row for each client of the block; None: unused.
 
     Attributes:
         offset: ``(B, P)``, added to every gradient: ``c - c_i`` of SCAFFOLD. Entries of buffers (running
@@ -95,8 +96,8 @@ class Terms:
         mask: ``(B, P)``; where it is 0 the weight is held at zero, in the start model and after every step.
             Entries of buffers are ignored.
         visits: for each client the positions among its samples that every local step visits (every batch,
-            for Per-FedAvg), in place of the shuffled epochs; ``LocalWork.epochs`` is then ignored.
-            Clients may have different numbers of steps, and batches of any length but zero.
+            for Per-FedAvg), instead of shuffled epochs; ``LocalWork.epochs`` is then ignored.
+            Clients may differ in their number of steps; batches may have any length above zero.
     """
 
     offset: torch.Tensor | None = None
@@ -119,7 +120,7 @@ class Terms:
 
 
 NO_TERMS = Terms()
-"""What FedAvg has."""
+"""The terms of FedAvg: none."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ class TrainedBlock:
         steps: local optimizer steps tau_i of each client, ``(B,)``.
         failures: position in the block -> traceback, for clients whose training raised.
         snapshots: the models after ``LocalWork.snapshot_epoch`` epochs, ``(B, P)``; a client that trains
-            fewer has its last model there, one that failed its start model. None if not asked for.
+            fewer epochs has its last model there, one that failed its start model. None if not requested.
     """
 
     rows: torch.Tensor
@@ -165,7 +166,7 @@ def length(segments: Segments) -> int:
 
 
 def behind(segments: Segments, place: int) -> int:
-    """How many of the numbers that the segments cover lie at ``place`` or behind it."""
+    """How many of the values that the segments cover lie at ``place`` or after it."""
     return sum(max(0, b - max(a, place)) for a, b in segments)
 
 
@@ -178,14 +179,14 @@ def complement(segments: Segments, size: int) -> Segments:
 DIVERGED = 1e12
 """A client has diverged if its mean loss or the length of its model is above this, or is NaN.
 
-The same rule in all engines. Near the largest float32, 3e38, it depends on the order of operations what
-overflows; squares do from 1e19 on. This bound is so far below that engines, which agree up to rounding, agree
-on who has diverged, and so far above that no model that learns comes near it.
+All engines use this rule. Near the largest float32, 3e38, the order of operations decides what overflows, and
+squares overflow from 1e19 on. The bound is low enough that engines, which agree up to rounding, agree on
+which clients have diverged, and high enough that no model that learns comes near it.
 """
 
 
 def check_diverged(loss: float, length: float) -> None:
-    """Refuse what diverged (:data:`DIVERGED`), before it spoils everybody's average.
+    """Raise if a client has diverged (:data:`DIVERGED`), so that its model does not enter the average.
 
     Args:
         loss: a client's mean training loss.

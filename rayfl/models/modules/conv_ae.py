@@ -1,4 +1,4 @@
-"""FLT's convolutional autoencoder: no classifier, but what turns images into short codes.
+"""FLT's convolutional autoencoder, which turns images into short codes.
 
 Jamali-Rad, Abdizadeh, Singh, "Federated learning with taskonomy for non-IID data", 2022, Table 13.
 """
@@ -154,7 +154,7 @@ def framed(x: NDArray[np.generic], shape: tuple[int, int, int]) -> torch.Tensor:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """One torch thread: sums that are split among threads are rounded otherwise."""
+    """Use one torch thread: sums that are split among threads are rounded differently."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -164,5 +164,5 @@ def one_thread() -> Iterator[None]:
 
 
 def _fast(model: ConvAE) -> ConvAE:
-    """Laid out so that convolutions with few channels are fast."""
+    """In the memory layout that is fast for convolutions with few channels."""
     return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload, no-any-return]

@@ -1,4 +1,4 @@
-"""What rayfl does with a network from outside: its layers, its weights, and what is refused."""
+"""Networks from outside of rayfl: their layers, their weights, and the checks that refuse them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 """What only holds modules: its children are layers of their own. Subclasses are not taken apart."""
 
 _MOST = 0.9
-"""Of a network's numbers: a child that holds so many is taken for the network itself."""
+"""A child that holds this share of a network's parameters is treated as the network itself."""
 
 _BATCHES = {True: (2, 3), False: (1, 3)}
 """Samples in the batches that are tried before anything starts, in training (BatchNorm needs two) and in

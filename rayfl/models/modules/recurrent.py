@@ -8,7 +8,7 @@ from typing_extensions import override
 
 
 class States(nn.LSTM):
-    """``nn.LSTM`` that gives the states of its last layer alone, so that it is a link of a chain."""
+    """``nn.LSTM`` that returns only the states of its last layer, so that it fits into ``nn.Sequential``."""
 
     @override
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]

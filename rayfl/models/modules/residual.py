@@ -1,4 +1,4 @@
-"""A chain with a bridge over it."""
+"""A chain of layers with a skip connection."""
 
 from __future__ import annotations
 

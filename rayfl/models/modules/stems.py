@@ -12,7 +12,7 @@ from rayfl.errors import ConfigError
 
 
 def for_small_images(arch: str, module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
-    """Replace a stem that suits ImageNet by one for images of about 32 pixels.
+    """Replace an ImageNet stem by one for images of about 32 pixels.
 
     Raises:
         ConfigError: if there is none for this network.
@@ -24,14 +24,14 @@ def for_small_images(arch: str, module: nn.Module, shape: tuple[int, ...], class
 
 
 def take_channels(module: nn.Module, channels: int) -> None:
-    """The first convolution anew, for images that are not coloured."""
+    """Replace the first convolution by one for images that do not have three channels."""
     name, first = next((n, m) for n, m in module.named_modules() if isinstance(m, nn.Conv2d))
     if first.in_channels != channels:
         _replace(module, name, in_channels=channels)
 
 
 def _replace(module: nn.Module, name: str, **changes: Any) -> None:
-    """A convolution anew, with other settings."""
+    """Replace a convolution by one with other settings."""
     old: Any = module.get_submodule(name)
     settings = {
         key: getattr(old, key)

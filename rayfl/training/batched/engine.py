@@ -24,11 +24,11 @@ from rayfl.training.device import out_of_memory
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_diverged
 
 CACHE_BYTES, MEMORY_BYTES = 1 << 22, 1 << 26
-"""Models that train together should fit in a core's share of the cache; but eight at least share the cost of
-the calls, as long as they are not too large."""
+"""Models that train together should fit in a core's share of the cache. At least eight share the overhead of
+a call, unless they are too large for that."""
 
 CUDA_BYTES = 1 << 29
-"""A GPU is slowed down by calls, not by its cache: models of so many bytes train together."""
+"""On a GPU call overhead matters more than the cache: models of up to this many bytes train together."""
 
 
 class BatchedEngine:
@@ -63,7 +63,7 @@ class BatchedEngine:
         self.recorded: RecordedSteps | None = None
 
     def record(self, recorder: Recorder) -> None:
-        """From now on steps of a kind that comes up again are recorded and replayed.
+        """From now on, record each kind of step that recurs, and replay it.
 
         Raises:
             Unsupported: if the network draws random numbers: every client has a generator of its own.
@@ -107,9 +107,10 @@ class BatchedEngine:
         return result
 
     def _attempt(self, block: _Block, rows: NDArray[np.intp]) -> bool:
-        """Train the clients at ``rows`` of the block; False: nothing has happened, it must be tried again.
+        """Train the clients at ``rows`` of the block; False: nothing has changed, and it must be tried again.
 
-        A client that fails alone is noted. If several fail, each is trained alone: whose fault was it?
+        If one client fails, its failure is recorded. If a call with several fails, each is trained alone to
+        find out which of them fails.
         """
         unrecordable, full, apart = "", False, False
         try:
@@ -141,7 +142,7 @@ class BatchedEngine:
             result.snapshots[row] = result.rows[row]
 
     def _halve(self, clients: int) -> None:
-        """So many clients were too much for the device's memory: from now on half of them at a time."""
+        """This many clients did not fit the device's memory: from now on train half of them at a time."""
         self.clients_per_call = clients // 2
         self.network.release()
         if self.recorded is not None:

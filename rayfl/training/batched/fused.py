@@ -15,8 +15,8 @@ from rayfl.training.batched.layers import Conv2d, Layer, MaxPool2d, ReLU, Step
 from rayfl.training.device import on_gpu
 
 LARGEST_WINDOW = 256
-"""Convolutions with more inputs to a pixel (``channels * K * K``) stay with the library: from about 400 on,
-where its cost is mostly arithmetic, it is as fast or faster."""
+"""Convolutions with more inputs to a pixel (``channels * K * K``) stay with the library: from about
+400 on, where arithmetic dominates, the library is as fast or faster."""
 
 
 class ConvPoolReLU(Layer):
@@ -30,7 +30,7 @@ class ConvPoolReLU(Layer):
 
     @staticmethod
     def supports(conv: Conv2d, pool: MaxPool2d) -> bool:
-        """Whether the kernels are there for a convolution and the pooling after it, and faster."""
+        """Whether the kernels support a convolution and the pooling after it, and are faster."""
         halves = (pool.kernel, pool.stride, pool.padding, pool.dilation) == ((2, 2), (2, 2), (0, 0), (1, 1))
         return (
             halves
@@ -110,7 +110,7 @@ class ConvPoolReLU(Layer):
         return dx.narrow(3, g.padding, g.height).narrow(4, g.padding, g.width)
 
     def _buffer(self, name: str, size: int, dtype: type[Any]) -> NDArray[Any]:
-        """Memory that is used again in every step: fresh memory costs more than the arithmetic."""
+        """Memory that is reused in every step: allocating it costs more than the arithmetic."""
         array = self._scratch.get(name)
         if array is None or len(array) < size:
             self._scratch[name] = array = np.empty(size, dtype)

@@ -13,7 +13,7 @@ on the same addresses, and none of the Python around them. So
 A kind that comes up is run as it is a few times (which also sets the libraries up), then recorded. All that
 recordings have in common is fixed memory, so they may be replayed in any order and share their scratch.
 
-Whoever records is a :class:`Recorder`; the rest knows nothing of CUDA, and runs on a CPU in the tests.
+A :class:`Recorder` does the recording; the rest is independent of CUDA and is tested on a CPU.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ WARM_UPS = 3
 """How often a kind of step is run before it is recorded."""
 
 MOST = 128
-"""Recordings that are kept at a time. Further kinds of steps are run as they are, unless recordings are of
-other work, such as the learning rate of an earlier round: then all go and it begins anew."""
+"""Recordings kept at a time. Further kinds of steps are run without recording. Recordings of other work, such
+as the learning rate of an earlier round, are all dropped first, and recording starts again."""
 
 
 _Kind = tuple[Hashable, ...]
-"""What is fixed in a recording: the work, what Python says to the step, its shape."""
+"""What is fixed in a recording: the work, the Python arguments of the step, and its shapes."""
 
 
 class Unrecordable(Exception):
@@ -54,7 +54,7 @@ class Recorder(Protocol):
         """Record what the function does, without doing it; the result does it.
 
         Raises:
-            Exception: whatever the function or the device has against it.
+            Exception: any error raised during capture.
         """
 
     def forget(self) -> None:
@@ -62,7 +62,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """CUDA graphs, captured on a stream beside the current one, with one pool of memory for all.
+    """CUDA graphs, captured on a separate stream, with one memory pool for all of them.
 
     Args:
         device: a GPU.
@@ -165,11 +165,11 @@ class RecordedSteps:
     def begin(
         self, network: Network, work: Hashable, clients: int, width: int, x: torch.Tensor, y: torch.Tensor
     ) -> None:
-        """Before the first step of some clients: all that their steps touch gets its fixed place.
+        """Before the first step of some clients: move everything that their steps use to fixed addresses.
 
         Args:
             network: holds their models.
-            work: what Python says to all of their steps.
+            work: the Python arguments that all of their steps share.
             clients: how many, C.
             width: the most samples of one of them in a step.
             x, y: all their samples and targets.
@@ -199,7 +199,7 @@ class RecordedSteps:
 
         Args:
             network: holds their models; narrowed and prepared.
-            kind: what Python says to this step and not to all, such as a falling learning rate.
+            kind: Python arguments of this step alone, such as a decaying learning rate.
             x, y: all samples and targets.
             at: those of this step, ``(C * B,)``; None for all in order.
             weights: ``(C, B)``.
@@ -209,7 +209,7 @@ class RecordedSteps:
             The losses ``(C,)``, until the next step.
 
         Raises:
-            Unrecordable: if the step cannot be recorded; the models are then worth nothing.
+            Unrecordable: if the step cannot be recorded; the models are then invalid.
             torch.OutOfMemoryError: if there is no memory to do it.
         """
         memory, shape = self._memory, weights.shape

@@ -18,10 +18,10 @@ from numba.core.caching import IndexDataCacheFile
 
 
 class _VerifiedFile(IndexDataCacheFile):  # type: ignore[misc]
-    """A function's cache that is only believed if it holds what was written, and that may fail to be written.
+    """A function's cache with a checksum, which also tolerates a disk that cannot be written.
 
-    Numba's own raises whatever a file that was cut makes of pickle, and would run machine code with a flipped
-    bit. Here such a file is as good as none: the function is compiled again, and the file written again.
+    Numba's own cache raises arbitrary pickle errors for a truncated file, and would run machine code with a
+    flipped bit. Here a damaged file counts as missing: the function is compiled and the file written again.
     """
 
     def _dump(self, value: Any) -> bytes:

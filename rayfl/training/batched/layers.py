@@ -23,17 +23,17 @@ from rayfl.training.batched.parameters import Parameter
 from rayfl.training.device import on_gpu
 
 _THIN = 32
-"""Samples a batch up to which the compiled product is faster than the library's."""
+"""Batch size up to which the compiled product is faster than the library's."""
 
 _aten = torch.ops.aten
 
 
 @dataclass
 class Step:
-    """What a layer may know of the current step.
+    """What layers are told about the current step.
 
     Attributes:
-        generators: one a client, for layers that draw random numbers (none if the network has no such).
+        generators: one for each client, for layers that draw random numbers (empty if there are none).
         counts: samples of each client in this step ``(C,)`` int64, or None if all B rows are samples.
         lengths: the same counts as Python numbers (None likewise).
     """

@@ -8,7 +8,8 @@ adds five samples at a time to two rows of weights: 1.7 times as fast as MKL for
 weights, as fast for small layers or 32 samples; what else changes the weights costs no second way through
 the memory. The third product, the gradient of the input, MKL does as fast or faster.
 
-Clients are independent and each sum has a fixed order: results do not depend on who shares a call.
+Clients are independent and each sum has a fixed order, so results do not depend on the other clients of a
+call.
 """
 
 from __future__ import annotations

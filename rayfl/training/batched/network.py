@@ -1,4 +1,5 @@
-"""From a module tree to batched layers: every supported ``nn.Module`` has a twin with clients in front."""
+"""From a module tree to batched layers: every supported ``nn.Module`` has a counterpart with a client
+dimension."""
 
 from __future__ import annotations
 
@@ -42,7 +43,7 @@ _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
 
 
 class Unsupported(Exception):
-    """The module tree holds something that has no batched twin: which."""
+    """The module tree contains a module without a batched counterpart; the message names it."""
 
 
 class Network:
@@ -50,7 +51,7 @@ class Network:
 
     Attributes:
         draws: whether a step draws random numbers.
-        counts: whether a step looks at how many samples of a client are no padding.
+        counts: whether a step needs to know how many samples of a client are not padding.
         parameters, buffers: by their names in the module; valid after :meth:`load`.
     """
 
@@ -91,7 +92,7 @@ class Network:
         self.buffers = {n: value for n, value in self._values.items() if n not in names}
 
     def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Have all tensors elsewhere: where ``place`` puts a copy of each, by a name of its own."""
+        """Move all tensors to where ``place`` puts a copy of each, given a unique name."""
         for name, parameter in self.parameters.items():
             parameter.move(partial(_place, place, name))
             self._values[name] = parameter.value
@@ -99,7 +100,7 @@ class Network:
             self.buffers[name] = self._values[name] = place(f"buffer {name}", buffer)
 
     def release(self) -> None:
-        """Give back the memory of the models and of what the last step left behind."""
+        """Free the memory of the models and of the last step's intermediate results."""
         self._values, self.parameters, self.buffers = {}, {}, {}
 
     def _take(
@@ -153,7 +154,7 @@ class Network:
             y: targets ``(C, B)``, or of every word ``(C, B, L)``.
             weights: weight of each sample in its client's loss ``(C, B)``: ``1 / b`` for the b samples of
                 the batch, 0 for padding.
-            step: what layers may know.
+            step: what layers are told about it.
 
         Returns:
             The clients' losses before the step, ``(C,)``.
@@ -165,7 +166,7 @@ class BatchedNetwork(Network):
     """Batched layers generated from the module tree, with hand-written backward passes.
 
     Raises:
-        Unsupported: if a module has no twin.
+        Unsupported: if a module has no batched counterpart.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
@@ -249,7 +250,8 @@ def loss_of(
 def _smoothed(
     loss: CrossEntropy, logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """That of a cross-entropy: linear in the target distribution, so smoothing is a term of its own."""
+    """Loss and gradient of a cross-entropy: linear in the target distribution, so smoothing is a separate
+    term."""
     losses, delta = _loss(logits, y, weights)
     if loss.label_smoothing:
         labels, shares = y.unsqueeze(2), loss.label_smoothing * weights
@@ -261,7 +263,7 @@ def _smoothed(
 
 
 _BY_HAND: dict[type[Loss], Callable[..., tuple[torch.Tensor, torch.Tensor]]] = {CrossEntropy: _smoothed}
-"""Losses whose gradient is faster by hand, each with what gives the same as autograd."""
+"""Losses with a hand-written gradient, which is faster than autograd and equal to it."""
 
 
 def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -282,8 +284,8 @@ def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple
 def _predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets and weights of all predictions of a step.
 
-    A sample may stand for many, one a word; then every word of the batch that counts has the same weight, as
-    in PyTorch's cross-entropy.
+    A text has one prediction for each word; every word of the batch that counts has the same weight, as in
+    PyTorch's cross-entropy.
 
     Args:
         y: ``(C, B)``; words ``(C, B, L)`` with :data:`IGNORED` where nothing is to be predicted; or numbers
@@ -310,14 +312,14 @@ _T = TypeVar("_T")
 
 
 def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
-    """What belongs to the module of this prefix itself, by its own names."""
+    """The tensors registered directly at the module with this prefix, by local name."""
     return {
         n[len(prefix) :]: v for n, v in named.items() if n.rpartition(".")[0] + "." * ("." in n) == prefix
     }
 
 
 def _check(module: nn.Module, name: str) -> None:
-    """Refuse modules and settings without a twin."""
+    """Refuse modules and settings without a batched counterpart."""
     if type(module) not in _TWINS:
         raise Unsupported(f"{name or 'the model'} is a {type(module).__name__}")
     if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):

@@ -13,11 +13,12 @@ from rayfl.training.device import on_gpu
 from rayfl.training.work import LocalWork
 
 _THIN = 32
-"""Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no lower
-bound: a short batch is padded to the longest of its company, which must not decide how it is computed."""
+"""Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no
+lower bound: a short batch is padded to the longest batch in the same call, and the choice of kernel must not
+depend on that."""
 
 _SMALL = 4096
-"""Weights of a layer below which calling the compiled loop costs what it gains."""
+"""Number of weights below which the overhead of calling the compiled loop exceeds its gain."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,8 @@ class Sgd:
         momentum: m.
         weight_decay: lambda.
         proximal: mu of FedProx.
-        inner_lr: alpha of Per-FedAvg: every other gradient only says where the next one is taken.
+        inner_lr: alpha of Per-FedAvg: every other gradient only determines the point where the next one is
+            taken.
     """
 
     lr: float
@@ -40,13 +42,13 @@ class Sgd:
 
     @classmethod
     def of(cls, work: LocalWork) -> Sgd:
-        """What the work of a round asks for."""
+        """The step for the work of a round."""
         return cls(work.lr, work.momentum, work.weight_decay, work.proximal, work.inner_lr)
 
 
 @dataclass
 class _Tensors:
-    """What belongs to a parameter, each ``(C, *shape)``; None: not needed, and then free of cost."""
+    """The tensors that belong to a parameter, each ``(C, *shape)``; None if not needed, at no cost."""
 
     weights: torch.Tensor
     velocity: torch.Tensor | None
@@ -59,7 +61,7 @@ class _Tensors:
         return self.each(lambda _, tensor: tensor[:clients])
 
     def each(self, function: Callable[[str, torch.Tensor], torch.Tensor]) -> _Tensors:
-        """The function of every tensor, by its name, that is there."""
+        """Apply a function to every tensor that is present, given its name."""
         return _Tensors(
             function("weights", self.weights),
             *(
@@ -114,7 +116,7 @@ class Parameter:
         self.value = value
 
     def move(self, place: Callable[[str, torch.Tensor], torch.Tensor]) -> None:
-        """Have all tensors elsewhere: where ``place`` puts a copy of each, by its name."""
+        """Move all tensors to where ``place`` puts a copy of each, given its name."""
         self._all = self._now = self._all.each(place)
         self.value = self._all.weights
 
@@ -126,7 +128,7 @@ class Parameter:
     def prepare(self, lr: float, looking_ahead: bool) -> None:
         """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg.
 
-        After this the pass is a function of the tensors alone, whatever pass came before.
+        After this the pass depends only on the tensors, not on earlier passes.
         """
         self.lr, self.looking_ahead = lr, looking_ahead
         ahead = self._now.ahead
@@ -179,7 +181,7 @@ class Parameter:
             self._move(now.velocity.baddbmm_(left, right, beta=self._sgd.momentum))
 
     def descend_rows(self, rows: torch.Tensor, gradient: torch.Tensor) -> None:
-        """One SGD step along a gradient of which only some rows are not zero.
+        """One SGD step along a gradient with few nonzero rows.
 
         Args:
             rows: which, counted through all clients, ``(n,)``: row ``r`` of client ``c`` of ``m`` is
@@ -209,7 +211,7 @@ class Parameter:
         return 1.0
 
     def _move(self, velocity: torch.Tensor) -> None:
-        """``velocity`` is ``m v + g`` so far: add what else counts as gradient, and go."""
+        """``velocity`` is ``m v + g`` so far: add the other gradient terms, and take the step."""
         now = self._now
         if now.target is not None:
             velocity.add_(now.weights - now.target, alpha=self._decay)
@@ -221,7 +223,7 @@ class Parameter:
         self._hold(now.weights)
 
     def _hold(self, weights: torch.Tensor) -> None:
-        """After a step: what is masked is zero."""
+        """After a step: set masked weights to zero."""
         if self._now.mask is not None:
             weights.mul_(self._now.mask)
 

@@ -1,8 +1,8 @@
 """Recurrent networks for many clients at once: embedding and LSTM, with the client in front.
 
-Where the layers of images see samples, those of texts see words: :class:`Embedding` makes ``(C, B, L)`` words
-``(C, B, L, features)``, :class:`Lstm` passes its states on as ``(C, B * L, hidden)``, so that every word is a
-sample for the linear layer and the loss behind it.
+Layers for texts work on words instead of samples: :class:`Embedding` maps words ``(C, B, L)`` to
+``(C, B, L, features)``, and :class:`Lstm` returns its states as ``(C, B * L, hidden)``, so that the linear
+layer and the loss that follow treat every word as a sample.
 
 A recurrent network is many small products one after another. For one client with ten texts they are too small
 to keep a core busy; for many clients they are one batched product each.
@@ -156,7 +156,7 @@ class _Cells:
 
 
 class ClassesSecond(Layer):
-    """Nothing to do: every word is a sample already, and its logits come last."""
+    """The identity here: every word is a sample already, with its logits in the last dimension."""
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:

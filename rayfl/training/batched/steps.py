@@ -12,10 +12,10 @@ from rayfl.training.work import LocalWork, check_visits
 
 
 class StepPlan:
-    """The steps of C clients, sorted by falling number of steps.
+    """The steps of C clients, sorted by decreasing number of steps.
 
-    A step is one pass over a batch, forward and backward; in Per-FedAvg it is two, over two batches. So that
-    both look the same, the arrays below have a row for each of T passes.
+    A step is one forward and backward pass over a batch; in Per-FedAvg it is two passes over two batches. The
+    arrays below therefore have one row for each of T passes.
 
     Args:
         seed, round: keys of the shuffled orders.

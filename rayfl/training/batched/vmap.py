@@ -28,14 +28,14 @@ from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBloc
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
 
 _LEAST = 8
-"""Clients below which a vectorised step takes longer than as many plain ones, on a CPU."""
+"""Number of clients below which a vectorised step is slower than that many plain steps, on a CPU."""
 
 _SHARED = 1 << 14
-"""Activations of a sample above which this is so for any number of clients: the calls are so long that
-their overhead does not count, and the activations of one client fill the cache."""
+"""Activations per sample above which this holds for any number of clients: call overhead no longer matters,
+and the activations of one client fill the cache."""
 
 _BATCH = 32
-"""Samples of a usual batch, to tell whether a step reads more activations or more weights."""
+"""A typical batch size, to estimate whether a step reads more activations or more weights."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -110,7 +110,7 @@ class VmapNetwork(Network):
 
 
 class VmapEngine(BatchedEngine):
-    """Trains the clients of a block together with a :class:`VmapNetwork`, where that pays.
+    """Trains the clients of a block together with a :class:`VmapNetwork`, where that is faster.
 
     On a CPU a plain step at a time is faster for a few clients and for large networks; then the plain loop
     trains them, with images in the channels-last layout if the network has more activations than weights.
@@ -213,7 +213,7 @@ def _drawn() -> tuple[object, ...]:
 
 
 def _rehearse(module: nn.Module, spec: ModelSpec) -> int:
-    """Take a step without changing the module: what does the forward pass keep for the backward pass?
+    """Take a step without changing the module, to see what the forward pass keeps for the backward pass.
 
     Returns:
         Numbers a sample, weights not counted.
