@@ -194,11 +194,11 @@ class ClientHost:
 
     def _received(self, vector: NDArray[np.float32]) -> torch.Tensor:
         """A vector as the clients use it, with a permutation undone."""
-        return _tensor(self.host.reveal(vector))
+        return _tensor(self.host.unpermute(vector))
 
     def _sent(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows as the servers may see them, permuted if the run asks for it."""
-        return _tensor(self.host.hide(rows.cpu().numpy())).to(rows.device) if self.host.permutes else rows
+        return _tensor(self.host.permute(rows.cpu().numpy())).to(rows.device) if self.host.permutes else rows
 
     def _states(
         self, job: TrainJob | AdaptJob, objects: Objects, rows: torch.Tensor

@@ -50,13 +50,13 @@ class HostSpec:
     permutes: bool = False
     cuda_graphs: bool = True
 
-    def hide(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    def permute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Models ``(..., P)`` as the servers see them, permuted; running statistics stay after the
         parameters."""
         return self._permuted(permute, rows) if self.permutes else rows
 
-    def reveal(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The inverse of :meth:`hide`."""
+    def unpermute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The inverse of :meth:`permute`."""
         return self._permuted(restore, rows) if self.permutes else rows
 
     def _permuted(self, how: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:

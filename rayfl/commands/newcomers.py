@@ -310,7 +310,7 @@ class _Newcomers:
         alone = round(rounds * config.training.epochs * config.training.participation)
         alone = max(1, alone) if local_epochs is None else local_epochs
         if alone:
-            untrained = self._add_model(self.host.hide(self.host.spec.initial()))
+            untrained = self._add_model(self.host.permute(self.host.spec.initial()))
             work = replace(config.training.work(0, config.rounds), epochs=alone)
             frame["accuracy_local"] = self._accuracies(untrained, work)
 

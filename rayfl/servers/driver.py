@@ -240,7 +240,7 @@ class Driver:
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)
         models = {
-            index: self.backend.put(self.host.hide(self.host.spec.initial(index=index)))
+            index: self.backend.put(self.host.permute(self.host.spec.initial(index=index)))
             for index in set(starts)
         }
         self.servers.begin([models[index] for index in starts])
@@ -612,7 +612,7 @@ class Driver:
         self.records.write_tables(state)
         folder = self.run_dir.path / "models"
         files.make(folder)
-        models = self.host.reveal(checkpoint.models)
+        models = self.host.unpermute(checkpoint.models)
         for k, vector in enumerate(models):
             path = folder / f"model_{self.servers.name(k)}.safetensors"
             with files.writing(path):

@@ -106,11 +106,11 @@ def test_updates_that_cfl_compares_are_those_of_the_parameters(run: Run) -> None
     row = pd.read_csv(result.path / "diagnostics.csv").iloc[0]
     assert row["mean_norm"] == pytest.approx(np.linalg.norm(moved[:N]), rel=1e-6)
     assert row["max_norm"] == pytest.approx(np.linalg.norm(updates, axis=1).max(), rel=1e-6)
-    private, hidden = run({**method, "permute": True})
+    private, permuted = run({**method, "permute": True})
     assert private.summary["models_sha256"] == result.summary["models_sha256"]
     columns = ["mean_norm", "max_norm"]
     np.testing.assert_allclose(pd.read_csv(private.path / "diagnostics.csv")[columns].iloc[0], row[columns])
-    assert not np.asarray(hidden.update_rows)[:, N:].any()
+    assert not np.asarray(permuted.update_rows)[:, N:].any()
 
 
 def spec_of(result: rayfl.Result) -> ModelSpec:
@@ -122,9 +122,9 @@ def test_hidden_and_revealed() -> None:
     """Parameters among themselves, statistics among themselves."""
     host = HostSpec(SPEC, 3, "loop", permutes=True)
     rows = np.random.default_rng(0).random((2, SPEC.P)).astype(np.float32)
-    hidden = host.hide(rows)
-    assert (host.reveal(hidden) == rows).all()
-    assert (np.sort(hidden[:, :N]) == np.sort(rows[:, :N])).all()
-    assert (hidden[:, :N] != rows[:, :N]).mean() > 0.9
-    assert (hidden[:, N:] != rows[:, N:]).mean() > 0.5
-    assert (host.reveal(hidden[0]) == rows[0]).all()
+    permuted = host.permute(rows)
+    assert (host.unpermute(permuted) == rows).all()
+    assert (np.sort(permuted[:, :N]) == np.sort(rows[:, :N])).all()
+    assert (permuted[:, :N] != rows[:, :N]).mean() > 0.9
+    assert (permuted[:, N:] != rows[:, N:]).mean() > 0.5
+    assert (host.unpermute(permuted[0]) == rows[0]).all()
