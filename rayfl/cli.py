@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -664,6 +666,9 @@ def main() -> None:
     except RayflError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    except BrokenPipeError:  # rayfl list | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
+        sys.exit(128 + signal.SIGPIPE)
     except MemoryError as error:
         line = " ".join(str(error).split())
         print(f"error: out of memory{f': {line}' if line else ''}; choose smaller sizes", file=sys.stderr)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -195,6 +197,18 @@ def test_a_bug_is_not_hidden(rayfl, monkeypatch):
 
 
 # --- looking around ------------------------------------------------------------------------------------
+
+
+def test_a_reader_that_has_gone_is_no_error():
+    read, write = os.pipe()
+    os.close(read)  # as of head, which has read enough
+    try:
+        command = [sys.executable, "-m", "rayfl", "list", "losses"]
+        ended = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True)
+    finally:
+        os.close(write)
+    assert ended.stderr == ""
+    assert ended.returncode == 128 + signal.SIGPIPE
 
 
 def test_help(rayfl):
