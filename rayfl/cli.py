@@ -427,7 +427,7 @@ def _preset_line(path: Path) -> str:
     from rayfl.paper import deviations
 
     paper, settings = config.with_paper(path)
-    found = len(deviations(paper, settings.to_dict()))
+    found = len(deviations(paper, settings.to_dict())) if paper else 0
     count = f"; {found} setting{'s' * (found > 1)} not the paper's" if found else ""
     return f"{config.describe_preset(path)}{count}"
 
@@ -442,7 +442,11 @@ def _show_preset(name: str) -> None:
         raise ConfigError(name, "no such preset", nearest(name, config.presets()))
     paper, preset = config.with_paper(path)
     settings = preset.to_dict()
-    _say(f"{name}: {config.describe_preset(path)}\npaper: {paper.source}")
+    _say(f"{name}: {config.describe_preset(path)}")
+    if paper is None:
+        _say("names no paper")
+        return
+    _say(f"paper: {paper.source}")
     differing = deviations(paper, settings)
     table = Table(title="not as in the paper", title_justify="left")
     for column in ("setting", "paper", "here", "why"):

@@ -1,9 +1,10 @@
 """Code from outside of rayfl: modules with parts, networks and data of a user's own.
 
 A plug-in is a module, by its name or as a file. Each class in it that is a part with a name becomes a choice
-like rayfl's own. Plug-ins are named in a config (``plugins: [my_method, nets/my_net.py]``), on the command
-line (``--plugin``), in the environment (``RAYFL_PLUGINS``, separated by commas), by installed packages (entry
-points of the group ``rayfl.parts``), and by targets such as ``model.target: my_net:MyNet``.
+like rayfl's own; a package may also bring presets, as YAML files in its folder ``presets``. Plug-ins are
+named in a config (``plugins: [my_method, nets/my_net.py]``), on the command line (``--plugin``), in the
+environment (``RAYFL_PLUGINS``, separated by commas), by installed packages (entry points of the group
+``rayfl.parts``), and by targets such as ``model.target: my_net:MyNet``.
 
 What a plug-in imports from its own folder belongs to it: it travels to the workers of a cluster, is copied
 into the run directory, and enters the hash by which a changed plug-in is noticed. Installed packages are left
@@ -118,6 +119,16 @@ _restored: set[str] = set()
 def loaded() -> tuple[Plugin, ...]:
     """The plug-ins of this process, in the order in which they were imported."""
     return tuple(_loaded.values())
+
+
+def presets() -> dict[str, Path]:
+    """The presets of the plug-ins that are packages, by name: ``presets/*.yaml`` in a package's folder."""
+    found: dict[str, Path] = {}
+    for plugin in loaded():
+        for folder in getattr(sys.modules[plugin.module], "__path__", ()):
+            for path in sorted(Path(folder, "presets").glob("*.yaml")):
+                found.setdefault(path.stem, path)
+    return found
 
 
 def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:

@@ -17,7 +17,7 @@ from rayfl.algorithms import ALGORITHMS
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.api import resume, run
 from rayfl.cli import _plugins_first
-from rayfl.config import Config, load
+from rayfl.config import Config, describe_preset, load, presets, with_paper
 from rayfl.config.kinds import KINDS, bring
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
@@ -97,6 +97,22 @@ def test_methods_of_a_package_and_the_environment(folder, monkeypatch):
     monkeypatch.setenv("RAYFL_PLUGINS", "own_env.py, own_pack")
     assert load({**SMALL, "algorithm": "packed"}).algorithm.name == "packed"
     assert {"packed", "surrounding"} <= set(ALGORITHMS)
+
+
+def test_a_package_brings_presets(folder, monkeypatch):
+    root = folder(own_shelf_in___init__=METHOD.format(name="shelved"))
+    (root / "own_shelf" / "presets").mkdir()
+    preset = {**SMALL, "algorithm": {"name": "shelved", "strength": 0.25}, "plugins": ["own_shelf"]}
+    text = f"# A method from a shelf.\n{json.dumps(preset)}"
+    for name in ("shelved-digits", "digits-demo"):
+        (root / "own_shelf" / "presets" / f"{name}.yaml").write_text(text)
+    with pytest.raises(ConfigError, match="no such preset"):
+        load("shelved-digits")
+    monkeypatch.setenv("RAYFL_PLUGINS", "own_shelf")
+    assert load("shelved-digits").algorithm.model_dump() == {"name": "shelved", "strength": 0.25}
+    assert load("digits-demo").algorithm.name != "shelved"  # rayfl's own are not hidden
+    assert describe_preset(presets()["shelved-digits"]) == "A method from a shelf."
+    assert with_paper(presets()["shelved-digits"])[0] is None
 
 
 def test_an_installed_package_brings_its_parts_by_its_entry_point(folder, monkeypatch):

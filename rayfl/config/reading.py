@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from rayfl import plugins
 from rayfl.algorithms import ALGORITHMS, Algorithm
 from rayfl.config import kinds
 from rayfl.config.mistakes import explain
@@ -25,8 +26,9 @@ PRESETS = Path(__file__).parents[1] / "presets"
 
 
 def presets() -> dict[str, Path]:
-    """The presets shipped with the package, by name."""
-    return {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+    """The presets by name: rayfl's own, then those of plug-ins, which hide none of rayfl's."""
+    own = {path.stem: path for path in sorted(PRESETS.glob("*.yaml"))}
+    return {**own, **{name: path for name, path in plugins.presets().items() if name not in own}}
 
 
 def describe_preset(path: Path) -> str:
@@ -43,14 +45,16 @@ def paper_of(path: Path) -> Paper:
     return _paper(_read_yaml(path), path)
 
 
-def with_paper(path: Path) -> tuple[Paper, Config]:
-    """Both that a preset holds.
+def with_paper(path: Path) -> tuple[Paper | None, Config]:
+    """Both that a preset holds; those of plug-ins need not speak of a paper.
 
     Raises:
         ConfigError: as :func:`paper_of` and :func:`load`.
     """
     settings = _read_yaml(path)
-    return _paper(settings, path), load(settings)
+    paper = _paper(settings, path) if "paper" in settings else None
+    settings.pop("paper", None)
+    return paper, load(settings)
 
 
 def _paper(settings: Mapping[str, Any], path: Path) -> Paper:
@@ -128,6 +132,8 @@ def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
 
 def _read_yaml(source: str | Path) -> dict[str, Any]:
     path = Path(os.path.expanduser(source))
+    if str(source) not in presets() and not _is_file(path):
+        kinds.bring()  # the preset may be that of an installed package
     if str(source) in presets():
         path = presets()[str(source)]
     elif not _is_file(path):
