@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all format clean
+.PHONY: help install demo test test-all docs format clean
 
 help:  ## show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -33,9 +33,12 @@ test: $(STAMP)  ## lint, types, tests (without the slow ones)
 test-all: $(STAMP)  ## all tests, the slow ones too
 	@$(BIN)/pytest $(PARALLEL) -m ''
 
+docs: $(STAMP)  ## build the documentation into site/; a warning or a broken link is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 format: $(STAMP)  ## format and mend what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 clean:  ## remove the environment and caches; runs/ is kept
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache *.egg-info

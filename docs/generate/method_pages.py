@@ -1,0 +1,179 @@
+"""A page for each method, made of its docstring, its settings, and the results in ``experiments/results``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+from docstrings import Docstring, entries, markdown  # noqa: E402
+from reference import cell, settings_table  # noqa: E402
+
+from rayfl.algorithms import ALGORITHMS, Algorithm  # noqa: E402
+from rayfl.config import presets  # noqa: E402
+from rayfl.settings import first_sentence  # noqa: E402
+
+GROUPS = {
+    "Clusters found once, from what clients reveal of their data": (
+        "pacfl",
+        "mt_hfl",
+        "flt",
+        "pca_km_hc",
+        "flis_hc",
+        "random_clustering",
+    ),
+    "Clusters found while training": ("cfl", "ifca", "fedsem", "flis_dc"),
+    "One model for all clients": (
+        "fedavg",
+        "fedprox",
+        "fednova",
+        "scaffold",
+        "fedavgm",
+        "fedadam",
+        "qfedavg",
+        "hierfavg",
+    ),
+    "One model for each client": ("lg_fedavg", "per_fedavg", "mtl", "sub_fedavg", "solo"),
+}
+"""In the order of the overview."""
+
+RESULTS = ROOT / "experiments" / "results"
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """The overview and the pages, by their path in ``docs``."""
+    yield "methods/index.md", index()
+    for name, part in ALGORITHMS.items():
+        yield f"methods/{name}.md", page(name, part)
+
+
+def groups() -> dict[str, tuple[str, ...]]:
+    """The methods by group; those that no group names come last."""
+    known = {name for group in GROUPS.values() for name in group}
+    others = tuple(sorted(set(ALGORITHMS) - known))
+    return {**GROUPS, "Others": others} if others else GROUPS
+
+
+def source(part: type[Algorithm[Any]]) -> str:
+    """The paper: the module's docstring without what the class says better."""
+    module = inspect.getdoc(sys.modules[part.__module__]) or ""
+    return " ".join(module.split())
+
+
+def index() -> str:
+    """The overview of all methods."""
+    lines = [
+        "# Methods",
+        "",
+        "Each method is one file in [rayfl/algorithms](repo:rayfl/algorithms) that reads like its paper.",
+        "Methods, [local objectives](../reference/parts.md#local), [orders of",
+        "samples](../reference/parts.md#order) and [samplings of clients](../reference/parts.md#sampling)",
+        "combine freely: see [Running](../running.md#combine-parts).",
+        "",
+    ]
+    for title, names in groups().items():
+        lines += [f"## {title}", "", "| name | idea |", "| --- | --- |"]
+        for name in names:
+            idea = markdown(first_sentence(inspect.getdoc(ALGORITHMS[name]) or ""))
+            lines += [f"| [`{name}`]({name}.md) | {cell(idea)} |"]
+        lines += [""]
+    return "\n".join(lines) + "\n"
+
+
+def page(name: str, part: type[Algorithm[Any]]) -> str:
+    """One method."""
+    found = Docstring.of(part)
+    file = Path(inspect.getfile(part)).relative_to(ROOT).as_posix()
+    lines = [f"# {name}", "", source(part), "", "## Idea", "", found.text, ""]
+    for title, body in found.sections.items():
+        lines += [f"## {title}", ""]
+        if title == "Symbols":
+            lines += ["| symbol | setting |", "| --- | --- |"]
+            lines += [f"| {cell(symbol)} | {cell(text)} |" for symbol, text in entries(body)] + [""]
+        else:
+            lines += [markdown(body), ""]
+    lines += ["## Settings of its own", "", *settings_table(part, "algorithm."), ""]
+    if part.defaults:
+        text = yaml.safe_dump(_plain(part.defaults), sort_keys=False, default_flow_style=None)
+        lines += [
+            f"`algorithm: {name}` also sets, unless you say otherwise:",
+            "",
+            "```yaml",
+            text.rstrip(),
+            "```",
+            "",
+        ]
+    named = [preset for preset, path in presets().items() if _method_of(path) == name]
+    if named:
+        lines += ["Presets: " + ", ".join(f"`{preset}`" for preset in named) + ".", ""]
+    lines += list(results(name))
+    lines += [f"Code: [{file}](repo:{file}).", ""]
+    return "\n".join(lines) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
+
+
+def _method_of(preset: Path) -> str:
+    said = yaml.safe_load(preset.read_text(encoding="utf-8")).get("algorithm", "fedavg")
+    return str(said if isinstance(said, str) else said["name"])
+
+
+def results(name: str) -> Iterator[str]:
+    """Our figures and the published ones, study by study."""
+    found = list(_studies(name))
+    if not found:
+        return
+    yield from ("## Results beside the paper's", "")
+    yield "Each table is made by a study, which anybody can run again. Sizes named `smoke` have few rounds"
+    yield "and often a smaller network: they show that everything works, and neither confirm nor refute a"
+    yield from ("paper. All studies are in [experiments](repo:experiments/README.md).", "")
+    for title, path, result, published in found:
+        size = f" --size {result['size']}" if result and result["size"] else ""
+        yield from (f"### {title}", "", f"`rayfl study {path}{size}`", "")
+        if result:
+            yield from (result["table"], "", result["caption"], "")
+        if published:
+            yield from (
+                "| published | figure | protocol | source |",
+                "| --- | --: | --- | --- |",
+                *published,
+                "",
+            )
+
+
+def _studies(name: str) -> Iterator[tuple[str, str, Mapping[str, Any] | None, list[str]]]:
+    """Title, file, result if there is one, and rows of published figures of the studies with this method."""
+    kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
+    for path in sorted((ROOT / "experiments").glob("*/*.yaml")):
+        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        labels = [label for label, changes in said.get("methods", {}).items() if _runs(changes, name)]
+        result = next((each for each in kept if each["study"] == said.get("name")), None)
+        published = list(_published(said, labels))
+        if labels and (result or published):
+            yield said.get("title", said["name"]), path.relative_to(ROOT).as_posix(), result, published
+
+
+def _runs(changes: Any, name: str) -> bool:
+    said = (changes or {}).get("algorithm", "")
+    return name == (said if isinstance(said, str) else said.get("name"))
+
+
+def _published(study: Mapping[str, Any], labels: list[str]) -> Iterator[str]:
+    for group in study.get("expected", []):
+        for label in labels:
+            figures = group["figures"].get(label)
+            points = figures if isinstance(figures, Mapping) else {"": figures}
+            for point, figure in points.items():
+                if figure is not None:
+                    what = f"{label}, {group['column']}" + (f", at {point}" if point else "")
+                    texts = (what, str(figure), str(group.get("protocol", "")), str(group.get("source", "")))
+                    yield "| " + " | ".join(map(cell, texts)) + " |"

@@ -1,0 +1,59 @@
+"""The pages of the documentation and the READMEs: code blocks run, the site builds without a warning."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.blocks import ROOT, Page, blocks, pages
+
+
+def _with_blocks(when: str) -> list[Path]:
+    return [
+        path
+        for path in pages()
+        if any(b.when == when and b.language != "text" for b in blocks(path.read_text()))
+    ]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the examples, in which a page's commands are run."""
+    shutil.copytree(ROOT / "examples", tmp_path / "here")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "200")
+    return tmp_path / "here"
+
+
+@pytest.mark.parametrize("path", _with_blocks("always"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_code_blocks_of_a_page_run(path: Path) -> None:
+    assert Page(path.read_text()).run() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", _with_blocks("slow"), ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_the_slow_code_blocks_of_a_page_run(path: Path) -> None:
+    assert Page(path.read_text(), slow=True).run() > 0
+
+
+def test_a_block_that_fails_is_found(folder: Path) -> None:
+    for bad in ("```python\n1 / 0\n```", "```bash\nrayfl rum digits-demo\n```", "```yaml\nrouns: 3\n```"):
+        with pytest.raises(BaseException, match=r"zero|rum|rouns"):
+            Page(bad).run()
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    pytest.importorskip("material", reason="needs mkdocs-material (the docs extra)")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml")]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(
+        [*command, "-d", str(tmp_path / "site")], env=environment, cwd=ROOT, capture_output=True, text=True
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    assert (tmp_path / "site" / "methods" / "pacfl" / "index.html").is_file()
