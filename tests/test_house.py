@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
-    "angles backend errors events linalg memory random server_step settings torchvision_shim units",
+    "angles backend errors events kept linalg memory random server_step settings torchvision_shim units",
     "given losses plugins statistics",
     "data files models paper",
     "evaluation loggers training",

@@ -111,7 +111,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
                 clustering = Clustering.model_validate({**changes, "features": features})
                 kind = changes["features"]
                 if kind not in made:
-                    made[kind] = signatures(clustering, samples, assignment.clients, seed)
+                    made[kind] = signatures(clustering, samples, list(assignment.clients), seed)
                 found, _, seconds = made[kind]
                 space = f"{kind} {clustering.embedding.name}"
                 if space not in made:

@@ -75,7 +75,7 @@ def work(options: argparse.Namespace) -> None:
         )
         tuned.apply(raw_features(samples.x_train[assignment.clients[0]]))  # imports and compilation
         begun = time.perf_counter()
-        for client, ids in enumerate(assignment.clients[:20]):
+        for client, ids in enumerate(list(assignment.clients)[:20]):
             tuned.apply(raw_features(samples.x_train[ids]), client)
         print(f"{(time.perf_counter() - begun) / 20 * clients:8.1f} s  fine-tuning (from 20 clients)")
     with timed("UMAP, with import and compilation"):

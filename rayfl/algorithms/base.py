@@ -332,8 +332,8 @@ def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tup
     candidates = Candidates(
         ids=present,
         count=setup.training.cohort(len(present)),
-        sizes=setup.sizes[present],
-        labels=state.assignment[present],
+        sizes=_among(setup.sizes, present),
+        labels=_among(state.assignment, present),
         round=state.round,
         rounds=setup.rounds,
         seed=setup.seed,
@@ -341,11 +341,16 @@ def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tup
         relatedness=relatedness,
     )
     begun, waiting = state.sweep.begun, state.sweep.waiting
-    waiting = waiting[np.isin(waiting, present)]
+    waiting = waiting[setup.sizes[waiting] > 0]
     if not len(waiting):
         begun, waiting = state.round, setup.sampling.cohort(candidates)
     sweep = Sweep(begun, waiting[candidates.count :])
     return replace(state, sweep=sweep), np.sort(waiting[: candidates.count])
+
+
+def _among(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Those of the clients that are present; of all of them without a copy."""
+    return values if len(present) == len(values) else values[present]
 
 
 def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Split) -> S:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Generic, Literal, Protocol
 
@@ -94,6 +95,8 @@ class Hierarchy(Section):
         if isinstance(self.edges, int):
             if self.edges > clients:
                 raise ConfigError("hierarchy.edges", f"{self.edges} edges for {clients} clients", "use fewer")
+            if self.edges == 1:
+                return np.zeros(clients, np.int64)
             order = generator(seed, "edges").permutation(clients)
             return np.argsort(order, kind="stable") % self.edges
         edges = _read_edges(self.edges) if isinstance(self.edges, Path) else np.array(self.edges, np.int64)
@@ -188,7 +191,7 @@ class Setup:
     edges: NDArray[np.int64] | None = None
     outages: tuple[Outage, ...] = ()
 
-    @property
+    @cached_property
     def present(self) -> NDArray[np.int64]:
         """The ids of the clients that are there, ascending."""
         return np.flatnonzero(self.sizes > 0)

@@ -48,7 +48,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         "startup": ("seconds to the first round", startup.first_rounds, {}),
         "steps": ("seconds to the first round of W2, step by step", startup.steps, {}),
         "cluster": ("clustering of signatures", cluster.run, _CLUSTER),
-        "population": ("1,000 clients a round", population.run, {}),
+        "population": ("CPU seconds of a round as the population grows", population.run, _POPULATION),
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
         "networks": (
             "networks with BatchNorm: CPU seconds of 10 clients with 100 images, one thread",
@@ -97,6 +97,19 @@ _CLUSTER = {
     "agreement": "with\nexact",
 }
 
+
+_POPULATION = {
+    "clients": "clients",
+    "cohort": "a round",
+    "tested every": "all tested\nevery",
+    "start_cpu": "start",
+    "checkpoint_cpu": "check-\npoint",
+    "driver_cpu": "driver",
+    "client actors_cpu": "client\nactors",
+    "driver_percent": "driver\n%",
+    "round_seconds": "s/round",
+    "memory_gb": "GB",
+}
 
 _LOCAL = {
     "variant": "local work",

@@ -1,7 +1,11 @@
-"""How time and memory grow with the population when the cohort stays the same."""
+"""What a round costs as the population grows: CPU time of the driver and the others, memory, start-up.
+
+``python -m rayfl.bench.population --help`` measures one population in this process.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -11,71 +15,143 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rayfl.bench.measure import PeakMemory, running
+import psutil
+
+from rayfl.bench.measure import PeakMemory, Rayfl, running
+from rayfl.bench.profile import by_process_now
 from rayfl.bench.workloads import Workload
+from rayfl.clients.host import ClientHost
+from rayfl.servers.lps import LocalServer
 
-SIZES = (10_000, 100_000)
+CASES = (
+    (10_000, 1000, 0),
+    (100_000, 1000, 0),
+    (100_000, 1000, 1),
+    (1_000_000, 1000, 0),
+    (1_000_000, 10_000, 0),
+)
+"""Clients, how many a round, and after how many rounds all are tested (0: never)."""
+
+_NEVER = 1_000_000
 
 
-def workload(clients: int) -> Workload:
-    """W3's model and clients, 1,000 a round out of ``clients``."""
+def workload(clients: int, cohort: int = 1000, every: int = 0, tests: int = 1) -> Workload:
+    """W3's model and clients.
+
+    Args:
+        clients: N.
+        cohort: clients a round.
+        every: rounds between two tests of everybody; 0: none.
+        tests: test samples of a client.
+    """
     return Workload(
         f"population-{clients}",
-        f"1,000 of {clients:,} clients a round",
+        f"{cohort:,} of {clients:,} clients a round",
         clients=clients,
         samples=20,
-        cohort=1000,
+        cohort=cohort,
         shape=(1, 8, 8),
         classes=10,
         model={"name": "mlp", "hidden": [32]},
         training={"epochs": 1, "batch_size": 20, "lr": 0.05},
+        sections={"evaluation": {"every": every or _NEVER}},
+        tests=tests,
     )
 
 
-def run(sizes: tuple[int, ...] = SIZES, rounds: int = 20) -> list[dict[str, Any]]:
-    """Measure each population in a process of its own.
-
-    Returns:
-        For each: seconds from the start of the process to the first round and a round's median seconds, both
-        without making the data; peak memory of the process tree in GB (data, Ray and workers included).
-    """
+def run(rounds: int = 20) -> list[dict[str, Any]]:
+    """Measure each of :data:`CASES` in a process of its own: see :func:`measured`."""
     rows = []
-    for clients in sizes:
-        command = [
-            sys.executable,
-            "-m",
-            "rayfl.bench.population",
-            str(clients),
-            str(rounds),
-            str(time.time()),
-        ]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        lines = [
-            line for line in done.stdout.splitlines() if line.startswith("{")
-        ]  # Ray may have its say, too
+    for clients, cohort, every in CASES:
+        options = ["--cohort", cohort, "--every", every, "--rounds", rounds]
+        command = [sys.executable, "-m", "rayfl.bench.population", clients, *options]
+        done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray may have its say
         rows.append(json.loads(lines[-1]))
     return rows
 
 
-def _measure(clients: int, rounds: int, begun: float) -> dict[str, Any]:
-    task = workload(clients)
-    with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-        making = time.time()
-        task.config(Path(folder))
-        making = time.time() - making
-        with PeakMemory() as peak, running(task, Path(folder), {}) as rayfl:
-            rayfl.round()
-            first = time.time() - begun - making
-            seconds = [rayfl.round() for _ in range(rounds)]
-    usual = statistics.median(seconds)
+def measured(task: Workload, rounds: int, backend: str, folder: Path) -> dict[str, Any]:
+    """Start a run and do some rounds.
+
+    Returns:
+        Seconds of CPU time: of the start without writing the data, of a round by process (inline: what is the
+        driver's, and what the clients' and the LPSs' code took), of a checkpoint; a round's median seconds;
+        and the peak memory of the process tree in GB.
+    """
+    task.config(folder)
+    begun = time.process_time()
+    with PeakMemory() as peak, running(task, folder, {"backend": backend}) as rayfl:
+        rayfl.round()
+        start = time.process_time() - begun
+        before, seconds = _cpu(rayfl), []
+        for _ in range(rounds):
+            seconds.append(rayfl.round())
+        after = _cpu(rayfl)
+        begun = time.process_time()
+        rayfl.driver.checkpoint(rayfl.state)
+        saving = time.process_time() - begun
+    used = {who: (after[who] - before[who]) / rounds for who in after}
     return {
-        "clients": clients,
+        "clients": task.clients,
         "cohort": task.cohort,
-        "startup_seconds": first - usual,
-        "round_seconds": usual,
+        "tested every": task.sections["evaluation"]["every"] % _NEVER,
+        "backend": backend,
+        "start_cpu": start,
+        "checkpoint_cpu": saving,
+        **{f"{who}_cpu": value for who, value in used.items()},
+        "driver_percent": 100 * used["driver"] / sum(used.values()),
+        "round_seconds": statistics.median(seconds),
         "memory_gb": peak.gb,
     }
 
 
+_inside = [0.0]
+"""CPU seconds that this process has spent in the code of clients and LPSs (inline)."""
+
+
+def _watched(kind: type, name: str) -> None:
+    method = getattr(kind, name)
+
+    def timed(*args: Any) -> Any:
+        begun = time.process_time()
+        try:
+            return method(*args)
+        finally:
+            _inside[0] += time.process_time() - begun
+
+    setattr(kind, name, timed)
+
+
+def _cpu(rayfl: Rayfl) -> dict[str, float]:
+    """Seconds of CPU time so far: of the driver, and of all others."""
+    if rayfl.driver.config.execution.backend == "ray":
+        return by_process_now(set(rayfl.driver.backend.pids()))
+    times = psutil.Process().cpu_times()
+    return {"driver": times.user + times.system - _inside[0], "clients and servers": _inside[0]}
+
+
+def main() -> None:
+    """Measure one population; print a line of JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("clients", type=int)
+    parser.add_argument("--cohort", type=int, default=1000)
+    parser.add_argument("--every", type=int, default=0, help="rounds between tests of everybody (0: none)")
+    parser.add_argument("--tests", type=int, default=1, help="test samples of a client")
+    parser.add_argument("--rounds", type=int, default=20)
+    parser.add_argument("--backend", default="ray", choices=("ray", "inline"))
+    parser.add_argument("--folder", type=Path, help="where the data stay, for another time")
+    options = parser.parse_args()
+    if options.backend == "inline":
+        for name in ("train", "evaluate"):
+            _watched(ClientHost, name)
+        for name in ("reduce", "combine"):
+            _watched(LocalServer, name)
+    task = workload(options.clients, options.cohort, options.every, options.tests)
+    with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
+        where = options.folder or Path(folder)
+        print(json.dumps(measured(task, options.rounds, options.backend, where)))
+
+
 if __name__ == "__main__":
-    print(json.dumps(_measure(int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]))))
+    main()

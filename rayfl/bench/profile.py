@@ -141,15 +141,15 @@ def by_process(workload: Workload, rounds: int) -> dict[str, float]:
         for _ in range(_WARM):
             rayfl.round()
         actors = set(rayfl.driver.backend.pids())
-        before, begun = _cpu(actors), time.perf_counter()
+        before, begun = by_process_now(actors), time.perf_counter()
         for _ in range(rounds):
             rayfl.round()
-        seconds, after = time.perf_counter() - begun, _cpu(actors)
+        seconds, after = time.perf_counter() - begun, by_process_now(actors)
     used = {who: 1000 * (after[who] - before[who]) / rounds for who in after}
     return {**used, "all": sum(used.values()), "a round": 1000 * seconds / rounds}
 
 
-def _cpu(actors: set[int]) -> dict[str, float]:
+def by_process_now(actors: set[int]) -> dict[str, float]:
     """Seconds of CPU time so far of the driver (this process), the client actors, the LPSs and Ray."""
     seconds = {"driver": 0.0, "client actors": 0.0, "local parameter server": 0.0, "Ray itself": 0.0}
     me = psutil.Process()

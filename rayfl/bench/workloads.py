@@ -27,6 +27,7 @@ class Workload:
         model: the ``model`` section.
         training: the ``training`` section, without participation.
         sections: more of the config, such as ``{"local": "scaffold"}``.
+        tests: test samples of a client.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Workload:
     model: dict[str, Any]
     training: dict[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
+    tests: int = 1
 
     @property
     def steps(self) -> int:
@@ -67,7 +69,12 @@ class Workload:
                 "name": f"bench-{self.name}",
                 "rounds": 1_000_000,
                 "data": {"name": "npz", "path": str(path)},
-                "partition": {"name": "iid", "clients": self.clients, "validation": 0.0, "test_samples": 1},
+                "partition": {
+                    "name": "iid",
+                    "clients": self.clients,
+                    "validation": 0.0,
+                    "test_samples": self.tests,
+                },
                 "model": self.model,
                 "training": {**self.training, "participation": self.cohort / self.clients},
                 "evaluation": {"every": 1_000_000},

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Literal, Union
+from typing import Annotated, Any, Literal, Union
 
 import numpy as np
 from numpy.typing import NDArray
@@ -223,6 +224,33 @@ class Samples:
         return self.x_train.dtype == np.int32
 
 
+_TOGETHER = 1 << 24
+"""Values that are sorted together."""
+
+_MASK = (1 << 32) - 1
+
+
+def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where lists of these sizes begin and end."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+
+
+def pieces(ends: NDArray[np.int64], lists: slice, together: int) -> Iterator[slice]:
+    """Consecutive lists with at most ``together`` values in all, or a single list.
+
+    Args:
+        ends: behind the last value of each list, ascending.
+        lists: which of them.
+        together: values.
+    """
+    first = lists.start
+    while first < lists.stop:
+        begin = int(ends[first - 1]) if first else 0
+        last = int(np.searchsorted(ends, begin + together, side="right"))
+        yield slice(first, min(max(last, first + 1), lists.stop))
+        first = max(last, first + 1)
+
+
 @dataclass(frozen=True)
 class Ragged:
     """Lists of different lengths in two arrays: list ``i`` is ``values[offsets[i]:offsets[i + 1]]``."""
@@ -231,12 +259,30 @@ class Ragged:
     offsets: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lists: Sequence[NDArray[np.integer]]) -> Ragged:
+    def of(cls, lists: Sequence[NDArray[np.integer]] | Ragged) -> Ragged:
         """Pack a sequence of index arrays."""
-        sizes = np.array([len(part) for part in lists], dtype=np.int64)
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        if isinstance(lists, Ragged):
+            return lists
+        offsets = _offsets(np.array([len(part) for part in lists], dtype=np.int64))
         values = np.concatenate(lists) if len(lists) else np.empty(0, np.int32)
         return cls(values.astype(np.int32, copy=False), offsets)
+
+    @classmethod
+    def ascending(cls, values: NDArray[np.int32], sizes: NDArray[np.int64]) -> Ragged:
+        """Lists of these sizes, each sorted."""
+        lists = cls(np.empty_like(values), _offsets(sizes))
+        for some in lists.pieces(_TOGETHER):
+            part = slice(lists.offsets[some.start], lists.offsets[some.stop])
+            # One sort for all of them, by list and value.
+            keys = np.repeat(np.arange(some.start, some.stop) << 32, sizes[some]) | values[part]
+            keys.sort()
+            lists.values[part] = keys & _MASK
+        return lists
+
+    @classmethod
+    def empty(cls, count: int) -> Ragged:
+        """So many lists of nothing."""
+        return cls(np.empty(0, np.int32), np.zeros(count + 1, np.int64))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -249,15 +295,34 @@ class Ragged:
 
     def take(self, which: NDArray[np.integer]) -> Ragged:
         """Some of the lists, in this order."""
-        sizes = self.sizes[which]
-        offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
+        sizes = self.sizes_of(which)
+        offsets = _offsets(sizes)
         shift = np.repeat(self.offsets[which] - offsets[:-1], sizes)
         return Ragged(self.values[np.arange(offsets[-1]) + shift], offsets)
 
-    @property
+    def pieces(self, together: int) -> Iterator[slice]:
+        """All lists, a few at a time: consecutive ones with at most ``together`` values, or a single one."""
+        return pieces(self.offsets[1:], slice(0, len(self)), together)
+
+    def among(self, which: NDArray[np.integer]) -> Ragged:
+        """The lists of ``which``, ascending and each once: all of them without a copy."""
+        return self if len(which) == len(self) else self.take(which)
+
+    def sizes_of(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
+        """The lengths of some of the lists, without a look at the others."""
+        sizes: NDArray[np.int64] = self.offsets[which + 1] - self.offsets[which]
+        return sizes
+
+    @cached_property
     def sizes(self) -> NDArray[np.int64]:
         """The length of every list."""
-        return np.diff(self.offsets)
+        sizes = np.diff(self.offsets)
+        sizes.flags.writeable = False  # everybody gets the same
+        return sizes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The arrays: the sizes follow from them, and need not travel."""
+        return {"values": self.values, "offsets": self.offsets}
 
 
 @dataclass(frozen=True)
@@ -420,11 +485,11 @@ class Assignment:
         notes: what the user should know of the division, lines.
     """
 
-    clients: list[NDArray[np.integer]]
+    clients: list[NDArray[np.integer]] | Ragged
     groups: NDArray[np.int64] | None = None
     label_map: NDArray[np.int64] | None = None
     label_maps: NDArray[np.int64] | None = None
-    test: list[NDArray[np.integer]] | None = None
+    test: list[NDArray[np.integer]] | Ragged | None = None
     names: Names | None = None
     notes: tuple[str, ...] = ()
 

@@ -21,6 +21,9 @@ from numpy.typing import ArrayLike, NDArray
 from rayfl.data.base import Ragged
 from rayfl.evaluation.metrics import accuracy
 
+_TOGETHER = 1 << 22
+"""Test samples of clients that are counted together."""
+
 
 @dataclass(frozen=True)
 class ByGroup:
@@ -135,8 +138,11 @@ class TestSets:
         names, group = np.unique(np.asarray(labels), return_inverse=True)
         weights_n = np.ones(len(group)) if weights is None else np.asarray(weights, np.float64)
         share = weights_n / np.bincount(group, weights_n)[group] / tests.sizes  # of one sample of a client
-        cells = np.repeat(group * samples, tests.sizes) + tests.values % samples
-        u = np.bincount(cells, np.repeat(share, tests.sizes), len(names) * samples).reshape(-1, samples)
+        u = np.zeros((len(names), samples))
+        for some in tests.pieces(_TOGETHER):
+            sizes = tests.sizes[some]
+            values = tests.values[tests.offsets[some.start] : tests.offsets[some.stop]]
+            np.add.at(u, (np.repeat(group[some], sizes), values % samples), np.repeat(share[some], sizes))
         return cls((u > 0).sum(axis=1).astype(np.int64), 1.0 / (u**2).sum(axis=1))
 
     def standard_error(self, accuracy_mean: ArrayLike) -> NDArray[np.float64]:

@@ -8,18 +8,24 @@ for workers, and deals the jobs' results back to the clients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rayfl.data.base import Ragged
+from rayfl.data.base import Ragged, pieces
 from rayfl.evaluation.metrics import Score
 
 _TABLE = 1 << 24
 """Cells of the (model, sample) table held at a time; bounds the memory of planning."""
+
+_TOGETHER = 1 << 22
+"""Test samples of clients that are looked at together; bounds it too."""
+
+_SMALL = np.iinfo(np.int32).max
 
 
 @dataclass(frozen=True)
@@ -48,7 +54,7 @@ class EvaluationPlan:
     job_offsets: NDArray[np.int64]
     order: NDArray[np.intp]
     sizes: NDArray[np.int64]
-    places: NDArray[np.int64]
+    places: NDArray[np.int32 | np.int64]
 
     @classmethod
     def of(cls, model_of_client: ArrayLike, tests: Ragged, batch: int, batches: int = 1) -> EvaluationPlan:
@@ -118,16 +124,20 @@ class EvaluationPlan:
             raise ValueError("one array for each job, one number for each of its samples")
         score = Score.zeros(len(self.sizes), more[0].shape[1] if more else 0)
         sizes = self.sizes[self.order]
-        filled = np.flatnonzero(sizes)
-        if len(filled):
-            starts = (np.cumsum(sizes) - sizes)[filled]
-            clients = self.order[filled]
-            right = np.concatenate(correct).astype(np.int64)[self.places]
-            score.correct[clients] = np.add.reduceat(right, starts)
-            losses = np.concatenate(loss).astype(np.float64)[self.places]
-            score.losses[clients] = np.add.reduceat(losses, starts)
-            if score.sums.size and more:
-                score.sums[clients] = np.add.reduceat(np.concatenate(more)[self.places], starts)
+        clients = self.order[sizes > 0]
+        ends = np.cumsum(sizes[sizes > 0])
+        parts: list[tuple[NDArray[Any], NDArray[Any]]] = [
+            (score.correct, np.concatenate([*correct, np.empty(0)]).astype(np.int64)),
+            (score.losses, np.concatenate([*loss, np.empty(0)]).astype(np.float64)),
+        ]
+        if score.sums.size and more:
+            parts.append((score.sums, np.concatenate(more)))
+        for some in pieces(ends, slice(0, len(clients)), _TOGETHER):
+            begin = int(ends[some.start - 1]) if some.start else 0
+            places = self.places[begin : ends[some.stop - 1]]
+            starts = np.concatenate([np.zeros(1, np.int64), ends[some][:-1] - begin])
+            for into, values in parts:
+                into[clients[some]] = np.add.reduceat(values[places], starts)
         return score
 
 
@@ -137,35 +147,43 @@ def _distinct(
     sizes: NDArray[np.int64],
     rank: NDArray[np.intp],
     models: int,
-) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32 | np.int64]]:
     """The distinct samples of each model, how many each has, and the place of every client's samples.
 
-    Marks the pairs in a dense table (model, sample) of bounded size instead of sorting them.
+    Marks the pairs in a dense table (model, sample) of bounded size instead of sorting them, some clients at
+    a time.
     """
     width = int(values.max(initial=-1)) + 1
     ends = np.cumsum(sizes)
-    places = np.empty(int(sizes.sum()), np.int64)
+    total = int(ends[-1]) if len(ends) else 0
+    places: NDArray[np.int32 | np.int64] = np.empty(total, np.int32 if total <= _SMALL else np.int64)
     samples: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
     counts = np.zeros(models, np.int64)
     done = 0
     step = max(1, _TABLE // max(1, width))
+
+    def entries(clients: slice, low: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
+        """The samples of some clients at a time: where their places go, and their cells in the table."""
+        for some in pieces(ends, clients, _TOGETHER):
+            begin, end = int(ends[some.start] - sizes[some.start]), int(ends[some.stop - 1])
+            # Entry e of a client lies at values[start + e]; consecutive clients may lie anywhere.
+            shift = starts[some] - (ends[some] - sizes[some])
+            lists = values[np.arange(begin, end) + np.repeat(shift, sizes[some])]
+            yield slice(begin, end), np.repeat((rank[some] - low) * width, sizes[some]) + lists
+
     for low in range(0, models, step):
         high = min(models, low + step)
-        clients = slice(*np.searchsorted(rank, [low, high]))
-        if not sizes[clients].any():
-            continue
-        begin = int(ends[clients.start] - sizes[clients.start])
-        span = slice(begin, int(ends[clients.stop - 1]))
-        # Entry e of a client lies at values[start + e]; consecutive clients may lie anywhere.
-        shift = starts[clients] - (ends[clients] - sizes[clients])
-        lists = values[np.arange(span.start, span.stop) + np.repeat(shift, sizes[clients])]
-        cells = np.repeat((rank[clients] - low) * width, sizes[clients]) + lists
+        first, last = np.searchsorted(rank, [low, high]).tolist()
         present = np.zeros((high - low) * width, np.bool_)
-        present[cells] = True
+        for _, cells in entries(slice(first, last), low):
+            present[cells] = True
         distinct = np.flatnonzero(present)
-        place = np.empty(len(present), np.int64)
+        if not len(distinct):
+            continue
+        place = np.empty(len(present), places.dtype)
         place[distinct] = np.arange(done, done + len(distinct))
-        places[span] = place[cells]
+        for span, cells in entries(slice(first, last), low):
+            places[span] = place[cells]
         samples.append((distinct % width).astype(np.int32))
         counts[low:high] = np.bincount(distinct // width, minlength=high - low)
         done += len(distinct)

@@ -93,7 +93,7 @@ class Driver:
         self.records = self._blank()
         self._enter(0)
         self._reports: dict[ClientReport, Ref] = {}
-        self._coreset: tuple[int, Coreset] | None = None
+        self._coreset: tuple[int, Coreset, NDArray[np.int64]] | None = None
         self._seconds_before = 0.0
         self._begun = time.perf_counter()
 
@@ -153,7 +153,7 @@ class Driver:
                 self._stop(state, error)
                 raise
             if every and state.round % every == 0:
-                self._checkpoint(state)
+                self.checkpoint(state)
         return state
 
     def _stop(self, state: ServerState, error: Exception) -> None:
@@ -163,7 +163,7 @@ class Driver:
         self.backend.hurry()
         self.backend.tick = lambda: None  # nothing stops this
         try:
-            self._client_facts(state, self._checkpoint(state))
+            self._client_facts(state, self.checkpoint(state))
             self.records.write_tables(state)
         except DiskError as full:
             self.emit(Note(f"no checkpoint after {state.round} rounds: {full}"))
@@ -476,9 +476,10 @@ class Driver:
         if self._coreset is None or self._coreset[0] != self.stage:
             before = replace(state, round=state.round - 1)  # a test belongs to the round before
             graph = self._queries(before).relatedness()
-            self._coreset = self.stage, evaluation_coreset(graph, few, seed=self.config.seed)
-        core = self._coreset[1]
-        return present[core.ids], core.weights
+            core = evaluation_coreset(graph, few, seed=self.config.seed)
+            self._coreset = self.stage, core, present[core.ids]
+        _, core, ids = self._coreset
+        return ids, core.weights
 
     def _tested_with(self, state: ServerState) -> NDArray[np.int64]:
         """The model that each client is tested with ``(N,)``."""
@@ -560,7 +561,8 @@ class Driver:
     def _seconds(self) -> float:
         return self._seconds_before + time.perf_counter() - self._begun
 
-    def _checkpoint(self, state: ServerState) -> Checkpoint:
+    def checkpoint(self, state: ServerState) -> Checkpoint:
+        """Write one; what it holds."""
         servers, get = self.servers, self.backend.get
         clients, rows = servers.states.fetch(self.backend)
         update_clients, update_rows = servers.updates.rows(self.backend)
@@ -606,7 +608,7 @@ class Driver:
     def _finish(self, state: ServerState) -> dict[str, Any]:
         from safetensors.torch import save_file
 
-        checkpoint = self._checkpoint(state)
+        checkpoint = self.checkpoint(state)
         facts = self._client_facts(state, checkpoint)
         finetuned = self._finetune(state)
         self.records.write_tables(state)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 from rayfl.algorithms import Plan
 from rayfl.backend import Backend, Ref
 from rayfl.data import Federation
+from rayfl.evaluation import EvaluationPlan
+from rayfl.kept import Kept
 from rayfl.models import ModelSpec
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork
@@ -73,6 +75,9 @@ class Servers:
         self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
         self.states, self.updates = ClientStates(), ClientStates()
         self.graph: tuple[Federation, Graph] | None = None  # of the clients, and of which stage
+        self.plans: dict[str, Kept[EvaluationPlan]] = {}  # the latest test of clients, by on what
+        self._members: Kept[NDArray[np.int64]] = Kept()
+        self._everywhere: Kept[NDArray[np.int64]] = Kept()
 
     def begin(self, models: Sequence[Ref]) -> None:
         """Start from these K models, at every edge."""
@@ -81,6 +86,12 @@ class Servers:
     def at(self, models: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
         """Where these models are kept at the edges of these clients."""
         return models if self.edges is None else models * self.places + self.edges[clients]
+
+    def everywhere(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Where the model of each client is kept at its edge ``(N,)``."""
+        if self.edges is None:
+            return assignment
+        return self._everywhere.of(lambda: self.at(assignment, np.arange(len(assignment))), assignment)
 
     def name(self, place: int) -> str:
         """The model's number, and behind it that of the edge if there are several."""
@@ -123,7 +134,12 @@ class Servers:
 
     def members(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many clients each model has ``(L,)``, from the model of each client ``(N,)``."""
-        return np.bincount(assignment[self.federation.sizes > 0], minlength=len(self.models))
+        federation, models = self.federation, len(self.models)
+
+        def count() -> NDArray[np.int64]:
+            return np.bincount(assignment[federation.sizes > 0], minlength=models)
+
+        return self._members.of(count, assignment, federation, models)
 
     def keep(
         self,
@@ -134,9 +150,9 @@ class Servers:
         failures: Mapping[int, str],
     ) -> None:
         """Keep what blocks of a cohort have sent, but of clients that failed."""
+        delivered = ~np.isin(plan.cohort, list(failures))
         for block, ref in zip(blocks, objects, strict=True):
-            clients = plan.cohort[block].tolist()
-            states.update(clients, ref, [c not in failures for c in clients])
+            states.update(plan.cohort[block], ref, delivered[block])
         states.pack(self.backend)
 
     def work_of(self, clients: NDArray[np.int64], work: LocalWork) -> float:

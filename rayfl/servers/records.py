@@ -27,6 +27,7 @@ from rayfl.evaluation import (
     protocols,
     summary,
 )
+from rayfl.kept import Kept
 from rayfl.losses import CrossEntropy, Loss
 from rayfl.rundir import RunDirectory
 
@@ -84,7 +85,9 @@ class Records:
         self.groups: list[dict[str, Any]] = []
         """The rows of ``groups.csv``."""
         self._tested_groups: list[dict[str, Any]] = []
-        self._test_sets: dict[str, tuple[Federation, NDArray[np.float64], TestSets]] = {}
+        self._test_sets: dict[str, Kept[TestSets]] = {}
+        self._in_use: Kept[int] = Kept()
+        self._agreement: Kept[float] = Kept()
         self.timeline: list[dict[str, Any]] = []
         self.diagnostics: list[dict[str, Any]] = []
 
@@ -141,8 +144,13 @@ class Records:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
         if self.federation.groups is None or not state.clustered:
             return None
-        known = (self.federation.sizes > 0) & (state.clusters >= 0)
-        return adjusted_rand_index(state.clusters[known], self.federation.groups[known])
+        clusters, groups, sizes = state.clusters, self.federation.groups, self.federation.sizes
+
+        def compare() -> float:
+            known = (sizes > 0) & (clusters >= 0)
+            return adjusted_rand_index(clusters[known], groups[known])
+
+        return self._agreement.of(compare, clusters, self.federation)
 
     def transfer(self, *transfers: Transfer) -> None:
         """Enter bytes into the ledger."""
@@ -179,7 +187,10 @@ class Records:
 
     def clusters_in_use(self, state: ServerState) -> int:
         """Models that a client uses who is there."""
-        return len(np.unique(state.assignment[self.federation.sizes > 0]))
+        assignment, sizes = state.assignment, self.federation.sizes
+        return self._in_use.of(
+            lambda: int(np.count_nonzero(np.bincount(assignment[sizes > 0]))), assignment, self.federation
+        )
 
     def selection(self, state: ServerState) -> None:
         """Record who uses which model, where clients choose, if it has changed."""
@@ -283,14 +294,14 @@ class Records:
             own = np.flatnonzero((self.local.round >= 0) & (self.federation.sizes > 0))
             tests = {on: score.take(own) for on, score in self.local.scores.items()}
             found |= {**self._metrics("local", own, tests), protocols.LOCAL_CLIENTS: len(own)}
-        mean, shares = found.get("accuracy_mean"), np.ones(len(who)) if weights is None else weights
-        sets = self._sets("all", who, np.zeros(len(who)), shares)
+        mean = found.get("accuracy_mean")
+        sets = self._sets("all", who, None, weights)
         return {
             **found,
             "accuracy_se_samples": None if mean is None else float(sets.standard_error(mean).sum()),
             "distinct_test_samples": int(sets.distinct.sum()),
             "estimated_from": len(who) if estimate else None,
-            **self._by_group(state, who, test, shares, estimate),
+            **self._by_group(state, who, test, weights),
             "perplexity_mean": self._perplexities(who, test.losses, weights),
         }
 
@@ -299,12 +310,11 @@ class Records:
         state: ServerState,
         who: NDArray[np.int64],
         score: Score,
-        weights: NDArray[np.float64],
-        estimate: bool,
+        weights: NDArray[np.float64] | None,
     ) -> dict[str, float | None]:
         """The variances within and between planted groups and clusters; keep the rows of ``groups.csv``."""
         sizes, variances = self.federation.predictions[who], dict[str, float | None]()
-        accurate = self.loss.accurate
+        accurate, estimate = self.loss.accurate, weights is not None
         self._tested_groups = []
         for kind, labels in self._divisions(state).items():
             groups = ByGroup.of(score.correct, score.losses, sizes, labels[who], weights)
@@ -312,7 +322,7 @@ class Records:
             variances[f"{kind}_var_between"] = groups.between if accurate else None
             if len(groups.ids) > MOST_GROUPS:
                 continue
-            sets = self._sets(kind, who, labels[who], weights)
+            sets = self._sets(kind, who, labels, weights)
             errors = sets.standard_error(groups.accuracy_mean)
             for place, row in enumerate(groups.rows()):
                 unknown = () if accurate else [name for name in row if name.startswith("accuracy")]
@@ -359,18 +369,30 @@ class Records:
         self,
         kind: str,
         who: NDArray[np.int64],
-        labels: NDArray[np.generic],
-        weights: NDArray[np.float64],
+        labels: NDArray[np.int64] | None,
+        weights: NDArray[np.float64] | None,
     ) -> TestSets:
-        """What the groups of the tested clients are tested on; computed again only when they change."""
-        testable = self.federation.predictions[who] > 0
-        who, labels, weights = who[testable], labels[testable], weights[testable]
-        asked, known = np.concatenate([who, labels, weights]), self._test_sets.get(kind)
-        if known is None or known[0] is not self.federation or not np.array_equal(known[1], asked):
-            total = len(self.federation.samples.y_test)
-            sets = TestSets.of(self.federation.test.take(who), labels, total, weights)
-            known = self._test_sets[kind] = self.federation, asked, sets
-        return known[2]
+        """What the groups of the tested clients are tested on; computed again only when they change.
+
+        Args:
+            kind: of the groups.
+            who: the clients tested ``(n,)``.
+            labels: the group of every client ``(N,)``; None: all are one.
+            weights: how much each of those tested counts ``(n,)``; None: all the same.
+        """
+        federation = self.federation
+
+        def count() -> TestSets:
+            tested = federation.predictions[who] > 0
+            some = who[tested]
+            return TestSets.of(
+                federation.test.among(some),
+                np.zeros(len(some), np.int64) if labels is None else labels[some],
+                len(federation.samples.y_test),
+                None if weights is None else weights[tested],
+            )
+
+        return self._test_sets.setdefault(kind, Kept()).of(count, federation, who, labels, weights)
 
     def round(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Record a round, completed by its bytes."""

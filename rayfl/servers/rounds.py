@@ -230,7 +230,7 @@ def _at_edges(servers: Servers, this_round: Round) -> Round:
     return replace(
         this_round,
         plan=Plan(plan.cohort, start, group),
-        assignment=None if assignment is None else servers.at(assignment, np.arange(len(assignment))),
+        assignment=None if assignment is None else servers.everywhere(assignment),
         mixing=None if mixing is None else _mixed_at_edges(servers, mixing, plan.cohort),
     )
 
@@ -260,7 +260,8 @@ def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) ->
     if not this_round.local.counts_absent:
         return None
     assert this_round.assignment is not None
-    known = np.array([client in servers.states for client in range(len(this_round.assignment))], np.bool_)
+    known = np.zeros(len(this_round.assignment), np.bool_)
+    known[servers.states.clients] = True
     known[[client for client in this_round.plan.cohort.tolist() if client not in failures]] = False
     return np.bincount(this_round.assignment[known], minlength=len(servers.models))
 
@@ -273,7 +274,7 @@ def _task(
     objects: dict[Key, Ref] = {}
     states: tuple[StateRow, ...] = ()
     if layout.size:
-        located, states = servers.states.locate(clients.tolist())
+        located, states = servers.states.locate(clients)
         objects.update(located)
     compares = any(asked.report.needs_models for asked in this_round.reports.values())
     for k in range(len(servers.models)) if compares else np.unique(start).tolist():

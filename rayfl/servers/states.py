@@ -51,55 +51,87 @@ class ClientStates:
         self._objects: dict[int, Ref] = {}
         self._alive: dict[int, int] = {}  # object -> rows that are still somebody's state
         self._rows: dict[int, int] = {}  # object -> rows that it holds
-        self._where: dict[int, tuple[int, int]] = {}  # client -> (object, row)
+        self._where: NDArray[np.int32] = np.zeros((2, 0), np.int32)  # of each client: object, -1: none; row
+        self._count = 0
+        self._shared = False  # whether a copy reads the same array
         self._next = 0
 
     def __len__(self) -> int:
-        return len(self._where)
+        return self._count
 
     def __contains__(self, client: int) -> bool:
-        return client in self._where
+        return client < self._where.shape[1] and bool(self._where[0, client] >= 0)
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Those that have a state, ascending ``(n,)``."""
+        return np.flatnonzero(self._where[0] >= 0)
 
     def copy(self) -> ClientStates:
-        """The same states, untouched by later updates of these; the objects are shared."""
+        """The same states, untouched by later updates of these; objects and arrays are shared."""
         other = ClientStates()
         other._objects, other._alive = dict(self._objects), dict(self._alive)
-        other._rows, other._where, other._next = dict(self._rows), dict(self._where), self._next
+        other._rows, other._next = dict(self._rows), self._next
+        other._where, other._count = self._where, self._count
+        other._shared = self._shared = True
         return other
 
-    def update(self, clients: Sequence[int], ref: Ref, valid: Sequence[bool] | None = None) -> None:
+    def update(
+        self,
+        clients: Sequence[int] | NDArray[np.int64],
+        ref: Ref,
+        valid: Sequence[bool] | NDArray[np.bool_] | None = None,
+    ) -> None:
         """Row ``r`` of the object is now the state of ``clients[r]``, where ``valid`` (default: all)."""
-        rows = [r for r in range(len(clients)) if valid is None or valid[r]]
-        if not rows:
+        who = np.asarray(clients, np.int64)
+        rows = np.arange(len(who)) if valid is None else np.flatnonzero(valid)
+        if not len(rows):
             return
+        who = who[rows]
         number, self._next = self._next, self._next + 1
-        self._objects[number], self._alive[number], self._rows[number] = ref, 0, len(clients)
-        for row in rows:
-            client = clients[row]
-            old = self._where.get(client)
-            if old is not None:
-                self._release(old[0])
-            self._where[client] = (number, row)
-            self._alive[number] += 1
+        self._make_room(int(who.max()) + 1)
+        before = self._where[0, who]
+        self._where[0, who], self._where[1, who] = number, rows
+        self._objects[number], self._alive[number], self._rows[number] = ref, len(who), len(clients)
+        old, counts = np.unique(before[before >= 0], return_counts=True)
+        self._count += len(who) - int(counts.sum())
+        for each, count in zip(old.tolist(), counts.tolist(), strict=True):
+            self._alive[each] -= count
+            if self._alive[each] == 0:
+                del self._objects[each], self._alive[each], self._rows[each]
 
-    def _release(self, number: int) -> None:
-        self._alive[number] -= 1
-        if self._alive[number] == 0:
-            del self._objects[number], self._alive[number], self._rows[number]
+    def _make_room(self, clients: int) -> None:
+        """For so many clients, in an array that no copy reads."""
+        here = self._where.shape[1]
+        if clients > here:
+            grown = np.full((2, max(clients, 2 * here)), -1, np.int32)
+            grown[:, :here] = self._where
+            self._where, self._shared = grown, False
+        elif self._shared:
+            self._where, self._shared = self._where.copy(), False
 
-    def locate(self, clients: Sequence[int]) -> tuple[dict[Key, Ref], tuple[tuple[int, int] | None, ...]]:
+    def locate(
+        self, clients: Sequence[int] | NDArray[np.int64]
+    ) -> tuple[dict[Key, Ref], tuple[tuple[int, int] | None, ...]]:
         """The objects ``("state", number)`` that hold the states of ``clients``, and for each client (number
         of its object, row)."""
-        found = tuple(self._where.get(client) for client in clients)
-        numbers = dict.fromkeys(at[0] for at in found if at is not None)
-        return {("state", number): self._objects[number] for number in numbers}, found
+        who = np.asarray(clients, np.int64)
+        numbers, rows = np.full(len(who), -1), np.zeros(len(who), np.int64)
+        known = who < self._where.shape[1]
+        numbers[known], rows[known] = self._where[:, who[known]]
+        found = tuple(
+            None if number < 0 else (number, row)
+            for number, row in zip(numbers.tolist(), rows.tolist(), strict=True)
+        )
+        used = dict.fromkeys(at[0] for at in found if at is not None)
+        return {("state", number): self._objects[number] for number in used}, found
 
     def pack(self, backend: Backend) -> None:
         """If fewer than half of the rows held are still in use, pack those of the emptiest objects anew.
 
         The emptiest first: there the fewest rows must be copied for those that are let go.
         """
-        held, used = sum(self._rows.values()), len(self._where)
+        held, used = sum(self._rows.values()), self._count
         if held <= 2 * used + _PACK:
             return
         emptiest = sorted(
@@ -111,12 +143,12 @@ class ClientStates:
                 break
             held -= self._rows[number] - self._alive[number]
             chosen.add(number)
-        clients = sorted(client for client, (number, _) in self._where.items() if number in chosen)
+        clients = np.flatnonzero(np.isin(self._where[0], list(chosen)))
         for start in range(0, len(clients), _PACK):
             part = clients[start : start + _PACK]
             self.update(part, self.packed(backend, part))
 
-    def packed(self, backend: Backend, clients: Sequence[int]) -> Ref:
+    def packed(self, backend: Backend, clients: Sequence[int] | NDArray[np.int64]) -> Ref:
         """The rows of some clients as one array ``(n, S)``, by reference."""
         objects, rows = self.locate(clients)
         return backend.call(pack_rows, tuple(objects), rows, *objects.values())
@@ -128,13 +160,13 @@ class ClientStates:
 
     def rows(self, backend: Backend) -> tuple[NDArray[np.int64], Rows]:
         """The same, without all rows being here at one time."""
-        clients = sorted(self._where)
+        clients = self.clients
 
         def read(start: int, stop: int) -> NDArray[np.float32]:
             objects, rows = self.locate(clients[start:stop])
             return pack_rows(tuple(objects), rows, *backend.get(list(objects.values())))
 
-        return np.array(clients, np.int64), Rows(len(clients), read)
+        return clients, Rows(len(clients), read)
 
     @classmethod
     def restore(
@@ -144,7 +176,7 @@ class ClientStates:
         states = cls()
         for start in range(0, len(clients), _PACK):
             part = slice(start, start + _PACK)
-            states.update(clients[part].tolist(), backend.put(np.ascontiguousarray(rows[part])))
+            states.update(clients[part], backend.put(np.ascontiguousarray(rows[part])))
         return states
 
 

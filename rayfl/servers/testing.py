@@ -13,6 +13,7 @@ from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data import Ragged, TestedOn
 from rayfl.data.base import Part
 from rayfl.evaluation import EvaluationPlan, Score, Scores
+from rayfl.kept import Kept
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.servers.models import Servers
@@ -44,16 +45,22 @@ def evaluate(
         on: on what.
     """
     who = np.arange(len(assignment)) if clients is None else clients
-    assignment = servers.at(assignment, np.arange(len(assignment)))
+    assignment = servers.everywhere(assignment)
     # A client with personal layers has a model of its own, whatever it shares.
     own = bool(personal) or local.personal
-    owner, models = who if own else assignment[who], assignment if own else None
+    models = assignment if own else None
     if on == "common":
-        return _on_common(servers, owner, who, models, personal, local)
+        return _on_common(servers, who if own else assignment[who], who, models, personal, local)
     federation = servers.federation
     part: Part = "test" if on == "test" else "train"
-    tests = federation.test if on == "test" else federation.validation
-    plan = EvaluationPlan.of(owner, tests.take(who), servers.batch_size, batches=_PASSES)
+
+    def make() -> EvaluationPlan:
+        tests = federation.test if on == "test" else federation.validation
+        owner = who if own else assignment[who]
+        return EvaluationPlan.of(owner, tests.among(who), servers.batch_size, batches=_PASSES)
+
+    known = servers.plans.setdefault(on, Kept())
+    plan = known.of(make, federation, who, who if own else assignment, servers.batch_size)
     return _pass(servers, plan, models, part, personal, local)
 
 

@@ -33,7 +33,9 @@ CLUSTERS = {
 }  # fmt: skip
 
 POPULATION = {
-    "clients": 100_000, "cohort": 1000, "startup_seconds": 12.3, "round_seconds": 0.123, "memory_gb": 1.23,
+    "clients": 1_000_000, "cohort": 10_000, "tested every": 10, "start_cpu": 12.3, "checkpoint_cpu": 0.123,
+    "driver_cpu": 0.0123, "client actors_cpu": 0.123, "driver_percent": 12.3, "round_seconds": 0.123,
+    "memory_gb": 1.23,
 }  # fmt: skip
 
 

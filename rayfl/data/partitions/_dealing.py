@@ -12,14 +12,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
-from rayfl.data.base import Partition
+from rayfl.data.base import Partition, Ragged
 from rayfl.errors import DataError
 from rayfl.random import generator
 
 Owners = NDArray[np.int64]
 
 
-def by_owner(owners: Owners, clients: int) -> list[NDArray[np.integer]]:
+def by_owner(owners: Owners, clients: int) -> Ragged:
     """The samples of each client, ascending.
 
     Raises:
@@ -32,9 +32,11 @@ def by_owner(owners: Owners, clients: int) -> list[NDArray[np.integer]]:
             f"partition: {len(empty)} of {clients} clients (the first is {empty[0]}) would have no sample; "
             "use fewer clients"
         )
-    order = np.argsort(owners, kind="stable")[len(owners) - int(sizes.sum()) :]
-    ends = np.cumsum(sizes).tolist()
-    return [order[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    dealt = np.flatnonzero(owners >= 0)
+    keys = (owners[dealt] << 32) | dealt
+    keys.sort()
+    keys &= (1 << 32) - 1
+    return Ragged(keys.astype(np.int32), np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)]))
 
 
 def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:

@@ -1,0 +1,96 @@
+"""What a round costs does not grow with the population: nothing is made for every client without need."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rayfl.bench.measure import Rayfl, running
+from rayfl.bench.population import workload
+from rayfl.evaluation import EvaluationPlan
+from rayfl.kept import Kept
+from rayfl.runtime.inline import InlineBackend
+from rayfl.servers.states import ClientStates
+
+CLIENTS = 400_000
+
+
+@pytest.fixture
+def rounds(tmp_path: Path) -> Iterator[Rayfl]:
+    task = replace(workload(CLIENTS, 5), samples=1, sections={}, shape=(1, 1, 2))
+    with running(task, tmp_path, {"backend": "inline"}) as found:
+        found.round()
+        yield found
+
+
+def test_a_round_makes_nothing_for_every_client(rounds: Rayfl) -> None:
+    """Not even a byte each: neither copies nor masks."""
+    tracemalloc.start()
+    try:
+        rounds.driver.servers.snapshot()
+        rounds.driver.records.snapshot()
+        rounds.round()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < CLIENTS, "bytes: one for every client"
+
+
+def test_a_round_does_not_look_at_every_client(rounds: Rayfl) -> None:
+    """No array over all clients is read but at the places of the cohort."""
+    federation = rounds.driver.federation
+    sizes = federation.train.sizes
+    assert sizes is federation.train.sizes
+    assert rounds.driver.setup.present is rounds.driver.setup.present
+
+
+def test_tests_are_planned_once_while_clients_and_models_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planned, of = [], EvaluationPlan.of
+    monkeypatch.setattr(EvaluationPlan, "of", lambda *a, **o: planned.append(1) or of(*a, **o))
+    task = replace(workload(200, 10, every=1), samples=2)
+    with running(task, tmp_path, {"backend": "inline"}) as found:
+        for _ in range(3):
+            found.round()
+        assert len(planned) == 1
+        moved = found.state.assignment.copy()
+        found.state = replace(found.state, assignment=moved)  # another array, and so other models
+        found.round()
+        assert len(planned) == 2
+
+
+def test_what_is_kept_is_made_again_for_other_arrays() -> None:
+    kept: Kept[int] = Kept()
+    one, other, made = np.zeros(3), np.zeros(3), iter(range(9))
+    assert [kept.of(lambda: next(made), *asked) for asked in [(one, 1), (one, 1), (other, 1)]] == [0, 0, 1]
+    assert kept.of(lambda: next(made), other, 2) == 2
+    assert kept.of(lambda: next(made), other, 2.0) == 3
+
+
+def test_states_of_clients_are_where_they_were_last_kept() -> None:
+    """Against a dictionary, with copies that later rounds leave alone."""
+    rng, backend = np.random.default_rng(0), InlineBackend()
+    try:
+        states, known = ClientStates(), dict[int, float]()
+        copies: list[tuple[ClientStates, dict[int, float]]] = []
+        for turn in range(60):
+            clients = np.sort(rng.choice(900, 20, replace=False))
+            rows, valid = rng.random((20, 1)).astype(np.float32), rng.random(20) < 0.9
+            if turn % 10 == 0:
+                copies.append((states.copy(), dict(known)))
+            states.update(clients, rows, valid)
+            states.pack(backend)
+            known |= dict(zip(clients[valid].tolist(), rows[valid, 0].tolist(), strict=True))
+        for found, expected in [*copies, (states, known)]:
+            who, values = found.fetch(backend)
+            assert dict(zip(who.tolist(), values.ravel().tolist(), strict=True)) == expected
+            assert len(found) == len(expected)
+            assert [c in found for c in range(1000)] == [c in expected for c in range(1000)]
+    finally:
+        backend.close()
