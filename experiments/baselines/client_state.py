@@ -52,7 +52,7 @@ def measure(
             states = rayfl.driver.servers.states
         after = tree_memory()
         begun = time.perf_counter()
-        rayfl.driver._checkpoint(rayfl.state)
+        rayfl.driver.checkpoint(rayfl.state)
         saving = time.perf_counter() - begun
         path = rayfl.driver.run_dir.path
     written = sum(file.stat().st_size for file in (path / "checkpoints").rglob("*") if file.is_file())

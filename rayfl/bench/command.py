@@ -101,12 +101,10 @@ _CLUSTER = {
 _POPULATION = {
     "clients": "clients",
     "cohort": "a round",
-    "tested every": "all tested\nevery",
+    "tested every": "tests\nevery",
     "start_cpu": "start",
-    "checkpoint_cpu": "check-\npoint",
     "driver_cpu": "driver",
     "client actors_cpu": "client\nactors",
-    "driver_percent": "driver\n%",
     "round_seconds": "s/round",
     "memory_gb": "GB",
 }
