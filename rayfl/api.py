@@ -16,11 +16,13 @@ from rayfl.config import CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError
 from rayfl.events import Begun, Listener, Note, RunEvent
+from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
 from rayfl.results import Result, client_models
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import drive, drive_on_ray
+from rayfl.runtime.metrics import exports
 from rayfl.servers.building import check
 from rayfl.servers.driver import Interrupted
 
@@ -145,9 +147,12 @@ def resume(
 
 def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Result:
     stop = threading.Event()
-    with _heeded(on_event, stop) as listen:
-        listen(Begun(directory.path))
-        with directory.locked():
+    with _heeded(on_event, stop) as heeded:
+        heeded(Begun(directory.path))
+        with (
+            directory.locked(),
+            Monitor(_status(config, directory), directory.path, heeded, exports(config)) as listen,
+        ):
             if config.execution.backend == "ray":
                 connect(config)  # before the signals: ray.init puts a handler of its own for SIGTERM
             with _signals(stop):
@@ -156,6 +161,18 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
                 else:
                     drive_on_ray(config, directory, listen, stop)
     return Result(directory.path)
+
+
+def _status(config: Config, directory: RunDirectory) -> Status:
+    """Of a run that begins or goes on."""
+    return Status(
+        run=directory.path.name,
+        state="starting",
+        method=config.algorithm.name,
+        dataset=config.data.name,
+        rounds=config.rounds,
+        done=directory.rounds_complete(),
+    )
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Ref = Any
 
@@ -83,11 +83,21 @@ class Done:
         task: its place in the list of tasks.
         report: what it reports.
         refs: what it keeps, by reference.
+        worker: who did it, as its actor is named: ``client:3``.
     """
 
     task: int
     report: Any
     refs: Objects
+    worker: str = ""
+
+
+class Activity(NamedTuple):
+    """How many client actors there are, of how many wanted, and how many of them have work."""
+
+    present: int
+    wanted: int
+    busy: int
 
 
 class Backend(ABC):
@@ -144,6 +154,10 @@ class Backend(ABC):
     @abstractmethod
     def hurry(self) -> None:
         """The run has been asked to stop: do not wait long for a process that does not answer."""
+
+    @abstractmethod
+    def activity(self) -> Activity:
+        """Of the client actors, now."""
 
     @abstractmethod
     def pids(self) -> list[int]:

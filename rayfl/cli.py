@@ -554,6 +554,49 @@ def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> Non
 
 
 @app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="the folder of the runs, output.root")] = Path("runs"),
+    as_json: Annotated[bool, typer.Option("--json", help="print a JSON list instead of a table")] = False,
+) -> None:
+    """List the runs of a folder: running, stopped, failed and why, or finished; newest first."""
+    from rayfl.monitor import runs_below
+    from rayfl.overview import runs_table
+
+    found = runs_below(folder)
+    if as_json:
+        print(json.dumps([run.to_dict() for run in found], indent=1))
+    elif found:
+        out.print(runs_table(found, folder))
+    else:
+        _say(f"no runs in {folder}")
+
+
+@app.command()
+def top(
+    run: Annotated[
+        Path,
+        typer.Argument(help="a run directory, or a folder: the newest run in it that is running"),
+    ] = Path("runs"),
+    once: Annotated[bool, typer.Option("--once", help="show it once, for scripts")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print its status once, as JSON")] = False,
+) -> None:
+    """Follow a run from another terminal, or another machine that sees its directory."""
+    from dataclasses import asdict
+
+    from rayfl.monitor import newest_running, view
+    from rayfl.overview import follow, screen
+
+    there = (run / "config.yaml").is_file() or not run.is_dir()
+    found = view(run) if there else newest_running(run)
+    if as_json:
+        print(json.dumps({"path": str(found.path), **asdict(found.status)}, indent=1))
+    elif once:
+        out.print(screen(found))
+    else:
+        follow(found.path, out)
+
+
+@app.command()
 def compare(
     runs: Annotated[list[Path], typer.Argument(help="two or more run directories")],
     page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),

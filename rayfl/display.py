@@ -12,11 +12,13 @@ from typing import Any
 
 from rich.console import Console, Group
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn
 from rich.table import Table
+from rich.text import Text
 
 from rayfl.errors import ConfigError, Damaged, DataError, OtherFormat
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
+from rayfl.monitor import Pace
 from rayfl.units import UNKNOWN, duration, number, percent, size
 
 
@@ -38,16 +40,32 @@ class Output(Console):
         raise BrokenPipeError
 
 
+class _Remaining(ProgressColumn):
+    """The time that is left; rich's own column forgets rounds that took longer than half a minute."""
+
+    max_refresh = 0.5
+
+    def __init__(self, pace: Pace) -> None:
+        super().__init__()
+        self._pace = pace
+
+    def render(self, task: Task) -> Text:
+        left = None if task.total is None else self._pace.remaining(int(task.total))
+        return Text("" if left is None else f"ETA {duration(left)}")
+
+
 class Display:
     """Shows the events of one run.
 
     Args:
         console: where to.
         title: what is being run.
+        pace: estimates the time that is left.
     """
 
-    def __init__(self, console: Console, title: str) -> None:
+    def __init__(self, console: Console, title: str, pace: Pace | None = None) -> None:
         self.console = console
+        self._pace = pace or Pace()
         self._deaf = False  # nobody reads the output
         self._path: Path | None = None  # where the run is, until it has been said how to go on
         console.print(title, style="bold", highlight=False, markup=False)
@@ -58,7 +76,7 @@ class Display:
                 BarColumn(),
                 MofNCompleteColumn(),
                 TextColumn("rounds"),
-                TimeRemainingColumn(),
+                _Remaining(self._pace),
                 TextColumn("{task.fields[note]}"),
                 console=console,
                 transient=True,
@@ -148,6 +166,7 @@ class Display:
         if data.get("perplexity_mean") is not None:
             tested += f"  perplexity {data['perplexity_mean']:.1f}"
         text = f"loss {data['train_loss']:.3f}{tested}"
+        self._pace.round(done, data["seconds"])
         if self._progress is None:
             self._line(f"round {done:3d}/{event.rounds}  {text}  {duration(data['seconds'])}")
         else:

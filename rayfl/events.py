@@ -53,11 +53,24 @@ class BlockDone(RunEvent):
     Attributes:
         round: 0-based.
         done, total: blocks of the round.
+        worker: who trained it, as Ray lists its actor: ``client:3``.
+        clients, first: how many clients, and the number of the first.
+        seconds: that it took the worker.
+        memory: bytes of the worker's process.
+        present, wanted, busy: client actors that are there, are wanted, have work; looked at twice a second.
     """
 
     round: int
     done: int
     total: int
+    worker: str = ""
+    clients: int = 0
+    first: int = 0
+    seconds: float = 0.0
+    memory: int = 0
+    present: int = 1
+    wanted: int = 1
+    busy: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +105,9 @@ class RoundDone(RunEvent):
         row: the row of ``rounds.csv``; the columns about tests are there only where clients were tested.
         worker_seconds: that each worker process spent training, by process id.
         measures: the columns of ``row`` that the loss adds, such as ``rmse_mean``.
+        steps: local steps of all clients.
+        traffic: bytes by tier and direction: ``client_lps_up``, ``lps_gps_down``, ...
+        memory: bytes of the driver's process.
     """
 
     round: int
@@ -99,6 +115,9 @@ class RoundDone(RunEvent):
     row: Mapping[str, Any]
     worker_seconds: Mapping[int, float] = field(default_factory=dict)
     measures: tuple[str, ...] = ()
+    steps: int = 0
+    traffic: Mapping[str, int] = field(default_factory=dict)
+    memory: int = 0
 
     @property
     def tested(self) -> bool:

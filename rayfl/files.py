@@ -93,6 +93,36 @@ def append(path: Path, text: str, durably: bool = False) -> None:
             sync(path)
 
 
+def publish(path: Path, text: str) -> None:
+    """Write a small file that nothing depends on, for whoever watches; a reader never sees half of it.
+
+    Nothing waits for the disk, no fault of it is an error, and :data:`watch` is not told.
+    """
+    part = path.with_name(f".{path.name}.part{os.getpid()}")
+    try:
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+
+
+def log(path: Path, text: str, most: int) -> None:
+    """Add lines to a log, as :func:`publish` does: no fault of the disk is an error.
+
+    Args:
+        path: of the log; one that would grow beyond ``most`` bytes is renamed first, and takes the place of
+            the one that was renamed before: ``log.jsonl`` to ``log.1.jsonl``.
+        text: the lines.
+        most: bytes of one file.
+    """
+    with contextlib.suppress(OSError):
+        if path.is_file() and path.stat().st_size + len(text) > most:
+            os.replace(path, path.with_suffix(f".1{path.suffix}"))
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+
 def cut(path: Path, size: int) -> None:
     """Take off what a file, which may not exist, holds beyond so many bytes."""
     with boundary(path):

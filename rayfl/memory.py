@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import psutil
@@ -37,3 +38,11 @@ def free_memory(cgroup: Path = CGROUP) -> int:
         except (OSError, ValueError):
             continue
     return max(free, 0)
+
+
+def resident() -> int:
+    """Bytes of memory that this process holds, what it shares with others among them; 0 if unknown."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0

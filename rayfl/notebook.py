@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from rayfl.events import Begun, Clustered, Finished, Listener, Note, RoundDone, RunEvent, Stopped
+from rayfl.monitor import Pace
 from rayfl.units import duration, percent
 
 SHOWN_NOTES = 6
@@ -47,6 +48,7 @@ class Progress:
     def __init__(self, handle: Any) -> None:
         self._handle = handle
         self._title, self._done, self._total, self._row = "starting", 0, 1, ""
+        self._pace = Pace()
         self._notes: list[str] = []
 
     def __call__(self, event: RunEvent) -> None:
@@ -62,6 +64,7 @@ class Progress:
             case RoundDone(row=row):
                 self._done, self._total = event.round + 1, event.rounds
                 self._row = f"round {self._done} of {self._total}, loss {row['train_loss']:.3f}"
+                self._pace.round(self._done, row["seconds"])
                 if event.tested:
                     mark = "" if row.get("estimated_from") is None else "≈ "
                     self._row += f", accuracy {mark}{percent(row['accuracy_mean'])}"
@@ -76,5 +79,7 @@ class Progress:
 
     def _html(self) -> str:
         lines = "<br>".join(html.escape(text) for text in (self._row, *self._notes[-SHOWN_NOTES:]) if text)
+        left = self._pace.remaining(self._total)
+        eta = f" ETA {duration(left)}" if left and self._done < self._total else ""
         bar = f'<progress value="{self._done}" max="{self._total}" style="width: 24em"></progress>'
-        return f"<div><b>{html.escape(self._title)}</b><br>{bar}<br>{lines}</div>"
+        return f"<div><b>{html.escape(self._title)}</b><br>{bar}{eta}<br>{lines}</div>"

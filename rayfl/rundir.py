@@ -2,6 +2,7 @@
 
 ```
 runs/<name>-<algorithm>-<changed settings>-seed<seed>-<time>/
+  status.json        what the run does now        log.jsonl          what happened, one JSON object a line
   config.yaml        the resolved config          environment.json   versions, cores, data fingerprint
   normalisation.json how the models take inputs: (x * factor - mean) / std, for ever after
   rounds.csv         one row a round              clients.csv        one row a client, best and last

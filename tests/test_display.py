@@ -11,6 +11,7 @@ from rich.console import Console
 
 from rayfl.display import Display, closing, closing_table, group_table
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
+from rayfl.monitor import Pace
 
 SUMMARY = {
     "algorithm": "pacfl",
@@ -199,3 +200,16 @@ def test_a_failure_says_how_to_go_on_unless_that_was_said(tmp_path, capsys) -> N
     with pytest.raises(ZeroDivisionError):
         _fail(begun, Stopped(3, tmp_path))
     assert capsys.readouterr().err == ""
+
+
+def test_the_progress_bar_shows_the_time_that_is_left():
+    """Also where a round takes minutes, and in a resumed run."""
+    now = [0.0]
+    file = io.StringIO()
+    display = Display(Console(file=file, width=200, force_terminal=True), "x", Pace(lambda: now[0]))
+    for number in (4, 5):
+        display(RoundDone(number, 20, {**ROUND, "seconds": 120.0}))
+        now[0] += 120
+    display._progress.refresh()
+    display.close()
+    assert "ETA 26 min 00 s" in file.getvalue()

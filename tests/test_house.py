@@ -21,13 +21,13 @@ FLOORS = (
     "algorithms",
     "config",
     "clients rundir",
-    "report",
+    "monitor report",
     "servers",
     "runtime",
     "notebook results",
     "api",
     "study",
-    "commands display doctor",
+    "commands display doctor overview",
     "bench",
     "cli",
     "__main__",
@@ -35,7 +35,7 @@ FLOORS = (
 )
 """From the ground up. A room imports rooms of lower floors only, not those beside it."""
 
-DRAWS = {"bench", "cli", "display", "report", "study"}
+DRAWS = {"bench", "cli", "display", "overview", "report", "study"}
 """The rooms that may import what draws and prints."""
 
 MOST = 7

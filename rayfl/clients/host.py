@@ -39,6 +39,7 @@ from rayfl.data.base import Part, TestedOn, called
 from rayfl.errors import ClientError, DataError, RayflError
 from rayfl.evaluation import Score, Scores
 from rayfl.local import Outcome, Start
+from rayfl.memory import resident
 from rayfl.ordering import Arrival
 from rayfl.random import key
 from rayfl.training import LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
@@ -126,6 +127,7 @@ class ClientHost:
             bytes_down=down,
             remarks={text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()},
             scores=scores,
+            memory=resident(),
         )
         return Answer(report, kept)
 

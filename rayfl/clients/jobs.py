@@ -169,6 +169,7 @@ class TrainReport:
         bytes_up, bytes_down: what the clients sent and received.
         remarks: messages for the user -> ids of the clients concerned.
         scores: the tests of the models that the clients have trained ``(B,)``; zeros for those that failed.
+        memory: bytes of the process.
     """
 
     losses: NDArray[np.float64]
@@ -181,6 +182,7 @@ class TrainReport:
     bytes_down: int
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
+    memory: int = 0
 
 
 @dataclass(frozen=True)

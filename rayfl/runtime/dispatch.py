@@ -70,19 +70,21 @@ class Crew:
 
     Args:
         size: how many are wanted.
-        new: asks Ray for another actor.
+        new: asks Ray for an actor for this place.
         deaths: counts those that die.
         say: called with a line of text.
     """
 
-    def __init__(self, size: int, new: Callable[[], Any], deaths: Deaths, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, size: int, new: Callable[[int], Any], deaths: Deaths, say: Callable[[str], None]
+    ) -> None:
         self._new, self.deaths, self._say = new, deaths, say
         self.members = [self._process(place) for place in range(size)]
         self._lost: set[int] = set()  # places whose actor died and whose next has not answered
         self._reported: set[int] = set()  # those of which that was said
 
     def _process(self, place: int) -> Process:
-        return Process.of(f"client actor {place}", self._new())
+        return Process.of(f"client actor {place}", self._new(place))
 
     @property
     def present(self) -> list[int]:
@@ -174,6 +176,11 @@ class Dispatch:
             self._queue(home).extend(_Message([some[i] for i in bundle], home) for bundle in found)
         self._sent: dict[Ref, _Sent] = {}
 
+    @property
+    def busy(self) -> int:
+        """How many actors have work."""
+        return len({one.place for one in self._sent.values()})
+
     def _queue(self, home: int | None) -> deque[_Message]:
         return self._free if home is None else self._pinned[home]
 
@@ -244,7 +251,7 @@ class Dispatch:
         self._feed()
         rest = iter(done.rest)
         for i, report in zip(done.message.tasks, values, strict=True):
-            yield Done(i, report, {key: next(rest) for key in self._tasks[i].keeps})
+            yield Done(i, report, {key: next(rest) for key in self._tasks[i].keeps}, f"client:{place}")
 
     def _bury(self, place: int, error: Exception | None) -> None:
         """An actor is dead: its messages are sent again, first of all the one that it worked on.

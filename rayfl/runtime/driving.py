@@ -28,7 +28,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
-from rayfl.runtime.remote import UNRECORDED, Whereabouts, whereabouts
+from rayfl.runtime.remote import UNRECORDED, Whereabouts, named, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.servers.building import block_rule, build
 from rayfl.servers.driver import Driver, Interrupted
@@ -61,8 +61,14 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     return plan_resources(config, federation.clients, block, host.spec.P, size, available)
 
 
-def make_backend(config: Config, plan: ResourcePlan) -> Backend:
-    """The backend that the config names; with Ray it must be connected."""
+def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:
+    """The backend that the config names; with Ray it must be connected.
+
+    Args:
+        config: what is run.
+        plan: the actors.
+        run: what the run is called in the names of its actors; the config's name if empty.
+    """
     e = config.execution
     if e.backend == "inline":
         from rayfl.runtime.inline import InlineBackend
@@ -71,7 +77,8 @@ def make_backend(config: Config, plan: ResourcePlan) -> Backend:
     from rayfl.runtime.ray_backend import RayBackend
 
     deadline = None if e.deadline == "auto" else e.deadline
-    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, config.hierarchy.lps_actors, deadline)
+    servers = config.hierarchy.lps_actors
+    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, servers, deadline, run or config.name)
 
 
 def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
@@ -79,7 +86,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     stages, host = build(config, directory.scaling)
     federation = stages[0].federation
     plan = arithmetic(config, federation, host, available(config))
-    backend = make_backend(config, plan)
+    backend = make_backend(config, plan, directory.path.name)
     directory.write_json(
         "environment.json",
         {
@@ -203,7 +210,8 @@ def _watch_driver(
     """Run the driver in an actor, and relay its events."""
     # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
     here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-    options = {**UNRECORDED, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
+    names = named(directory.path.name, "driver")
+    options = {**UNRECORDED, **names, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
     modules, variables = [p.module for p in plugins.loaded()], environment(config.output.all_loggers)
     done = driver.actor.run.remote(config, directory.path, modules, Path.cwd(), variables)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from rayfl.backend import Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
+from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
 from rayfl.linalg import libraries
@@ -43,7 +43,7 @@ class InlineBackend(Backend):
             task = tasks[place]
             answer: Answer = getattr(self._host, task.method)(task.job, task.objects)
             self.tick()
-            yield Done(place, answer.report, {key: answer.objects[key] for key in task.keeps})
+            yield Done(place, answer.report, {key: answer.objects[key] for key in task.keeps}, "inline")
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
@@ -67,6 +67,10 @@ class InlineBackend(Backend):
     @override
     def hurry(self) -> None:
         pass
+
+    @override
+    def activity(self) -> Activity:
+        return Activity(1, 1, 1)
 
     @override
     def pids(self) -> list[int]:

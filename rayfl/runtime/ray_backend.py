@@ -21,7 +21,7 @@ import torch
 from ray.exceptions import RayError
 from typing_extensions import override
 
-from rayfl.backend import Answer, Backend, Done, Key, Objects, Ref, Task
+from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.linalg import libraries
@@ -34,10 +34,11 @@ from rayfl.runtime.remote import (
     Whereabouts,
     acknowledge,
     carry_out,
+    named,
     whereabouts,
 )
 
-_TASK = ray.remote(acknowledge).options(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)
+_TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(acknowledge)
 """A remote task. Ray keeps each function that is made one for good: one for all."""
 
 
@@ -122,17 +123,28 @@ class RayBackend(Backend):
         num_cpus, num_gpus: what Ray reserves for each; may be fractions.
         servers: number of LPS actors (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
+        run: the name of the run, for those of actors and tasks.
     """
 
     def __init__(
-        self, actors: int, num_cpus: float, num_gpus: float, servers: int, deadline: float | None = None
+        self,
+        actors: int,
+        num_cpus: float,
+        num_gpus: float,
+        servers: int,
+        deadline: float | None = None,
+        run: str = "run",
     ) -> None:
-        self.actors = actors
+        self.actors, self._run = actors, run
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
         options = {**UNRECORDED, "num_cpus": 0, "max_restarts": -1, "max_task_retries": 0}
-        server = ray.remote(ServerActor).options(**options)
-        self._servers = [Process.of(f"LPS actor {i}", server.remote()) for i in range(servers)]
+        server = ray.remote(ServerActor)
+        self._servers = [
+            Process.of(f"LPS actor {i}", server.options(**options, **named(run, f"lps:{i}")).remote())
+            for i in range(servers)
+        ]
         self._crew: Crew | None = None
+        self._dispatch: Dispatch | None = None
         self._deaths = Deaths()
         self.deadlines = Deadlines(deadline, lambda text: self.say(text))
         self._pending: deque[_Pending] = deque()
@@ -226,21 +238,25 @@ class RayBackend(Backend):
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
-        actor = ray.remote(_HostActor).options(**UNRECORDED, **self._resources)
-        self._crew = Crew(
-            self.actors, lambda: actor.remote(stages, host), self._deaths, lambda text: self.say(text)
-        )
+        actor, options = ray.remote(_HostActor), {**UNRECORDED, **self._resources}
+
+        def new(place: int) -> Any:
+            return actor.options(**options, **named(self._run, f"client:{place}")).remote(stages, host)
+
+        self._crew = Crew(self.actors, new, self._deaths, lambda text: self.say(text))
 
     @override
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         assert self._crew is not None, "start comes first"
         self._settle()
-        return Dispatch(tasks, self._crew, self.deadlines, self._current).run(self.tick)
+        self._dispatch = Dispatch(tasks, self._crew, self.deadlines, self._current)
+        return self._dispatch.run(self.tick)
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
-        return self._submit(lambda: _TASK.remote(function, *self._current(args)), None)[0]
+        task = _TASK.options(name=f"rayfl:{self._run}:{getattr(function, '__name__', 'task')}")
+        return self._submit(lambda: task.remote(function, *self._current(args)), None)[0]
 
     @override
     def serve(
@@ -252,6 +268,11 @@ class RayBackend(Backend):
         return dict(zip(keeps, refs, strict=True))
 
     @override
+    def activity(self) -> Activity:
+        present = len(self._crew.present) if self._crew is not None else 0
+        return Activity(present, self.actors, 0 if self._dispatch is None else self._dispatch.busy)
+
+    @override
     def pids(self) -> list[int]:
         assert self._crew is not None, "start comes first"
         return [process.where.pid for process in self._crew.members if process.where is not None]
@@ -260,5 +281,5 @@ class RayBackend(Backend):
     def close(self) -> None:
         for process in [*(self._crew.members if self._crew else ()), *self._servers]:
             process.drop()
-        self._crew, self._servers = None, []
+        self._crew, self._dispatch, self._servers = None, None, []
         self._pending.clear()

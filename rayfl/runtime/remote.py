@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,15 @@ from rayfl.servers.lps import LocalServer
 
 UNRECORDED: dict[str, Any] = {"enable_task_events": False}
 """Of all actors and tasks: Ray keeps records of the last 100,000 calls, 30 kB of memory for each round."""
+
+
+def named(run: str, part: str) -> dict[str, str]:
+    """Options of an actor that Ray lists as ``rayfl:<run>:<part>``, such as ``rayfl:t-seed0:client:3``.
+
+    Each is alone in its namespace: an actor that replaces a dead one, a resumed run and another run of this
+    name are called the same and never refused.
+    """
+    return {"name": f"rayfl:{run}:{part}", "namespace": f"rayfl-{uuid.uuid4().hex}"}
 
 
 class Whereabouts(NamedTuple):

@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl import files
 from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
-from rayfl.backend import Backend, Ref, Task
+from rayfl.backend import Backend, Done, Ref, Task
 from rayfl.clients.jobs import HostSpec, LocalTest
 from rayfl.clients.state import StateLayout
 from rayfl.config import CHANGEABLE, Config
@@ -23,7 +23,7 @@ from rayfl.data.base import TestedOn, called
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation import Scores, protocols
-from rayfl.evaluation.ledger import Transfer
+from rayfl.evaluation.ledger import Direction, Tier, Transfer
 from rayfl.events import (
     BlockDone,
     CheckpointSaved,
@@ -34,6 +34,7 @@ from rayfl.events import (
     RoundDone,
     Stopped,
 )
+from rayfl.memory import resident
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import testing
@@ -41,7 +42,7 @@ from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
 from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
-from rayfl.servers.rounds import AskedReport, Round, train
+from rayfl.servers.rounds import AskedReport, Progress, Round, train
 from rayfl.servers.serialisation import flatten
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
@@ -52,6 +53,9 @@ if TYPE_CHECKING:
 
 _MAX_LOSSES = 5
 """How often results may be lost before the next checkpoint, and the rounds since the last be done again."""
+
+_LOOK = 0.5
+"""Seconds between two looks at which client actors are busy."""
 
 
 class Interrupted(Exception):
@@ -331,7 +335,23 @@ class Driver:
             }
         )
         measures = tuple(protocols.measures_of(self.config.loss))
-        self.emit(RoundDone(state.round, self.config.rounds, row, dict(report.seconds), measures))
+        traffic = {
+            f"{tier}_{way}": self.records.ledger.total(round=state.round, tier=tier, direction=way)
+            for tier in get_args(Tier)
+            for way in get_args(Direction)
+        }
+        self.emit(
+            RoundDone(
+                state.round,
+                self.config.rounds,
+                row,
+                dict(report.seconds),
+                measures,
+                steps=int(report.steps.sum()),
+                traffic=traffic,
+                memory=resident(),
+            )
+        )
         names = self.federation.names
         for client, text in sorted(report.failures.items()):
             line = text.strip().splitlines()[-1]
@@ -418,9 +438,27 @@ class Driver:
     def _taken(self, state: ServerState, outcome: ServerState | Regrouping) -> ServerState:
         return self._regroup(state, outcome) if isinstance(outcome, Regrouping) else outcome
 
-    def _progress(self, round: int) -> Callable[[int, int], None]:
-        def progress(done: int, total: int) -> None:
-            self.emit(BlockDone(round, done, total))
+    def _progress(self, round: int) -> Progress:
+        activity, looked = self.backend.activity(), time.monotonic()
+
+        def progress(done: int, tasks: Sequence[Task], last: Done) -> None:
+            nonlocal activity, looked
+            if time.monotonic() - looked > _LOOK:
+                activity, looked = self.backend.activity(), time.monotonic()
+            clients, report = tasks[last.task].job.clients, last.report
+            self.emit(
+                BlockDone(
+                    round,
+                    done,
+                    len(tasks),
+                    worker=last.worker,
+                    clients=len(clients),
+                    first=int(clients[0]),
+                    seconds=report.seconds,
+                    memory=report.memory,
+                    **activity._asdict(),
+                )
+            )
 
         return progress
 

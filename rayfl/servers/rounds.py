@@ -39,8 +39,8 @@ from rayfl.servers.models import Servers
 from rayfl.training import LocalWork, complement
 from rayfl.training.reports import ClientReport, Reports
 
-Progress = Callable[[int, int], None]
-"""Called with (tasks done, tasks in all)."""
+Progress = Callable[[int, Sequence[Task], Done], None]
+"""Called with (how many tasks are done, the tasks, the one that was done last)."""
 
 
 def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[slice]:
@@ -110,7 +110,7 @@ class Round:
         return cls(round, plan, replace(work, personal=()), stage=stage)
 
 
-def train(servers: Servers, this_round: Round, progress: Progress = lambda done, total: None) -> RoundReport:
+def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: None) -> RoundReport:
     """Train the cohort and set the models to ``A W``.
 
     If it raises or is interrupted, models and states are those before the round.
@@ -195,7 +195,7 @@ def _trained_blocks(servers: Servers, tasks: Sequence[Task], round: int, progres
         if len(failures) > servers.tolerate:
             client = min(failures)
             raise ClientError(client, round, failures[client], called(servers.federation.names, client))
-        progress(len(trained), len(tasks))
+        progress(len(trained), tasks, done)
     return sorted(trained, key=lambda done: done.task)
 
 

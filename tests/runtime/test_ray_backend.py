@@ -221,3 +221,34 @@ def _fails(value: int) -> int:
 def test_an_error_in_a_remote_task_is_raised_and_not_tried_again(backend: RayBackend) -> None:
     with pytest.raises(ValueError, match="no 1"):
         backend.get(backend.call(_fails, 1))
+
+
+PARTS = ("client:0", "driver", "lps:0", "lps:1")
+
+
+def _listed(run: str) -> list[str]:
+    """The names of the live actors of runs whose names begin so, as ``ray list actors`` shows them."""
+    every = ray._private.state.actors().values()
+    names = [actor["Name"] for actor in every if actor["State"] != "DEAD"]
+    return sorted(name for name in names if name.startswith(f"rayfl:{run}"))
+
+
+@pytest.mark.ray
+def test_actors_are_listed_by_run_and_two_runs_of_one_name_do_not_collide(
+    settings: dict[str, Any], ray_cluster: None
+) -> None:
+    settings["execution"] = {"backend": "ray", "actors": 1, "block_size": 3, "cpus_per_actor": 0.5}
+    seen: list[str] = []
+
+    def look(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
+            seen.extend(_listed("t-fedavg-"))
+
+    pair = [RayBackend(1, num_cpus=0.5, num_gpus=0, servers=1, run="other") for _ in range(2)]
+    try:
+        result = run(settings, on_event=look)
+        assert _listed("other:") == ["rayfl:other:lps:0"] * 2
+    finally:
+        for backend in pair:
+            backend.close()
+    assert set(seen) == {f"rayfl:{result.path.name}:{part}" for part in PARTS}

@@ -1,0 +1,147 @@
+"""What can be seen of runs from outside, of those that go on and of those that have ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from rayfl.errors import ConfigError
+from rayfl.monitor.status import Status
+
+_SILENCE = 30.0
+"""Seconds without a sign of life after which a run on another machine is held to be dead."""
+
+_DEPTH = 3
+"""How far below a folder runs are looked for."""
+
+
+@dataclass(frozen=True)
+class RunView:
+    """A run as it is seen from outside.
+
+    Attributes:
+        path: its directory.
+        status: what it says of itself; ``failed`` if its process has died without saying so.
+    """
+
+    path: Path
+    status: Status
+
+    def to_dict(self) -> dict[str, Any]:
+        """The line of ``rayfl runs --json``."""
+        s = self.status
+        return {
+            "path": str(self.path),
+            "state": s.state,
+            "why": s.why,
+            "method": s.method,
+            "dataset": s.dataset,
+            "rounds": s.rounds,
+            "rounds_done": s.done,
+            "accuracy_mean": s.accuracy_mean,
+            "begun": s.begun,
+            "updated": s.updated,
+            "remaining_seconds": s.eta,
+        }
+
+
+def view(path: Path) -> RunView:
+    """A run, by its directory.
+
+    Raises:
+        ConfigError: if it is none.
+    """
+    if not (path / "config.yaml").is_file():
+        raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
+    status = Status.read(path) or _without(path)
+    if status.active and not _alive(status):
+        last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
+        why = f"its process was killed or its machine is gone; last sign of life {last}"
+        status = replace(status, state="failed", why=why)
+    return RunView(path, status)
+
+
+def runs_below(folder: Path) -> list[RunView]:
+    """All runs in a folder or up to three levels below it, those that began last first.
+
+    Raises:
+        ConfigError: if there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(str(folder), "is no folder", "name the folder of the runs, output.root")
+    found = [view(path) for path in _directories(folder, _DEPTH)]
+    return sorted(found, key=lambda run: (-run.status.begun, str(run.path)))
+
+
+def newest_running(folder: Path) -> RunView:
+    """The run below a folder that is running and began last.
+
+    Raises:
+        ConfigError: if none is running.
+    """
+    for run in runs_below(folder):
+        if run.status.active:
+            return run
+    raise ConfigError(str(folder), "no run is running there", "'rayfl runs' lists all; name one")
+
+
+def _directories(folder: Path, depth: int) -> Iterator[Path]:
+    if (folder / "config.yaml").is_file():
+        yield folder
+        return
+    if depth:
+        with suppress(OSError):  # a folder of somebody else's
+            for each in sorted(os.scandir(folder), key=lambda entry: entry.name):
+                if each.is_dir() and not each.name.startswith("."):
+                    yield from _directories(Path(each.path), depth - 1)
+
+
+def _alive(status: Status) -> bool:
+    """Whether the process of a run that says that it goes on is there."""
+    if status.host == socket.gethostname():
+        try:
+            if abs(psutil.Process(status.pid).create_time() - status.born) < 60:  # clocks are put right
+                return True
+        except psutil.Error:
+            return False
+    return time.time() - status.updated < _SILENCE
+
+
+def _without(path: Path) -> Status:
+    """What the other files say of a run that has no status: an earlier version of rayfl wrote it."""
+    import yaml
+
+    config: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError, yaml.YAMLError):
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")) or {}
+    summary: Mapping[str, Any] = {}
+    with suppress(OSError, ValueError):
+        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
+    rounds = path / "rounds.csv"
+    done = max(0, len(rounds.read_bytes().splitlines()) - 1) if rounds.is_file() else 0
+    begun, updated = (path / "config.yaml").stat().st_mtime, max(p.stat().st_mtime for p in path.iterdir())
+    return Status(
+        run=path.name,
+        state="finished" if summary else "stopped",
+        method=_name(config, "algorithm"),
+        dataset=_name(config, "data"),
+        rounds=int(config.get("rounds", 0)),
+        done=int(summary.get("rounds", done)),
+        accuracy_mean=summary.get("accuracy_mean"),
+        begun=begun,
+        updated=updated,
+    )
+
+
+def _name(config: Mapping[str, Any], section: str) -> str:
+    found = config.get(section)
+    return str(found.get("name", "")) if isinstance(found, Mapping) else str(found or "")

@@ -1,0 +1,47 @@
+"""How long a run will still take, judged by its last rounds."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+_ROUNDS = 20
+"""Rounds by which the coming ones are judged: some are longer than others, those with tests for instance."""
+
+
+class Pace:
+    """Seconds that are left.
+
+    Rounds may take hours, and a resumed run has done many before: both are too much for the estimates that
+    progress bars make themselves.
+
+    Args:
+        clock: seconds since any time.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: deque[tuple[int, float]] = deque(maxlen=_ROUNDS + 1)
+
+    def round(self, done: int, seconds: float) -> None:
+        """A round has ended.
+
+        Args:
+            done: rounds that are complete.
+            seconds: that it took.
+        """
+        now = self._clock()
+        if self._ends and done <= self._ends[-1][0]:  # results were lost, and the rounds are done again
+            self._ends.clear()
+        if not self._ends:
+            self._ends.append((done - 1, now - seconds))
+        self._ends.append((done, now))
+
+    def remaining(self, rounds: int) -> float | None:
+        """Seconds until so many rounds are complete; None before the first."""
+        if not self._ends:
+            return None
+        (first, begun), (last, ended) = self._ends[0], self._ends[-1]
+        expected = (ended - begun) / (last - first) * (rounds - last)
+        return max(0.0, expected - (self._clock() - ended))

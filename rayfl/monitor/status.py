@@ -1,0 +1,143 @@
+"""``status.json``: what a run does now, or how it has ended."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from rayfl import files
+from rayfl.rundir import clean
+
+FILE = "status.json"
+
+State = Literal["starting", "running", "stopped", "failed", "finished"]
+
+
+@dataclass(frozen=True)
+class Worker:
+    """What a client actor did in the last round.
+
+    Attributes:
+        name: as Ray lists it: ``client:3``.
+        blocks, clients: that it trained.
+        seconds: that this took.
+        memory: bytes of its process.
+    """
+
+    name: str
+    blocks: int = 0
+    clients: int = 0
+    seconds: float = 0.0
+    memory: int = 0
+
+
+@dataclass(frozen=True)
+class Block:
+    """A block of clients: how many, the number of the first, who trained it, and the seconds it took."""
+
+    clients: int
+    first: int
+    worker: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Status:
+    """What a run says of itself.
+
+    Attributes:
+        run: the name of its directory.
+        state: what it does; ``why`` it stopped or failed, in a line.
+        method, dataset: by name.
+        rounds: planned; ``done`` are complete.
+        host, pid, born: of the process that writes this; when that process began (seconds since 1970).
+        begun, updated: when the run began or went on, and when this was written (seconds since 1970).
+        blocks, blocks_done: of the current round.
+        actors_present, actors_wanted, actors_busy: client actors.
+        workers: how many trained in the last round; ``slowest`` took longest, ``largest`` has most memory.
+        slowest_block: of the last round.
+        worker_memory, driver_memory: bytes of the client actors together, and of the driver.
+        waiting: share of the client actors' time in the last round in which they did not train, between 0 and
+            1: they had nothing to do, or tested.
+        round_seconds: of the last round; ``remaining``: seconds until the end, by the last rounds.
+        rounds_run, clients, steps: trained since ``begun``; ``steps_per_second`` of the last round.
+        traffic: bytes since ``begun`` by tier and direction.
+        train_loss, accuracy_mean, accuracy_worst10, loss_mean: the last known.
+        failures: clients that failed since ``begun``.
+        notes: the last lines for people.
+    """
+
+    run: str
+    state: State
+    why: str = ""
+    method: str = ""
+    dataset: str = ""
+    rounds: int = 0
+    done: int = 0
+    host: str = field(default_factory=socket.gethostname)
+    pid: int = field(default_factory=os.getpid)
+    born: float = field(default_factory=lambda: float(psutil.Process().create_time()))
+    begun: float = field(default_factory=time.time)
+    updated: float = 0.0
+    blocks: int = 0
+    blocks_done: int = 0
+    actors_present: int = 0
+    actors_wanted: int = 0
+    actors_busy: int = 0
+    workers: int = 0
+    slowest: Worker | None = None
+    largest: Worker | None = None
+    slowest_block: Block | None = None
+    worker_memory: int = 0
+    driver_memory: int = 0
+    waiting: float | None = None
+    round_seconds: float | None = None
+    remaining: float | None = None
+    rounds_run: int = 0
+    clients: int = 0
+    steps: int = 0
+    steps_per_second: float | None = None
+    traffic: Mapping[str, int] = field(default_factory=dict)
+    train_loss: float | None = None
+    accuracy_mean: float | None = None
+    accuracy_worst10: float | None = None
+    loss_mean: float | None = None
+    failures: int = 0
+    notes: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        """Put it into a run directory; nothing happens where that cannot be written."""
+        files.publish(folder / FILE, json.dumps(clean(asdict(self))) + "\n")
+
+    @classmethod
+    def read(cls, folder: Path) -> Status | None:
+        """That of a run directory; None if there is none, or not one that this version understands."""
+        try:
+            found = json.loads((folder / FILE).read_text(encoding="utf-8"))
+            known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
+            for name, kind in (("slowest", Worker), ("largest", Worker), ("slowest_block", Block)):
+                if known.get(name) is not None:
+                    known[name] = kind(**known[name])
+            return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+            return None
+
+    @property
+    def active(self) -> bool:
+        """Whether it says that it goes on; the process may have died since."""
+        return self.state in ("starting", "running")
+
+    @property
+    def eta(self) -> float | None:
+        """Seconds until the end from now on, as far as that can be known."""
+        if self.remaining is None or not self.active:
+            return None
+        return max(0.0, self.remaining - max(0.0, time.time() - self.updated))

@@ -1,0 +1,246 @@
+"""Keeps ``status.json`` and ``log.jsonl`` of a run up to date, in a thread, from the run's events."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from rayfl import files
+from rayfl.errors import RayflError
+from rayfl.events import (
+    Begun,
+    BlockDone,
+    CheckpointSaved,
+    Clustered,
+    Finished,
+    Listener,
+    Note,
+    RoundDone,
+    RunEvent,
+    Stopped,
+)
+from rayfl.monitor.pace import Pace
+from rayfl.monitor.status import Block, State, Status, Worker
+from rayfl.rundir import clean
+
+LOG = "log.jsonl"
+
+MOST = 5_000_000
+"""Bytes of a log; with the one before, ``log.1.jsonl``, a run has twice as many at most."""
+
+_BEAT = 1.0
+"""Seconds between two times that the files are written, if something has happened."""
+
+_SIGN_OF_LIFE = 5.0
+"""The same if nothing has happened."""
+
+_NOTES = 5
+"""Lines for people in the status."""
+
+_ROUND = ("round", "seconds", "clients", "clusters", "train_loss", "accuracy_mean", "loss_mean", "failures")
+"""What the log has of a row of ``rounds.csv``."""
+
+Export = Callable[[Status], None]
+"""Takes a status elsewhere, to Ray's metrics for instance."""
+
+
+class Monitor:
+    """Tells whoever watches how a run goes; a listener of its events that passes them on.
+
+    The run only puts events into a queue. A thread of this process does the rest once a second. Nothing that
+    goes wrong here is an error of the run.
+
+    Args:
+        status: of the run when it begins or goes on.
+        folder: the run directory; the caller holds its lock.
+        listen: who else is told of events.
+        exports: called in the thread whenever the status has changed.
+    """
+
+    def __init__(
+        self, status: Status, folder: Path, listen: Listener, exports: Sequence[Export] = ()
+    ) -> None:
+        self._status, self._folder, self._listen = status, folder, listen
+        self._exports = list(exports)
+        self._pace = Pace()
+        self._workers: dict[str, Worker] = {}
+        self._slowest_block: Block | None = None
+        self._events: queue.SimpleQueue[tuple[float, RunEvent]] = queue.SimpleQueue()
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._follow, name="rayfl-monitor", daemon=True)
+
+    def __call__(self, event: RunEvent) -> None:
+        """Take note of an event, and pass it on."""
+        self._events.put((time.time(), event))
+        self._listen(event)
+
+    def __enter__(self) -> Monitor:
+        self._log(time.time(), "started", {"host": self._status.host, "pid": self._status.pid})
+        self._write()
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        """Say how the run has ended."""
+        self._end.set()
+        self._thread.join()
+        with contextlib.suppress(Exception):
+            self._take()
+        state, why = _end_of(error)
+        self._status = replace(self._status, state=state, why=why, remaining=None, actors_busy=0)
+        self._log(time.time(), state, {"why": why} if why else {}, "error" if state == "failed" else "info")
+        self._write()
+
+    def _follow(self) -> None:
+        wrote = time.monotonic()
+        while not self._end.wait(_BEAT):
+            try:
+                if self._take() or time.monotonic() - wrote > _SIGN_OF_LIFE:
+                    wrote = time.monotonic()
+                    self._write()
+            except Exception as error:  # a mistake here must not cost the run anything
+                self._log(time.time(), "monitor", {"text": f"{type(error).__name__}: {error}"}, "error")
+
+    def _take(self) -> bool:
+        """Take the events from the queue; whether there were any."""
+        lines: list[str] = []
+        taken = False
+        with contextlib.suppress(queue.Empty):
+            while True:
+                when, event = self._events.get_nowait()
+                taken = True
+                lines += [_line(when, *about) for about in self._learn(event)]
+        self._append(lines)
+        return taken
+
+    def _write(self) -> None:
+        remaining = self._pace.remaining(self._status.rounds) if self._status.active else None
+        self._status = replace(self._status, remaining=remaining, updated=time.time())
+        self._status.write(self._folder)
+        for export in list(self._exports):
+            try:
+                export(self._status)
+            except Exception as error:
+                self._exports.remove(export)
+                self._log(time.time(), "monitor", {"text": f"{type(error).__name__}: {error}"}, "error")
+
+    def _log(self, when: float, event: str, facts: Mapping[str, Any], level: str = "info") -> None:
+        self._append([_line(when, event, facts, "driver", level)])
+
+    def _append(self, lines: Sequence[str]) -> None:
+        if lines:
+            files.log(self._folder / LOG, "".join(lines), MOST)
+
+    def _learn(self, event: RunEvent) -> list[tuple[str, Mapping[str, Any], str]]:
+        """Update the status; what the log has to say of it: event, facts, worker."""
+        status = self._status
+        match event:
+            case Note(text=text):
+                self._status = replace(status, notes=(*status.notes, text)[-_NOTES:])
+                return [("note", {"text": text}, "driver")]
+            case BlockDone():
+                self._block(event)
+            case Clustered():
+                facts = {"round": event.round, "clusters": event.n_clusters, "ari": event.ari}
+                return [("clustered", {**facts, "seconds": event.seconds}, "driver")]
+            case RoundDone():
+                return self._round(event)
+            case CheckpointSaved(rounds=rounds):
+                self._status = replace(status, done=max(rounds, status.done))
+                return [("checkpoint", {"rounds": rounds}, "driver")]
+            case Finished(summary=summary):
+                self._status = replace(status, done=int(summary.get("rounds", status.done)))
+            case Stopped(rounds=rounds):
+                self._status = replace(status, done=rounds)
+            case Begun():
+                pass
+        return []
+
+    def _block(self, event: BlockDone) -> None:
+        before = self._workers.get(event.worker, Worker(event.worker))
+        self._workers[event.worker] = Worker(
+            event.worker,
+            before.blocks + 1,
+            before.clients + event.clients,
+            before.seconds + event.seconds,
+            event.memory,
+        )
+        if self._slowest_block is None or event.seconds > self._slowest_block.seconds:
+            self._slowest_block = Block(event.clients, event.first, event.worker, event.seconds)
+        self._status = replace(
+            self._status,
+            state="running",
+            blocks=event.total,
+            blocks_done=event.done,
+            actors_present=event.present,
+            actors_wanted=event.wanted,
+            actors_busy=event.busy,
+        )
+
+    def _round(self, event: RoundDone) -> list[tuple[str, Mapping[str, Any], str]]:
+        status, row, workers = self._status, event.row, list(self._workers.values())
+        self._pace.round(event.round + 1, row["seconds"])
+        known = {
+            name: row[name]
+            for name in ("accuracy_mean", "accuracy_worst10", "loss_mean")
+            if row.get(name) is not None
+        }
+        seconds = max(float(row["seconds"]), 1e-9)
+        busy = sum(worker.seconds for worker in workers)
+        actors = max(status.actors_present, len(workers), 1)
+        self._status = replace(
+            status,
+            state="running",
+            rounds=event.rounds,
+            done=event.round + 1,
+            blocks_done=status.blocks,
+            actors_busy=0,
+            workers=len(workers),
+            slowest=max(workers, key=lambda worker: worker.seconds, default=None),
+            largest=max(workers, key=lambda worker: worker.memory, default=None),
+            slowest_block=self._slowest_block,
+            worker_memory=sum(worker.memory for worker in workers),
+            driver_memory=event.memory,
+            waiting=min(1.0, max(0.0, 1.0 - busy / (actors * seconds))),
+            round_seconds=seconds,
+            rounds_run=status.rounds_run + 1,
+            clients=status.clients + int(row["clients"]),
+            steps=status.steps + event.steps,
+            steps_per_second=event.steps / seconds,
+            traffic={name: status.traffic.get(name, 0) + n for name, n in event.traffic.items()},
+            train_loss=row["train_loss"],
+            failures=status.failures + int(row["failures"]),
+            **known,
+        )
+        self._workers, self._slowest_block = {}, None
+        facts = {name: row[name] for name in _ROUND if row.get(name) is not None}
+        each = [
+            ("worker", {"round": event.round, **{k: v for k, v in asdict(w).items() if k != "name"}}, w.name)
+            for w in workers
+        ]
+        return [("round", {**facts, "steps": event.steps}, "driver"), *each]
+
+
+def _line(when: float, event: str, facts: Mapping[str, Any], worker: str, level: str = "info") -> str:
+    """A line of the log."""
+    time_ = datetime.fromtimestamp(when, timezone.utc).isoformat(timespec="milliseconds")
+    found = {"time": time_, "level": level, "worker": worker, "event": event, **facts}
+    return json.dumps(clean(found), separators=(",", ":")) + "\n"
+
+
+def _end_of(error: BaseException | None) -> tuple[State, str]:
+    """How a run has ended that raised this."""
+    if error is None:
+        return "finished", ""
+    if type(error).__name__ == "Interrupted" or isinstance(error, KeyboardInterrupt):
+        return "stopped", ""
+    text = " ".join(str(error).split())[:300]
+    return "failed", text if isinstance(error, RayflError) else f"{type(error).__name__}: {text}"

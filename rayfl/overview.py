@@ -1,0 +1,136 @@
+"""What a person sees of runs from another terminal: ``rayfl runs`` and ``rayfl top``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from rayfl.monitor import RunView, view
+from rayfl.monitor.status import Status
+from rayfl.units import UNKNOWN, duration, number, percent, size
+
+_COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red", "finished": ""}
+
+
+def runs_table(runs: Sequence[RunView], folder: Path) -> Table:
+    """The table of ``rayfl runs``: one row a run."""
+    table = Table(box=None, padding=(0, 1), header_style="bold")
+    table.add_column("run", overflow="fold", min_width=24)
+    table.add_column("state", overflow="fold", min_width=8)
+    for heading in ("method", "dataset"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("rounds", "accuracy", "ETA", "begun"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        s = run.status
+        why = f": {s.why}" if s.why else ""
+        name = run.path.relative_to(folder) if run.path != folder else run.path
+        table.add_row(
+            Text(str(name)),
+            Text(f"{s.state}{why}", style=_COLOURS[s.state]),
+            Text(s.method),
+            Text(s.dataset),
+            f"{s.done}/{s.rounds}",
+            percent(s.accuracy_mean),
+            duration(s.eta),
+            time.strftime("%m-%d %H:%M", time.localtime(s.begun)),
+        )
+    return table
+
+
+def screen(run: RunView) -> RenderableType:
+    """What ``rayfl top`` shows of a run."""
+    s = run.status
+    head = Text.assemble((s.state, f"bold {_COLOURS[s.state]}"), f"  {s.method} on {s.dataset}  {run.path}")
+    table = Table(box=None, show_header=False, padding=(0, 2))
+    for name, text in lines(s):
+        table.add_row(Text(name, style="bold"), Text(text))
+    bar = ProgressBar(total=max(1, s.rounds), completed=s.done, width=60)
+    return Group(head, bar, table, *(Text(f"  {note}", style="dim") for note in s.notes))
+
+
+def lines(s: Status) -> list[tuple[str, str]]:
+    """The facts of :func:`screen`, with their names."""
+    age = time.time() - s.updated
+    eta = "" if s.eta is None else f", ETA {duration(s.eta)}"
+    found = [("rounds", f"{s.done} of {s.rounds}{eta}")]
+    if s.why:
+        found.append(("why", s.why))
+    if s.round_seconds is not None:
+        speed = f"{number(s.steps_per_second, 0)} client-steps a second"
+        found.append(("last round", f"{duration(s.round_seconds)}, {speed}"))
+    if s.active and s.blocks:
+        found.append(("blocks", f"{s.blocks_done} of {s.blocks} of this round"))
+    if s.actors_wanted:
+        idle = "" if s.waiting is None else f"; {percent(100 * s.waiting, 0)} of their time not in training"
+        present = f"{s.actors_present} of {s.actors_wanted} there"
+        found.append(("client actors", f"{s.actors_busy} busy, {present}{idle}"))
+    if s.slowest is not None and s.slowest_block is not None:
+        actor, block = s.slowest, s.slowest_block
+        whole = f"{actor.name}, {duration(actor.seconds)} for {actor.clients} clients"
+        part = f"{duration(block.seconds)} for {block.clients} clients from {block.first} on ({block.worker})"
+        found.append(("slowest actor", whole))
+        found.append(("slowest block", part))
+    if s.largest is not None:
+        found.append(
+            (
+                "memory",
+                f"driver {size(s.driver_memory)}, client actors {size(s.worker_memory)}, the largest "
+                f"{size(s.largest.memory)} ({s.largest.name})",
+            )
+        )
+    if s.traffic:
+        sent = ", ".join(f"{name.replace('_', ' ')} {size(n)}" for name, n in s.traffic.items() if n)
+        found.append(("sent", sent or size(0)))
+    loss = f"training loss {number(s.train_loss, 3)}"
+    if s.accuracy_mean is not None:
+        loss += f", accuracy {percent(s.accuracy_mean)}, worst tenth {percent(s.accuracy_worst10)}"
+    elif s.loss_mean is not None:
+        loss += f", test loss {number(s.loss_mean, 3)}"
+    if s.train_loss is not None:
+        found.append(("model", loss))
+    if s.failures:
+        found.append(("failures", f"{s.failures} clients"))
+    found.append(("written", f"{duration(max(0.0, age))} ago by process {s.pid} on {s.host}"))
+    return found
+
+
+def follow(path: Path, console: Console, wait: Callable[[float], None] = time.sleep) -> RunView:
+    """Show a run until it ends: on a terminal as a screen that changes, elsewhere as a line a round.
+
+    Args:
+        path: the run directory.
+        console: where to.
+        wait: between two looks.
+    """
+    run, told = view(path), -1
+    if console.is_terminal:
+        with Live(screen(run), console=console, auto_refresh=False) as live:
+            while run.status.active:
+                wait(1.0)
+                run = view(path)
+                live.update(screen(run), refresh=True)
+        return run
+    while True:
+        s = run.status
+        if s.done != told or not s.active:
+            told = s.done
+            left = UNKNOWN if s.eta is None else duration(s.eta)
+            why = f" ({s.why})" if s.why else ""
+            console.print(
+                f"{s.state}{why}  round {s.done}/{s.rounds}  accuracy {percent(s.accuracy_mean)}  ETA {left}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
+        if not s.active:
+            return run
+        wait(1.0)
+        run = view(path)
