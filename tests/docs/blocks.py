@@ -35,17 +35,15 @@ import yaml
 
 from rayfl import cli, plugins
 from rayfl.config import load
+from rayfl.config.kinds import KINDS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
-SMALL = (
-    "execution.backend=inline",
-    "output.report=false",
-    "output.tensorboard=false",
-    "training.epochs=1",
-    "rounds=1",
-)
+INLINE = ("execution.backend=inline", "output.report=false", "output.tensorboard=false")
+"""Settings of runs in this process, without pages."""
+
+SMALL = (*INLINE, "training.epochs=1", "rounds=1")
 """Settings of runs; those that a command gives itself count, but for the rounds."""
 
 OTHERS = ("make", "pip", "ray", "kubectl", "helm", "sbatch", "ssh", "git", "docker", "python", "mlflow", "cd")
@@ -100,17 +98,6 @@ class Page:
 
     def run(self) -> int:
         """Run all blocks; how many there were."""
-        here, known = str(Path.cwd()), set(sys.modules)
-        try:
-            return self._run_all()
-        finally:  # another page may have files of the same names
-            for name in set(sys.modules) - known:
-                if str(getattr(sys.modules[name], "__file__", None)).startswith(here):
-                    del sys.modules[name]
-                    plugins._loaded.pop(name, None)
-            sys.path[:] = [path for path in sys.path if path != here]
-
-    def _run_all(self) -> int:
         number = 0
         for block in blocks(self.text):
             if (
@@ -220,8 +207,25 @@ def _has_plugins(config: str) -> bool:
 
 def _small_calls(code: str) -> str:
     """Calls of ``rayfl.run`` inline, without pages."""
-    extra = ", ".join(repr(s) for s in SMALL[:3])
+    extra = ", ".join(repr(s) for s in INLINE)
     return re.sub(r'(rayfl\.run\("[^"]+", )\[', rf"\1[{extra}, ", code)
+
+
+@contextlib.contextmanager
+def forgotten() -> Iterator[None]:
+    """What is imported from the current folder, and its parts, are forgotten: another page has other files."""
+    here, known = str(Path.cwd()), set(sys.modules)
+    added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
+    try:
+        yield
+    finally:
+        for name in set(sys.modules) - known:
+            if str(getattr(sys.modules[name], "__file__", None)).startswith(here):
+                del sys.modules[name]
+                plugins._loaded.pop(name, None)
+        sys.path[:] = [path for path in sys.path if path != here]
+        for kind, registry in KINDS.items():
+            registry._added = added[kind]
 
 
 def rayfl(arguments: list[str]) -> str:

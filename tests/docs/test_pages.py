@@ -6,11 +6,14 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from tests.docs.blocks import ROOT, Page, blocks, pages
+from rayfl.study import prepare, read
+from tests.docs.blocks import DOCS, INLINE, ROOT, Page, blocks, forgotten, pages, rayfl
 
 
 def _with_blocks(when: str) -> list[Path]:
@@ -22,18 +25,35 @@ def _with_blocks(when: str) -> list[Path]:
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A folder with the examples, in which a page's commands are run."""
     shutil.copytree(ROOT / "examples", tmp_path / "here")
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("RAYFL_DATA", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
-    return tmp_path / "here"
+    with forgotten():
+        yield tmp_path / "here"
 
 
 @pytest.mark.parametrize("path", _with_blocks("always"), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_code_blocks_of_a_page_run(path: Path) -> None:
     assert Page(path.read_text()).run() > 0
+
+
+def test_the_method_of_the_guide_clusters_after_its_warm_up() -> None:
+    (code,) = [b.code for b in blocks((DOCS / "your" / "method.md").read_text()) if b.language == "python"]
+    Path("late_clustering.py").write_text(code)
+    changes = ["algorithm=late_clustering", "algorithm.warmup=2", "rounds=4", "training.epochs=1", *INLINE]
+    rayfl(["--plugin", "late_clustering.py", "run", "digits-demo", *changes])
+    (rounds,) = Path("runs").glob("*/rounds.csv")
+    assert pd.read_csv(rounds).clusters.tolist() == [1, 1, 3, 3]
+
+
+def test_the_study_of_the_guide_is_as_large_as_it_looks() -> None:
+    (code,) = [b.code for b in blocks((DOCS / "studies.md").read_text()) if b.title == "who-profits.yaml"]
+    Path("who-profits.yaml").write_text(code)
+    prepared = prepare(read(Path("who-profits.yaml")), check_data=False)
+    assert (len(prepared.runs), len(prepared.candidates)) == (3 * 3 * 5, 3 * 3)
 
 
 @pytest.mark.slow

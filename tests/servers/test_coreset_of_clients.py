@@ -128,7 +128,7 @@ SMALL = ["algorithm=fedavg", "rounds=6", "execution.backend=inline", "output.rep
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> tuple[rayfl.Result, rayfl.Result]:
-    """The example of the README, with groups of 10, 6 and 4: from 8 clients, and from all."""
+    """The example of the documentation, with groups of 10, 6 and 4: from 8 clients, and from all."""
     to = f"output.root={tmp_path_factory.mktemp('runs')}"
     found = [rayfl.run("digits-demo", [*SMALL, to, *more]) for more in (["evaluation.coreset=8"], [])]
     for result in found:
