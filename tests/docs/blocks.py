@@ -213,7 +213,7 @@ def _small_calls(code: str) -> str:
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """What is imported from the current folder, and its parts, are forgotten: another page has other files."""
+    """Forget what is imported from the current folder, and its parts: another page has other files."""
     here, known = str(Path.cwd()), set(sys.modules)
     added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
     try:
