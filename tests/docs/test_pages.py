@@ -56,6 +56,19 @@ def test_the_study_of_the_guide_is_as_large_as_it_looks() -> None:
     assert (len(prepared.runs), len(prepared.candidates)) == (3 * 3 * 5, 3 * 3)
 
 
+@pytest.mark.parametrize("path", sorted((DOCS / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(DOCS / "generate"), *sys.path])
+    import notebook_pages
+
+    notebook = notebook_pages.read(path)
+    kept = [len(cell.get("outputs", [])) for cell in notebook["cells"]]
+    notebook_pages.execute(
+        notebook, faster={"rounds=10": "rounds=2", "rounds=12": "rounds=3", "rounds=6": "rounds=2"}
+    )
+    assert kept == [len(cell.get("outputs", [])) for cell in notebook["cells"]]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", _with_blocks("slow"), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_the_slow_code_blocks_of_a_page_run(path: Path) -> None:
