@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rayfl.bench import cluster, local, measure, networks, population, profile, startup
+from rayfl.bench import cluster, local, measure, networks, population, profile, reduction, startup
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
 
-TASKS = (*WORKLOADS, "startup", "cluster", "population", "local", "networks", "profile")
+TASKS = (*WORKLOADS, "startup", "cluster", "population", "reduction", "local", "networks", "profile")
 
 
 def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
@@ -49,6 +49,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         "steps": ("seconds to the first round of W2, step by step", startup.steps, {}),
         "cluster": ("clustering of signatures", cluster.run, _CLUSTER),
         "population": ("CPU seconds of a round as the population grows", population.run, _POPULATION),
+        "reduction": ("the sums of blocks at one LPS: all of them, and in a tree", reduction.run, {}),
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
         "networks": (
             "networks with BatchNorm: CPU seconds of 10 clients with 100 images, one thread",

@@ -26,13 +26,16 @@ from rayfl.clients.jobs import (
     EvalJob,
     EvalReport,
     ForwardPass,
+    GroupJob,
+    GroupReport,
     HostSpec,
     SignatureJob,
     SignatureReport,
     TrainJob,
     TrainReport,
+    in_group,
 )
-from rayfl.clients.partial import Partial, Weight
+from rayfl.clients.partial import Partial, Weight, added
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
@@ -130,6 +133,17 @@ class ClientHost:
             memory=resident(),
         )
         return Answer(report, kept)
+
+    def train_group(self, job: GroupJob, objects: Objects) -> Answer:
+        """Train several blocks: see :class:`~rayfl.clients.jobs.GroupJob`."""
+        reports, kept = [], dict[Key, Any]()
+        for place, block in enumerate(job.blocks):
+            answer = self.train(block, objects)
+            reports.append(answer.report)
+            for own_name, value in answer.objects.items():
+                name = in_group(place, own_name)
+                kept[name] = added([kept[name], value]) if name in kept else value
+        return Answer(GroupReport(tuple(reports)), kept)
 
     def _products(
         self, job: TrainJob, block: TrainedBlock, outcome: Outcome, has_vectors: bool

@@ -144,6 +144,27 @@ class TrainJob:
     test: LocalTest | None = None
 
 
+@dataclass(frozen=True)
+class GroupJob:
+    """Train several blocks, one after the other, and add up what they send for the same row of A.
+
+    Beside it travels what the blocks need. Of the answer, ``("sum", k)`` are the sums over the blocks; all
+    else is by :func:`in_group`.
+    """
+
+    blocks: tuple[TrainJob, ...]
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Ids of all of them."""
+        return np.concatenate([block.clients for block in self.blocks])
+
+
+def in_group(place: int, key: Key) -> Key:
+    """What an object of a block is called among those of its group; sums are of the group itself."""
+    return key if key[0] == "sum" else (key[0], f"{place}:{key[1]}")
+
+
 ROWS: Key = ("rows", 0)
 """Trained rows ``(B, S)``, if they are sent themselves; otherwise ``("sum", k)`` is a
 :class:`~rayfl.clients.partial.Partial` for each row k of A that the block contributes to."""
@@ -183,6 +204,23 @@ class TrainReport:
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     memory: int = 0
+
+
+@dataclass(frozen=True)
+class GroupReport:
+    """What the driver learns about the blocks of a :class:`GroupJob`."""
+
+    blocks: tuple[TrainReport, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in the job."""
+        return sum(block.seconds for block in self.blocks)
+
+    @property
+    def memory(self) -> int:
+        """As of the last block."""
+        return self.blocks[-1].memory
 
 
 @dataclass(frozen=True)

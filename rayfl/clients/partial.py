@@ -57,6 +57,21 @@ class Partial:
         return replace(self, total=pieces(self.total), extra=extra)
 
 
+def added(partials: Sequence[Partial]) -> Partial:
+    """The parts of several blocks, of the same row, as one: added in this order."""
+    extras = [partial.extra for partial in partials if partial.extra is not None]
+    weight: Weight = 0.0
+    for partial in partials:
+        weight = weight + partial.weight
+    return Partial(
+        summed([partial.total for partial in partials]),
+        weight,
+        keep=sum(partial.keep for partial in partials),
+        extra=summed(extras) if extras else None,
+        statistics=partials[0].statistics,
+    ).cut()
+
+
 def pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:
     """The pieces of a vector."""
     if isinstance(vector, tuple):

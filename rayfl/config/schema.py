@@ -108,7 +108,7 @@ class Evaluation(Section):
 
 
 class Execution(Section):
-    """Where a run is executed. Nothing here changes its results (``block_size`` and the device aside)."""
+    """Where a run is executed. Of this only ``block_size``, ``fan_in`` and the device change its results."""
 
     backend: Literal["ray", "inline"] = Field(
         "ray", description="ray: client actors; inline: the same code in this process, for debugging"
@@ -133,6 +133,12 @@ class Execution(Section):
     block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
         description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
+    )
+    fan_in: Annotated[int, Field(ge=2)] | None = Field(
+        None,
+        description="add sums in a tree: an actor trains so many blocks of a model one after the other and "
+        "sends one sum, and so many sums are added again before the LPS gets them; by default it gets the "
+        "sum of every block",
     )
     wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from rayfl.algorithms import Mixing
 from rayfl.backend import Done, Key, Ref
 from rayfl.clients.jobs import ROWS
-from rayfl.clients.partial import Partial
+from rayfl.clients.partial import Partial, added
 from rayfl.servers.lps import (
     FACTS,
     MODEL,
@@ -83,7 +83,7 @@ def reduce_sums(
             None if members is None else int(members[row]),
             averaging.own_optimizer([row]),
         )
-        objects, keeps = {MODEL: servers.models[row], **parts[row]}, [MODEL, FACTS]
+        objects, keeps = {MODEL: servers.models[row], **_tree(servers, parts[row])}, [MODEL, FACTS]
         if members is not None:
             objects[VECTOR] = servers.vectors[row]
             keeps.append(VECTOR)
@@ -98,6 +98,24 @@ def reduce_sums(
             _remember(servers, row, found["memory", 0])
         facts.append(found[FACTS])
     return facts
+
+
+def _tree(servers: Servers, sums: dict[Key, Ref]) -> dict[Key, Ref]:
+    """At most ``fan_in`` sums for the LPS: neighbours are added, level by level, in remote tasks, which Ray
+    runs where most of them lie."""
+    most, refs = servers.blocks.fan_in, list(sums.values())
+    if most is None or len(refs) <= most:
+        return sums
+    while len(refs) > most:
+        refs = [
+            servers.backend.call(_added, *refs[first : first + most]) if refs[first + 1 :] else refs[first]
+            for first in range(0, len(refs), most)
+        ]
+    return {("sum", place): ref for place, ref in enumerate(refs)}
+
+
+def _added(*partials: Partial) -> Partial:
+    return added(partials)
 
 
 def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list[Ref]:

@@ -262,7 +262,11 @@ def servers_of(
         backend,
         host.spec,
         federation,
-        blocks=Blocks(block_rule(config, federation, host), config.execution.clients_per_actor),
+        blocks=Blocks(
+            block_rule(config, federation, host),
+            config.execution.clients_per_actor,
+            config.execution.fan_in,
+        ),
         tolerate=config.execution.tolerate_failures,
         batch_size=config.evaluation.batch_size,
         edges=np.concatenate([edges, np.arange(newcomers) % (edges.max() + 1)]),

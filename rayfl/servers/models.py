@@ -29,10 +29,13 @@ class Blocks:
     Attributes:
         size: clients in a block, given how many train.
         clients_per_actor: pins clients to actors, so many each, if given.
+        fan_in: so many blocks' sums are added before they are sent on, and so many of those again; None: the
+            LPS adds those of all blocks, one after the other.
     """
 
     size: Callable[[int], int]
     clients_per_actor: int | None = None
+    fan_in: int | None = None
 
 
 class Servers:

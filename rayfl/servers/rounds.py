@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,9 +17,11 @@ from rayfl.clients.jobs import (
     STATES,
     UPDATES,
     BlockMixing,
+    GroupJob,
     LocalTest,
     TrainJob,
     TrainReport,
+    in_group,
 )
 from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data.base import called
@@ -53,6 +55,20 @@ def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[sli
         for begin, stop in itertools.pairwise(edges)
         for start in range(begin, stop, size)
     ]
+
+
+def cut_groups(plan: Plan, blocks: Sequence[slice], size: int, clients_per_actor: int | None) -> list[slice]:
+    """Cut the blocks into groups of at most ``size``, in which all are of one group of clients (and, if
+    pinned, of one actor): one actor trains them, and adds up what they send. A matter of config and cohort
+    alone, as the blocks are."""
+    homes = plan.cohort // clients_per_actor if clients_per_actor else np.zeros_like(plan.cohort)
+    kinds = [(plan.group[block.start], homes[block.start]) for block in blocks]
+    found: list[slice] = []
+    for _, same in itertools.groupby(range(len(blocks)), key=lambda block: kinds[block]):
+        some = list(same)
+        stop = some[-1] + 1
+        found += [slice(first, min(first + size, stop)) for first in range(some[0], stop, size)]
+    return found
 
 
 @dataclass(frozen=True)
@@ -133,7 +149,11 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     tasks = [
         _task(servers, this_round, layout, block, part) for block, part in zip(blocks, parts, strict=True)
     ]
-    trained = _trained_blocks(servers, tasks, this_round.round, progress)
+    if not deliver and servers.blocks.fan_in:
+        grouped = cut_groups(plan, blocks, servers.blocks.fan_in, servers.blocks.clients_per_actor)
+    else:
+        grouped = [slice(block, block + 1) for block in range(len(blocks))]
+    trained = _trained_blocks(servers, tasks, grouped, this_round.round, progress)
     failures = {client: text for done in trained for client, text in done.report.failures.items()}
 
     reports = _combined_reports(servers, this_round, trained)
@@ -181,22 +201,54 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     return replace(report, model_changes=changes, gps_bytes_up=up, gps_bytes_down=down)
 
 
-def _trained_blocks(servers: Servers, tasks: Sequence[Task], round: int, progress: Progress) -> list[Done]:
-    """The blocks trained, in their order.
+def _trained_blocks(
+    servers: Servers, tasks: Sequence[Task], groups: Sequence[slice], round: int, progress: Progress
+) -> list[Done]:
+    """The blocks trained, in their order; the sums of a group are those of its first block.
 
     Raises:
         ClientError: if more than ``tolerate`` clients failed: the first of them.
     """
     failures: dict[int, str] = {}
     trained: list[Done] = []
-    for done in servers.backend.run(tasks):
-        trained.append(done)
-        failures.update(done.report.failures)
+    sent = [_together(tasks[group]) for group in groups]
+    for number, done in enumerate(servers.backend.run(sent)):
+        for one in _apart(done, groups[done.task], tasks):
+            trained.append(one)
+            failures.update(one.report.failures)
         if len(failures) > servers.tolerate:
             client = min(failures)
             raise ClientError(client, round, failures[client], called(servers.federation.names, client))
-        progress(len(trained), tasks, done)
+        progress(number + 1, sent, done)
     return sorted(trained, key=lambda done: done.task)
+
+
+def _together(tasks: Sequence[Task]) -> Task:
+    """The blocks of a group as one task; a single one is what it is."""
+    if len(tasks) == 1:
+        return tasks[0]
+    keeps = [in_group(place, key) for place, task in enumerate(tasks) for key in task.keeps]
+    return Task(
+        "train_group",
+        GroupJob(tuple(task.job for task in tasks)),
+        {key: ref for task in tasks for key, ref in task.objects.items()},
+        tuple(dict.fromkeys(keeps)),
+        cost=sum(task.cost for task in tasks),
+        home=tasks[0].home,
+        work=sum(task.work for task in tasks),
+    )
+
+
+def _apart(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
+    """What came of each block of a group."""
+    if group.stop - group.start == 1:
+        yield replace(done, task=group.start)
+        return
+    sums = {key: ref for key, ref in done.refs.items() if key[0] == "sum"}
+    for place, block in enumerate(range(group.start, group.stop)):
+        own = {key: done.refs[in_group(place, key)] for key in tasks[block].keeps if key[0] != "sum"}
+        refs = {**own, **(sums if not place else {})}
+        yield replace(done, task=block, report=done.report.blocks[place], refs=refs)
 
 
 def _combined_reports(servers: Servers, this_round: Round, trained: Sequence[Done]) -> Reports:

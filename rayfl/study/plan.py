@@ -24,7 +24,7 @@ from rayfl.study.file import Settings, StudyFile, overrides_of, shown
 _NO_RESULT = ("name", "plugins", "output")
 """Sections that change no number of a run."""
 
-_EXECUTION = ("block_size", "clients_per_actor", "device")
+_EXECUTION = ("block_size", "clients_per_actor", "device", "fan_in")
 """What of ``execution`` may change results: the order of sums, and the arithmetic of a GPU."""
 
 
@@ -74,8 +74,9 @@ def key_of(config: Config) -> str:
     count; datasets that rayfl downloads count by name."""
     settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
     execution = {name: settings["execution"][name] for name in _EXECUTION}
-    if execution["clients_per_actor"] is None:
-        del execution["clients_per_actor"]
+    for name in ("clients_per_actor", "fan_in"):
+        if execution[name] is None:
+            del execution[name]
     sources = sorted(_sources(config))
     known = [{**settings, "execution": execution}, sources]
     contents = [

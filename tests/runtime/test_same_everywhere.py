@@ -160,6 +160,30 @@ def test_a_killed_actor_costs_only_its_block(
     assert_same(_inline(inline, settings, method), Result(directory.path))
 
 
+@pytest.mark.ray
+def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
+    settings: dict[str, Any], ray_cluster: None
+) -> None:
+    config = load(_settings(settings, "mt_hfl, scaffold", backend="ray", actors=2, block_size=1, fan_in=2))
+    directory = RunDirectory.create(config)
+    stages, host = build(config)
+    backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=2)
+    killed: list[int] = []
+
+    def kill_once(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == 1 and not killed:
+            killed.append(backend.pids()[0])
+            os.kill(killed[0], signal.SIGKILL)
+
+    try:
+        Driver(config, stages, backend, directory, host, kill_once).run()
+    finally:
+        backend.close()
+    assert killed
+    inline = run(_settings(settings, "mt_hfl, scaffold", block_size=1, fan_in=2))
+    assert_same(inline, Result(directory.path))
+
+
 def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
     """A run in a process of its own, which announces its directory by making it."""
     file = tmp_path / "config.yaml"
