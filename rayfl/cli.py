@@ -648,11 +648,14 @@ def init(
     kind: Annotated[str, typer.Argument(help="method, model, dataset, partition, study or cluster")],
     name: Annotated[str, typer.Option(help="of the file and the part, such as my_method")] = "",
     folder: Annotated[Path, typer.Option(help="where to write")] = Path(),
+    cluster: Annotated[
+        str, typer.Option("--kind", help="of a cluster: aws, onprem, kuberay, slurm, docker or monitoring")
+    ] = "",
 ) -> None:
     """Write a commented skeleton with its test, a study, or the files for a cluster, into your own folder."""
     from rayfl.commands.init import init as write
 
-    written, tries = write(kind, name, folder)
+    written, tries = write(kind, name, folder, cluster)
     for path in written:
         _say(f"written: {short(path)}")
     for line in tries:

@@ -7,8 +7,8 @@ import importlib.metadata
 import importlib.util
 import keyword
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rayfl import files
@@ -16,6 +16,9 @@ from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError, nearest
 
 _TEMPLATES = Path(__file__).parents[1] / "templates"
+
+_DEPLOY = Path(__file__).parents[1] / "deploy"
+"""The files of ``deploy/``: in a checkout a link to that folder, in a wheel the files."""
 
 
 @dataclass(frozen=True)
@@ -53,13 +56,51 @@ SKELETONS = {
 CHOICES = (*SKELETONS, "study", "cluster")
 
 
-def init(kind: str, name: str, folder: Path) -> tuple[list[Path], list[str]]:
+@dataclass(frozen=True)
+class ClusterFiles:
+    """What is written for a kind of cluster.
+
+    Attributes:
+        tries: commands to go on with.
+        deploy: files of ``deploy/``; they are written under their last names.
+        template: whether ``cluster.yaml`` and ``launch.py`` are written.
+        constraints: whether ``constraints.txt`` is.
+    """
+
+    tries: tuple[str, ...]
+    deploy: tuple[str, ...] = ()
+    template: bool = False
+    constraints: bool = False
+
+
+_IMAGE = ("docker/Dockerfile", "docker/Dockerfile.dockerignore")
+
+CLUSTERS: Mapping[str, ClusterFiles] = {
+    "aws": ClusterFiles(("ray up cluster.yaml",), template=True),
+    "onprem": ClusterFiles(("ray up cluster.yaml",), template=True),
+    "kuberay": ClusterFiles(
+        ("docker build -t <registry>/rayfl .", "kubectl apply -f storage.yaml -f rayjob.yaml"),
+        ("kuberay/raycluster.yaml", "kuberay/rayjob.yaml", "kuberay/storage.yaml", *_IMAGE),
+        constraints=True,
+    ),
+    "slurm": ClusterFiles(("sbatch rayfl.sbatch digits-demo",), ("slurm/rayfl.sbatch",)),
+    "docker": ClusterFiles(("docker compose up -d --build",), ("compose.yaml", *_IMAGE), constraints=True),
+    "monitoring": ClusterFiles(
+        ("prometheus --config.file=prometheus.yml",),
+        ("monitoring/prometheus.yml", "monitoring/grafana-rayfl.json"),
+    ),
+}
+"""By ``--kind``; the first is taken without it."""
+
+
+def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Path], list[str]]:
     """Write the files of a kind; nothing is overwritten.
 
     Args:
         kind: one of :data:`CHOICES`.
         name: of the module and the part; empty for the usual one.
         folder: to write to, created if need be.
+        cluster: one of :data:`CLUSTERS`, where ``kind`` is ``cluster``; empty for the first.
 
     Returns:
         What was written, and commands to go on with.
@@ -70,14 +111,17 @@ def init(kind: str, name: str, folder: Path) -> tuple[list[Path], list[str]]:
     """
     if kind not in CHOICES:
         raise ConfigError("init", f"no skeleton of a {kind!r}", nearest(kind, CHOICES))
+    if cluster and kind != "cluster":
+        raise ConfigError("--kind", f"there are no kinds of a {kind}", "leave it out")
     if kind == "cluster":
         if name:
             raise ConfigError("--name", "a cluster's files have fixed names", "leave it out")
-        texts = {
-            "cluster.yaml": _filled("cluster.yaml", {"__REQUIREMENTS__": _requirements()}),
-            "launch.py": _filled("launch.py", {}),
-        }
-        return _write(folder, texts), ["ray up cluster.yaml  (first look at the lines marked CHOOSE)"]
+        if cluster and cluster not in CLUSTERS:
+            raise ConfigError("--kind", f"no files for {cluster!r}", nearest(cluster, CLUSTERS))
+        wanted = cluster or next(iter(CLUSTERS))
+        found, *others = CLUSTERS[wanted].tries
+        first = f"{found}  (first look at the lines marked CHOOSE)"
+        return _write(folder, _cluster_files(wanted)), [first, *others]
     if kind == "study":
         name = name or "my_study"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -136,6 +180,79 @@ def _replaced(text: str, words: dict[str, str]) -> str:
     for word, value in words.items():
         text = text.replace(word, value)
     return text
+
+
+def _cluster_files(kind: str) -> dict[str, str]:
+    """The files of a kind of cluster, by their names."""
+    wanted, texts = CLUSTERS[kind], dict[str, str]()
+    if wanted.template:
+        text = _filled("cluster.yaml", {"__REQUIREMENTS__": _requirements()})
+        texts["cluster.yaml"] = on_premise(text) if kind == "onprem" else text
+        texts["launch.py"] = _filled("launch.py", {})
+    for name in wanted.deploy:
+        text = (_DEPLOY / name).read_text(encoding="utf-8")
+        texts[Path(name).name] = _replaced(text, _checkout_words())
+    if wanted.constraints:
+        pins = (f"{name}=={version}" for name, version in sorted(_installed("rayfl").items()))
+        texts["constraints.txt"] = "\n".join(["# The versions with which rayfl was installed.", *pins, ""])
+    return texts
+
+
+def _checkout_words() -> dict[str, str]:
+    """What the files of ``deploy/`` say in a checkout, and what they say where rayfl comes from pip."""
+    version = importlib.metadata.version("rayfl")
+    return {
+        "ARG RAYFL=.\n": f"ARG RAYFL=rayfl=={version}\n",
+        "context: ..\n": "context: .\n",
+        "dockerfile: deploy/docker/Dockerfile\n": "dockerfile: Dockerfile\n",
+        "docker build -f deploy/docker/Dockerfile": "docker build",
+        "docker compose -f deploy/compose.yaml": "docker compose",
+        "that of docker/Dockerfile": "that of Dockerfile",
+        ". The source of\n# rayfl unless RAYFL names a version of it": "",
+    }
+
+
+_SECTION = re.compile(r"^(\w+):", re.MULTILINE)
+
+
+def on_premise(text: str) -> str:
+    """``cluster.yaml`` for machines of one's own: the lines at its end put where they belong.
+
+    Args:
+        text: of the ``cluster.yaml`` for a cloud.
+    """
+    cloud, _, end = text.partition("# On machines of your own:")
+    lines = end.partition("# -- on-premise\n")[2].partition("# -- end")[0].splitlines()
+    own = "".join(f"{line.removeprefix('# ')}\n" for line in lines)
+    places = [*(match.start() for match in _SECTION.finditer(cloud)), len(cloud)]
+    dropped = {match[1] for match in _SECTION.finditer(own)} | {"available_node_types", "head_node_type"}
+    sections = (cloud[a:b] for a, b in zip(places, places[1:], strict=False))
+    kept = [each for each in sections if each.partition(":")[0] not in dropped | {"cluster_name"}]
+    head = (
+        "# A Ray cluster for rayfl on machines of your own, which need ssh and Python with venv.\n#\n"
+        "#   ray up cluster.yaml\n"
+        "#   ray submit cluster.yaml launch.py run digits-demo execution.actors=8\n"
+        "#   ray rsync-down cluster.yaml '~/runs/' runs/\n"
+        "#   ray down cluster.yaml\n#\n"
+        "# CHOOSE the addresses, the user and the key, and the datasets that are prepared.\n\n"
+    )
+    return f"{head}cluster_name: rayfl\n\n{own}\n{''.join(kept).rstrip()}\n"
+
+
+def _installed(package: str) -> dict[str, str]:
+    """A package and all that it needs, with the versions that are installed here."""
+    found: dict[str, str] = {}
+    left = [package]
+    while left:
+        name = re.sub(r"[-_.]+", "-", left.pop()).lower()
+        if name in found:
+            continue
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            there = importlib.metadata.distribution(name)
+            found[name] = there.version.partition("+")[0]  # torch 2.13.0+cpu
+            for need in there.requires or ():
+                left.append(re.split(r"[^A-Za-z0-9._-]", need, maxsplit=1)[0])
+    return found
 
 
 def _requirements(packages: Sequence[str] = ("rayfl", "ray[default]")) -> str:
