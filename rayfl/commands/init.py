@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import importlib.util
+import itertools
 import keyword
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from rayfl import files
@@ -119,8 +120,8 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
         if cluster and cluster not in CLUSTERS:
             raise ConfigError("--kind", f"no files for {cluster!r}", nearest(cluster, CLUSTERS))
         wanted = cluster or next(iter(CLUSTERS))
-        found, *others = CLUSTERS[wanted].tries
-        first = f"{found}  (first look at the lines marked CHOOSE)"
+        begin, *others = CLUSTERS[wanted].tries
+        first = f"{begin}  (first look at the lines marked CHOOSE)"
         return _write(folder, _cluster_files(wanted)), [first, *others]
     if kind == "study":
         name = name or "my_study"
@@ -208,6 +209,7 @@ def _checkout_words() -> dict[str, str]:
         "docker build -f deploy/docker/Dockerfile": "docker build",
         "docker compose -f deploy/compose.yaml": "docker compose",
         "that of docker/Dockerfile": "that of Dockerfile",
+        'rayVersion: "2.60.0"': f'rayVersion: "{importlib.metadata.version("ray")}"',
         ". The source of\n# rayfl unless RAYFL names a version of it": "",
     }
 
@@ -226,7 +228,7 @@ def on_premise(text: str) -> str:
     own = "".join(f"{line.removeprefix('# ')}\n" for line in lines)
     places = [*(match.start() for match in _SECTION.finditer(cloud)), len(cloud)]
     dropped = {match[1] for match in _SECTION.finditer(own)} | {"available_node_types", "head_node_type"}
-    sections = (cloud[a:b] for a, b in zip(places, places[1:], strict=False))
+    sections = (cloud[a:b] for a, b in itertools.pairwise(places))
     kept = [each for each in sections if each.partition(":")[0] not in dropped | {"cluster_name"}]
     head = (
         "# A Ray cluster for rayfl on machines of your own, which need ssh and Python with venv.\n#\n"

@@ -95,7 +95,15 @@ def test_the_wheel_is_complete(rayfl, tmp_path):
     [wheel] = rayfl.parents[2].glob("rayfl-*.whl")
     with zipfile.ZipFile(wheel) as archive:
         inside = set(archive.namelist())
-    data = ("presets/*.yaml", "templates/*.txt", "report/*.html", "py.typed", "__main__.py")
+    data = (
+        "presets/*.yaml",
+        "templates/*.txt",
+        "report/*.html",
+        "py.typed",
+        "__main__.py",
+        "deploy/*.*",
+        "deploy/*/*",
+    )
     wanted = {str(path.relative_to(ROOT)) for each in data for path in (ROOT / "rayfl").glob(each)}
     assert len(wanted) > 30
     assert wanted <= inside
@@ -105,3 +113,7 @@ def test_the_wheel_is_complete(rayfl, tmp_path):
     assert "Classifier: Typing :: Typed" in text
     subprocess.run([rayfl, "init", "cluster"], cwd=tmp_path, check=True, capture_output=True)
     assert {path.name for path in tmp_path.iterdir()} == {"cluster.yaml", "launch.py"}
+    subprocess.run(
+        [rayfl, "init", "cluster", "--kind", "slurm"], cwd=tmp_path, check=True, capture_output=True
+    )
+    assert (tmp_path / "rayfl.sbatch").read_bytes() == (ROOT / "deploy/slurm/rayfl.sbatch").read_bytes()

@@ -1,0 +1,245 @@
+"""The files of deploy/: what their own tools say of them, and that ``rayfl init cluster`` writes the same."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rayfl.commands.init import CLUSTERS, init
+from rayfl.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def tool(name: str) -> str:
+    """A program, also of the environment of this Python; the test is skipped where there is none."""
+    found = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+    if found is None:
+        pytest.skip(f"there is no {name} here")
+    return found
+
+
+def documents(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((DEPLOY / name).read_text()))
+
+
+# -- one source of each file -------------------------------------------------------------------------------
+
+
+def test_the_package_has_no_copies() -> None:
+    assert (ROOT / "rayfl" / "deploy").is_symlink()
+    assert (ROOT / "rayfl" / "deploy").resolve() == DEPLOY
+
+
+def test_every_file_belongs_to_a_kind() -> None:
+    there = {path.relative_to(DEPLOY).as_posix() for path in DEPLOY.rglob("*") if path.is_file()}
+    assert there == {name for kind in CLUSTERS.values() for name in kind.deploy}
+
+
+@pytest.mark.parametrize("kind", CLUSTERS)
+def test_init_writes_them_for_who_has_rayfl_from_pip(kind: str, tmp_path: Path) -> None:
+    """The same text, but for where rayfl and the image come from; nothing speaks of a checkout."""
+    written, tries = init("cluster", "", tmp_path, kind)
+    assert tries[0].endswith("  (first look at the lines marked CHOOSE)")
+    for name in CLUSTERS[kind].deploy:
+        ours, theirs = ((DEPLOY / name).read_text(), (tmp_path / Path(name).name).read_text())
+        changed = [
+            pair for pair in zip(ours.splitlines(), theirs.splitlines(), strict=False) if pair[0] != pair[1]
+        ]
+        if name.endswith(("Dockerfile", "compose.yaml")):
+            assert 0 < len(changed) < 8
+        elif "kuberay/ray" not in name:
+            assert not changed
+        assert "deploy/" not in theirs.replace("!deploy", "")
+    assert all("CHOOSE" in path.read_text() for path in written if path.suffix in (".yaml", ".sbatch"))
+    assert (tmp_path / "constraints.txt").exists() == CLUSTERS[kind].constraints
+    if CLUSTERS[kind].constraints:
+        pins = (tmp_path / "constraints.txt").read_text().splitlines()[1:]
+        assert all(re.fullmatch(r"[a-z0-9-]+==[\w.!-]+", pin) for pin in pins)
+        assert {"ray", "rayfl", "torch", "numpy"} <= {pin.partition("==")[0] for pin in pins}
+        assert "ARG RAYFL=rayfl==" in (tmp_path / "Dockerfile").read_text()
+        with pytest.raises(ConfigError, match="exists, and is left as it is"):
+            init("cluster", "", tmp_path, kind)
+
+
+def test_kinds_that_there_are_not_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as raised:
+        init("cluster", "", tmp_path, "kubray")
+    assert str(raised.value) == "--kind: no files for 'kubray'; did you mean 'kuberay'?"
+    with pytest.raises(ConfigError, match="--kind: there are no kinds of a method; leave it out"):
+        init("method", "", tmp_path, "slurm")
+
+
+def test_machines_of_ones_own_are_a_valid_cluster(tmp_path: Path) -> None:
+    """What the end of cluster.yaml says to do by hand, against Ray's own validator."""
+    from ray.autoscaler._private.util import prepare_config, validate_config
+
+    init("cluster", "", tmp_path / "own", "onprem")
+    init("cluster", "", tmp_path / "cloud", "aws")
+    text = (tmp_path / "own" / "cluster.yaml").read_text()
+    own, cloud = (yaml.safe_load((tmp_path / kind / "cluster.yaml").read_text()) for kind in ("own", "cloud"))
+    assert own["provider"]["type"] == "local"
+    assert own["setup_commands"] == cloud["setup_commands"]
+    assert own["worker_start_ray_commands"] == cloud["worker_start_ray_commands"]
+    assert "RAY_enable_autoscaler_v2=0 ray start --head" in own["head_start_ray_commands"][1]
+    assert not {"available_node_types", "head_node_type"} & own.keys()
+    assert "aws" not in text.lower()
+    validate_config(prepare_config(own))
+
+
+# -- Kubernetes --------------------------------------------------------------------------------------------
+
+
+def containers(cluster: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
+    """The pods of a RayCluster's spec, and the container of each."""
+    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+        pod = group["template"]["spec"]
+        (container,) = pod["containers"]
+        yield pod, container
+
+
+def test_the_job_has_the_cluster_of_raycluster_yaml() -> None:
+    (cluster,), (script, job) = documents("kuberay/raycluster.yaml"), documents("kuberay/rayjob.yaml")
+    spec = job["spec"]["rayClusterSpec"]
+    head = spec["headGroupSpec"]["template"]["spec"]
+    assert head["containers"][0]["volumeMounts"].pop() == {"name": "job", "mountPath": "/etc/rayfl"}
+    assert head["volumes"].pop() == {"name": "job", "configMap": {"name": script["metadata"]["name"]}}
+    assert spec == cluster["spec"]
+    assert job["spec"]["entrypoint"] == "bash /etc/rayfl/job.sh"
+    subprocess.run(["bash", "-n"], input=script["data"]["job.sh"], text=True, check=True)
+
+
+def test_the_job_goes_on_with_the_run_that_is_there(tmp_path: Path) -> None:
+    """Its script with a rayfl that says how it was called."""
+    script, _ = documents("kuberay/rayjob.yaml")
+    text = script["data"]["job.sh"].replace("/data/runs", str(tmp_path / "runs"))
+    (tmp_path / "rayfl").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "rayfl").chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def called() -> str:
+        command = ["bash", "-c", text]
+        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
+
+    assert called().startswith("run digits-demo execution.actors=8 ")
+    (tmp_path / "runs" / "rayfl-job" / "a run").mkdir(parents=True)
+    (tmp_path / "runs" / "rayfl-job" / "a run" / "config.yaml").touch()
+    assert called() == f"resume {tmp_path}/runs/rayfl-job/a run execution.wait=1800\n"
+
+
+def test_the_cluster_scales_asks_for_a_token_and_keeps_runs() -> None:
+    (cluster,), (claim,) = documents("kuberay/raycluster.yaml"), documents("kuberay/storage.yaml")
+    spec = cluster["spec"]
+    assert (cluster["apiVersion"], cluster["kind"]) == ("ray.io/v1", "RayCluster")
+    assert spec["enableInTreeAutoscaling"] is True
+    assert spec["authOptions"]["mode"] == "token"
+    for group in spec["workerGroupSpecs"]:
+        assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+    gpus = [c["resources"]["limits"].get("nvidia.com/gpu", 0) for _, c in containers(spec)]
+    assert gpus == [0, 0, 1]
+    for pod, container in containers(spec):
+        assert pod["restartPolicy"] == "Never"
+        assert pod["securityContext"]["runAsNonRoot"] is True
+        limits, requests = (container["resources"][kind] for kind in ("limits", "requests"))
+        assert limits["memory"] == requests["memory"]
+        assert {"name": "metrics", "containerPort": 8080} in container["ports"]
+    (volume,) = spec["headGroupSpec"]["template"]["spec"]["volumes"]
+    assert volume["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
+    dockerfile = (DEPLOY / "docker" / "Dockerfile").read_text()
+    assert f"--uid {pod['securityContext']['runAsUser']} " in dockerfile
+
+
+def strict(schema: Any) -> Any:
+    """A CRD's schema as ``kubectl apply`` takes it: no field that it does not know."""
+    if isinstance(schema, list):
+        return [strict(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = {key: strict(value) for key, value in schema.items()}
+    open_ = "additionalProperties" in found or found.get("x-kubernetes-preserve-unknown-fields")
+    if found.get("type") == "object" and "properties" in found and not open_:
+        found["additionalProperties"] = False
+    if found.get("x-kubernetes-int-or-string"):
+        found.pop("type", None)
+    return found
+
+
+@pytest.mark.parametrize("name", ["raycluster", "rayjob"])
+def test_kuberay_takes_them(name: str) -> None:
+    """By KubeRay's own schema; RAYFL_KUBERAY_CRDS names the folder crds/ of its Helm chart."""
+    jsonschema = pytest.importorskip("jsonschema")
+    folder = os.environ.get("RAYFL_KUBERAY_CRDS")
+    if not folder:
+        pytest.skip("RAYFL_KUBERAY_CRDS does not name the folder crds/ of KubeRay's Helm chart")
+    crd = yaml.safe_load((Path(folder) / f"ray.io_{name}s.yaml").read_text())
+    (version,) = [each for each in crd["spec"]["versions"] if each["name"] == "v1"]
+    schema = strict(version["schema"]["openAPIV3Schema"])
+    schema["properties"]["metadata"] = {"type": "object"}
+    check = jsonschema.Draft202012Validator(schema)
+    document = documents(f"kuberay/{name}.yaml")[-1]
+    assert not [error.message for error in check.iter_errors(document)]
+    document["spec"]["rayVersoin"] = "2.0"
+    assert [error.message for error in check.iter_errors(document)]
+
+
+# -- Docker ------------------------------------------------------------------------------------------------
+
+
+def test_hadolint_has_nothing_against_the_dockerfile() -> None:
+    found = subprocess.run([tool("hadolint"), DEPLOY / "docker/Dockerfile"], capture_output=True, text=True)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_image_is_built_from_what_is_there() -> None:
+    """What the build copies is let through, and the constraints have the versions of its packages."""
+    ignored = (DEPLOY / "docker" / "Dockerfile.dockerignore").read_text().splitlines()
+    assert ignored[0] == "**"
+    through = [line[1:] for line in ignored if line.startswith("!") and "*" not in line]
+    assert all((ROOT / name).exists() for name in through)
+    assert {"rayfl", "deploy", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == set(through)
+
+
+def test_compose_is_a_head_and_two_workers() -> None:
+    (compose,) = documents("compose.yaml")
+    head, worker = compose["services"]["head"], compose["services"]["worker"]
+    assert "ray start --head" in head["command"]
+    assert "--address=head:6379" in worker["command"]
+    assert worker["deploy"]["replicas"] == 2
+    assert head["ports"] == ["127.0.0.1:8265:8265"]
+    assert head["environment"]["RAY_AUTH_MODE"] == "token"
+
+
+def test_compose_takes_it_and_refuses_to_start_without_a_token() -> None:
+    for command in (["docker", "compose"], ["docker-compose"]):
+        there = shutil.which(command[0])
+        if there and not subprocess.run([*command, "version"], capture_output=True).returncode:
+            break
+    else:
+        pytest.skip("there is neither docker compose nor docker-compose here")
+    line = [*command, "-f", str(DEPLOY / "compose.yaml"), "config"]
+    without = {name: value for name, value in os.environ.items() if name != "RAY_AUTH_TOKEN"}
+    given = subprocess.run(line, env={**without, "RAY_AUTH_TOKEN": "secret"}, capture_output=True, text=True)
+    assert given.returncode == 0, given.stderr
+    assert yaml.safe_load(given.stdout)["services"].keys() == {"head", "worker"}
+    refused = subprocess.run(line, env=without, capture_output=True, text=True)
+    assert refused.returncode != 0
+    assert "set it to a secret" in refused.stderr
+
+
+# -- monitoring --------------------------------------------------------------------------------------------
+
+
+def test_prometheus_takes_its_configuration() -> None:
+    path = DEPLOY / "monitoring" / "prometheus.yml"
+    found = subprocess.run([tool("promtool"), "check", "config", path], capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
