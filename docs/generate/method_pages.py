@@ -6,6 +6,7 @@ import inspect
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from reference import cell, settings_table  # noqa: E402
 
 from rayfl.algorithms import ALGORITHMS, Algorithm  # noqa: E402
 from rayfl.config import presets  # noqa: E402
+from rayfl.local import OBJECTIVES  # noqa: E402
 from rayfl.settings import first_sentence  # noqa: E402
 
 GROUPS = {
@@ -99,6 +101,11 @@ def page(name: str, part: type[Algorithm[Any]]) -> str:
             lines += [f"| {cell(symbol)} | {cell(text)} |" for symbol, text in entries(body)] + [""]
         else:
             lines += [markdown(body), ""]
+    objective = _plain(part.defaults).get("local", {}).get("name")
+    if objective:
+        local = OBJECTIVES[objective]
+        lines += [f"## The local objective `{objective}`", "", Docstring.of(local).text, ""]
+        lines += [*settings_table(local, "local."), ""]
     lines += ["## Settings of its own", "", *settings_table(part, "algorithm."), ""]
     if part.defaults:
         text = yaml.safe_dump(_plain(part.defaults), sort_keys=False, default_flow_style=None)
@@ -122,8 +129,13 @@ def _plain(value: Any) -> Any:
     return {key: _plain(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
+@cache
+def _yaml(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
 def _method_of(preset: Path) -> str:
-    said = yaml.safe_load(preset.read_text(encoding="utf-8")).get("algorithm", "fedavg")
+    said = _yaml(preset).get("algorithm", "fedavg")
     return str(said if isinstance(said, str) else said["name"])
 
 
@@ -154,7 +166,7 @@ def _studies(name: str) -> Iterator[tuple[str, str, Mapping[str, Any] | None, li
     """Title, file, result if there is one, and rows of published figures of the studies with this method."""
     kept = [json.loads(path.read_text(encoding="utf-8")) for path in sorted(RESULTS.glob("*.json"))]
     for path in sorted((ROOT / "experiments").glob("*/*.yaml")):
-        said = yaml.safe_load(path.read_text(encoding="utf-8"))
+        said = _yaml(path)
         labels = [label for label, changes in said.get("methods", {}).items() if _runs(changes, name)]
         result = next((each for each in kept if each["study"] == said.get("name")), None)
         published = list(_published(said, labels))

@@ -57,31 +57,49 @@ class CFLState(ServerState):
 
 
 class CFL(Algorithm[CFLState]):
-    """Recursive bipartition by the cosine similarity of weight updates.
+    """Recursive bipartition: a cluster is split where its clients' updates point apart.
+
+    All clients start in one cluster, which trains with FedAvg. When the mean update of a cluster is small
+    while single updates are long, its clients pull in different directions; the cluster is then split in two
+    by the cosines of their updates. This repeats, so the number of clusters is not given.
 
     In every cluster c, after every round:
 
-    1. all members' model moves by ``d_c = sum_i n_i / n_c d_i`` (``weighted: false``: the plain mean that
-       Algorithm 5 prints);
-    2. if ``|d_c| < eps1`` and ``max_i |d_i| > eps2`` (``criteria``: absolute norms as in the paper, or
-       relative ones, which carry over between datasets), the optimal bipartition of the members is found
-       from the cosines of their updates;
-    3. it is made if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the moved model.
+    1. The model moves by ``d_c = sum_i n_i / n_c d_i`` (``weighted: false``: the plain mean that Algorithm 5
+       prints).
+    2. If ``|d_c| < eps1`` and ``max_i |d_i| > eps2``, the optimal bipartition of the members is found from
+       the cosines of their updates. ``criteria`` has absolute norms, as in the paper, or relative ones, which
+       carry over between datasets.
+    3. The cluster is split if ``gamma_max < sqrt((1 - a_cross) / 2)``. Both halves go on from the moved
+       model.
 
-    Where not all members take part in a round, their latest updates stand for them, also in ``|d_c|``. An
-    update counts for the cluster that it was made in: none is split before every member has sent one. Updates
-    are those of the parameters, without running statistics (BatchNorm).
+    If not all members take part in a round, the latest updates of the others are used, also in ``|d_c|``. An
+    update counts only for the cluster in which it was made: no cluster is split before every member has sent
+    one. Updates are those of the parameters, without running statistics (BatchNorm).
 
-    The models are the nodes of the *parameter tree*. A node that was split keeps the model from which its
-    members made their last updates, and the tree these updates, as sketches of ``tree_sketch`` numbers
-    (Eq. 47). A newcomer walks from the root to a leaf: at each node it trains from the node's model and goes
-    to the child with the single most similar update. So do clients whose data have changed.
+    The models are the nodes of the *parameter tree*. A node that was split keeps its model and its members'
+    last updates, as sketches of ``tree_sketch`` numbers (Eq. 47). A newcomer, or a client with new data,
+    walks from the root to a leaf: at each node it trains the node's model and goes to the child with the most
+    similar update.
 
-    With ``fallback`` every client uses, and is tested with, the best node on its way from the root to its
-    leaf by its validation loss; it goes on training the leaf's. A split that did harm is thereby undone.
+    With ``fallback`` every client uses, and is tested with, the node on its way from the root to its leaf
+    with the lowest validation loss; it still trains the leaf's model. This undoes splits that did harm. With
+    ``permute`` the clients permute all that they send, by a permutation that the server does not know.
+    Cosines and norms stay the same up to rounding.
 
-    With ``permute`` the clients permute all that they send by a permutation that the server does not know;
-    it computes on permuted vectors only. Cosines and norms stay the same up to rounding.
+    Symbols:
+        eps_1, eps_2: ``algorithm.criteria.eps1``, ``algorithm.criteria.eps2``
+        gamma_max, a_cross: computed; ``algorithm.gap=true`` reports the separation gap
+        n_i weights: ``algorithm.weighted``
+
+    Cost:
+        As FedAvg: splitting needs no other messages. The servers keep the latest update of every client, N P
+        parameters, or N ``sketch`` numbers with ``algorithm.sketch``. No client state.
+
+    Fails when:
+        eps1 and eps2 do not fit: they are norms, which belong to the dataset, the model and the number of
+        samples (``criteria: {norms: relative}`` carries over). Clients take part rarely. Updates of few
+        samples are noise: with 20 samples for each client the groups are not separated.
     """
 
     name: Literal["cfl"] = "cfl"

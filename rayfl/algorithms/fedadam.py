@@ -16,14 +16,28 @@ from rayfl.server_step import Averaged, ServerStep, Vectors
 
 
 class FedAdam(Algorithm):
-    """FedAvg whose server takes the average update for a gradient, and a step of Adam.
+    """FedAvg with Adam at the server.
 
-    With the average of the updates Delta (weighted by n_i, as in the paper's experiments)::
+    The server takes the weighted mean of the clients' updates, Delta, for a gradient and makes a step of
+    Adam, so that each parameter has a step size of its own::
 
         m <- beta1 m + (1 - beta1) Delta        v <- beta2 v + (1 - beta2) Delta^2
         w <- w + eta m / (sqrt(v) + tau)
 
-    m begins at 0 and v at tau^2; there is no bias correction.
+    m starts at 0 and v at tau^2. There is no bias correction. Delta is weighted by n_i, as in the paper's
+    experiments.
+
+    Symbols:
+        beta_1, beta_2: ``algorithm.beta1``, ``algorithm.beta2``
+        eta: ``algorithm.server_lr``
+        tau, degree of adaptivity: ``algorithm.tau``
+
+    Cost:
+        As FedAvg. The server keeps 2 P parameters for each model; clients keep none.
+
+    Fails when:
+        eta does not fit the network: unlike FedAvg's, the size of a step does not follow the clients'
+        updates, so eta has to be tuned.
     """
 
     name: Literal["fedadam"] = "fedadam"

@@ -8,10 +8,26 @@ from rayfl.algorithms.base import Algorithm
 
 
 class FedAvg(Algorithm):
-    """Federated averaging: one global model, the mean of the sampled clients' models weighted by n_i.
+    """Federated averaging: one model for all, the mean of the trained models weighted by samples.
 
-    ``training.participation`` is the paper's C (rho), ``epochs`` E, ``batch_size`` B, ``lr`` eta. The
-    algorithm's base class *is* FedAvg, so there is nothing to add.
+    In each round the server sends the model to a cohort of clients. Each of them trains it on its own data
+    for some epochs of SGD. The next model is the mean of the trained ones, weighted by the numbers of samples
+    n_i.
+
+    The base class :class:`Algorithm` *is* FedAvg, so this class adds nothing.
+
+    Symbols:
+        C (rho), share of the clients in a round: ``training.participation``
+        E, local epochs: ``training.epochs``
+        B, batch size: ``training.batch_size``
+        eta, learning rate: ``training.lr``
+
+    Cost:
+        P parameters down and P up for each client of the cohort. No client state.
+
+    Fails when:
+        Clients need different models: one model cannot learn equal images under different labels, and it
+        serves small groups of clients worse than large ones.
     """
 
     name: Literal["fedavg"] = "fedavg"

@@ -16,10 +16,22 @@ from rayfl.server_step import Averaged, ServerStep, Vectors
 
 
 class FedAvgM(Algorithm):
-    """FedAvg whose server goes on in the direction of earlier rounds.
+    """FedAvg with momentum at the server.
 
-    With the average of the updates Delta (weighted by n_i), ``v <- beta v + Delta`` and ``w <- w + eta v``.
-    With beta = 0 and eta = 1 this is FedAvg.
+    The server takes the weighted mean of the clients' updates, Delta, as a step and remembers the direction
+    of earlier rounds: ``v <- beta v + Delta``, ``w <- w + eta v``. This smooths rounds in which the cohort
+    was not typical of all clients.
+
+    Symbols:
+        beta: ``algorithm.beta``
+        eta: ``algorithm.server_lr``
+
+    Cost:
+        As FedAvg. The server keeps P parameters for each model; clients keep none.
+
+    Fails when:
+        beta is near 1 and eta is 1: the steps grow up to ``1 / (1 - beta)`` times as long as FedAvg's. With
+        beta = 0 and eta = 1 it is FedAvg.
     """
 
     name: Literal["fedavgm"] = "fedavgm"

@@ -9,10 +9,25 @@ from rayfl.algorithms.base import Algorithm
 
 
 class FedNova(Algorithm):
-    """FedAvg that takes account of how many local steps each client made.
+    """FedAvg corrected for the number of local steps that each client made.
 
-    The same as ``algorithm: fedavg`` with ``local: fednova``, where its settings are; other algorithms take
-    the same objective, for instance ``algorithm: pacfl`` with ``local: fednova``.
+    Clients with more samples make more steps, so plain averaging favours them twice: by their weight and by
+    the length of their update. FedNova divides each update by the number of its steps before averaging, and
+    scales the mean by the weighted mean number of steps.
+
+    This is short for ``algorithm: fedavg`` with ``local: fednova``. Other methods take the same objective:
+    ``algorithm: pacfl`` with ``local: fednova``.
+
+    Symbols:
+        tau_i, local steps: samples / ``training.batch_size`` * ``training.epochs``
+        rho, momentum: ``training.momentum``
+        eta: ``training.lr``
+
+    Cost:
+        As FedAvg. No client state.
+
+    Fails when:
+        It makes no difference: where all clients make equally many steps it is FedAvg, bit for bit.
     """
 
     name: Literal["fednova"] = "fednova"

@@ -11,8 +11,21 @@ from rayfl.algorithms.base import Algorithm
 class FedProx(Algorithm):
     """FedAvg with a proximal term that keeps local models near the global one.
 
-    The same as ``algorithm: fedavg`` with ``local: fedprox``, where its settings are; other algorithms take
-    the same objective, for instance ``algorithm: pacfl`` with ``local: fedprox``.
+    Clients with other data drift apart while they train. FedProx adds ``(mu / 2) |w - w_global|^2`` to each
+    client's loss, which pulls the local model back to the one that it received. The server averages as in
+    FedAvg.
+
+    This is short for ``algorithm: fedavg`` with ``local: fedprox``, which has the settings. Other methods
+    take the same objective: ``algorithm: pacfl`` with ``local: fedprox``.
+
+    Symbols:
+        mu: ``local.mu``
+
+    Cost:
+        As FedAvg. No client state.
+
+    Fails when:
+        mu is large: then local models hardly move. With mu = 0 it is FedAvg, bit for bit.
     """
 
     name: Literal["fedprox"] = "fedprox"

@@ -27,21 +27,36 @@ class FedSEMState(ServerState):
 
 
 class FedSEM(Algorithm[FedSEMState]):
-    """C center models; a client belongs to the one that its trained model is nearest to.
+    """C center models: a client belongs to the center nearest to its trained model.
 
-    1. Sampled clients train from their center's model.
+    Clients train their center's model. The server assigns each trained model to the nearest center, and each
+    center becomes the mean of its members. This is k-means on models, one step in each round.
+
+    1. Participants train from their center's model.
     2. E-step: each trained w_i joins the center with the least ``|w_i - c|_2``.
-    3. M-step: a center becomes the mean of its members, weighted by n_i; one without members stays.
+    3. M-step: a center becomes the mean of its members, weighted by n_i. One without members stays.
 
-    Two things are left open in the paper, where all clients take part in every round:
+    The paper, in which all clients take part in every round, leaves two things open:
 
-    - The first centers. All start from the same w_0, so after round 0 they are those of k-means on the
-      trained models. (Independent random ones would keep every client at the center it was given: they are
-      much farther apart than a client ever moves.) A group of which nobody took part in round 0 has none.
-    - A client that the server has not seen trained, or whose data have changed, has no center. It takes the
-      one of least training loss, as IFCA's clients do, and downloads all C for that, once.
+    - The first centers. All clients start from the same w_0, and after round 0 the centers are those of
+      k-means on the trained models. (With independent random centers every client would stay where it
+      started: they are much farther apart than a client ever moves.) A group with no participant in round 0
+      gets no center.
+    - A client that the server has not seen trained, or whose data have changed, has no center. It downloads
+      all C models once and takes the one with the least training loss, as IFCA's clients do.
 
     With one center this is FedAvg.
+
+    Symbols:
+        C: ``algorithm.clusters``
+
+    Cost:
+        As FedAvg, and C P parameters down once for each client that is new to the server. The server keeps C
+        models. No client state.
+
+    Fails when:
+        Round 0 misses a group, or the distance between models is dominated by chance: large networks, few
+        samples, few local steps.
     """
 
     name: Literal["fedsem"] = "fedsem"

@@ -23,17 +23,31 @@ from rayfl.training.reports import ClientReport, Predictions, Reports
 
 
 class FLISDC(Algorithm):
-    """Dynamic clusters by inference similarity.
+    """Overlapping clusters of clients whose models predict alike, formed in every round.
 
-    1. Sampled clients train from the model that they chose; the server lets each trained model predict its
-       own samples (``server_data``) and compares the predictions, ``A_ij = <B_i, B_j>_F / (|B_i| |B_j|)``.
-    2. Each of the n participants has a joint cluster ``{j : A_ij >= beta}``; its models, averaged by n_j, are
-       one of the n (overlapping) cluster models.
-    3. In the next round every sampled client downloads them all and takes the one with the least loss on a
-       held-out part of its own data (``selection``; the thesis prints test data, which would be cheating; a
-       client too small to hold anything out takes its training data). So does everybody before a test.
+    In each round the server lets every trained model predict samples of its own. Each participant gets a
+    cluster of all participants whose models predict like its own, and their mean is one of the next models.
+    In the next round each client downloads all of them and takes the one that suits it best.
 
-    beta = 0 is FedAvg, beta = 1 no collaboration beyond models that predict the same.
+    1. The server compares the predictions B_i, ``A_ij = <B_i, B_j>_F / (|B_i| |B_j|)``.
+    2. Participant i has the cluster ``{j : A_ij >= beta}``. The models of its members, averaged by n_j, are
+       one of the n cluster models.
+    3. A client takes the model with the least loss on a held-out part of its own data (``selection``). The
+       thesis prints test data, which would be cheating. A client too small to hold anything out uses its
+       training data. All clients choose again before a test.
+
+    Symbols:
+        beta: ``algorithm.beta``
+        the server's samples: ``algorithm.server_data``, ``data.server_share``
+        n, participants: ``training.participation``
+
+    Cost:
+        n models down (n P parameters) and one up for each participant. The server keeps n models. No client
+        state.
+
+    Fails when:
+        The cohort is small: only the kinds of clients that took part have a model in the next round. beta = 0
+        is FedAvg; beta = 1 averages only models that predict the same.
     """
 
     classes_only: ClassVar[bool] = True

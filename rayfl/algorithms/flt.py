@@ -46,33 +46,47 @@ class FLTState(OneShotState):
 
 
 class FLT(OneShotClustered[FLTState]):
-    """Federated learning with taskonomy.
+    """Federated learning with taskonomy: clients train with their relatives on a graph.
 
-    1. FCR, once: each client encodes its samples with an encoder that the server sends
-       (``clustering.features``: pretrained elsewhere, fine-tuned by the client for ``finetune_epochs`` = J
-       epochs) and sends k centroids of the codes (``clustering.signature``).
-    2. The server embeds all centroids by UMAP in u = 2 dimensions (``clustering.embedding``); the distance of
-       two clients is that of their nearest centroids; clients are related up to ``clustering.gamma``.
-    3. Training on the graph (``train_on: graph``, Case I): client j's next model is
-       ``sum_i A_ij n_i w_i / sum_i A_ij n_i`` over the sampled clients i; where none of its relatives was
-       sampled it keeps its model. Or on disjoint clusters (``clusters``, Case II): FedAvg in each of the
-       ``clustering.n_clusters`` that Ward's linkage finds in the graph, or as many as it proposes.
-    4. Every ``clustering.every`` rounds (tau), or when more than ``clustering.max_flags`` clients (lambda)
-       are new or have new data, FCR runs again (in the paper with encoders fine-tuned: ``fine_tune_again``
-       of ``clustering.features``). Until then a newcomer counts as one of the cluster (Case I: of the clients
-       with the same relatives) whose mean code is nearest to its own: it uses their model and contributes to
-       the same ones.
+    Each client encodes its samples with an encoder that the server sends, and reveals k centroids of the
+    codes. The server embeds all centroids in the plane and relates clients whose centroids are near. Clients
+    then average with their relatives, or with all of their disjoint cluster.
 
-    Rows of ``A`` that are equal are one model: clients with the same relatives start alike and stay alike, so
-    a graph of disjoint groups costs no more than its groups, and no client-by-client matrix is ever formed.
-    The clusters that are compared with planted groups (ARI) are the disjoint ones in both cases.
+    1. FCR, once: each client encodes its samples (``clustering.features``: pretrained elsewhere, fine-tuned
+       by the client for J epochs) and sends k centroids (``clustering.signature``).
+    2. The server embeds all centroids by UMAP in u = 2 dimensions (``clustering.embedding``). The distance of
+       two clients is that of their nearest centroids. Clients are related up to the distance gamma.
+    3. Case I (``train_on: graph``): client j's next model is ``sum_i A_ij n_i w_i / sum_i A_ij n_i`` over the
+       sampled clients i. A client none of whose relatives was sampled keeps its model. Case II
+       (``clusters``): FedAvg in each of the clusters that Ward's linkage finds in the graph.
+    4. Every tau rounds, or when more than lambda clients are new or have new data, FCR runs again (in the
+       paper with fine-tuned encoders: ``fine_tune_again``). Until then a newcomer belongs to the cluster
+       whose mean code is nearest to its own (Case I: to the clients with the same relatives).
 
-    With everybody related (a large gamma) both cases are FedAvg, bit for bit.
+    Rows of A that are equal are one model: clients with the same relatives start alike and stay alike. So a
+    graph of disjoint groups costs no more than its groups, and no client-by-client matrix of models is
+    formed. In both cases ARI compares the disjoint clusters with the planted groups. If all clients are
+    related (a large gamma) both cases are FedAvg, bit for bit.
 
-    **Code differs** (github hjraad/FLT, ``src/utils/cluster.py``): the distance of two clients is not that of
-    their nearest centroids but the least sum over all ways to pair their centroids, divided by k
-    (``clustering.proximity: matching``), and clients are related below 1. On letters ``gamma: auto`` with the
-    nearest centroids finds the groups best (experiments/clustered).
+    **Code differs** (github hjraad/FLT, ``src/utils/cluster.py``): the distance of two clients is the least
+    sum over all ways to pair their centroids, divided by k (``clustering.proximity: matching``), and clients
+    are related below 1.
+
+    Symbols:
+        k: ``clustering.signature.k``
+        gamma: ``clustering.gamma``
+        J: ``clustering.features.fine_tune``
+        tau: ``clustering.every``
+        lambda: ``clustering.max_flags``
+        C, clusters: ``clustering.n_clusters``
+
+    Cost:
+        The encoder down and k codes up for each client, once. Then as FedAvg. In Case I the servers keep a
+        model for each set of relatives, at most one for each client. No client state.
+
+    Fails when:
+        Clients have few samples (ARI 0.69 with 12 letters per client, 0.95 with 50); gamma 1 joins clusters,
+        ``gamma: auto`` finds the groups more often; equal images under different labels look alike.
     """
 
     name: Literal["flt"] = "flt"

@@ -9,16 +9,31 @@ from rayfl.algorithms.base import Algorithm
 
 
 class HierFAVG(Algorithm):
-    """One model for all, averaged at edge servers often and in the cloud seldom.
+    """One model for all, averaged often at edge servers and rarely in the cloud.
+
+    Each edge server averages the models of its own clients in every round. Every kappa_2 rounds the cloud
+    averages the models of the edges and sends the mean back. This saves traffic between edges and cloud.
 
     1. A client makes kappa_1 local updates: ``training.epochs`` passes over its data.
-    2. Each edge server l averages its clients' models by ``|D_i|``, once a round; ``hierarchy.edges`` says
-       how many edges there are (L), or which client belongs to which.
-    3. After kappa_2 rounds (``hierarchy.global_every``) the cloud averages the edges' models by ``|D_l|``,
-       the samples that all of an edge's clients hold (``hierarchy.weights: population``).
+    2. Edge server l averages its clients' models by their numbers of samples, ``|D_i|``.
+    3. The cloud averages the edges' models by ``|D_l|``, the samples that all clients of an edge hold
+       (``hierarchy.weights: population``).
 
-    With one edge, or with kappa_2 = 1 and all clients taking part, this is FedAvg. Other methods take edges
-    too: there every cluster has a model at each edge.
+    Methods that cluster take edges, too: every cluster then has a model at each edge.
+
+    Symbols:
+        kappa_1: ``training.epochs``
+        kappa_2: ``hierarchy.global_every``
+        L, edges: ``hierarchy.edges``
+
+    Cost:
+        As FedAvg between clients and edges; P parameters up and down for each edge every kappa_2 rounds. No
+        client state.
+
+    Fails when:
+        The clients of an edge are alike and those of other edges differ, and kappa_2 is large: the edges
+        drift apart between global rounds. With one edge, or with kappa_2 = 1 and all clients taking part, it
+        is FedAvg.
     """
 
     name: Literal["hierfavg"] = "hierfavg"

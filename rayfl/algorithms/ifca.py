@@ -18,19 +18,31 @@ from rayfl.algorithms.contract import Clients, ServerState, Setup
 
 
 class IFCA(Algorithm):
-    """Iterative federated clustering: C models from independent random initialisations.
+    """C models compete: every client takes the one with the lowest loss on its data.
 
-    1. Every sampled client downloads all C models and takes ``argmin_c loss_i(w_c)`` on its *training* data
-       (never on its test data), which costs C models down per client.
-    2. It trains that model; models are averaged over those who chose them, weighted by n_i. A model that
-       nobody chose stays.
-    3. Option (the paper's section 4.3): ``hierarchy.common_layers``, a shared representation, are averaged
+    The server keeps C models, initialised at random. In each round every participant downloads all of them,
+    takes the best one for its training data, and trains it. Each model becomes the mean of those who trained
+    it.
+
+    1. A participant takes ``argmin_c loss_i(w_c)`` on its *training* data, never on its test data.
+    2. Models are averaged over those who chose them, weighted by n_i. A model that no client chose stays.
+    3. Option (section 4.3 of the paper): ``hierarchy.common_layers``, a shared representation, are averaged
        over all clusters.
 
-    SCAFFOLD is refused: its c is the mean of the c_i of a model's clients, and here clients change models.
+    Before a test every client chooses again, so each is tested with the model that it would use. SCAFFOLD is
+    refused: its c is the mean of the c_i of a model's clients, and here clients change models. With one
+    cluster this is FedAvg.
 
-    Before a test every client chooses again, so everybody is tested with the model that it would use. With
-    one cluster this is FedAvg.
+    Symbols:
+        C (k in the paper): ``algorithm.clusters``
+
+    Cost:
+        C P parameters down and P up for each participant. Clients evaluate C models in each round and before
+        each test. The server keeps C models. No client state.
+
+    Fails when:
+        The initial models are unlucky: a model that is best for no client is never trained. Several seeds
+        show it; ARI 0.24 to 1.00 over tasks and seeds.
     """
 
     name: Literal["ifca"] = "ifca"

@@ -17,12 +17,23 @@ from rayfl.training import LocalWork, Segments
 
 
 class LGFedAvg(Algorithm):
-    """The first layers stay with the client, the last ones are averaged by n_i as in FedAvg.
+    """The first layers stay with the client; only the last ones are averaged.
 
-    All clients start from the common ``w_0``, the same random initialisation as every other method's; unlike
-    in the paper nothing is warmed up by FedAvg (thesis, section 3.4.6). Only the shared layers are sent.
+    Each client keeps a representation of its own data, the first layers, and shares the classifier on top of
+    it. The shared layers are averaged by n_i as in FedAvg.
 
-    Special cases: no local layers is FedAvg; all of them is SOLO with ``sampled: true``.
+    All clients start from the common w_0, the same random initialisation as with every other method. Unlike
+    in the paper nothing is warmed up by FedAvg (thesis, section 3.4.6). No local layers is FedAvg; all layers
+    local is SOLO with ``sampled: true``.
+
+    Symbols:
+        local layers: ``algorithm.local_layers``
+
+    Cost:
+        The shared layers down and up for each participant. The state of a client is its local layers.
+
+    Fails when:
+        Clients have too few samples to learn the first layers alone.
     """
 
     name: Literal["lg_fedavg"] = "lg_fedavg"

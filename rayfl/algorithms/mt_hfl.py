@@ -12,19 +12,37 @@ from rayfl.algorithms.one_shot import OneShotClustered
 
 
 class MTHFL(OneShotClustered):
-    """Users of the same task share a local parameter server; all tasks share the first layers.
+    """Users with the same task share a local server; all tasks share the first layers.
 
-    1. Users exchange the q leading eigenvectors of ``G_i = Phi(X_i)^T Phi(X_i) / n_i``
-       (``clustering.signature.q``; ``clustering.features`` is Phi), estimate their relevance to each other
-       (Eqs. 2-4), and the GPS clusters ``R = (r + r^T) / 2`` (Eq. 5) into T tasks
-       (``clustering.n_clusters``).
-    2. Each LPS runs FedAvg over its users for ``hierarchy.global_every`` local rounds, then the GPS averages
-       the ``hierarchy.common_layers`` over the LPSs and broadcasts them; the other layers stay with the LPS.
-       An LPS counts with the samples that took part since the last global round, or with all that its users
-       hold (``hierarchy.weights: population``), as the paper, where all take part, has it.
+    Users exchange a few eigenvectors of their data and measure how relevant they are to each other. The
+    global server clusters them into tasks. Each task trains a model of its own, whose first layers are
+    averaged over all tasks.
 
-    Special cases: ``common_layers: all`` is hierarchical FedAvg (client-edge-cloud), and with
-    ``global_every: 1`` plain FedAvg; ``common_layers: none`` is plain clustered training.
+    1. User i computes ``G_i = Phi(X_i)^T Phi(X_i) / n_i`` and sends its q leading eigenvectors. From those of
+       the others it estimates the mutual relevance r (Eqs. 2-4). The GPS clusters ``R = (r + r^T) / 2`` (Eq.
+       5) into T tasks.
+    2. Each LPS runs FedAvg over its users for kappa rounds. Then the GPS averages the common layers over the
+       LPSs and sends them back; the other layers stay with the LPS. An LPS is weighted by the samples that
+       took part since the last global round, or by all that its users hold (``hierarchy.weights:
+       population``), as in the paper, where all users take part.
+
+    Special cases: ``common_layers: all`` is hierarchical FedAvg (client-edge-cloud), and with ``global_every:
+    1`` plain FedAvg. ``common_layers: none`` is plain clustered training.
+
+    Symbols:
+        q: ``clustering.signature.q``
+        Phi: ``clustering.features``
+        T: ``clustering.n_clusters``
+        kappa: ``hierarchy.global_every``
+        common layers: ``hierarchy.common_layers``
+
+    Cost:
+        q d + N numbers up for each of N users, once, and the eigenvectors of all others down. Then as FedAvg,
+        and the common layers up and down for each LPS every kappa rounds. No client state.
+
+    Fails when:
+        Tasks differ in labels but not in inputs; or users have so few samples that their eigenvectors
+        describe the draw.
     """
 
     name: Literal["mt_hfl"] = "mt_hfl"

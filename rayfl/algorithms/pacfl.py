@@ -15,13 +15,30 @@ from rayfl.algorithms.one_shot import OneShotClustered
 class PACFL(OneShotClustered):
     """One-shot clustering by the principal angles between the clients' data subspaces.
 
-    1. Each client sends the first ``clustering.signature.p`` (p = 3..5) left singular vectors U_i of its
-       data, samples as columns (``per_class: true``: p vectors a class, as in the authors' code).
-    2. The server forms the proximity matrix in degrees: ``clustering.proximity`` is ``principal_angle``
+    Clients whose data point in similar directions belong together. Before training, each client sends a few
+    singular vectors of its data, and the server clusters the clients by the angles between them. Each cluster
+    then trains a model with FedAvg.
+
+    1. Each client sends the first p left singular vectors U_i of its data, samples as columns.
+    2. The server computes the proximity matrix in degrees. ``clustering.proximity`` is ``principal_angle``
        (Eq. 3.1), ``vector_angle_sum`` (Eq. 3.2) or ``vector_angle_min`` (the authors' code).
-    3. Agglomerative clustering with average linkage, cut at ``clustering.threshold`` (beta) or into
-       ``clustering.n_clusters``. A huge beta gives one cluster, FedAvg; a tiny one gives SOLO's groups.
+    3. Agglomerative clustering with average linkage, cut at beta or into a given number of clusters. A large
+       beta gives one cluster (FedAvg), a small one gives one cluster for each client (SOLO).
     4. FedAvg in each cluster, all starting from the same w_0.
+
+    ``clustering.signature.per_class: true`` takes p vectors for each class, as the authors' code does.
+
+    Symbols:
+        p (3 to 5): ``clustering.signature.p``
+        beta, in degrees: ``clustering.threshold``
+        number of clusters: ``clustering.n_clusters``
+
+    Cost:
+        d p numbers up for each client, once, for samples of d features. Then as FedAvg. No client state.
+
+    Fails when:
+        Clients differ in labels but not in inputs (equal images under swapped labels), because signatures see
+        inputs only; or clients have so few samples that the angles describe the draw.
     """
 
     name: Literal["pacfl"] = "pacfl"

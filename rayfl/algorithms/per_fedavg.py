@@ -16,13 +16,26 @@ from rayfl.training import LocalWork
 
 
 class PerFedAvg(Algorithm):
-    """FedAvg with steps that look ahead: ``w' = w - alpha grad(w; b1)``, ``w <- w - beta grad(w'; b2)``.
+    """A common start from which every client reaches its own model in a few steps.
 
-    A client is tested after one epoch of plain SGD with alpha on its own data. The two batches of a step, b1
-    and b2, are consecutive ones of an epoch, so an epoch has half as many steps as FedAvg's.
+    FedAvg trains a model that is good as it is. Per-FedAvg trains one that is good after one more step on a
+    client's own data: each local step first looks ahead, ``w' = w - alpha grad(w; b1)``, and then moves by
+    the gradient there, ``w <- w - beta grad(w'; b2)``. This is the first-order form (FO).
 
-    ``beta`` stands in place of ``training.lr``, with its schedule. With alpha = 0 there is nothing to look
-    ahead to, and no adaptation: plain FedAvg at rate beta, which then uses every batch for a step.
+    A client is tested after one epoch of plain SGD with rate alpha on its own data. The batches b1 and b2 of
+    a step are consecutive ones of an epoch, so an epoch has half as many steps as FedAvg's. ``beta`` replaces
+    ``training.lr``, with its schedule.
+
+    Symbols:
+        alpha: ``algorithm.alpha``
+        beta: ``algorithm.beta``
+
+    Cost:
+        As FedAvg. Before each test every client trains for an epoch. No client state.
+
+    Fails when:
+        Clients have too few samples to adapt. With alpha = 0 there is no look-ahead and no adaptation: it is
+        FedAvg at rate beta, which then uses every batch for a step.
     """
 
     name: Literal["per_fedavg"] = "per_fedavg"

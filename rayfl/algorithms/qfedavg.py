@@ -21,15 +21,26 @@ _LEAST = 1e-10
 
 
 class QFedAvg(Algorithm):
-    """Minimises ``sum_k p_k F_k^{q+1} / (q + 1)``: the larger q, the more alike the clients' losses.
+    """FedAvg that favours clients with a high loss: the larger q, the more alike the clients' losses.
 
-    Clients report the loss ``F_k`` of the model that they receive on their training data. With ``L = 1 / lr``
-    and ``Delta w_k = L (w - w_k)``::
+    It minimises ``sum_k p_k F_k^{q+1} / (q + 1)``. Clients report the loss F_k of the model that they
+    received on their training data, and the server weights their updates with it. With ``L = 1 / lr`` and
+    ``Delta w_k = L (w - w_k)``::
 
         w <- w - sum_k p_k F_k^q Delta w_k / sum_k p_k (q F_k^{q-1} |Delta w_k|^2 + L F_k^q)
 
-    In the paper the cohort is drawn with probabilities p_k and the sums have none; here it is drawn
-    uniformly, and they have ``p_k = n_k``. With q = 0 this is FedAvg.
+    In the paper the cohort is drawn with probabilities p_k and the sums have none. Here it is drawn
+    uniformly, and the sums have ``p_k = n_k``.
+
+    Symbols:
+        q: ``algorithm.q``
+        L: 1 / ``training.lr``
+
+    Cost:
+        As FedAvg, and one number up for each client of the cohort. No client state.
+
+    Fails when:
+        q is large: the denominator grows with the losses, so the steps become short. With q = 0 it is FedAvg.
     """
 
     name: Literal["qfedavg"] = "qfedavg"

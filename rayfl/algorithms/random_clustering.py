@@ -18,10 +18,19 @@ from rayfl.random import generator
 
 
 class RandomClustering(OneShotClustered):
-    """The same cluster sizes as the data would give, members drawn at random; training as MT-HFL.
+    """Clusters of the right sizes with random members; training as in MT-HFL.
 
-    What clustering by data is worth is the difference to this baseline: the clusters are found as
-    ``clustering`` says, and then their members are shuffled (keyed by the seed).
+    This is a baseline: the difference between it and MT-HFL is what clustering by data is worth. The clusters
+    are found as ``clustering`` says, and then their members are shuffled, keyed by the seed.
+
+    Symbols:
+        as MT-HFL: see :class:`rayfl.algorithms.mt_hfl.MTHFL`
+
+    Cost:
+        As MT-HFL.
+
+    Fails when:
+        Clients differ. It is a baseline and not a method to use.
     """
 
     name: Literal["random_clustering"] = "random_clustering"

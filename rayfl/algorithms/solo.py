@@ -17,12 +17,23 @@ from rayfl.training.reports import Reports
 
 
 class Solo(Algorithm):
-    """Every client trains a model of its own from the common ``w_0``; nothing is sent.
+    """Every client trains its own model alone; nothing is sent.
 
-    The whole model is *personal*: it is the client's state, kept between rounds. By default all clients
-    train in every round (nobody has to be sampled when nothing is exchanged), which costs ``1/rho`` times
-    the local work of a federated run of as many rounds; ``sampled: true`` trains the cohort only, which is
-    the same budget of local steps as FedAvg's.
+    This is the baseline that collaboration has to beat. All clients start from the common w_0 and keep their
+    models between rounds.
+
+    By default all clients train in every round, since nothing has to be exchanged. That is ``1 / rho`` times
+    the local work of a federated run with as many rounds. ``sampled: true`` trains only the cohort: the same
+    number of local steps as FedAvg.
+
+    Symbols:
+        rho: ``training.participation``
+
+    Cost:
+        No bytes. The state of a client is a model, P parameters, so memory grows with the number of clients.
+
+    Fails when:
+        Clients have few samples.
     """
 
     name: Literal["solo"] = "solo"

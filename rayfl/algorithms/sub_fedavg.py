@@ -9,10 +9,29 @@ from rayfl.algorithms.base import Algorithm
 
 
 class SubFedAvg(Algorithm):
-    """FedAvg with the local objective ``sub_fedavg``, whose settings are in ``local``.
+    """Every client prunes its own subnetwork; a parameter is averaged over the clients that kept it.
 
-    Everything is decided by the clients (see :class:`rayfl.local.sub_fedavg.SubFedAvg`), so the same
-    objective also works within clusters: ``algorithm=pacfl local=sub_fedavg``.
+    After local training a client may remove its smallest weights, if its validation accuracy is high enough
+    and its choice still changes. The server averages each parameter over the clients that kept it. The mask
+    makes the model personal, and it saves traffic.
+
+    This is short for ``algorithm: fedavg`` with ``local: sub_fedavg``, which has the settings (see
+    :class:`rayfl.local.sub_fedavg.SubFedAvg`). It works within clusters, too: ``algorithm=pacfl
+    local=sub_fedavg``.
+
+    Symbols:
+        p_us, p_s, target shares: ``local.target``, ``local.channel_target``
+        r_us, r_s, shares pruned in a round: ``local.step``, ``local.channel_step``
+        epsilon: ``local.distance``, ``local.channel_distance``
+        Acc_th: ``local.accuracy``
+
+    Cost:
+        P parameters down; up what the client kept, and 1 bit for each weight or channel that can be pruned.
+        The state of a client is a model and a mask.
+
+    Fails when:
+        Clients have no validation samples, or never reach Acc_th: then nothing is pruned. One threshold for
+        all layers may remove a whole layer; the run says so.
     """
 
     name: Literal["sub_fedavg"] = "sub_fedavg"

@@ -1,0 +1,102 @@
+"""The generated pages: complete, and what docstrings name exists."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from rayfl.algorithms import ALGORITHMS
+from rayfl.config import Config
+from rayfl.config.kinds import KINDS
+from tests.docs.blocks import DOCS
+
+
+@pytest.fixture(autouse=True)
+def generate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts that make the pages can be imported."""
+    monkeypatch.setattr(sys, "path", [str(DOCS / "generate"), *sys.path])
+
+
+@cache
+def _documented() -> frozenset[str]:
+    """All settings that the reference and the pages of methods list."""
+    import method_pages
+    import reference
+
+    pages = [reference.settings(), reference.parts(), *(text for _, text in method_pages.pages())]
+    rows = re.compile(r"^\| `([a-z_0-9.]+)` \|", flags=re.MULTILINE)
+    return frozenset(name for page in pages for name in rows.findall(page))
+
+
+def _settings(section: Any, prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        inner = field.annotation
+        if name != "name" and hasattr(inner, "model_fields") and "name" not in inner.model_fields:
+            yield from _settings(inner, f"{prefix}{name}.")
+        elif name != "name" or not prefix:
+            yield f"{prefix}{name}"
+
+
+def test_the_reference_lists_every_setting() -> None:
+    sections = {
+        f"{name}." for name, field in Config.model_fields.items() if hasattr(field.annotation, "name")
+    }
+    known = _documented()
+    assert set(_settings(Config)) - known - {"hierarchy", *sections} == set()
+    for kind, prefix in {"models": "model.", "datasets": "data.", "partitions": "partition."}.items():
+        for part in KINDS[kind].values():
+            assert set(_settings(part, prefix)) <= known
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_the_docstring_of_a_method_has_all_that_its_page_shows(name: str) -> None:
+    from docstrings import Docstring, entries
+
+    found = Docstring.of(ALGORITHMS[name])
+    assert {"Symbols", "Cost", "Fails when"} <= set(found.sections)
+    for symbol, text in entries(found.sections["Symbols"]):
+        assert symbol, f"no symbol in {text!r}"
+        for setting in re.findall(r"`([a-z_]+\.[a-z_0-9.]+)[`=]", text):
+            known = (each for each in _documented() if f"{each}.".startswith(f"{setting}."))
+            assert setting.startswith("rayfl.") or any(known), f"{symbol}: there is no setting {setting}"
+
+
+def test_the_command_line_page_has_every_command_and_option() -> None:
+    import reference
+    import typer
+
+    from rayfl.cli import app
+
+    page = reference.cli()
+    for command, about in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert f"## rayfl {command} " in page
+        assert all(option in page for parameter in about.params for option in getattr(parameter, "opts", ()))
+
+
+def test_a_docstring_becomes_markdown() -> None:
+    from docstrings import Docstring, entries
+
+    def example() -> ModuleType:
+        """Takes :class:`~rayfl.Config` and ``x``.
+
+        A formula::
+
+            y = x
+
+        Args:
+            x: first,
+                then more.
+            y: second.
+        """
+        raise NotImplementedError
+
+    found = Docstring.of(example)
+    assert found.first == "Takes `Config` and `x`."
+    assert "```text\ny = x\n```" in found.text
+    assert list(entries(found.sections["Args"])) == [("x", "first, then more."), ("y", "second.")]
