@@ -31,7 +31,7 @@ out = Output()
 
 
 def _say(text: str) -> None:
-    """A line of plain text, whatever brackets it holds."""
+    """Print a line of plain text; brackets in it are not markup."""
     out.print(text, soft_wrap=True, highlight=False, markup=False)
 
 
@@ -52,9 +52,7 @@ def _version(asked: bool) -> None:
 def begin(
     plugin: Annotated[
         list[str] | None,
-        typer.Option(
-            help="a module or file with parts of your own; more than one may be given", metavar="MODULE"
-        ),
+        typer.Option(help="a module or file with your own parts; can be repeated", metavar="MODULE"),
     ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="print rayfl's version", callback=_version, is_eager=True)
@@ -72,10 +70,13 @@ def run(
     config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
     overrides: Overrides = None,
     beside: Annotated[
-        str, typer.Option(help="other algorithms to run on the same partition, separated by commas")
+        str, typer.Option(help="other algorithms to compare with on the same clients, separated by commas")
     ] = "",
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the resolved config and the resource arithmetic only")
+        bool,
+        typer.Option(
+            "--dry-run", help="print the resolved config and the resources that it needs; run nothing"
+        ),
     ] = False,
 ) -> None:
     """Run a preset or a config file."""
@@ -147,10 +148,11 @@ def resume(
     path: Annotated[Path, typer.Argument(help="the run directory of a stopped run")],
     overrides: Overrides = None,
     changed_plugins: Annotated[
-        bool, typer.Option("--changed-plugins", help="go on with plug-ins that have changed, as they are now")
+        bool,
+        typer.Option("--changed-plugins", help="resume although plug-ins have changed since the run started"),
     ] = False,
 ) -> None:
-    """Go on with a stopped run, bit for bit as if it had not stopped."""
+    """Resume a stopped run; the result has the same bits as a run without a stop."""
     from rayfl import api
     from rayfl.display import Display, closing
 
@@ -164,33 +166,35 @@ def resume(
 def study(
     file: Annotated[Path, typer.Argument(help="a study file, see 'rayfl init study'")],
     overrides: Overrides = None,
-    size: Annotated[str, typer.Option(help="one of the sizes that the file names")] = "",
+    size: Annotated[str, typer.Option(help="a size that the file defines, such as smoke")] = "",
     only: Annotated[
-        list[str] | None, typer.Option(help="a method's label; more than one may be given", metavar="LABEL")
+        list[str] | None,
+        typer.Option(help="run only the method with this label; can be repeated", metavar="LABEL"),
     ] = None,
-    seeds: Annotated[str, typer.Option(help="in place of the file's, such as 0-9 or 0,3")] = "",
+    seeds: Annotated[str, typer.Option(help="seeds to run in place of the file's, such as 0-9 or 0,3")] = "",
     jobs: Annotated[
-        int | None, typer.Option(min=1, help="runs side by side; as many as there is room for if left out")
+        int | None, typer.Option(min=1, help="number of parallel runs; default: as many as fit")
     ] = None,
     inline: Annotated[
-        bool, typer.Option("--inline", help="everything in this process, one run after another, without Ray")
+        bool,
+        typer.Option("--inline", help="run everything in this process, one run after another, without Ray"),
     ] = False,
     out_folder: Annotated[
         Path | None,
         typer.Option("--out", help="folder of the results; default: ./studies/<name>, or <name>-<part>"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="how many runs, hours and gigabytes it will be; run nothing")
+        bool, typer.Option("--dry-run", help="print the number of runs, hours and gigabytes; run nothing")
     ] = False,
     check: Annotated[
         bool,
         typer.Option("--check", help="exit code 0 if all claims hold, 1 if one fails, 3 if one is undecided"),
     ] = False,
 ) -> None:
-    """Run methods x settings x seeds on the same clients, and check what is claimed of them.
+    """Run methods x settings x seeds on the same clients, and check the claims.
 
-    Runs that are there already are taken, wherever below output.root another study has left them; what was
-    stopped goes on.
+    Existing runs are reused, also those that other studies have left below output.root. A study that was
+    stopped continues.
     """
     from rayfl.study import claims as claim_rules
     from rayfl.study import execute, folder_of, prepare, read, tables
@@ -251,15 +255,18 @@ def partition(
         Path | None, typer.Option("--out", help="folder for pictures and tables; default: ./partition-<name>")
     ] = None,
     measures: Annotated[
-        str, typer.Option(help="distances to measure, separated by commas; all if left out")
+        str, typer.Option(help="measures to compute, separated by commas; default: all")
     ] = "",
     compare_clients: Annotated[
-        int, typer.Option("--compare", help="of more clients, so many are drawn and compared")
+        int,
+        typer.Option(
+            "--compare", help="maximum number of clients to compare; of more, this many are drawn at random"
+        ),
     ] = 100,
 ) -> None:
     """Show how a config divides its data among clients, and how different they are; train nothing.
 
-    With events, what each of them changes.
+    With events, also show what each of them changes.
     """
     from rayfl.config import load
     from rayfl.report import partition as report_partition
@@ -284,7 +291,7 @@ def cluster(
         Path | None, typer.Option("--out", help="folder for pictures and JSON; default: ./cluster-<name>")
     ] = None,
 ) -> None:
-    """Cluster the clients of a config by their signatures, before any training."""
+    """Cluster the clients of a config by their signatures, without training."""
     from rayfl.algorithms import ALGORITHMS, OneShotClustered
     from rayfl.commands import cluster as clustering
     from rayfl.config import load, on_the_same_data, variant
@@ -322,12 +329,12 @@ def cluster(
 def expert(
     config: Annotated[str, typer.Argument(help="a preset (see 'rayfl list presets') or a YAML file")],
     overrides: Overrides = None,
-    epochs: Annotated[int, typer.Option(min=1, help="over all training samples")] = 10,
+    epochs: Annotated[int, typer.Option(min=1, help="number of epochs over all training samples")] = 10,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="folder to write to; default: ./expert-<name>")
     ] = None,
 ) -> None:
-    """Train a config's model on all data: an expert for order.expert, and its losses for partition.losses."""
+    """Train a config's model on all data: an expert for order.expert, losses for partition.losses."""
     from rayfl.commands.expert import train_expert
     from rayfl.config import load
 
@@ -386,12 +393,14 @@ KINDS = (
 @app.command("list")
 def list_parts(
     kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}; all if left out")] = "",
-    name: Annotated[str, typer.Argument(help="a preset: show all its deviations from its paper")] = "",
+    name: Annotated[
+        str, typer.Argument(help="with 'presets': the preset whose deviations from its paper to show")
+    ] = "",
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON schema of config files, for editors")
     ] = False,
 ) -> None:
-    """List methods, all other parts that have names, and the presets, one line each; or one preset whole."""
+    """List methods, all other parts and presets, one line each; or show one preset in full."""
     from rayfl import config
     from rayfl.config import kinds
     from rayfl.settings import first_sentence, summary
@@ -485,11 +494,11 @@ def newcomers(
     local_epochs: Annotated[
         int | None,
         typer.Option(
-            min=0, help="epochs of training alone; by default as many as a client of the run has had"
+            min=0, help="epochs of training alone; default: as many as a client of the run has trained"
         ),
     ] = None,
 ) -> None:
-    """Let clients that come after a run find their cluster, fine-tune, and be tested."""
+    """Assign clients that come after a run to clusters, fine-tune their models, and test them."""
     import pandas as pd
 
     from rayfl.commands.newcomers import assign_newcomers
@@ -521,14 +530,16 @@ def newcomers(
 def models(
     path: Annotated[Path, typer.Argument(help="a run directory")],
     clients: Annotated[
-        list[str] | None, typer.Argument(help="ids; all if left out", show_default=False)
+        list[str] | None, typer.Argument(help="ids of clients; default: all", show_default=False)
     ] = None,
-    finetuned: Annotated[bool, typer.Option("--finetuned", help="after evaluation.finetune_epochs")] = False,
+    finetuned: Annotated[
+        bool, typer.Option("--finetuned", help="write the models after evaluation.finetune_epochs")
+    ] = False,
     out_folder: Annotated[
         Path | None, typer.Option("--out", help="folder to write to; default: models/clients of the run")
     ] = None,
 ) -> None:
-    """Write the models with which clients were tested last, a .safetensors file each, from the checkpoint."""
+    """Write the models with which clients were last tested, one .safetensors file each."""
     from urllib.parse import quote
 
     from safetensors.torch import save_file
@@ -546,7 +557,7 @@ def models(
 
 @app.command()
 def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> None:
-    """Write report.html of a run anew."""
+    """Write report.html of a run again."""
     from rayfl.report import write_report
     from rayfl.rundir import RunDirectory
 
@@ -601,7 +612,7 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="two or more run directories")],
     page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),
 ) -> None:
-    """Put finished runs side by side: a table, and a page with their curves."""
+    """Compare finished runs: a table, and a page with their curves."""
     from rayfl.display import comparison_table, group_table
     from rayfl.report.compare import Comparison
     from rayfl.results import Result
@@ -631,11 +642,11 @@ def bench(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="W1, W2, W3, startup, cluster, population, local, networks; the workloads W1-W3 if left out"
+            help="W1, W2, W3, startup, cluster, population, local, networks; default: W1, W2 and W3"
         ),
     ] = None,
-    rounds: Annotated[int, typer.Option(min=1, help="measured rounds of each workload")] = 7,
-    json_file: Annotated[Path | None, typer.Option("--json", help="a file for all figures")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="number of measured rounds of each workload")] = 7,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
 ) -> None:
     """Measure rayfl against a plain PyTorch loop in the same run: medians and ratios."""
     from rayfl.bench.command import bench as run_bench
@@ -646,13 +657,13 @@ def bench(
 @app.command()
 def init(
     kind: Annotated[str, typer.Argument(help="method, model, dataset, partition, study or cluster")],
-    name: Annotated[str, typer.Option(help="of the file and the part, such as my_method")] = "",
-    folder: Annotated[Path, typer.Option(help="where to write")] = Path(),
+    name: Annotated[str, typer.Option(help="name of the file and the part, such as my_method")] = "",
+    folder: Annotated[Path, typer.Option(help="folder to write to")] = Path(),
     cluster: Annotated[
         str, typer.Option("--kind", help="of a cluster: aws, onprem, kuberay, slurm, docker or monitoring")
     ] = "",
 ) -> None:
-    """Write a commented skeleton with its test, a study, or the files for a cluster, into your own folder."""
+    """Write a commented skeleton with its test, a study file, or the files for a cluster to a folder."""
     from rayfl.commands.init import init as write
 
     written, tries = write(kind, name, folder, cluster)
@@ -664,7 +675,7 @@ def init(
 
 @app.command()
 def doctor() -> None:
-    """Show what rayfl would run on: versions, memory, disks, GPUs, Ray, datasets; and what is wrong."""
+    """Check what rayfl would run on: versions, memory, disks, GPUs, Ray, datasets."""
     from rayfl.data import DATASETS, data_root
     from rayfl.doctor import checks
     from rayfl.runtime.connection import ray_status

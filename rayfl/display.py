@@ -155,9 +155,7 @@ class Display:
         tested = ""
         if accuracy is not None:
             mark = "" if few is None else "≈ "
-            tested = (
-                f"  accuracy {mark}{accuracy:5.1f} %  worst tenth {mark}{data['accuracy_worst10']:5.1f} %"
-            )
+            tested = f"  accuracy {mark}{accuracy:5.1f} %  worst 10 % {mark}{data['accuracy_worst10']:5.1f} %"
         if few is not None:
             tested += f"  (estimated from {few} clients; standard error {data['accuracy_se']:.1f})"
         for name in event.measures:
@@ -187,7 +185,7 @@ class Display:
             found = f"test loss {summary['loss_mean']:.4g}"
         else:
             worst = percent(summary["accuracy_worst10"])
-            found = f"accuracy {percent(summary['accuracy_mean'])}, worst tenth of the clients {worst}"
+            found = f"accuracy {percent(summary['accuracy_mean'])}, worst 10 % of the clients {worst}"
         self._line(f"{found} after {summary['rounds']} rounds in {duration(summary['seconds'])}")
 
 

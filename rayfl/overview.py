@@ -91,7 +91,7 @@ def lines(s: Status) -> list[tuple[str, str]]:
         found.append(("sent", sent or size(0)))
     loss = f"training loss {number(s.train_loss, 3)}"
     if s.accuracy_mean is not None:
-        loss += f", accuracy {percent(s.accuracy_mean)}, worst tenth {percent(s.accuracy_worst10)}"
+        loss += f", accuracy {percent(s.accuracy_mean)}, worst 10 % {percent(s.accuracy_worst10)}"
     elif s.loss_mean is not None:
         loss += f", test loss {number(s.loss_mean, 3)}"
     if s.train_loss is not None:

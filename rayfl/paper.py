@@ -19,7 +19,9 @@ class Paper(Section):
 
     source: str = Field(min_length=1, description="the paper, and its table, figure or section")
     settings: dict[str, Any] = Field({}, description="what the paper states, by dotted setting")
-    why: dict[str, str] = Field({}, description="why the preset's setting is another; for each that differs")
+    why: dict[str, str] = Field(
+        {}, description="reasons for the settings that differ from the paper's, by dotted setting"
+    )
     open: dict[str, str] = Field(
         {},
         description="settings that the paper leaves open, or states in words only, and how they were chosen",

@@ -46,14 +46,14 @@ def test_plain_lines():
     tested = {**ROUND, "accuracy_mean": 91.23, "accuracy_worst10": 80.0}
     assert lines(done(ROUND), done(tested))[1:] == [
         "round   5/20  loss 0.123  1.5 s",
-        "round   5/20  loss 0.123  accuracy  91.2 %  worst tenth  80.0 %  1.5 s",
+        "round   5/20  loss 0.123  accuracy  91.2 %  worst 10 %  80.0 %  1.5 s",
     ]
 
 
 def test_an_estimate_is_marked():
     few = {"accuracy_mean": 91.23, "accuracy_worst10": 80.0, "estimated_from": 8, "accuracy_se": 2.345}
     assert lines(done({**ROUND, **few}))[1:] == [
-        "round   5/20  loss 0.123  accuracy ≈  91.2 %  worst tenth ≈  80.0 %  "
+        "round   5/20  loss 0.123  accuracy ≈  91.2 %  worst 10 % ≈  80.0 %  "
         "(estimated from 8 clients; standard error 2.3)  1.5 s",
     ]
 
@@ -74,7 +74,7 @@ def test_the_end_and_unknown_events():
     shown = lines(RunEvent(), Stopped(2, path), Finished(summary, path))[1:]
     assert shown == [
         "stopped after 2 complete rounds; go on with: rayfl resume runs/x",
-        "accuracy –, worst tenth of the clients – after 3 rounds in 1.0 s",
+        "accuracy –, worst 10 % of the clients – after 3 rounds in 1.0 s",
     ]
 
 

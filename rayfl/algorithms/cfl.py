@@ -107,23 +107,32 @@ class CFL(Algorithm[CFLState]):
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
 
     criteria: SplitCriteria = Field(SplitCriteria(), description="when a cluster is split")
-    weighted: bool = Field(True, description="average by n_i; false: as Algorithm 5 prints, all alike")
+    weighted: bool = Field(
+        True, description="weight clients by n_i; false: all the same, as Algorithm 5 prints"
+    )
     permute: bool = Field(False, description="clients permute what they send (section V-B)")
     sketch: int = Field(
-        0, ge=0, multiple_of=8, description="compare sketches of so many numbers; 0: the updates themselves"
+        0,
+        ge=0,
+        multiple_of=8,
+        description="compare sketches of this many numbers in place of whole updates; 0: whole updates",
     )
     tree_sketch: int = Field(
-        1024, ge=8, multiple_of=8, description="numbers kept of every update in the parameter tree"
+        1024,
+        ge=8,
+        multiple_of=8,
+        description="size of the sketch that the parameter tree keeps of each update",
     )
     fallback: bool = Field(
         False,
-        description="clients use the model on their way from the root to their leaf that has the least "
-        "validation loss (without validation samples: training loss, which speaks for the leaf)",
+        description="each client uses the model with the lowest validation loss on its way from the "
+        "root to its leaf (without validation samples: the lowest training loss, which "
+        "favours the leaf)",
     )
     gap: bool = Field(
         False,
-        description="report the separation gap of every cluster and round, where groups are known, and "
-        "whether its bipartition is correct",
+        description="report the separation gap of every cluster and round, and whether its "
+        "bipartition is correct; needs planted groups",
     )
 
     @property

@@ -52,12 +52,13 @@ class Hierarchy(Section):
 
     common_layers: Annotated[int, Field(ge=0)] | Literal["none", "all"] | tuple[str, ...] = Field(
         "none",
-        description="layers that the GPS averages over all clusters: how many first ones, or their names",
+        description="layers that the GPS averages over all clusters: the number of first layers, or "
+        "names of layers",
     )
     global_every: Kappa | Annotated[tuple[Kappa, ...], Field(min_length=1)] = Field(
         1,
-        description="local rounds between two global rounds (kappa); or a list, one for each edge (without "
-        "edges: each cluster), of which the last holds for all further ones",
+        description="local rounds between two global rounds (kappa); or a list with one number per "
+        "edge (without edges: per cluster), whose last number is used for all others",
     )
     edges: (
         Annotated[int, Field(ge=1)]
@@ -65,18 +66,18 @@ class Hierarchy(Section):
         | Path
     ) = Field(
         1,
-        description="places with servers of their own: how many (clients are dealt to them at random), or "
-        "the edge of each client as a list or a CSV file with a column 'edge'",
+        description="edge servers: their number (clients are assigned at random), or the edge of each"
+        " client as a list or a CSV file with a column 'edge'",
     )
     weights: Literal["participated", "population"] = Field(
         "participated",
-        description="weight of an LPS in a global round: the training samples that took part since its last "
+        description="weight of an LPS in a global round: the training samples used since the last "
         "one, or all that its clients hold (HierFAVG)",
     )
     lps_actors: int = Field(
         2,
         ge=1,
-        description="most LPS actors; many small clusters share one, and the results do not depend on it",
+        description="maximum number of LPS actors; small clusters share one. Results do not depend on it",
     )
 
     @field_validator("common_layers", mode="before")

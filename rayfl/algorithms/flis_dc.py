@@ -57,9 +57,15 @@ class FLISDC(Algorithm):
     mixes_by_reports: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
 
-    beta: float = Field(0.9, ge=0, le=1, description="similarity from which on clients are averaged (beta)")
-    server_data: ServerData = Field(ServerData(), description="what the server lets models predict")
-    selection: Split = Field("validation", description="the part of its data on which a client chooses")
+    beta: float = Field(
+        0.9, ge=0, le=1, description="clients with at least this similarity are averaged (beta)"
+    )
+    server_data: ServerData = Field(
+        ServerData(), description="the server's samples, which the models predict"
+    )
+    selection: Split = Field(
+        "validation", description="the part of its data on which a client chooses a model"
+    )
 
     @property
     def public_samples(self) -> int:

@@ -101,7 +101,9 @@ class FLT(OneShotClustered[FLTState]):
     }
 
     train_on: Literal["graph", "clusters"] = Field(
-        "graph", description="graph: each client averages over its relatives (Case I); clusters (Case II)"
+        "graph",
+        description="graph: each client averages over its relatives (Case I); clusters: FedAvg in "
+        "disjoint clusters (Case II)",
     )
 
     def begin(self, setup: Setup) -> FLTState:

@@ -39,7 +39,8 @@ class LGFedAvg(Algorithm):
     name: Literal["lg_fedavg"] = "lg_fedavg"
     local_layers: Annotated[int, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="how many first layers stay with the client; auto: all but the last two, at least one",
+        description="number of first layers that stay with the client; auto: all but the last two, at"
+        " least one",
     )
 
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox", "fednova")

@@ -47,7 +47,7 @@ class QFedAvg(Algorithm):
     mixes_by_reports: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd",)
 
-    q: float = Field(1.0, ge=0, description="how much large losses count (q)")
+    q: float = Field(1.0, ge=0, description="exponent of the loss (q); 0: FedAvg, larger: fairer")
 
     def reports(self, setup: Setup, state: ServerState) -> Mapping[str, ClientReport]:
         """The losses before training, and the lengths of the updates."""

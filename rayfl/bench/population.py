@@ -136,11 +136,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clients", type=int)
     parser.add_argument("--cohort", type=int, default=1000)
-    parser.add_argument("--every", type=int, default=0, help="rounds between tests of everybody (0: none)")
+    parser.add_argument(
+        "--every", type=int, default=0, help="rounds between two tests of all clients (0: no tests)"
+    )
     parser.add_argument("--tests", type=int, default=1, help="test samples of a client")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--backend", default="ray", choices=("ray", "inline"))
-    parser.add_argument("--folder", type=Path, help="where the data stay, for another time")
+    parser.add_argument("--folder", type=Path, help="folder in which the data are kept for the next time")
     options = parser.parse_args()
     if options.backend == "inline":
         for name in ("train", "evaluate"):

@@ -39,49 +39,56 @@ class Clustering(Section):
     threshold or a number of clusters the tree's own proposal is taken, and reported.
     """
 
-    signature: AnySignature = Field(Subspace(), description="what a client reveals")
+    signature: AnySignature = Field(Subspace(), description="what a client reveals about its data")
     features: AnyFeatureMap = Field(Identity(), description="feature map applied before the signature")
     embedding: AnyEmbedding = Field(
-        NoEmbedding(), description="what the server does to all signatures before it compares them"
+        NoEmbedding(),
+        description="embedding of all signatures, computed by the server before it compares them",
     )
-    proximity: str | None = Field(None, description="how signatures compare; none: the signature's default")
+    proximity: str | None = Field(
+        None, description="how signatures are compared; none: the signature's default"
+    )
     grouping: Grouping = Field(
         "hierarchical",
-        description="hierarchical; graph: clients within gamma are related, and related ones form clusters; "
-        "planted: the true groups; single: one cluster; singletons: everyone "
-        "alone; random: n_clusters of equal size, or the true groups' sizes",
+        description="hierarchical: a tree that is cut; graph: clients within gamma are related, and "
+        "related clients form clusters; planted: the true groups; single: one cluster; "
+        "singletons: one cluster per client; random: n_clusters of equal size, or of the "
+        "true groups' sizes",
     )
     linkage: Method = Field("average", description="linkage of the hierarchical grouping (graph: Ward)")
     threshold: float | None = Field(None, ge=0, description="cut at this distance (beta)")
     gamma: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         1.0,
-        description="graph: clients are related up to this distance; auto: that of the clearest groups",
+        description="graph: clients are related up to this distance; auto: the distance whose graph "
+        "has the clearest groups",
     )
     n_clusters: int | None = Field(None, ge=1, description="cut into this many clusters")
     exact_up_to: int = Field(
         30_000,
         ge=2,
-        description="link all pairs of up to so many clients (30,000 need 4.5 GB); more are linked by way of "
-        "representatives",
+        description="compare all pairs of up to this many clients (30,000 need 4.5 GB); more are "
+        "clustered through representatives",
     )
-    every: int = Field(0, ge=0, description="cluster again every so many rounds (tau); 0: once, at the start")
+    every: int = Field(
+        0, ge=0, description="rounds between two clusterings (tau); 0: cluster once, at the start"
+    )
     max_flags: int | None = Field(
         None,
         ge=0,
-        description="cluster again when more than so many clients (lambda) have raised a flag: they are new, "
-        "or their data have changed; none: never",
+        description="cluster again when more than this many clients (lambda) have raised a flag "
+        "because they are new or their data have changed; none: never",
     )
     flag_loss: float | None = Field(
         None,
         gt=0,
-        description="a client raises a flag, too, when its training loss has risen by this fraction since it "
-        "last took part; none: it does not look",
+        description="a client also raises a flag when its training loss has risen by this fraction "
+        "since it last took part; none: off",
     )
     flag_update: float | None = Field(
         None,
         gt=0,
-        description="a client raises a flag, too, when its update has become longer by this fraction since "
-        "it last took part; none: it does not look",
+        description="a client also raises a flag when the norm of its update has grown by this "
+        "fraction since it last took part; none: off",
     )
 
     @model_validator(mode="after")

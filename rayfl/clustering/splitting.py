@@ -112,8 +112,8 @@ class SplitCriteria(Section):
     patience: int = Field(
         1,
         ge=1,
-        description="for so many rounds, one after another, both must hold. Relative: 3 unless given, as "
-        "the largest of many norms jumps from round to round",
+        description="both criteria must hold for this many rounds in a row. Relative: 3 unless given,"
+        " since the largest of many norms varies from round to round",
     )
     gamma_max: float = Field(
         0.0,
@@ -123,10 +123,12 @@ class SplitCriteria(Section):
         "noise could cause are rejected (Eq. 39). 0 rejects only halves with equal updates",
     )
     min_size: int = Field(
-        2, ge=2, description="smallest cluster that is split (authors' code: 3); a half may be one client"
+        2,
+        ge=2,
+        description="size of the smallest cluster that is split (authors' code: 3); a half may be one client",
     )
     first_round: int = Field(
-        0, ge=0, description="no split before so many rounds are complete (authors' code: 20)"
+        0, ge=0, description="no split before this many rounds are complete (authors' code: 20)"
     )
     linkage: Linkage = Field(
         "single", description="single: the paper's optimal bipartition; complete: the authors' code"

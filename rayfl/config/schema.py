@@ -70,36 +70,36 @@ class Evaluation(Section):
     What else is tested has columns of its own (:mod:`rayfl.evaluation.protocols` has the names).
     """
 
-    every: int = Field(
-        1, ge=1, description="evaluate after every this many rounds, and always after the last"
-    )
+    every: int = Field(1, ge=1, description="rounds between two tests; the last round is always tested")
     batch_size: int = Field(500, ge=1, description="samples in one forward pass")
     validation: bool = Field(
         True,
-        description="test clients on their validation samples, too, where partition.validation holds some "
-        "out (columns validation_...): by these the best round is chosen",
+        description="also test clients on the validation samples that partition.validation holds out "
+        "(columns validation_...); the best round is chosen by them",
     )
     coreset: int | None = Field(
         None,
         ge=4,
-        description="between rounds test only this many clients (at least 4) and estimate the metrics from "
-        "them: SCGIGA on the graph of clients with like label histograms, which all send. Estimates are "
-        "marked and never count as best; the last test is of all clients",
+        description="between rounds, test only this many clients (at least 4) and estimate the "
+        "metrics from them, by SCGIGA on a graph of clients with similar label "
+        "histograms, which all clients send. Estimates are marked and never count as "
+        "best; the last test is of all clients",
     )
     local: bool = Field(
         False,
-        description="test the models that clients have trained, too, before they are averaged: after every "
-        "round, by those who took part (columns local_...)",
+        description="also test the models that clients have trained before they are averaged, in "
+        "every round, at the clients that took part (columns local_...)",
     )
     common: bool = Field(
         False,
-        description="test models on all test samples, too, the same for every client (columns common_...)",
+        description="also test models on all test samples, the same for every client (columns common_...)",
     )
     finetune_epochs: int = Field(
         0,
         ge=0,
-        description="at the end every client trains its model on for so many epochs, and is tested once more "
-        "(the papers' suffix +: FedAvg+, FedProx+); methods that adapt before every test fine-tune likewise",
+        description="after the last round every client trains its model for this many more epochs and"
+        " is tested again (the papers' suffix +: FedAvg+, FedProx+); methods with "
+        "test-time adaptation fine-tune the same way",
     )
 
     @override
@@ -115,13 +115,14 @@ class Execution(Section):
     )
     address: str | None = Field(
         None,
-        description="address of a running Ray cluster ('auto' finds it); by default the environment decides",
+        description="address of a running Ray cluster ('auto' finds it); default: RAY_ADDRESS, else a"
+        " new local Ray",
     )
     actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto", description="client actors; auto: as many as the CPUs (and GPUs) hold"
     )
     clients_per_actor: int | None = Field(
-        None, ge=1, description="pin clients to actors, this many each (1: one actor a client); sets 'actors'"
+        None, ge=1, description="pin this many clients to each actor (1: one actor per client); sets 'actors'"
     )
     cpus_per_actor: float = Field(1.0, gt=0, description="CPUs that Ray reserves for a client actor")
     gpus_per_actor: float = Field(
@@ -142,16 +143,16 @@ class Execution(Section):
     )
     wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
-        description="seconds to wait until the cluster has room for the actors (for one, with actors: auto); "
-        "auto: 900 where nodes are started when needed, else 5",
+        description="seconds to wait until the cluster has room for the actors (with actors: auto, "
+        "for one of them); auto: 900 if the cluster starts nodes when needed, else 5",
     )
     deadline: Annotated[float, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
-        description="seconds for which a process may be silent before it is killed and its work done again; "
-        "auto: 20 times what such work has taken at most, and 300 at least",
+        description="seconds without an answer after which a process is killed and its work repeated;"
+        " auto: 20 times the longest that such work has taken, at least 300",
     )
     tolerate_failures: int = Field(
-        0, ge=0, description="clients that may fail in a round and are then left out of its average"
+        0, ge=0, description="number of clients that may fail in a round; they are left out of its average"
     )
 
     def clients_per_block(self, cohort: int, work: float = math.inf) -> int:
@@ -182,11 +183,13 @@ class Output(Section):
     checkpoint_every: int = Field(
         10, ge=0, description="rounds between two checkpoints (0: only when interrupted and at the end)"
     )
-    keep_checkpoints: int = Field(2, ge=1, description="how many checkpoints are kept")
+    keep_checkpoints: int = Field(2, ge=1, description="number of checkpoints that are kept")
     loggers: tuple[LoggerChoice, ...] = Field(
-        (), description="what else takes the curves: mlflow, wandb, or a logger of your own"
+        (), description="trackers besides the tables: mlflow, wandb, or your own logger"
     )
-    tensorboard: bool = Field(True, description="write TensorBoard events; short for it in 'loggers'")
+    tensorboard: bool = Field(
+        True, description="write TensorBoard events; short for naming tensorboard in 'loggers'"
+    )
     report: bool = Field(True, description="write report.html at the end")
 
     @model_validator(mode="after")
@@ -212,16 +215,22 @@ class Config(Section):
     """A run: resolved, it and its seed determine every number of the result."""
 
     name: str = Field(
-        "run", min_length=1, pattern=r"^[A-Za-z0-9._-]+$", description="begins the run directory"
+        "run",
+        min_length=1,
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="first part of the run directory's name",
     )
     plugins: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
-        (), description="modules or files with parts of your own, such as my_method.py"
+        (), description="modules or files with your own parts, such as my_method.py"
     )
-    seed: int = Field(0, ge=0, le=2**63 - 1, description="of all randomness")
-    rounds: int = Field(20, ge=1, description="local rounds: every cluster trains and averages once in each")
+    seed: int = Field(0, ge=0, le=2**63 - 1, description="seed of all randomness")
+    rounds: int = Field(
+        20, ge=1, description="number of rounds; every cluster trains and averages once in each"
+    )
     data: DatasetChoice = Field(default_factory=lambda: DATASETS["digits"](), description="the dataset")
     partition: PartitionChoice = Field(
-        default_factory=lambda: PARTITIONS["label_skew"](), description="how clients differ"
+        default_factory=lambda: PARTITIONS["label_skew"](),
+        description="how the samples are divided among clients",
     )
     model: ModelChoice = Field(default_factory=lambda: MODELS["mlp"](), description="the network")
     algorithm: AlgorithmChoice = Field(
@@ -230,7 +239,7 @@ class Config(Section):
     clustering: Clustering = Field(default_factory=Clustering, description="signature, proximity, grouping")
     hierarchy: Hierarchy = Field(default_factory=Hierarchy, description="local and global parameter servers")
     loss: LossChoice = Field(
-        default_factory=lambda: LOSSES["cross_entropy"](), description="what models are trained for"
+        default_factory=lambda: LOSSES["cross_entropy"](), description="what models minimise"
     )
     training: Training = Field(default_factory=Training, description="local training")
     local: LocalChoice = Field(
@@ -243,7 +252,7 @@ class Config(Section):
         default_factory=lambda: SAMPLINGS["uniform"](), description="who takes part in a round"
     )
     events: tuple[Event, ...] = Field(
-        (), description="what happens during the run: clients join, leave or drift, servers drop out"
+        (), description="events during the run: clients join, leave or drift, servers drop out"
     )
     evaluation: Evaluation = Field(default_factory=Evaluation, description="when clients are tested")
     execution: Execution = Field(default_factory=Execution, description="where it runs")

@@ -417,15 +417,16 @@ class Dataset(Section):
     )
     normalise: Normalise = Field(
         "pooled",
-        description="mean and deviation that inputs are normalised with, per channel or feature: of all "
-        "clients' training samples together (pooled), of the server's samples (server), of none (pixels in "
-        "0..1, features as they are), or given: {mean: [..], std: [..]}",
+        description="mean and deviation that inputs are normalised with, per channel or feature: of "
+        "all clients' training samples (pooled), of the server's samples (server), no "
+        "normalisation (none: pixels in 0..1, features as they are), or given: {mean: "
+        "[..], std: [..]}",
     )
     server_share: ServerShare = Field(
         "auto",
-        description="training samples that the server holds out, so that no client has them: a fraction; or "
-        "how many, at most a tenth; auto: as many as its feature map or its own data (FLIS) need, at most a "
-        "tenth",
+        description="training samples that the server holds out, so that no client has them: a "
+        "fraction or a number, at most a tenth; auto: as many as the method needs, at "
+        "most a tenth",
     )
 
     @classmethod
@@ -505,8 +506,9 @@ class Partition(Section):
     )
     test_samples: int | Literal["auto", "all"] = Field(
         "auto",
-        description="most test samples of a client: a number >= 1, 'all' that follow its label "
-        "distribution, or 'auto' (all, as long as the clients together hold at most 20 million)",
+        description="maximum number of test samples per client: a number >= 1, 'all' that follow its "
+        "label distribution, or 'auto' (all, unless the clients together would hold more "
+        "than 20 million)",
     )
 
     def check(self) -> None:

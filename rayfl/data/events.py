@@ -37,7 +37,7 @@ class BaseEvent(Section):
 
     name: str = ""
 
-    round: int = Field(ge=1, description="after how many rounds it happens")
+    round: int = Field(ge=1, description="number of rounds after which it happens")
 
 
 class ClientEvent(BaseEvent):
@@ -49,8 +49,8 @@ class ClientEvent(BaseEvent):
 
     clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)] | str, ...] | None = Field(
         None,
-        description="how many clients, drawn at random, or the ids of the clients: your own, where the "
-        "partition has such (file, column, python)",
+        description="a number of clients, drawn at random, or the ids of clients (your own ids with "
+        "the partitions file, column and python)",
     )
     group: int | None = Field(None, ge=0, description="only clients of this planted group")
 
@@ -91,7 +91,9 @@ class Join(ClientEvent):
     """
 
     name: Literal["join"] = "join"
-    returning: bool = Field(False, description="not new clients, but clients that left (by default all)")
+    returning: bool = Field(
+        False, description="clients that left return (by default all of them), in place of new clients"
+    )
 
     def _needs_choice(self) -> bool:
         return not self.returning
@@ -101,7 +103,7 @@ class Leave(ClientEvent):
     """Leave: clients go away; their data wait for them."""
 
     name: Literal["leave"] = "leave"
-    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the clients that are there")
+    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the present clients")
 
     @property
     def share(self) -> float | None:
@@ -126,16 +128,18 @@ class Drift(ClientEvent):
         return self.kind != "group"
 
     name: Literal["drift"] = "drift"
-    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the clients that are there")
+    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the present clients")
     kind: Literal["new_classes", "permuted_labels", "group"] = Field(description="what changes")
     classes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, min_length=1, description="new_classes: which; by default each client draws as many as it had"
+        None,
+        min_length=1,
+        description="new_classes: the classes; default: each client draws as many as it had",
     )
     labels: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
-        None, min_length=2, description="permuted_labels: what labels 0, 1, ... become; by default drawn"
+        None, min_length=2, description="permuted_labels: what the labels 0, 1, ... become; default: drawn"
     )
-    to: int | None = Field(None, ge=0, description="group: which; by default each client draws another")
-    reuse: bool = Field(False, description="new samples may be samples that other clients hold and keep")
+    to: int | None = Field(None, ge=0, description="group: the new group; default: each client draws another")
+    reuse: bool = Field(False, description="allow new samples that other clients hold, too")
 
     @property
     def share(self) -> float | None:
@@ -161,9 +165,9 @@ class Outage(BaseEvent):
 
     name: Literal["outage"] = "outage"
     servers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
-        min_length=1, description="numbers of the edges, or of the clusters where there are no edges"
+        min_length=1, description="numbers of the edges, or without edges of the clusters"
     )
-    rounds: int = Field(1, ge=1, description="for how many rounds")
+    rounds: int = Field(1, ge=1, description="number of rounds")
 
 
 if TYPE_CHECKING:

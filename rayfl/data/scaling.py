@@ -21,8 +21,12 @@ _ROWS = 4096
 class GivenScaling(Section):
     """Mean and standard deviation that are known before: of each channel or feature, or one for all."""
 
-    mean: tuple[float, ...] = Field(min_length=1, description="of pixels in [0, 1], of features as they are")
-    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(min_length=1, description="likewise")
+    mean: tuple[float, ...] = Field(
+        min_length=1, description="mean of pixels in [0, 1], of features as they are"
+    )
+    std: tuple[Annotated[float, Field(gt=0)], ...] = Field(
+        min_length=1, description="standard deviation of pixels in [0, 1], of features as they are"
+    )
 
     @field_validator("std")
     @classmethod

@@ -21,10 +21,10 @@ class ServerData(Section):
 
     source: str = Field(
         "dataset",
-        description="'dataset': the samples of the run's own that the server holds out (data.server_share), "
-        "'noise', or another dataset's name",
+        description="'dataset': samples of the run's dataset that the server holds out "
+        "(data.server_share), 'noise', or the name of another dataset",
     )
-    samples: int = Field(2500, ge=1, description="how many (the thesis takes 2,500)")
+    samples: int = Field(2500, ge=1, description="number of samples (2,500 in the thesis)")
     root: Path | None = Field(
         None, description="folder of another dataset; by default $RAYFL_DATA, else ~/.cache/rayfl"
     )

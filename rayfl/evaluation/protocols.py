@@ -27,7 +27,7 @@ choice       (none)              after the last round
                                  that know no accuracy, both choose the lowest ``loss_mean``
 ===========  ==================  ======================================================================
 
-So ``local_accuracy_worst10_best_validation`` is the mean accuracy of the worst tenth of the clients, each on
+So ``local_accuracy_worst10_best_validation`` is the mean accuracy of the worst 10 % of the clients, each on
 its own test samples with the model that it trained itself, after the round in which these models were best on
 the clients' validation samples; ``local_round_best_validation`` is that round (from 0).
 

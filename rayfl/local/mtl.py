@@ -46,7 +46,7 @@ class MTL(LocalObjective):
     """
 
     name: Literal["mtl"] = "mtl"
-    strength: float = Field(0.1, ge=0, description="weight of the pull towards the mean (lambda)")
+    strength: float = Field(0.1, ge=0, description="lambda, the weight of the pull towards the mean")
 
     personal: ClassVar[bool] = True
     counts_absent: ClassVar[bool] = True

@@ -74,7 +74,7 @@ class SubFedAvg(LocalObjective):
     )
     step: float = Field(0.1, gt=0, lt=1, description="r_us: share of the surviving weights pruned in a round")
     distance: float = Field(
-        1e-4, ge=0, le=1, description="epsilon_us: least distance of the masks of weights"
+        1e-4, ge=0, le=1, description="epsilon_us: minimum distance of two masks of weights"
     )
     channel_target: float = Field(
         0.5, ge=0, lt=1, description="p_s: share of the channels pruned in the end (hybrid)"
@@ -83,23 +83,25 @@ class SubFedAvg(LocalObjective):
         0.1, gt=0, lt=1, description="r_s: share of the surviving channels pruned in a round (hybrid)"
     )
     channel_distance: float = Field(
-        0.05, ge=0, le=1, description="epsilon_s: least distance of two masks of channels (hybrid)"
+        0.05, ge=0, le=1, description="epsilon_s: minimum distance of two masks of channels (hybrid)"
     )
     accuracy: float = Field(
         0.5,
         ge=0,
         le=1,
-        description="Acc_th: least validation accuracy to prune at; 0 needs no such data",
+        description="Acc_th: minimum validation accuracy for pruning; 0 needs no validation data",
     )
     per_layer: bool = Field(
         False,
-        description="rank weights, or channels, within each layer (authors' code) and not over all",
+        description="rank weights or channels within each layer (authors' code) rather than over all layers",
     )
     average: Literal["clients", "samples"] = Field(
-        "clients", description="whether every client counts the same in the average, or by n_i"
+        "clients", description="clients: all clients have the same weight in the average; samples: weight n_i"
     )
     tested: Literal["own", "server"] = Field(
-        "own", description="test the model that a client last trained, or the server's under its mask"
+        "own",
+        description="own: test the model that a client last trained; server: the server's model under"
+        " its mask",
     )
 
     personal: ClassVar[bool] = True

@@ -18,11 +18,11 @@ class Wandb(Logger):
     """
 
     name: Literal["wandb"] = "wandb"
-    project: str = Field("rayfl", min_length=1, description="made if it is not there")
+    project: str = Field("rayfl", min_length=1, description="created if it does not exist")
     entity: str | None = Field(None, description="user or team; by default your own")
     mode: Literal["online", "offline", "shared", "disabled"] | None = Field(
         None,
-        description="offline: into the run directory, for 'wandb sync'; by default WANDB_MODE",
+        description="offline: write to the run directory, for 'wandb sync'; default: WANDB_MODE",
     )
     variables: ClassVar[tuple[str, ...]] = ("WANDB_",)
 

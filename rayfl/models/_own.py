@@ -25,19 +25,21 @@ class OwnNetwork(Model):
     Every parameter is trained. Floating-point buffers that persist are averaged like parameters.
     """
 
-    kwargs: dict[str, JsonValue] = Field({}, description="keyword arguments of what builds the network")
+    kwargs: dict[str, JsonValue] = Field(
+        {}, description="keyword arguments of the class or function that builds the network"
+    )
     norm: Literal["batch", "group"] = Field(
         "batch", description="group: a GroupNorm in place of each BatchNorm"
     )
     layers: dict[str, tuple[str, ...]] = Field(
         {},
-        description="layer -> the submodules or parameters in it, in forward order; left out: the "
-        "network's children, a normalisation with what comes before it",
+        description="layer -> its submodules or parameters, in forward order; default: the network's "
+        "children, each normalisation with the child before it",
     )
     weights: Path | None = Field(
         None,
-        description="a state dict (.safetensors, .pth) to start from; where the last layer has another "
-        "shape it stays random",
+        description="a state dict (.safetensors, .pth) to start from; a last layer of another shape "
+        "stays random",
     )
 
     @field_validator("weights")

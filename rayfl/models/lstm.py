@@ -26,12 +26,12 @@ class Lstm(Model):
 
     name: Literal["lstm"] = "lstm"
     tokens: ClassVar[bool] = True
-    embedding: int = Field(64, ge=1, description="numbers that stand for a word")
-    hidden: int = Field(64, ge=1, description="units of each layer of LSTM")
-    depth: int = Field(2, ge=1, le=16, description="layers of LSTM")
+    embedding: int = Field(64, ge=1, description="size of a word's embedding")
+    hidden: int = Field(64, ge=1, description="units of each LSTM layer")
+    depth: int = Field(2, ge=1, le=16, description="number of LSTM layers")
     tied: bool = Field(
         False,
-        description="use the embedding of a word also as the weights of its output (embedding = hidden)",
+        description="tie the output weights to the embedding (needs embedding = hidden)",
     )
 
     @model_validator(mode="after")

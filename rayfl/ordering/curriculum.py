@@ -52,7 +52,7 @@ class Curriculum(Ordering):
     name: Literal["curriculum"] = "curriculum"
     score: Score = Field("global", description="what makes a sample easy")
     order: Order = Field("curriculum", description="easy first, hard first (anti), or random")
-    pacing: Family = Field("linear", description="how the part of the samples in use grows")
+    pacing: Family = Field("linear", description="how the number of samples in use grows (pacing)")
     a: float = Field(0.8, gt=0, le=1, description="fraction of the steps until all samples are used (a)")
     b: float = Field(0.2, gt=0, le=1, description="fraction of the samples used in the first step (b)")
     expert: Path | None = Field(

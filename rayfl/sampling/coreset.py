@@ -30,7 +30,7 @@ class CoresetSampling(Sampling):
 
     name: Literal["coreset"] = "coreset"
     kappa: float = Field(
-        0.5, gt=0, le=1, description="slack for cheaper clients (kappa); 1: costs play no part"
+        0.5, gt=0, le=1, description="slack for cheaper clients (kappa); 1: costs are ignored"
     )
     spread: float = Field(1.0, ge=0, description="how much a client's cost varies between rounds")
 

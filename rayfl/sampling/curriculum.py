@@ -39,9 +39,10 @@ class ClientCurriculum(Sampling):
     )
     cohorts: Literal["sweep", "draw"] = Field(
         "sweep",
-        description="sweep: all who are eligible take part, a cohort a round; draw: one cohort of them",
+        description="sweep: all eligible clients take part, one cohort per round; draw: one cohort "
+        "drawn from them",
     )
-    pacing: Family = Field("linear", description="how the part of the clients that is eligible grows")
+    pacing: Family = Field("linear", description="how the number of eligible clients grows (pacing)")
     a: float = Field(0.8, gt=0, le=1, description="fraction of the rounds until all are eligible (a)")
     b: float = Field(0.2, gt=0, le=1, description="fraction of the clients eligible in the first round (b)")
 

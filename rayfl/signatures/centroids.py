@@ -26,8 +26,8 @@ class Centroids(Signature):
     proximities: ClassVar[tuple[str, ...]] = ("min_distance", "matching")
 
     name: Literal["centroids"] = "centroids"
-    k: int = Field(5, ge=1, description="number of centroids (k), at most that of distinct samples")
-    restarts: int = Field(1, ge=1, description="runs of k-means, of which the best counts")
+    k: int = Field(5, ge=1, description="number of centroids (k), at most the number of distinct samples")
+    restarts: int = Field(1, ge=1, description="runs of k-means; the best is taken")
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
         """Centroids ``(k', e)`` of features ``(n, e)``: the distinct samples themselves if they are up to k.

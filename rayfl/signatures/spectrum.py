@@ -42,7 +42,7 @@ class Spectrum(Signature):
 
     name: Literal["spectrum"] = "spectrum"
     q: int = Field(5, ge=1, description="number of exchanged eigenvectors (q)")
-    tiny: float = Field(1e-6, ge=0, lt=1, description="drop eigenvalues up to this share of the largest")
+    tiny: float = Field(1e-6, ge=0, lt=1, description="drop eigenvalues below this share of the largest")
     noise: float = Field(0.0, ge=0, description="standard deviation of noise on exchanged eigenvectors")
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:

@@ -33,19 +33,24 @@ class Tune(Section):
     space: dict[str, Any] = Field({}, description="settings and their values, by dotted path")
     on: Literal["validation"] = Field("validation", description="the data on which the best is chosen")
     metric: str = Field(
-        "accuracy_mean", description="of the clients' validation samples, the last evaluation"
+        "accuracy_mean",
+        description="metric by which settings are chosen, on the clients' validation samples after "
+        "the last round",
     )
     share: float = Field(
-        0.1, gt=0, lt=1, description="of a client's training samples held out, unless the base says otherwise"
+        0.1,
+        gt=0,
+        lt=1,
+        description="fraction of each client's training samples held out for it, unless the base sets one",
     )
     seeds: tuple[int, ...] = Field(
-        (100,), min_length=1, description="of the runs that choose; a list or text"
+        (100,), min_length=1, description="seeds of the runs that choose; a list or text"
     )
     per: Literal["method", "point"] = Field(
         "method", description="choose once for a method over the whole grid, or for each point of the grid"
     )
-    samples: int = Field(1, ge=1, le=10_000, description="points that a search draws")
-    search: Literal["random", "optuna"] = Field("random", description="who proposes points to try")
+    samples: int = Field(1, ge=1, le=10_000, description="number of points that a search draws")
+    search: Literal["random", "optuna"] = Field("random", description="search algorithm")
     scheduler: Literal["none", "asha"] = Field("none", description="asha: ends unpromising runs early")
     settings: Settings = Field({}, description="settings of the runs that choose only, such as rounds")
 
@@ -126,7 +131,7 @@ class Report(Section):
         (), description="axes of the grid that have columns of their own; the others rows"
     )
     reference: str | None = Field(
-        None, description="the method with which all others are compared; the first if left out"
+        None, description="the method with which all others are compared; default: the first"
     )
 
     @property
@@ -143,11 +148,11 @@ class Expected(Section):
 
     source: str = Field(min_length=1, description="paper and table")
     protocol: str = Field("", description="which model was tested when, on what, if the source says so")
-    column: str = Field("accuracy_mean", description="our number that is to be the same")
+    column: str = Field("accuracy_mean", description="the number of ours to compare with")
     figures: dict[str, float | dict[str, float]] = Field(
         min_length=1, description="by method; or by method and point of the grid"
     )
-    within: float | None = Field(None, gt=0, description="ours may differ by as much")
+    within: float | None = Field(None, gt=0, description="tolerance; with it the figure is also a claim")
 
     @field_validator("figures", mode="before")
     @classmethod
@@ -167,11 +172,9 @@ class Claim(Section):
     """A claim with where it comes from; its text alone is short for it."""
 
     claim: str = Field(min_length=1, description="such as A.accuracy_mean - B.accuracy_mean > 10")
-    source: str = Field("", description="who claims it: paper, table")
-    protocol: str = Field("", description="what was measured there")
-    at: dict[str, Value] = Field(
-        {}, description="the points of the grid where it is to hold; everywhere if empty"
-    )
+    source: str = Field("", description="source of the claim: paper, table")
+    protocol: str = Field("", description="what the source measured")
+    at: dict[str, Value] = Field({}, description="the points of the grid at which it must hold; default: all")
 
     @model_validator(mode="before")
     @classmethod
@@ -182,12 +185,12 @@ class Claim(Section):
 class Size(Section):
     """Another size of the same study: what is given replaces what the file says, settings add to its own."""
 
-    settings: Settings = Field({}, description="over those of the study")
-    only: tuple[str, ...] = Field((), description="the methods of this size; all if left out")
-    grid: dict[str, Any] = Field({}, description="axes in place of those of the same names")
+    settings: Settings = Field({}, description="settings of this size, over those of the study")
+    only: tuple[str, ...] = Field((), description="labels of the methods of this size; default: all")
+    grid: dict[str, Any] = Field({}, description="axes that replace those of the same names")
     seeds: tuple[int, ...] | None = Field(None, description="in place of the study's")
     tune: dict[str, Any] | Literal[False] | None = Field(
-        None, description="in place of the study's; false: none"
+        None, description="settings to choose, in place of the study's; false: none"
     )
     claims: tuple[Claim, ...] | None = Field(None, description="in place of the study's")
     expected: tuple[Expected, ...] | None = Field(None, description="in place of the study's")
@@ -205,20 +208,24 @@ _FILE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 class StudyFile(Section):
     """A study: methods x grid x seeds, and what is reported and claimed."""
 
-    name: str = Field(min_length=1, max_length=80, pattern=_FILE_NAME, description="of its results")
+    name: str = Field(
+        min_length=1, max_length=80, pattern=_FILE_NAME, description="name of the folder with its results"
+    )
     title: str = Field("", description="a line for the page and the table")
-    base: str = Field("", description="the preset or config file that all runs begin from; else the defaults")
-    plugins: tuple[str, ...] = Field((), description="modules or files with parts of your own")
-    settings: Settings = Field({}, description="of all runs, over the base's")
+    base: str = Field(
+        "", description="the preset or config file from which all runs start; default: the default settings"
+    )
+    plugins: tuple[str, ...] = Field((), description="modules or files with your own parts")
+    settings: Settings = Field({}, description="settings of all runs, over the base's")
     methods: dict[str, Settings] = Field(min_length=1, description="by label: the algorithm and its settings")
     grid: dict[str, Any] = Field(
         {}, description="axes: a setting and its values; or a name and points, each a name and its settings"
     )
     tune: Tune | None = Field(None, description="settings that are chosen on validation data first")
-    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="such as 0-4 or [0, 3]")
+    seeds: tuple[int, ...] = Field((0, 1, 2), min_length=1, description="seeds, such as 0-4 or [0, 3]")
     report: Report = Field(default_factory=Report, description="what the table shows")
     expected: tuple[Expected, ...] = Field((), description="published figures")
-    claims: tuple[Claim, ...] = Field((), description="what is to hold")
+    claims: tuple[Claim, ...] = Field((), description="claims to check")
     sizes: dict[str, Size] = Field({}, description="other sizes by name, for --size")
     _left_out: dict[str, Settings] = PrivateAttr(default_factory=dict)
 

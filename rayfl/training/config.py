@@ -14,7 +14,9 @@ from rayfl.training.work import LocalWork
 class Training(Section):
     """Local training: E epochs of mini-batch SGD at each of the sampled clients."""
 
-    participation: float = Field(1.0, gt=0, le=1, description="fraction rho of the clients sampled a round")
+    participation: float = Field(
+        1.0, gt=0, le=1, description="fraction rho of the clients that take part in a round"
+    )
     epochs: int = Field(5, ge=1, description="local epochs E")
     batch_size: int = Field(10, ge=1, description="batch size B; the last batch of an epoch may be shorter")
     lr: float = Field(0.01, gt=0, description="learning rate eta")
@@ -27,17 +29,19 @@ class Training(Section):
     lr_alpha: float = Field(
         0.0,
         ge=0,
-        description="alpha of the rate inside a round, eta (1 + alpha i)^-b at local step i; 0: constant",
+        description="alpha of the learning rate within a round, eta (1 + alpha i)^-b at local step i;"
+        " 0: constant",
     )
-    lr_power: float = Field(1.0, ge=0, description="b of the rate inside a round")
+    lr_power: float = Field(1.0, ge=0, description="b of the learning rate within a round")
     engine: Literal["auto", "batched", "vmap", "loop"] = Field(
         "auto",
-        description="how a block of clients is trained; auto: the fastest that covers the model, recorded",
+        description="engine that trains a block of clients; auto: the fastest that supports the model"
+        " (it is recorded)",
     )
 
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
-        description="auto: on a GPU steps that come up again are replayed as CUDA graphs, if a trial agrees",
+        description="auto: on a GPU, repeated steps are replayed as CUDA graphs if a trial agrees",
     )
 
     @model_validator(mode="after")

@@ -34,9 +34,11 @@ class Umap(Embedding):
     name: Literal["umap"] = "umap"
     dim: int = Field(2, ge=1, description="dimensions (u)")
     n_neighbors: int = Field(
-        15, ge=2, description="neighbours of a point; at most the number of points less one"
+        15, ge=2, description="neighbours of a point; at most the number of points minus one"
     )
-    min_dist: float = Field(0.1, ge=0, le=1, description="how near points may lie")
+    min_dist: float = Field(
+        0.1, ge=0, le=1, description="minimum distance of embedded points (UMAP's min_dist)"
+    )
 
     def embed(
         self, signatures: Sequence[NDArray[np.floating]], key: int = 0

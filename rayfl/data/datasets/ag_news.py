@@ -62,9 +62,12 @@ class AgNews(Dataset):
 
     name: Literal["ag_news"] = "ag_news"
     vocabulary: int = Field(
-        5_000, ge=2, le=1_000_000, description="words that are told apart; all others are one unknown word"
+        5_000,
+        ge=2,
+        le=1_000_000,
+        description="size of the vocabulary; all other words become one unknown word",
     )
-    length: int = Field(30, ge=1, le=10_000, description="words of an article that are read, L")
+    length: int = Field(30, ge=1, le=10_000, description="length L to which articles are cut")
     samples: int | None = Field(
         None, ge=1, description="number of training articles, drawn from all topics; by default all"
     )

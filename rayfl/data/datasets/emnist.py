@@ -25,7 +25,7 @@ class Emnist(TorchvisionDataset):
 
     name: Literal["emnist"] = "emnist"
     torchvision_name: ClassVar[str] = "EMNIST"
-    split: Literal["balanced", "letters"] = Field("balanced", description="which of EMNIST's divisions")
+    split: Literal["balanced", "letters"] = Field("balanced", description="EMNIST's split")
 
     @override
     def stem(self) -> str:

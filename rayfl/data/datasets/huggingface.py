@@ -45,7 +45,7 @@ class HuggingFace(Dataset):
     )
     subset: str | None = Field(None, description="the dataset's configuration, if it has several")
     data_files: str | tuple[str, ...] | Mapping[str, str] | None = Field(
-        None, description="files to read, or those of each split"
+        None, description="files to read, or the files of each split"
     )
     data_dir: Path | None = Field(None, description="a folder of files to read")
     split: str = Field("train", description="split of the training samples; also parts such as train[:10%]")
@@ -55,20 +55,23 @@ class HuggingFace(Dataset):
     )
     label: str = Field("label", min_length=1, description="the column with the class")
     input: str | None = Field(
-        None, description="the column with the images or arrays; by default the only one that has such"
+        None, description="the column with the images or arrays; default: the only one with images or arrays"
     )
-    exclude: tuple[str, ...] = Field((), description="of a table: columns that are no features")
+    exclude: tuple[str, ...] = Field((), description="of a table: columns that are not features")
     categorical: tuple[str, ...] | None = Field(
-        None, description="of a table: columns that are made one-hot; by default those that hold text"
+        None, description="of a table: columns to encode one-hot; default: those with text"
     )
     size: int | None = Field(
-        None, ge=1, le=1024, description="scale all images to this height and width; by default they have one"
+        None,
+        ge=1,
+        le=1024,
+        description="scale all images to this height and width; default: all images must have one size",
     )
     channels: Literal[1, 3] | None = Field(
-        None, description="of images. 1: grey, 3: colours; by default colours if one image has colours"
+        None, description="of images. 1: grey, 3: colours; default: colours if any image has colours"
     )
     layout: Layout = Field("auto", description="axes of arrays with colours; auto: the channels are 1 or 3")
-    seed: int = Field(0, description="of the draw of the test samples")
+    seed: int = Field(0, description="seed of the draw of the test samples")
 
     @model_validator(mode="before")
     @classmethod

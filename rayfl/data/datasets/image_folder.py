@@ -34,12 +34,15 @@ class ImageFolder(Dataset):
         None, gt=0, lt=1, description="fraction of each class for tests, if there is no folder test"
     )
     size: int | None = Field(
-        None, ge=1, le=1024, description="scale all images to this height and width; by default they have one"
+        None,
+        ge=1,
+        le=1024,
+        description="scale all images to this height and width; default: all images must have one size",
     )
     channels: Literal[1, 3] | None = Field(
-        None, description="1: grey, 3: colours; by default colours if one image has colours"
+        None, description="1: grey, 3: colours; default: colours if any image has colours"
     )
-    seed: int = Field(0, description="of the draw of the test samples")
+    seed: int = Field(0, description="seed of the draw of the test samples")
 
     @override
     def available(self, root: Path) -> bool:

@@ -36,8 +36,8 @@ class Leaf(ImageDataset):
     folder: Path = Field(description="folder with train/*.json and test/*.json")
     shape: tuple[Annotated[int, Field(ge=1)], ...] | Literal["auto"] = Field(
         "auto",
-        description="of an input: [D] for features, [H, W] or [C, H, W] for images; auto: 784 numbers are "
-        "28x28 pixels, others features",
+        description="shape of an input: [D] for features, [H, W] or [C, H, W] for images; auto: 784 "
+        "numbers are 28x28 pixels, others features",
     )
     classes: int | None = Field(None, ge=1, description="number of classes; by default the largest label + 1")
 

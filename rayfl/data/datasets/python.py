@@ -45,7 +45,9 @@ class FromPython(ImageDataset):
         None, ge=2, description="number of classes; by default one more than the largest label"
     )
     layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
-    seed: int = Field(0, description="of the function's random numbers and of the test samples")
+    seed: int = Field(
+        0, description="seed of the function's random numbers and of the draw of the test samples"
+    )
 
     @override
     def available(self, root: Path) -> bool:

@@ -41,7 +41,7 @@ class Synthetic(Dataset):
     separation: float = Field(3.0, ge=0, description="distance of the class means from the origin")
     noise: float = Field(1.0, ge=0, description="standard deviation within a class, per feature")
     shift: Literal["means", "labels", "both"] = Field("means", description="what differs between the sources")
-    normalise: Normalise = Field("none", description="as for all data; by default features are left as drawn")
+    normalise: Normalise = Field("none", description="as for all data; default: features are left as drawn")
     seed: int = Field(0, description="seed of the data, apart from the run's seed")
 
     @model_validator(mode="after")

@@ -36,12 +36,12 @@ class Table(Dataset):
         None, gt=0, lt=1, description="without a second table: fraction of each class for tests"
     )
     exclude: tuple[str, ...] = Field(
-        (), description="columns that are no features; partition.name=column can divide by them"
+        (), description="columns that are not features; partition.name=column can divide by them"
     )
     categorical: tuple[str, ...] | None = Field(
-        None, description="columns that are made one-hot; by default those that hold text"
+        None, description="columns to encode one-hot; default: those with text"
     )
-    seed: int = Field(0, description="of the draw of the test samples")
+    seed: int = Field(0, description="seed of the draw of the test samples")
 
     @override
     def available(self, root: Path) -> bool:

@@ -34,7 +34,7 @@ class Measure(Section):
 
     name: str = ""
     samples: int | None = Field(
-        500, ge=1, description="most samples of a client that are looked at, drawn at random; null: all"
+        500, ge=1, description="maximum number of samples per client, drawn at random; null: all"
     )
 
     def common(self, samples: Samples, seed: int) -> Any:

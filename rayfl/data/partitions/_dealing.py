@@ -73,15 +73,15 @@ class SizedPartition(Partition):
     """A partition whose clients may have different numbers of samples."""
 
     samples: int | None = Field(
-        None, ge=1, description="mean number of samples of a client; by default all samples are used"
+        None, ge=1, description="mean number of samples per client; default: all samples are used"
     )
     sizes: Literal["equal", "lognormal", "power"] = Field(
-        "equal", description="distribution of the clients' numbers of samples"
+        "equal", description="distribution of the number of samples over clients"
     )
     spread: float = Field(
         1.0, ge=0, le=10, description="lognormal: standard deviation of the logarithm; power: exponent delta"
     )
-    min_samples: int = Field(1, ge=1, description="least number of samples of a client")
+    min_samples: int = Field(1, ge=1, description="minimum number of samples per client")
 
     @model_validator(mode="after")
     def _spread_of_sizes(self) -> SizedPartition:

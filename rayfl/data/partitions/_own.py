@@ -20,13 +20,12 @@ _LONGEST = 200
 class OwnPartition(Partition):
     """A partition whose clients, with their ids, are given and not drawn."""
 
-    clients: int = Field(
-        0, ge=0, description="left out: as many as are named; else a number that they must agree with"
-    )
+    clients: int = Field(0, ge=0, description="expected number of clients; default: as many as are named")
     tests: Literal["own", "labels"] = Field(
         "own",
-        description="own: a client is tested on the test samples that are its own, if it is known whose they "
-        "are; labels: on test samples that follow its labels, as in other partitions",
+        description="own: a client is tested on its own test samples, if their owners are known; "
+        "labels: on test samples that follow its label distribution, as in other "
+        "partitions",
     )
 
     def assignment(

@@ -32,7 +32,7 @@ class SuperClusterPartition(Partition):
         description="the labels of each super-cluster, e.g. [[0, 1, 8, 9], [2, 3, 4, 5, 6, 7]]; by default "
         "found in the data",
     )
-    n_super_clusters: int | None = Field(None, ge=1, description="find so many")
+    n_super_clusters: int | None = Field(None, ge=1, description="number of super-clusters to find")
     threshold: float | None = Field(
         None,
         ge=0,
@@ -40,9 +40,9 @@ class SuperClusterPartition(Partition):
     )
     proximity: Proximity = Field("vector_angle_min", description="the angle between two classes")
     linkage: Linkage = Field("average", description="linkage of the hierarchical clustering of the classes")
-    p: int = Field(3, ge=1, description="singular vectors of a class")
+    p: int = Field(3, ge=1, description="number of singular vectors per class")
     samples_per_class: int | None = Field(
-        1000, ge=1, description="samples of a class that are looked at to find super-clusters; null: all"
+        1000, ge=1, description="maximum number of samples per class used to find super-clusters; null: all"
     )
 
     @field_validator("super_clusters")

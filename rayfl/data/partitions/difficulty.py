@@ -34,15 +34,19 @@ class Difficulty(Partition):
 
     name: Literal["difficulty"] = "difficulty"
     ordered: float = Field(
-        1.0, ge=0, le=1, description="fraction f_ord of each client's samples that are dealt by difficulty"
+        1.0, ge=0, le=1, description="fraction f_ord of each client's samples that are assigned by difficulty"
     )
-    labels: Literal["dirichlet", "iid"] = Field("dirichlet", description="how many of each class clients get")
+    labels: Literal["dirichlet", "iid"] = Field(
+        "dirichlet", description="how the classes are divided among clients"
+    )
     alpha: float = Field(0.5, gt=0, le=1e6, description="concentration of the Dirichlet distribution")
-    min_samples: int = Field(1, ge=1, description="Dirichlet draws with a smaller client are rejected")
-    attempts: int = Field(50, ge=1, le=10_000, description="Dirichlet draws before giving up")
+    min_samples: int = Field(
+        1, ge=1, description="minimum number of samples per client; Dirichlet draws with fewer are rejected"
+    )
+    attempts: int = Field(50, ge=1, le=10_000, description="maximum number of Dirichlet draws")
     expert: Kind = Field("mlp", description="mlp: one hidden layer of 200 units; logistic: none")
     losses: Path | None = Field(
-        None, description="instead of an expert: a .npy file with the loss of every training sample"
+        None, description="a .npy file with the loss of every training sample, in place of an expert"
     )
 
     @model_validator(mode="after")

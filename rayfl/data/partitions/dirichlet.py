@@ -23,9 +23,13 @@ class Dirichlet(Partition):
     classes_only: ClassVar[bool] = True
 
     name: Literal["dirichlet"] = "dirichlet"
-    alpha: float = Field(0.5, gt=0, le=1e6, description="concentration; small: few classes a client")
-    min_samples: int = Field(1, ge=1, description="draws that leave a client with fewer samples are rejected")
-    attempts: int = Field(50, ge=1, le=10_000, description="draws before giving up")
+    alpha: float = Field(
+        0.5, gt=0, le=1e6, description="concentration (alpha); small: few classes per client"
+    )
+    min_samples: int = Field(
+        1, ge=1, description="minimum number of samples per client; draws with fewer are rejected"
+    )
+    attempts: int = Field(50, ge=1, le=10_000, description="maximum number of draws")
     capped: bool = Field(
         False,
         description="NIID-Bench's code: a client with its fair share n/N gets none of the remaining classes",

@@ -33,9 +33,9 @@ class Domains(SizedPartition):
     clients_per_domain: tuple[int, ...] | None = Field(
         None, min_length=1, description="number of clients of every domain; by default spread evenly"
     )
-    labels: Literal["iid", "dirichlet"] = Field("iid", description="how labels are dealt within a domain")
+    labels: Literal["iid", "dirichlet"] = Field("iid", description="how labels are divided within a domain")
     alpha: float = Field(0.5, gt=0, le=1e6, description="concentration of the Dirichlet distribution")
-    attempts: int = Field(50, ge=1, le=10_000, description="Dirichlet draws before giving up")
+    attempts: int = Field(50, ge=1, le=10_000, description="maximum number of Dirichlet draws")
 
     @override
     def needs_classes(self) -> bool:

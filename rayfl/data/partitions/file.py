@@ -45,7 +45,9 @@ class FromFile(OwnPartition):
     )
 
     by: str = Field(
-        "sample", min_length=1, description="sample: their places; or a column of the dataset that names them"
+        "sample",
+        min_length=1,
+        description="sample: by position; or the column of the dataset that names the samples",
     )
 
     @override

@@ -28,7 +28,9 @@ class LabelBlocks(SizedPartition):
     clients: int = Field(2, ge=1, description="number of clients N; they are spread evenly over the blocks")
     blocks: int = Field(2, ge=1, description="number of blocks")
     planted: Literal["one", "blocks"] = Field(
-        "one", description="one: all clients are one group, as one model serves them; blocks: a group a block"
+        "one",
+        description="one: all clients are one planted group, since one model serves them; blocks: one"
+        " group per block",
     )
 
     @override

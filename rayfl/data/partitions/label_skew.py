@@ -24,7 +24,7 @@ class LabelSkew(Partition):
     classes_only: ClassVar[bool] = True
 
     name: Literal["label_skew"] = "label_skew"
-    rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that occur, for every client")
+    rho: float = Field(0.2, gt=0, le=1, description="fraction of the labels that each client has")
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:

@@ -24,7 +24,7 @@ class Natural(Partition):
     """
 
     name: Literal["natural"] = "natural"
-    clients: int = Field(100, ge=1, description="number of clients N: as many sources are drawn")
+    clients: int = Field(100, ge=1, description="number of clients N; this many sources are drawn")
     min_samples: int = Field(
         1, ge=1, description="sources with fewer training samples, or without a test sample, are left out"
     )

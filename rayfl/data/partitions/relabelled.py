@@ -39,7 +39,7 @@ class Relabelled(SizedPartition):
         "swap", description="swap: two labels exchanged in each cluster; permute: all labels permuted"
     )
     swaps: tuple[tuple[_Label, _Label], ...] | None = Field(
-        None, description="swap: the two labels of every cluster; by default drawn, without common labels"
+        None, description="swap: the two labels of every cluster; default: drawn, without common labels"
     )
 
     @model_validator(mode="after")

@@ -23,9 +23,12 @@ class ScNiid(SuperClusterPartition):
     """
 
     name: Literal["sc_niid"] = "sc_niid"
-    shards_per_client: int = Field(2, ge=1, description="shards of every client")
+    shards_per_client: int = Field(2, ge=1, description="number of shards per client")
     rho: float | None = Field(
-        None, gt=0, le=1, description="instead of shards: fraction of its super-cluster's labels a client has"
+        None,
+        gt=0,
+        le=1,
+        description="fraction of its super-cluster's labels that a client has, in place of shards",
     )
 
     @model_validator(mode="after")

@@ -22,7 +22,7 @@ class Shards(Partition):
     classes_only: ClassVar[bool] = True
 
     name: Literal["shards"] = "shards"
-    shards_per_client: int = Field(2, ge=1, description="shards s of every client")
+    shards_per_client: int = Field(2, ge=1, description="number of shards per client (s)")
 
     @override
     def assign(self, samples: Samples, seed: int) -> Assignment:

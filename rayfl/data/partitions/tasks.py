@@ -20,12 +20,12 @@ class Task(Section):
     """One group of clients."""
 
     labels: tuple[int, ...] = Field(min_length=1, description="labels of the task")
-    clients: int = Field(ge=1, description="number of its clients")
+    clients: int = Field(ge=1, description="number of clients of the task")
     samples: int | None = Field(
         None,
         ge=1,
-        description="mean number of samples of a client; by default as many as leave the other tasks' "
-        "clients their foreign share (all if foreign is 0)",
+        description="mean number of samples per client; default: as many as possible, while the other"
+        " tasks' clients get their foreign share (all if foreign is 0)",
     )
 
     @field_validator("labels")
@@ -50,7 +50,7 @@ class Tasks(SizedPartition):
     classes_only: ClassVar[bool] = True
 
     name: Literal["tasks"] = "tasks"
-    tasks: tuple[Task, ...] = Field(min_length=1, description="the groups: labels, clients, samples")
+    tasks: tuple[Task, ...] = Field(min_length=1, description="the tasks: labels, clients, samples")
     foreign: float = Field(
         0.0,
         ge=0,

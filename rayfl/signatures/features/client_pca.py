@@ -53,7 +53,7 @@ class ClientPCA(FeatureMap):
     """
 
     name: Literal["client_pca"] = "client_pca"
-    dim: int = Field(128, ge=1, description="number of components (as many as a code has)")
+    dim: int = Field(128, ge=1, description="number of components (the length of a code)")
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> OwnComponents:
         """Nothing to prepare."""

@@ -45,8 +45,10 @@ class Pretraining(Section):
         default_factory=lambda: DATASETS["fashion_mnist"](), description="images on which it is trained"
     )
     epochs: int = Field(2, ge=1, description="epochs of training")
-    samples: int | None = Field(None, ge=1, description="train on so many images, drawn at random; none: all")
-    batch_size: int = Field(64, ge=1, description="images in a step")
+    samples: int | None = Field(
+        None, ge=1, description="number of training images, drawn at random; none: all"
+    )
+    batch_size: int = Field(64, ge=1, description="images per step")
 
 
 class ConvAEFeatures(FeatureMap):
@@ -73,19 +75,19 @@ class ConvAEFeatures(FeatureMap):
 
     name: Literal["conv_ae"] = "conv_ae"
     pretrain: Pretraining = Field(Pretraining(), description="how the server trains it")
-    latent: int = Field(128, ge=1, description="numbers in a code (e)")
+    latent: int = Field(128, ge=1, description="length of a code (e)")
     fine_tune: int = Field(0, ge=0, description="epochs of fine-tuning by each client on its own images (J)")
     fine_tune_again: int | None = Field(
         None,
         ge=0,
-        description="the same when clients are clustered again (FLT's fine-tune mode); none: as fine_tune",
+        description="the same, when clients are clustered again (FLT's fine-tune mode); none: as fine_tune",
     )
     fine_tune_shared: int = Field(
         0, ge=0, description="epochs of fine-tuning by the server, once for all clients, on public images"
     )
     samples: int = Field(2000, ge=1, description="public images for fine_tune_shared")
-    batch_size: int = Field(10, ge=1, description="images in a step of fine-tuning by a client")
-    lr: float = Field(1e-3, gt=0, description="learning rate of all trainings (Adam)")
+    batch_size: int = Field(10, ge=1, description="images per step when a client fine-tunes")
+    lr: float = Field(1e-3, gt=0, description="learning rate (Adam) of all training of the encoder")
 
     @property
     def public_samples(self) -> int:

@@ -49,7 +49,7 @@ class GaussianMeasure(Measure):
     diagonal, so that a client with few samples has one that can be inverted.
     """
 
-    dimensions: int = Field(20, ge=1, description="principal components of the dataset that are looked at")
+    dimensions: int = Field(20, ge=1, description="number of principal components of the dataset")
     ridge: float = Field(0.01, ge=0, description="added to the covariances, as a share of the mean variance")
 
     @override

@@ -21,7 +21,7 @@ class _Angle(Measure):
 
     unit: ClassVar[str] = "degrees"
 
-    p: int = Field(3, ge=1, description="singular vectors of a client")
+    p: int = Field(3, ge=1, description="number of singular vectors per client")
 
     @override
     def common(self, samples: Samples, seed: int) -> None:

@@ -28,7 +28,7 @@ class Cka(Measure):
     similarity: ClassVar[bool] = True
 
     name: Literal["cka"] = "cka"
-    samples: int | None = Field(100, ge=1, description="most samples of a client; null: all")
+    samples: int | None = Field(100, ge=1, description="maximum number of samples per client; null: all")
 
     @override
     def common(self, samples: Samples, seed: int) -> None:

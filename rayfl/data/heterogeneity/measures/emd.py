@@ -24,7 +24,7 @@ class Emd(Measure):
     labels_only: ClassVar[bool] = True
 
     name: Literal["emd"] = "emd"
-    samples: int | None = Field(None, ge=1, description="most samples of a client; null: all")
+    samples: int | None = Field(None, ge=1, description="maximum number of samples per client; null: all")
     ground: Literal["labels", "order"] = Field("labels", description="how far labels are from one another")
 
     @override

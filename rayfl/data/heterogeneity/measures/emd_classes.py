@@ -28,10 +28,10 @@ class EmdClasses(Measure):
     labels_only: ClassVar[bool] = True
 
     name: Literal["emd_classes"] = "emd_classes"
-    samples: int | None = Field(None, ge=1, description="most samples of a client; null: all")
-    p: int = Field(3, ge=1, description="singular vectors of a class")
+    samples: int | None = Field(None, ge=1, description="maximum number of samples per client; null: all")
+    p: int = Field(3, ge=1, description="number of singular vectors per class")
     proximity: Proximity = Field("vector_angle_min", description="the angle between two classes")
-    per_class: int | None = Field(1000, ge=1, description="samples of a class that are looked at; null: all")
+    per_class: int | None = Field(1000, ge=1, description="maximum number of samples per class; null: all")
 
     @override
     def common(self, samples: Samples, seed: int) -> Array:

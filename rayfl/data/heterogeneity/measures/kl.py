@@ -19,7 +19,9 @@ class Kl(GaussianMeasure):
     """
 
     name: Literal["kl"] = "kl"
-    symmetric: bool = Field(True, description="mean of both directions; else from the first to the second")
+    symmetric: bool = Field(
+        True, description="take the mean of both directions; false: from the first to the second"
+    )
 
     @override
     def compare(self, a: Gaussian, b: Gaussian, common: Any) -> float:

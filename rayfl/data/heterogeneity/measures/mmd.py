@@ -36,7 +36,7 @@ class Mmd(Measure):
     """
 
     name: Literal["mmd"] = "mmd"
-    samples: int | None = Field(100, ge=1, description="most samples of a client; null: all")
+    samples: int | None = Field(100, ge=1, description="maximum number of samples per client; null: all")
     bandwidth: float | None = Field(None, gt=0, description="m; by default the median squared distance")
 
     @override
