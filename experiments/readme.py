@@ -157,9 +157,11 @@ def _analyses() -> Iterator[str]:
     yield "| script | what it does |"
     yield "| --- | --- |"
     for path in sorted(HERE.rglob("*.py")):
-        if path.name in ("frame.py", "readme.py"):
+        text = path.read_text(encoding="utf-8")
+        command = 'if __name__ == "__main__"' in text and path.parent.name != "clients"
+        if not command or path.name in ("frame.py", "readme.py"):
             continue
-        said = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0]
+        said = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
         name = path.relative_to(HERE).as_posix()
         yield f"| [{name}]({name}) | {' '.join(said.split()).rstrip(':')} |"
     yield ""

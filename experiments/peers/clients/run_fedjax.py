@@ -1,0 +1,97 @@
+"""FedAvg in FedJAX, as its EMNIST example has it: a Haiku network, ``fed_avg`` and a client sampler.
+
+After ``examples/emnist_fed_avg.py`` of https://github.com/google/fedjax. FedJAX 0.0.17 was written for an
+older JAX: the names that JAX has removed since are put back below, and nothing else is changed.
+"""
+
+import functools
+import os
+import sys
+
+import jax
+
+for name in ("tree_map", "tree_leaves", "tree_flatten", "tree_unflatten", "tree_structure"):
+    if not hasattr(jax, name):
+        setattr(jax, name, getattr(jax.tree_util, name))
+if not hasattr(jax.random, "KeyArray"):
+    jax.random.KeyArray = jax.Array
+
+import fedjax
+import haiku as hk
+import jax.numpy as jnp
+import numpy as np
+from fedjax.algorithms import fed_avg
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from shared import load_task, normalised, round_done
+
+
+def network(name, classes):
+    """The layers of ``networks.py``; images are ``(B, H, W, C)`` here."""
+    pool = functools.partial(hk.MaxPool, window_shape=(2, 2, 1), strides=(2, 2, 1), padding="VALID")
+    if name in ("mlp", "mlp32"):
+        hidden = 32 if name == "mlp32" else 200
+        return [hk.Flatten(), hk.Linear(hidden), jax.nn.relu, hk.Linear(classes)]
+    if name == "lenet5":
+        convolutions = [
+            layer
+            for channels in (6, 16)
+            for layer in (hk.Conv2D(channels, 5, padding="VALID"), jax.nn.relu, pool())
+        ]
+        dense = [hk.Linear(120), jax.nn.relu, hk.Linear(84), jax.nn.relu, hk.Linear(classes)]
+        return [*convolutions, hk.Flatten(), *dense]
+
+    def dropout(rate):
+        return lambda x: hk.dropout(hk.next_rng_key(), rate, x)
+
+    return [
+        hk.Conv2D(32, 3, padding="VALID"),
+        jax.nn.relu,
+        hk.Conv2D(64, 3, padding="VALID"),
+        jax.nn.relu,
+        pool(),
+        dropout(0.25),
+        hk.Flatten(),
+        hk.Linear(128),
+        jax.nn.relu,
+        dropout(0.5),
+        hk.Linear(classes),
+    ]
+
+
+def main():
+    task = load_task()
+    x, y = task.arrays()
+
+    def preprocess(batch):
+        return {"x": np.moveaxis(normalised(batch["x"]), 1, -1), "y": batch["y"]}
+
+    clients = {}
+    for number in range(task.clients):
+        own = slice(number * task.samples, (number + 1) * task.samples)
+        clients[b"%06d" % number] = {"x": x[own], "y": y[own]}
+    data = fedjax.InMemoryFederatedData(clients).preprocess_batch(preprocess)
+
+    model = hk.transform(lambda images: hk.Sequential(network(task.network, task.classes))(images))
+
+    def loss(params, batch, rng):
+        logits = model.apply(params, rng, batch["x"])
+        return jnp.mean(fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], logits))
+
+    algorithm = fed_avg.federated_averaging(
+        jax.jit(jax.grad(loss)),
+        fedjax.optimizers.sgd(learning_rate=task.lr, momentum=task.momentum or None),
+        fedjax.optimizers.sgd(learning_rate=1.0),
+        fedjax.ShuffleRepeatBatchHParams(batch_size=task.batch_size, num_epochs=task.epochs),
+    )
+    sample = np.zeros((1, *task.shape[1:], task.shape[0]), np.float32)
+    state = algorithm.init(model.init(jax.random.PRNGKey(0), sample))
+    sampler = fedjax.client_samplers.UniformGetClientSampler(data, task.cohort, seed=0)
+    for _ in range(task.rounds):
+        state, _ = algorithm.apply(state, sampler.sample())
+        jax.block_until_ready(state.params)
+        round_done()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""FedAvg in rayfl on Ray, with networks and data of the user's own."""
+
+import os
+import sys
+from typing import ClassVar, Literal
+
+import rayfl
+from rayfl.models import Model
+from rayfl.models.lstm import Lstm
+from rayfl.models.module import OwnModule
+
+HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+sys.path.insert(0, HERE)
+import networks
+from shared import load_task, round_done
+
+
+def arrays():
+    """Training images and labels; a few of them also as test images."""
+    x, y = load_task().arrays()
+    return x, y, x[:100], y[:100]
+
+
+class Words(Model):
+    """The transformer: rayfl has none, and has to know that it takes words."""
+
+    name: Literal["words"] = "words"
+    tokens: ClassVar[bool] = True
+    layers: ClassVar = {
+        "embedding": ("embedding", "position"),
+        "layers": ("layers",),
+        "last": ("last",),
+    }
+
+    def build(self, shape, classes):
+        return networks.Transformer(shape, classes)
+
+    def example(self, shape, classes, count, rng):
+        return Lstm().example(shape, classes, count, rng)
+
+
+def main():
+    task = load_task()
+    if len(task.shape) == 1:
+        data = {"name": "ag_news", "length": task.shape[0], "vocabulary": task.classes - 2}
+        model = Lstm() if task.network == "lstm" else Words()
+    else:
+        data = {"name": "python", "target": f"{__file__}:arrays", "classes": task.classes}
+        model = OwnModule(target=f"{HERE}/networks.py:{task.network}")
+    rayfl.run(
+        {
+            "rounds": task.rounds,
+            "data": data,
+            "partition": {"name": "iid", "clients": task.clients, "validation": 0.0, "test_samples": 1},
+            "training": {
+                "participation": task.cohort / task.clients,
+                "epochs": task.epochs,
+                "batch_size": task.batch_size,
+                "lr": task.lr,
+                "momentum": task.momentum,
+            },
+            "evaluation": {"every": task.rounds},
+            "output": {"root": os.path.join(task.folder, "runs"), "report": False},
+        },
+        model=model,
+        on_event=lambda event: isinstance(event, rayfl.RoundDone) and round_done(),
+    )
+
+
+if __name__ == "__main__":
+    main()

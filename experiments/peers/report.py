@@ -1,0 +1,137 @@
+"""Tables and the figure of the comparison."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from systems import SKIPPED, SYSTEMS
+
+from rayfl.runtime.environment import machine as describe
+
+Row = Mapping[str, Any]
+
+
+def machine() -> dict[str, Any]:
+    """What a result was measured on."""
+    return dict(describe())
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    """All measurements below a folder."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*/*.json"))]
+
+
+def ratios(rows: Iterable[Row], workload: str, system: str) -> list[float]:
+    """Seconds a round of the system over those of rayfl, repetition by repetition."""
+    seconds = {
+        (row["system"], row["repetition"]): row["seconds"]
+        for row in rows
+        if row["workload"] == workload and "seconds" in row
+    }
+    return [
+        taken / seconds["rayfl", repetition]
+        for (name, repetition), taken in sorted(seconds.items())
+        if name == system and ("rayfl", repetition) in seconds
+    ]
+
+
+def markdown(rows: Sequence[Row]) -> str:
+    """A table a workload, and what was left out."""
+    by_workload: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_workload[row["workload"]].append(row)
+    machines = sorted({_machine_line(row["machine"]) for row in rows})
+    load = statistics.median(row["load"] for row in rows)
+    lines = [
+        f"Measured on {'; '.join(machines)}. Median load of the machine before a measurement: {load:.1f}.",
+        "",
+        "Seconds are medians over repetitions, in brackets the least and the most. *Times rayfl*: the median",
+        "of the ratios within a repetition; above 1 the system takes longer than rayfl. *Start-up*: from the",
+        "start of the process to the end of its first round, less a round. *Memory*: proportional set size",
+        "of all processes. *Lines*: of the client script, without the network and the reading of data.",
+        "",
+    ]
+    for name, found in by_workload.items():
+        data = sorted({row["data"] for row in found})
+        lines += [
+            f"### {name}: {found[0]['about']}",
+            "",
+            f"From {found[0]['source']}. Data: {', '.join(data)}.",
+            "",
+            "| system | s / round | times rayfl | CPU s / round | start-up s | memory GB | lines |",
+            "| --- | --- | --- | --- | --- | --- | --- |",
+        ]
+        for system in SYSTEMS:
+            own = [row for row in found if row["system"] == system]
+            if own:
+                lines.append(_line(own, ratios(found, name, system)))
+        lines.append("")
+    lines += ["Not run:", "", *(f"- {name}: {why}" for name, why in SKIPPED.items())]
+    lines += [f"- {s.title} on some workloads: {s.why_not}" for s in SYSTEMS.values() if s.why_not]
+    return "\n".join(lines) + "\n"
+
+
+def _line(rows: Sequence[Row], paired: Sequence[float]) -> str:
+    """The line of a system in the table of a workload."""
+    system = SYSTEMS[rows[0]["system"]]
+    done = [row for row in rows if "seconds" in row]
+    if not done:
+        return f"| {system.title} | failed: {rows[0]['error']} | | | | | {rows[0]['lines']} |"
+    cells = [
+        system.title,
+        _spread([row["seconds"] for row in done]),
+        _spread(paired) if paired else "",
+        f"{_median(done, 'cpu_seconds'):.3g}",
+        f"{_median(done, 'startup'):.1f}",
+        f"{_median(done, 'memory_gb'):.2f}",
+        str(rows[0]["lines"]),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _median(rows: Sequence[Row], key: str) -> float:
+    return statistics.median(float(row[key]) for row in rows)
+
+
+def _spread(values: Sequence[float]) -> str:
+    """The median, and the least and the most where there are several."""
+    text = f"{statistics.median(values):.3g}"
+    return text if len(values) < 2 else f"{text} ({min(values):.3g} to {max(values):.3g})"
+
+
+def _machine_line(found: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in found.items() if value)
+
+
+def figure(rows: Sequence[Row], path: Path) -> None:
+    """Bars of seconds a round relative to rayfl, on a logarithmic axis."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    others = [name for name in SYSTEMS if name != "rayfl"]
+    drawing = Figure(figsize=(8, 1.2 + 0.16 * len(workloads) * len(others)), layout="constrained")
+    FigureCanvasAgg(drawing)
+    axes = drawing.subplots()
+    for k, system in enumerate(others):
+        places, widths = [], []
+        for n, workload in enumerate(workloads):
+            if found := ratios(rows, workload, system):
+                places.append(n + 0.8 * (k + 0.5) / len(others) - 0.4)
+                widths.append(statistics.median(found))
+        if places:
+            left = [1.0] * len(places)
+            lengths = [width - 1 for width in widths]
+            axes.barh(places, lengths, 0.8 / len(others), left=left, label=SYSTEMS[system].title)
+    axes.set_xscale("log")
+    axes.axvline(1, color="black", linewidth=1)
+    axes.set_yticks(range(len(workloads)), workloads)
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds a round, relative to rayfl (above 1: slower than rayfl)")
+    axes.legend(fontsize="small")
+    drawing.savefig(path)

@@ -1,0 +1,81 @@
+"""What the client scripts of all systems share: the task's data, and how they say that a round is done.
+
+It needs NumPy only, and is not counted as user code.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+MEAN, DEVIATION = 0.5, 0.29
+"""What pixels in 0..1 are normalised with, in all systems."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A workload on disk, as ``tasks.py`` writes it: FedAvg over clients with equally many samples.
+
+    Attributes:
+        name: of the workload.
+        network: in ``networks.py``.
+        shape: of a sample, ``(C, H, W)`` of an image or ``(L,)`` of a text.
+        classes: labels, or words of the vocabulary.
+        clients: N; client c has the samples from ``c * samples`` on.
+        samples: training samples of each client.
+        cohort: clients a round.
+        epochs, batch_size, lr, momentum: of the local SGD.
+        folder: of ``x.npy`` and ``y.npy``.
+        rounds: to run; without end if the system is stopped from outside.
+    """
+
+    name: str
+    network: str
+    shape: tuple[int, ...]
+    classes: int
+    clients: int
+    samples: int
+    cohort: int
+    epochs: int
+    batch_size: int
+    lr: float
+    momentum: float
+    folder: str
+    rounds: int = 100_000
+
+    def arrays(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """All samples: pixels ``(N * samples, C, H, W)`` in uint8 or words ``(.., L)``, and targets."""
+        folder = Path(self.folder)
+        return np.load(folder / "x.npy", mmap_mode="r"), np.load(folder / "y.npy", mmap_mode="r")
+
+    def client(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """A client's samples, as the networks take them: float32 normalised pixels, or int64 words."""
+        x, y = self.arrays()
+        own = slice(number * self.samples, (number + 1) * self.samples)
+        return normalised(x[own]), np.array(y[own])
+
+
+def normalised(x: NDArray[Any]) -> NDArray[Any]:
+    """Pixels in 0..255 as float32 with about zero mean and unit deviation; words stay."""
+    if x.dtype != np.uint8:
+        return np.array(x, np.int64)
+    return ((x.astype(np.float32) / 255) - MEAN) / DEVIATION
+
+
+def load_task() -> Task:
+    """The task that the environment variable ``PEERS_TASK`` names."""
+    found = json.loads((Path(os.environ["PEERS_TASK"]) / "task.json").read_text())
+    return Task(**{**found, "shape": tuple(found["shape"]), "folder": os.environ["PEERS_TASK"]})
+
+
+def round_done() -> None:
+    """Write down that a round is complete: its time, to the file that ``PEERS_MARKS`` names."""
+    with open(os.environ["PEERS_MARKS"], "a") as file:
+        file.write(f"{time.time()}\n")

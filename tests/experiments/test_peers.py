@@ -1,0 +1,164 @@
+"""The head-to-head comparison: what is measured, and how it is told."""
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+PEERS = Path(__file__).parents[2] / "experiments" / "peers"
+
+
+@pytest.fixture(autouse=True)
+def modules(monkeypatch):
+    """Its modules are found as when ``peers.py`` runs, and forgotten afterwards."""
+    monkeypatch.syspath_prepend(str(PEERS))
+    yield
+    for path in PEERS.glob("*.py"):
+        sys.modules.pop(path.stem, None)
+
+
+def test_all_requirements_are_pinned_and_every_system_has_a_client():
+    import systems
+
+    for system in systems.SYSTEMS.values():
+        assert system.script.is_file(), system
+        if system.own:
+            lines = (PEERS / "requirements" / f"{system.name}.txt").read_text().splitlines()
+            assert lines, system
+            assert all("==" in line for line in lines), system
+
+
+def test_networks_fit_their_workloads():
+    import networks
+    import tasks
+
+    for workload in tasks.WORKLOADS.values():
+        task = workload.task
+        words = len(task.shape) == 1
+        with torch.device("meta"):  # shapes alone
+            x = torch.zeros(2, *task.shape, dtype=torch.int64 if words else torch.float32)
+            logits = networks.build(task.network, task.shape, task.classes)(x)
+        assert logits.shape == (2, task.classes, *(task.shape if words else ()))
+
+
+def test_clients_own_consecutive_samples(tmp_path):
+    import shared
+    import tasks
+
+    workload = tasks.WORKLOADS["W3"]
+    workload = replace(workload, task=replace(workload.task, clients=3, samples=4))
+    assert tasks.write(workload, tmp_path)["data"] == "random"
+    task = shared.Task(**json.loads((tmp_path / "task.json").read_text()))
+    assert asdict(task)["folder"] == str(tmp_path)
+    x, y = task.client(2)
+    everything, labels = task.arrays()
+    assert x.dtype == np.float32
+    np.testing.assert_allclose(x, (everything[8:12] / 255 - 0.5) / 0.29, atol=1e-6)
+    np.testing.assert_array_equal(y, labels[8:12])
+
+
+@pytest.fixture
+def fake(monkeypatch, tmp_path):
+    """A system whose client runs ``text`` after it has defined ``mark``."""
+    import systems
+
+    def make(text):
+        script = tmp_path / "run_fake.py"
+        script.write_text(
+            "import os, time\n"
+            "def mark():\n"
+            "    with open(os.environ['PEERS_MARKS'], 'a') as f: f.write(f'{time.time()}\\n')\n" + text
+        )
+        monkeypatch.setattr(systems.System, "script", property(lambda self: script))
+        return systems.System("fake", "fake", "", own=False)
+
+    return make
+
+
+def test_a_measurement_ends_when_enough_rounds_are_timed(fake, tmp_path):
+    import measure
+
+    limits = measure.Limits(warm_up=2, rounds=3, seconds=0.0, memory=0.1)
+    found = measure.measure(fake("while True:\n    mark()\n    time.sleep(0.02)\n"), tmp_path, limits)
+    assert len(found["rounds"]) >= 3
+    assert all(taken > 0.01 for taken in found["rounds"])
+    assert found["startup"] > 0
+    assert found["memory_gb"] > 0
+
+
+def test_a_client_that_ends_too_early_is_told_with_its_last_lines(fake, tmp_path):
+    import measure
+
+    found = measure.measure(fake("mark()\nraise SystemExit('broken')\n"), tmp_path, measure.Limits())
+    assert found["error"] == "ended after 1 rounds"
+    assert found["log"] == ["broken"]
+
+
+def test_lines_of_code_are_without_docstrings_comments_and_blank_lines(tmp_path):
+    import systems
+
+    path = tmp_path / "a.py"
+    path.write_text(
+        '"""Doc\nstring."""\n\nx = 1  # one\n\n\ndef f():\n    """Doc."""\n    # no\n    return """a\nb"""\n'
+    )
+    assert systems.code_lines(path) == 4  # x, def, and a string in two lines
+
+
+def row(system, repetition, seconds, **more):
+    return {
+        "workload": "W1",
+        "about": "a",
+        "source": "s",
+        "data": "random",
+        "system": system,
+        "repetition": repetition,
+        "lines": 9,
+        "machine": {"cores": 2},
+        "load": 0.5,
+        "seconds": seconds,
+        "startup": 1.0,
+        "cpu_seconds": 2.0,
+        "memory_gb": 0.5,
+        **more,
+    }
+
+
+def test_ratios_are_those_within_a_repetition(tmp_path):
+    import report
+
+    rows = [row("rayfl", 0, 1.0), row("rayfl", 1, 4.0), row("plain", 0, 3.0), row("plain", 1, 4.0)]
+    assert report.ratios(rows, "W1", "plain") == [3.0, 1.0]
+    failed = {**row("pfl", 0, 0.0), "error": "ended after 0 rounds"}
+    del failed["seconds"]
+    text = report.markdown([*rows, failed])
+    assert "| plain PyTorch | 3.5 (3 to 4) | 2 (1 to 3) | 2 | 1.0 | 0.50 | 9 |" in text
+    assert "| pfl | failed: ended after 0 rounds |" in text
+    report.figure(rows, tmp_path / "figure.svg")
+    assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+def test_mistakes_are_one_line(capsys, tmp_path):
+    import peers
+
+    assert peers.main(["run", "--workloads", "W9"]) == 2
+    assert "W9" in capsys.readouterr().err
+    assert peers.main(["report", "--out", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_measured_is_not_measured_again(monkeypatch, tmp_path):
+    import measure
+    import peers
+
+    calls = []
+    monkeypatch.setattr(
+        measure, "measure", lambda system, *rest: calls.append(system.name) or {"seconds": 1.0, "load": 0.0}
+    )
+    arguments = ["run", "--quick", "--systems", "rayfl", "plain", "--workloads", "W2", "--out", str(tmp_path)]
+    assert peers.main([*arguments, "--repetitions", "1"]) == 0
+    assert peers.main([*arguments, "--repetitions", "2"]) == 0
+    assert calls == ["rayfl", "plain", "plain", "rayfl"]  # in turns
