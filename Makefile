@@ -7,7 +7,7 @@ STAMP := $(VENV)/.installed
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all docs format clean
+.PHONY: help install demo test test-all test-cluster docs format clean
 
 help:  ## show what there is
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -31,7 +31,10 @@ test: $(STAMP)  ## lint, types, tests (without the slow ones)
 	@$(BIN)/pytest $(PARALLEL)
 
 test-all: $(STAMP)  ## all tests, the slow ones too
-	@$(BIN)/pytest $(PARALLEL) -m ''
+	@$(BIN)/pytest $(PARALLEL) -m 'not cluster'
+
+test-cluster: $(STAMP)  ## ray up, cut links, lost and late nodes on machines made of namespaces (root; 4 minutes)
+	@$(BIN)/pytest -n 0 -m cluster tests/cluster
 
 docs: $(STAMP)  ## build the documentation into site/; a warning or a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet

@@ -60,6 +60,9 @@ EXCLUDED = {
 }
 """Settings of which an override drops the other."""
 
+ActorRange = Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$")]
+"""``2-64``: the least and the most client actors."""
+
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
@@ -118,8 +121,10 @@ class Execution(Section):
         description="address of a running Ray cluster ('auto' finds it); default: RAY_ADDRESS, else a"
         " new local Ray",
     )
-    actors: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
-        "auto", description="client actors; auto: as many as the CPUs (and GPUs) hold"
+    actors: Annotated[int, Field(ge=1)] | Literal["auto"] | ActorRange = Field(
+        "auto",
+        description="client actors; auto: as many as the CPUs (and GPUs) hold at the start; 2-64: from 2 on, "
+        "and up to 64 as nodes come and go during the run",
     )
     clients_per_actor: int | None = Field(
         None, ge=1, description="pin this many clients to each actor (1: one actor per client); sets 'actors'"
@@ -154,6 +159,31 @@ class Execution(Section):
     tolerate_failures: int = Field(
         0, ge=0, description="number of clients that may fail in a round; they are left out of its average"
     )
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Execution:
+        """Refuse a range of actors that is none, or that pinned clients would ignore."""
+        least, most = self.actors_wanted
+        if least > most:
+            raise ValueError(f"actors: {self.actors} is no range; did you mean {most:g}-{least}?")
+        if self.elastic and self.clients_per_actor is not None:
+            raise ValueError("actors: a range makes no sense with clients_per_actor, which sets their number")
+        return self
+
+    @property
+    def actors_wanted(self) -> tuple[int, float]:
+        """The least and the most client actors that are asked for."""
+        if self.actors == "auto":
+            return 1, math.inf
+        if isinstance(self.actors, int):
+            return self.actors, self.actors
+        least, _, most = self.actors.partition("-")
+        return int(least), int(most)
+
+    @property
+    def elastic(self) -> bool:
+        """Whether actors may come and go during the run."""
+        return isinstance(self.actors, str) and self.actors != "auto"
 
     def clients_per_block(self, cohort: int, work: float = math.inf) -> int:
         """The block size: a matter of config and data alone, so that sums do not depend on the workers.

@@ -226,8 +226,8 @@ def available(config: Config) -> Available:
         return this_machine()
     whole = _nodes(node["Resources"] for node in ray.nodes() if node["Alive"])
     wanted = whole.room(e.cpus_per_actor, e.gpus_per_actor)
-    if isinstance(e.actors, int) and e.clients_per_actor is None:
-        wanted = min(wanted, e.actors)
+    if e.clients_per_actor is None:
+        wanted = int(min(wanted, e.actors_wanted[1]))
     until = time.monotonic() + _RELEASE_TIMEOUT
     while (free := this_cluster()).room(e.cpus_per_actor, e.gpus_per_actor) < wanted:
         if time.monotonic() > until:
@@ -237,7 +237,7 @@ def available(config: Config) -> Available:
 
 
 def await_room(config: Config, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Wait until there is room for the actors that the config names, or for one.
+    """Wait until there is room for the actors that the config names (the fewest of a range), or for one.
 
     Other jobs may hold the cluster, or an autoscaler may have to start nodes, which is asked to.
 
@@ -247,7 +247,7 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
         stop: ends the wait.
     """
     e = config.execution
-    wanted = 1 if e.actors == "auto" else e.actors
+    wanted = e.actors_wanted[0]
     seconds = e.wait if e.wait != "auto" else (_NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT)
     bundle = {"CPU": e.cpus_per_actor} | ({"GPU": e.gpus_per_actor} if e.gpus_per_actor else {})
     until, told = time.monotonic() + seconds, False

@@ -2,6 +2,7 @@
 
 Work goes only to actors that have answered. An actor that dies is replaced by one that gets work when it has
 answered in turn, which may be never (its node is gone, and there is no other): the others go on without it.
+A crew whose size may change is no other: Ray is asked for the most at once, and places them as nodes join.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class Crew:
     """The client actors, each in its place.
 
     Args:
-        size: how many are wanted.
+        size: how many are wanted, at most; there may be room for fewer.
         new: asks Ray for an actor for this place.
         deaths: counts those that die.
         say: called with a line of text.
@@ -96,6 +97,11 @@ class Crew:
         """The first answers that have not come yet."""
         return [process.hello for process in self.members if process.where is None]
 
+    @property
+    def likely(self) -> int:
+        """How many of them are there or will be soon; one at least."""
+        return max(1, sum(not self.missing(place) for place in range(len(self.members))))
+
     def missing(self, place: int) -> bool:
         """Whether the actor of this place has not answered for so long that it may never come."""
         process = self.members[place]
@@ -113,7 +119,7 @@ class Crew:
         old.drop()
         if old.where is not None:
             self._lost.add(place)
-        self.deaths.one(error)
+        self.deaths.one(error, None if old.where is None else old.where.node)
         self.members[place] = self._process(place)
 
     def greet(self) -> None:
@@ -122,8 +128,8 @@ class Crew:
         Raises:
             RayflError: if there has been no actor for a long time.
         """
-        size = len(self.members)
         for place, process in enumerate(self.members):
+            late = self.missing(place) and place not in self._lost
             try:
                 ready = process.greet()
             except RayError as error:
@@ -133,14 +139,15 @@ class Crew:
                 continue
             if ready:
                 self._lost.discard(place)
-                if place in self._reported:
-                    self._reported.remove(place)
-                    self._say(f"client actor {place} is back: {size - len(self._lost)} of {size} are there")
+                if late or place in self._reported:
+                    self._reported.discard(place)
+                    how = "has joined" if late else "is back"
+                    self._say(f"{process} {how}: there are {len(self.present)}")
         missing = {place for place in self._lost if self.missing(place)}
         if missing - self._reported:
             self._reported |= missing
-            left = size - len(self._lost)
-            what = f"going on with {left} of {size}" if left else "none is left, waiting for room for one"
+            left = len(self.present)
+            what = f"going on with {left}" if left else "none is left, waiting for room for one"
             self._say(f"client actors lost: {what}")
         waited = time.monotonic() - max(process.begun for process in self.members)
         if not self.present and waited > _NOBODY:
@@ -172,7 +179,7 @@ class Dispatch:
         self._free: deque[_Message] = deque()
         self._pinned: list[deque[_Message]] = [deque() for _ in range(size)]
         for home, some in homes.items():
-            found = bundles([tasks[i] for i in some], size if home is None else 1)
+            found = bundles([tasks[i] for i in some], crew.likely if home is None else 1)
             self._queue(home).extend(_Message([some[i] for i in bundle], home) for bundle in found)
         self._sent: dict[Ref, _Sent] = {}
 

@@ -77,8 +77,8 @@ def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:
     from rayfl.runtime.ray_backend import RayBackend
 
     deadline = None if e.deadline == "auto" else e.deadline
-    servers = config.hierarchy.lps_actors
-    return RayBackend(plan.actors, e.cpus_per_actor, e.gpus_per_actor, servers, deadline, run or config.name)
+    size, servers = plan.most_actors, config.hierarchy.lps_actors
+    return RayBackend(size, e.cpus_per_actor, e.gpus_per_actor, servers, deadline, run or config.name)
 
 
 def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:

@@ -204,22 +204,36 @@ class Deadlines:
         return False
 
 
+def _alive(node: str) -> bool:
+    """Whether Ray holds a node to be alive; a node that is gone never comes back under its id."""
+    return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
+
+
 class Deaths:
     """Counts deaths of processes, and gives up when nothing but deaths happens."""
 
     def __init__(self) -> None:
         self._count = 0
+        self._nodes: set[str] = set()
 
     def none(self) -> None:
         """Something was done."""
         self._count = 0
 
-    def one(self, error: Exception | None) -> None:
+    def one(self, error: Exception | None, node: str | None = None) -> None:
         """A process died, or was killed for its silence (None).
+
+        Args:
+            error: as which the death was seen.
+            node: where the process was: all those that die with their node are one death.
 
         Raises:
             RayflError: if an actor cannot even start, or too many have died.
         """
+        if node is not None and node in self._nodes:
+            return
+        if node is not None and not _alive(node):
+            self._nodes.add(node)
         self._count += 1
         if self._count > MAX_DEATHS or getattr(error, "actor_init_failed", False):
             why = "they did not answer" if error is None else one_line(error)

@@ -119,7 +119,7 @@ class RayBackend(Backend):
     last one and of sums of the clients, so nothing would ever be freed.
 
     Args:
-        actors: number of client actors.
+        actors: number of client actors, at most: those for which there is no room yet come when there is.
         num_cpus, num_gpus: what Ray reserves for each; may be fractions.
         servers: number of LPS actors (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.

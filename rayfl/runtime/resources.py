@@ -62,7 +62,8 @@ class ResourcePlan:
         cohort: clients a round.
         block_size: clients in a block.
         blocks: blocks a round, at least (a cluster's last block may be short).
-        actors: client actors.
+        actors: client actors that there is room for.
+        most_actors: how many there may become as nodes join; the same where their number is fixed.
         clients_per_actor: clients that an actor hosts, at most.
         cpus, gpus: reserved in all.
         parameters: P.
@@ -83,10 +84,12 @@ class ResourcePlan:
     worker_gb: float
     store_gb: float
     store_there_gb: float | None = None
+    most_actors: int = 0
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
         gpus = f", {self.gpus:g} GPUs" if self.gpus else ""
+        more = f", up to {self.most_actors} as nodes join" if self.most_actors > self.actors else ""
         short = []
         if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
             short = [
@@ -95,7 +98,7 @@ class ResourcePlan:
             ]
         return [
             f"{self.clients:,} clients, {self.cohort:,} a round, in {self.blocks:,} or more blocks of "
-            f"{self.block_size} on {self.actors} client actors ({self.cpus:g} CPUs{gpus})",
+            f"{self.block_size} on {self.actors} client actors ({self.cpus:g} CPUs{gpus}){more}",
             f"{self.parameters:,} numbers a model; about {size(1e9 * self.worker_gb)} a client actor, "
             f"{size(1e9 * self.store_gb)} in the object store",
             *short,
@@ -130,10 +133,9 @@ def plan_resources(
         actors = 1
     elif e.clients_per_actor is not None:
         actors = -(-clients // e.clients_per_actor)
-    elif e.actors == "auto":
-        actors = max(1, min(room, blocks))
     else:
-        actors = e.actors
+        least, most = e.actors_wanted
+        actors = int(max(least, min(room, most, blocks)))
     if e.backend == "ray" and actors > room:
         lacking, per, have = ("cpus", e.cpus_per_actor, available.cpus)
         if room < available.room(e.cpus_per_actor, 0):
@@ -176,4 +178,5 @@ def plan_resources(
         worker_gb=worker / 1e9,
         store_gb=store / 1e9,
         store_there_gb=None if available.store is None else available.store / 1e9,
+        most_actors=max(actors, min(int(e.actors_wanted[1]), blocks)) if e.elastic else actors,
     )
