@@ -60,7 +60,7 @@ EXCLUDED = {
 }
 """Settings of which an override drops the other."""
 
-ActorRange = Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$")]
+ActorRange = Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$", title="a range such as 2-64")]
 """``2-64``: the least and the most client actors."""
 
 _BLOCK_WORK = 1e7

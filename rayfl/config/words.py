@@ -25,12 +25,15 @@ _BOUNDS = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
 
 
 def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
-    """What a setting may be, for people: ``an integer >= 1 or 'auto'``."""
+    """What a setting may be, for people: ``an integer >= 1 or 'auto'``; by its title, if it has one."""
     chosen = next((m for m in metadata if isinstance(m, Choice)), None)
     if chosen is not None:
         return "one of " + ", ".join(chosen.parts)
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
+        titles = [a.title for a in args[1:] if isinstance(a, FieldInfo) and a.title]
+        if titles:
+            return titles[0]
         extra = [m for a in args[1:] for m in (a.metadata if isinstance(a, FieldInfo) else [a])]
         return describe(args[0], [*metadata, *extra])
     if origin is Literal:

@@ -138,8 +138,14 @@ def test_an_unknown_part(override, line):
             "partition.tasks.0.clients: missing; expected an integer >= 1",
         ),
         # unions
-        ("execution.actors=many", "execution.actors: got 'many'; expected an integer >= 1 or 'auto'"),
-        ("execution.actors=0", "execution.actors: got 0; expected an integer >= 1 or 'auto'"),
+        (
+            "execution.actors=many",
+            "execution.actors: got 'many'; expected an integer >= 1, 'auto' or a range such as 2-64",
+        ),
+        (
+            "execution.actors=0",
+            "execution.actors: got 0; expected an integer >= 1, 'auto' or a range such as 2-64",
+        ),
         ("execution.block_size=-1", "execution.block_size: got -1; expected an integer >= 1 or 'auto'"),
         (
             "hierarchy.common_layers=1.5",
@@ -173,7 +179,10 @@ def test_a_wrong_value_says_what_would_be_right(override, line):
         ("rounds=yes", "rounds: got True; expected an integer >= 1"),
         ("seed=off", "seed: got False; expected an integer >= 0"),
         ("training.lr=on", "training.lr: got True; expected a number > 0"),
-        ("execution.actors=true", "execution.actors: got True; expected an integer >= 1 or 'auto'"),
+        (
+            "execution.actors=true",
+            "execution.actors: got True; expected an integer >= 1, 'auto' or a range such as 2-64",
+        ),
         (
             "algorithm={name: lg_fedavg, local_layers: true}",
             "algorithm.local_layers: got True; expected an integer >= 0 or 'auto'",
