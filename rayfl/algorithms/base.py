@@ -16,11 +16,11 @@ who trains from which model, and what ``A`` is; the servers train, multiply and 
       global_step    what the GPS averages over the servers              GlobalStep
     end, split       after the round                                     the state, new clusters
 
-Hooks are pure functions of a frozen state: two calls give the same answer. Random numbers come of
-``rayfl.random.generator(setup.seed, "purpose", state.round)``. So a run that was killed goes on bit for bit.
+Hooks are pure functions of a frozen state: two calls give the same answer. Take random numbers from
+``rayfl.random.generator(setup.seed, "purpose", state.round)``. Then a killed run resumes bit for bit.
 
-**State.** What a method remembers is a frozen dataclass of its own (:class:`ServerState`); hooks return a
-changed copy. Checkpoints write and read its fields, nothing has to be registered.
+**State.** What a method remembers is a frozen dataclass (:class:`ServerState`); hooks return a changed copy.
+Checkpoints write and read its fields; nothing has to be registered.
 
 **A method in one file.** Clients whose model was worse than average when they last took part count double::
 
@@ -37,7 +37,7 @@ changed copy. Checkpoints write and read its fields, nothing has to be registere
 
     class CatchUp(Algorithm[BehindState]):
         name: Literal["catch_up"] = "catch_up"
-        factor: float = Field(2.0, gt=0, description="how much more a client counts that is behind")
+        factor: float = Field(2.0, gt=0, description="weight of clients that are behind")
 
         def begin(self, setup: Setup) -> BehindState:
             return BehindState(round=0, models=1, assignment=np.zeros(setup.clients, np.int64))
@@ -57,9 +57,9 @@ changed copy. Checkpoints write and read its fields, nothing has to be registere
 
 To mix by what clients report in the same round, set ``mixes_by_reports``
 (:class:`~rayfl.algorithms.qfedavg.QFedAvg`). A server optimizer is a :class:`~rayfl.server_step.ServerStep`
-(:class:`~rayfl.algorithms.fedadam.FedAdam`). Signatures, losses and updates of clients are asked of
-:class:`~rayfl.algorithms.contract.Clients`, which most hooks get. ``tests/algorithms/test_guide.py`` runs the
-method above.
+(:class:`~rayfl.algorithms.fedadam.FedAdam`). Ask for signatures, losses and updates of clients through
+:class:`~rayfl.algorithms.contract.Clients`, an argument of most hooks. ``tests/algorithms/test_guide.py``
+runs the method above.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ _WITNESSES = 20
 
 
 class Algorithm(Section, Generic[S]):
-    """Base of all algorithms: a frozen set of parameters and pure functions.
+    """Base class of all methods: a frozen set of parameters and pure functions.
 
-    ``defaults`` holds what the method sets in other config sections unless the user does.
+    ``defaults`` holds what the method sets in other config sections unless the user sets it.
     """
 
     name: str = ""
@@ -130,24 +130,26 @@ class Algorithm(Section, Generic[S]):
     """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
 
     def __class_getitem__(cls, state: Any) -> type[Algorithm[Any]]:
-        """``Algorithm[SeenState]`` is for type checkers; there is no class of its own for it, as pydantic
-        would make, which could not be sent to another process."""
+        """Make ``Algorithm[SeenState]`` visible to type checkers only.
+
+        pydantic would create a class for it, which could not be sent to another process.
+        """
         return cls
 
     @property
     def public_samples(self) -> int:
-        """How many samples of its own the server needs, apart from those for signatures."""
+        """Number of samples that the server needs for itself, besides those for signatures."""
         return 0
 
     def check(self, spec: ModelSpec) -> None:
-        """Refuse a model that the method's settings do not fit, before anything starts.
+        """Refuse a model that does not fit the method's settings, before anything starts.
 
         Raises:
             ConfigError
         """
 
     def initial(self, setup: Setup) -> tuple[int, ...]:
-        """The K initial models, as numbers of random initialisations: equal numbers give equal models."""
+        """The K initial models, as numbers of random initialisations; equal numbers give equal models."""
         return (0,)
 
     def begin(self, setup: Setup) -> S:
@@ -156,21 +158,25 @@ class Algorithm(Section, Generic[S]):
         return cast("S", ServerState(0, len(self.initial(setup)), np.zeros(setup.clients, np.int64)))
 
     def grow(self, setup: Setup, state: S) -> S:
-        """The state for more clients than it was made for, ``setup.clients``; nobody has greeted them yet."""
+        """The state for ``setup.clients`` clients; the new ones have not been assigned a model yet."""
         more = setup.clients - len(state.assignment)
         return replace(state, assignment=np.concatenate([state.assignment, np.zeros(more, np.int64)]))
 
     def join(
         self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients
     ) -> S | Regrouping[S]:
-        """Clients have come: give them a model. By default those who select do so, others use model 0."""
+        """Assign models to clients that have joined.
+
+        By default clients choose a model where the method lets them (``selects``); otherwise they get model
+        0.
+        """
         return self.select(setup, state, newcomers, clients) if self.selects else state
 
     def fit(self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
-        """How well newcomers fit the models that :meth:`join` gave them; None if nothing tells.
+        """How well newcomers fit the models that :meth:`join` assigned; None if it cannot be said.
 
-        By default by the loss: on the newcomers' training data, and on test data of the models' users (at
-        most ``_WITNESSES`` a model), which neither of them have trained on.
+        By default the loss is compared: on the newcomers' training data, and on test data of the models'
+        current users (at most ``_WITNESSES`` per model). Neither has been trained on.
         """
         users = np.setdiff1d(setup.present, newcomers)
         own, labels = state.assignment[newcomers], state.assignment[users]
@@ -188,11 +194,11 @@ class Algorithm(Section, Generic[S]):
         return state
 
     def recluster(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
-        """New clusters before the coming round, if it is time for them."""
+        """New clusters before the next round, if it is time for them."""
         return None
 
     def cohort(self, setup: Setup, state: S, clients: Clients) -> tuple[S, NDArray[np.int64]]:
-        """The ids of the clients that take part, ascending, as ``sampling`` says, and the state then."""
+        """Draw the clients that take part, ids ascending, as ``sampling`` says; and the next state."""
         return sample_cohort(setup, state, clients)
 
     def select(self, setup: Setup, state: S, who: NDArray[np.int64], clients: Clients) -> S:
@@ -206,28 +212,30 @@ class Algorithm(Section, Generic[S]):
         return Plan(cohort[order], group[order], group[order])
 
     def work(self, setup: Setup, state: S) -> LocalWork:
-        """The local work of the round: E epochs of SGD, on the local objective."""
+        """The local work of the round: E epochs of SGD on the local objective."""
         return setup.local.work(setup.training.work(state.round, setup.rounds))
 
     def downloads(self, setup: Setup, state: S, plan: Plan) -> int:
-        """How many models clients download in all: those who choose among them download every one.
+        """Number of models that clients download in a round.
 
-        With those of clients that are only asked (:func:`only_asked`).
+        Clients that choose download every model. Clients that are only asked (:func:`only_asked`) count, too.
         """
         each = state.models if self.selects else 1
         return len(plan.cohort) * each + only_asked(setup, state, plan)
 
     def reports(self, setup: Setup, state: S) -> Mapping[str, ClientReport]:
-        """What clients report after training, by name, besides their losses; for :meth:`mix` (if it
-        ``mixes_by_reports``) and :meth:`end`."""
+        """What clients report after training besides their losses, by name.
+
+        The answers are passed to :meth:`end`, and to :meth:`mix` if the method ``mixes_by_reports``.
+        """
         return {}
 
     def mix(self, setup: Setup, state: S, plan: Plan, reports: Reports) -> Mixing:
-        """Within each group the average, weighted as the local objective says (FedAvg: by n_i).
+        """Average within each group, with the weights of the local objective (FedAvg: n_i).
 
         Args:
             setup, state, plan: of the round.
-            reports: the outcome of :meth:`reports`, if the method ``mixes_by_reports``, else empty.
+            reports: the answers to :meth:`reports` if the method ``mixes_by_reports``, else empty.
         """
         return average(setup, plan, plan.group, state.models)
 
@@ -236,8 +244,10 @@ class Algorithm(Section, Generic[S]):
         return None
 
     def global_step(self, setup: Setup, state: S) -> GlobalStep | None:
-        """What the GPS averages over the LPSs after the round, as ``hierarchy`` says; None for methods that
-        do not use that section."""
+        """What the GPS averages over the LPSs after the round, as ``hierarchy`` says.
+
+        None for methods that do not use that section.
+        """
         return every_kappa_rounds(setup, state) if "hierarchy" in self.takes else None
 
     def end(self, setup: Setup, state: S, plan: Plan, report: RoundReport) -> S:
@@ -245,33 +255,33 @@ class Algorithm(Section, Generic[S]):
         return replace(state, round=state.round + 1)
 
     def split(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
-        """New clusters after a round, by what it showed; ``state`` is that of :meth:`end`."""
+        """New clusters after a round, from what it showed. ``state`` is that of :meth:`end`."""
         return None
 
     def diagnose(self, setup: Setup, state: S, clients: Clients) -> list[dict[str, Any]]:
-        """What a method has to say of a round besides: rows for ``diagnostics.csv``."""
+        """Rows for ``diagnostics.csv``: what the method reports about a round."""
         return []
 
     def tested_with(self, setup: Setup, state: S, clients: Clients) -> NDArray[np.int64]:
-        """The model that each client uses, and so is tested with, ``(N,)``: the one that it trains."""
+        """The model that each client uses and is tested with, ``(N,)``: by default the one that it trains."""
         return state.assignment
 
     @property
     def permutes(self) -> bool:
-        """Whether clients permute all that they send by a permutation that the servers do not know."""
+        """Whether clients permute all that they send, by a permutation that the servers do not know."""
         return False
 
     def adaptation(self, setup: Setup, state: S) -> LocalWork | None:
-        """What every client does with its model before it is tested, for methods that define it."""
+        """What each client does with its model before a test (test-time adaptation); by default nothing."""
         return None
 
 
 def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> Mixing:
-    """Each client contributes to one model, ``rows[j]``, with the weight that its local objective gives it.
+    """Each client contributes to one model, ``rows[j]``, with the weight of its local objective.
 
     Args:
         setup, plan: of the round.
-        rows: the output model of each of the cohort, ``(M,)``.
+        rows: the output model of each client of the cohort, ``(M,)``.
         models: K.
     """
     columns, shape = np.arange(len(plan.cohort)), (models, len(plan.cohort))
@@ -281,7 +291,7 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
 
 
 def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
-    """How many clients download their model to say how well it does, and then do not take part."""
+    """Number of clients that download their model to report its loss, and then do not take part."""
     if state.sweep.begun not in (-1, state.round):  # their cohort was chosen in an earlier round
         return 0
     present = len(setup.present)
@@ -290,8 +300,11 @@ def only_asked(setup: Setup, state: ServerState, plan: Plan) -> int:
 
 
 def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
-    """The GPS averages layers over the LPSs every kappa rounds: the common layers of ``hierarchy`` over all,
-    the other layers over the edges of each cluster."""
+    """The global step every kappa rounds.
+
+    The GPS averages the common layers of ``hierarchy`` over all LPSs, and the other layers over the edges of
+    each cluster.
+    """
     hierarchy, edges = setup.hierarchy, setup.edges
     number = 1 if edges is None else int(edges.max()) + 1
     cluster, edge = np.divmod(np.arange(state.models * number), number)
@@ -316,8 +329,9 @@ def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
 def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tuple[S, NDArray[np.int64]]:
     """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present.
 
-    Where the sampling chooses for several rounds, these are the next, and the state remembers who waits.
-    Clients that left wait no longer; those that came take part when it chooses again.
+    A sampling that chooses for several rounds at once leaves a queue in the state; the next clients are taken
+    from it. Clients that left are removed from the queue; clients that joined take part when the sampling
+    chooses again.
     """
 
     def losses() -> NDArray[np.float64]:
@@ -349,14 +363,14 @@ def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tup
 
 
 def _among(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Those of the clients that are present; of all of them without a copy."""
+    """The clients that are present; without a copy if all are."""
     return values if len(present) == len(values) else values[present]
 
 
 def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Split) -> S:
-    """Each of ``who`` takes the model of least loss on a part of its data (ties: the smaller number).
+    """Each client of ``who`` takes the model with the lowest loss on a part of its data (ties: lowest).
 
-    What it takes where it has no such data, see :func:`losses_on`.
+    :func:`losses_on` says what is used where a client has no such data.
     """
     if state.models == 1:
         return state
@@ -370,7 +384,7 @@ def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Sp
 def losses_on(split: Split, who: NDArray[np.int64], clients: Clients) -> NDArray[np.float64]:
     """Mean loss of every model on a part of each client's data ``(n, K)``.
 
-    A client without validation samples takes its training samples instead.
+    A client without validation samples uses its training samples instead.
     """
     losses = clients.losses(who, split)
     without = np.isnan(losses).all(axis=1)

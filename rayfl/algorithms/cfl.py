@@ -37,15 +37,15 @@ from rayfl.training.reports import ClientReport, Reports, UpdateLengths
 
 @dataclass(frozen=True)
 class CFLState(ServerState):
-    """The parameter tree, and what is known of the latest updates.
+    """The parameter tree, and what is known about the latest updates.
 
     Attributes:
-        tree: whose nodes are the models.
+        tree: its nodes are the models.
         moved: how far each model moved in the last round ``(K,)``.
-        complete: whether by the updates of all its members ``(K,)``.
-        norms: of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
+        complete: whether it moved by updates of all its members ``(K,)``.
+        norms: norms of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
         reference: the norm with which each cluster's longest update is compared ``(K,)``.
-        ripe: for how many rounds the criteria that look at norms have been met ``(K,)``.
+        ripe: number of rounds for which the criteria on norms have been met ``(K,)``.
     """
 
     tree: ParameterTree = field(default_factory=ParameterTree)
@@ -304,7 +304,7 @@ class CFL(Algorithm[CFLState]):
         return state.tree.fit(clients.updates_from(newcomers, above, self.tree_sketch), leaves)
 
     def drift(self, setup: Setup, state: CFLState, drifted: NDArray[np.int64], clients: Clients) -> CFLState:
-        """They find their cluster anew, as newcomers do."""
+        """These clients look for their cluster again, as newcomers do."""
         return self.join(setup, state, drifted, clients)
 
     def tested_with(self, setup: Setup, state: CFLState, clients: Clients) -> NDArray[np.int64]:

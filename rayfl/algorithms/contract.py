@@ -1,6 +1,6 @@
-"""What algorithms and the runtime say to each other: plain data, and what the servers may ask of clients.
+"""The interface between algorithms and the runtime: plain data, and what servers may ask of clients.
 
-Symbols: ``N`` clients, ``M`` of them in a round's cohort, ``K`` models at the servers, ``P`` numbers in a
+Symbols: ``N`` clients, ``M`` of them in a round's cohort, ``K`` models at the servers, ``P`` parameters of a
 model, ``n_i`` training samples of client ``i``.
 """
 
@@ -45,9 +45,9 @@ Kappa = Annotated[int, Field(ge=1)]
 class Hierarchy(Section):
     """The servers: local parameter servers (LPS), and a global one (GPS) above them.
 
-    Every cluster has an LPS; with ``edges`` it has one at each edge, a place whose clients share a server
-    whatever their clusters (client-edge-cloud). A global round averages all layers over the edges of a
-    cluster, and the common layers over all LPSs.
+    Every cluster has an LPS. With ``edges`` it has one at each edge: an edge server serves nearby clients of
+    all clusters (client-edge-cloud). A global round averages all layers over the edges of a cluster, and the
+    common layers over all LPSs.
     """
 
     common_layers: Annotated[int, Field(ge=0)] | Literal["none", "all"] | tuple[str, ...] = Field(
@@ -88,7 +88,7 @@ class Hierarchy(Section):
         return (value,) if isinstance(value, str) and value not in ("none", "all") else value
 
     def place(self, clients: int, seed: int) -> NDArray[np.int64]:
-        """The edge of each client ``(N,)``. Drawn edges have equally many clients, or one more.
+        """The edge of each client ``(N,)``; if drawn, sizes differ by at most one client.
 
         Raises:
             ConfigError: if not every client has an edge, or there are fewer clients than edges.
@@ -108,7 +108,7 @@ class Hierarchy(Section):
         return edges
 
     def kappa(self, servers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """kappa of some edges (or clusters), by their numbers."""
+        """kappa of the given edges (or clusters)."""
         each = np.array([self.global_every] if isinstance(self.global_every, int) else self.global_every)
         return np.asarray(each[np.minimum(servers, len(each) - 1)], np.int64)
 
@@ -146,13 +146,12 @@ def _read_edges(path: Path) -> NDArray[np.int64]:
 class GlobalStep:
     """What the GPS averages over the LPSs after a round, and with which weights.
 
-    There are L LPSs: ``K E`` with E edges, that of cluster k at edge e has number ``k E + e``.
+    There are L LPSs. With E edges L is ``K E``, and cluster k at edge e is LPS ``k E + e``.
 
     Attributes:
         layers: ranges of the parameter vector, each with the group ``(L,)`` in which an LPS averages them.
-        due: the LPSs that take part ``(L,)``; what the others have trained counts when they do.
-        weights: of the LPSs ``(L,)``; None for the training samples that took part in each since its last
-            global step.
+        due: the LPSs that take part ``(L,)``; the others carry their samples over to their next global step.
+        weights: of the LPSs ``(L,)``; None for the training samples used in each since its last global step.
     """
 
     layers: tuple[tuple[Segments, NDArray[np.int64]], ...]
@@ -162,11 +161,11 @@ class GlobalStep:
 
 @dataclass(frozen=True)
 class Setup:
-    """What an algorithm may know of a run: the public facts, no samples.
+    """What an algorithm may know about a run: public facts, no samples.
 
     Attributes:
-        clients: N, all that ever take part.
-        sizes: n_i, ``(N,)``; 0 for clients that are not there.
+        clients: N, all clients that ever take part.
+        sizes: n_i, ``(N,)``; 0 for absent clients.
         spec: the model's flat layout.
         rounds: planned number of rounds.
         seed: the run's seed.
@@ -194,17 +193,17 @@ class Setup:
 
     @cached_property
     def present(self) -> NDArray[np.int64]:
-        """The ids of the clients that are there, ascending."""
+        """The ids of the present clients, ascending."""
         return np.flatnonzero(self.sizes > 0)
 
 
 @dataclass(frozen=True, eq=False)
 class Sweep:
-    """Cohorts that the sampling chose ahead.
+    """Cohorts that the sampling has chosen in advance.
 
     Attributes:
         begun: the round in which they were chosen; -1 before the first.
-        waiting: ids of those that are still to take part, in their order ``(n,)``.
+        waiting: ids of the clients that will take part, in this order ``(n,)``.
     """
 
     begun: int = -1
@@ -212,12 +211,12 @@ class Sweep:
 
 
 def per_client(initial: bool | int | float) -> Any:
-    """A field of a state: an array ``(N,)``, in which new clients have the value ``initial``."""
+    """Declare a state field as an array ``(N,)``; new clients get the value ``initial``."""
     return _grown("clients", initial)
 
 
 def per_model(initial: bool | int | float) -> Any:
-    """A field of a state: an array ``(K,)``, in which new models have the value ``initial``."""
+    """Declare a state field as an array ``(K,)``; new models get the value ``initial``."""
     return _grown("models", initial)
 
 
@@ -230,9 +229,9 @@ def _grown(axis: str, initial: bool | int | float) -> Any:
 class ServerState:
     """All that the servers remember between rounds, except the models' parameters.
 
-    A method that remembers more derives a state of its own: a frozen dataclass whose further fields are
-    arrays, ``scipy.sparse.csr_array``, ``bool``, ``int``, ``float``, ``str``, frozen dataclasses of these, or
-    None (``X | None``). Checkpoints write and read the fields by their types. Arrays declared with
+    A method that remembers more derives its own state: a frozen dataclass whose additional fields are arrays,
+    ``scipy.sparse.csr_array``, ``bool``, ``int``, ``float``, ``str``, frozen dataclasses of these, or None
+    (``X | None``). Checkpoints write and read the fields by their types. Arrays declared with
     :func:`per_client` and :func:`per_model` grow with the number of clients and of models.
 
     Attributes:
@@ -240,7 +239,7 @@ class ServerState:
         models: K.
         assignment: the model that each client uses, ``(N,)`` in ``range(K)``.
         clustered: whether the clients have been clustered.
-        sweep: who takes part in the coming rounds, where the sampling chooses for several.
+        sweep: who takes part in the next rounds, if the sampling chooses for several at once.
     """
 
     round: int
@@ -250,7 +249,7 @@ class ServerState:
     sweep: Sweep = field(default_factory=Sweep)
 
     def __post_init__(self) -> None:
-        """Give new clients and models their initial values in arrays that do not have them yet."""
+        """Extend arrays to new clients and models, with their initial values."""
         for each in fields(self):
             if "axis" not in each.metadata:
                 continue
@@ -262,7 +261,7 @@ class ServerState:
 
     @property
     def clusters(self) -> NDArray[np.int64]:
-        """The clusters that are compared with planted groups ``(N,)``: by default the models."""
+        """The clusters that are compared with planted groups ``(N,)``; by default the assignment."""
         return self.assignment
 
 
@@ -287,16 +286,16 @@ class Plan:
 
 @dataclass(frozen=True)
 class Mixing:
-    """How trained models become the next ones.
+    """How trained models become the next ones: the mixing matrix A.
 
-    Model ``k`` becomes ``(sum_j a_kj w_j + b_k w_k) / (sum_j a_kj + b_k)``, ``b_k = sum_j b_kj``, over the
-    clients ``j`` that delivered; a row without any keeps its model. Whole numbers such as ``n_i`` make the
-    sums exact to 2^-53.
+    Model ``k`` becomes ``(sum_j a_kj w_j + b_k w_k) / (sum_j a_kj + b_k)`` with ``b_k = sum_j b_kj``, over
+    the clients ``j`` that delivered a model. A row without such clients keeps its model. Integer weights such
+    as ``n_i`` make the sums exact to 2^-53.
 
     Attributes:
         weights: ``a``, ``A`` before its rows are normalised, sparse ``(K', M)``.
-        keep: ``b``, how much of the old model each client leaves in place (FedNova), sparse ``(K', M)``,
-            with entries where ``weights`` has some; None for none.
+        keep: ``b``, the weight of the old model that each client adds (FedNova), sparse ``(K', M)``, with
+        entries only where ``weights`` has some; None for none.
         parents: the old model ``w_k`` of each new one, ``(K',)``; None if the models stay the same K.
     """
 
@@ -311,11 +310,11 @@ class Regrouping(Generic[S]):
 
     Attributes:
         state: the state with the new number of models and assignment.
-        parents: the old model that each new one starts from, ``(K_new,)``.
+        parents: the old model from which each new one starts, ``(K_new,)``.
         clusters: the clustering by signatures that they come from, if any.
-        facts: what else there is to say in ``clusters.json``.
-        restored: models that go back to what they were before the round's training, ``(R,)``; for those that
-            are regrouped after it.
+        facts: further entries for ``clusters.json``.
+        restored: models that are reset to their values before the round's training, ``(R,)``; for regrouping
+        after a round.
     """
 
     state: S
@@ -327,19 +326,20 @@ class Regrouping(Generic[S]):
 
 @dataclass(frozen=True)
 class RoundReport:
-    """What came back from a round, in the order of the cohort.
+    """The results of a round, in the order of the cohort.
 
     Attributes:
         losses: mean local training loss ``(M,)``; NaN for clients that failed.
         steps: local steps ``(M,)``.
-        reports: what :meth:`Algorithm.reports` asked for, by name ``(M, ...)``; NaN likewise.
+        reports: the answers to :meth:`Algorithm.reports`, by name ``(M, ...)``; NaN for clients that failed.
         model_changes: how far each model moved ``|w_k' - w_k|``, ``(K,)``; 0 where it was kept.
-        seconds: that each worker process spent training, by process id.
+        seconds: training time of each worker process, by process id.
         failures: client id -> traceback.
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
-        remarks: what the user should know -> ids of the clients that it is true of.
-        scores: tests of the models that the cohort has trained ``(M,)``, if asked for; methods are not told.
+        remarks: messages for the user -> ids of the clients that they concern.
+        scores: tests of the models that the cohort has trained ``(M,)``, if asked for; methods do not see
+        them.
     """
 
     losses: NDArray[np.float64]
@@ -357,24 +357,32 @@ class RoundReport:
 
 
 class Clients(Protocol):
-    """What the servers may ask of the clients besides training. The answers are functions of the state, so
-    asking again, after a resume for instance, gives the same answer.
+    """What the servers may ask of the clients besides training.
+
+    Answers are functions of the state, so asking again, for instance after a resume, gives the same answer.
     """
 
     @property
     def groups(self) -> NDArray[np.int64] | None:
-        """The planted group of each client ``(N,)`` where it is known: for diagnosis, and for groupings that
-        take them, not for methods."""
+        """The planted group of each client ``(N,)`` if known.
+
+        For diagnosis and for groupings that use them (``planted``), not for methods.
+        """
         ...
 
     def losses(self, clients: NDArray[np.int64], split: Split) -> NDArray[np.float64]:
-        """Mean loss of every model on a part of each client's data, ``(n, K)`` in nats; NaN for clients
-        without such samples."""
+        """Mean loss in nats of every model on a part of each client's data, ``(n, K)``.
+
+        NaN for clients without such samples.
+        """
         ...
 
     def local_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Mean training loss ``(n,)``, in nats, of what each client would start from: the servers' model
-        ``models[i]``, with what the client keeps of its own; NaN for clients without training samples."""
+        """Mean training loss in nats of the model from which each client would start ``(n,)``.
+
+        That is the servers' model ``models[i]`` with the client's own layers. NaN for clients without
+        training samples.
+        """
         ...
 
     def cluster(
@@ -388,44 +396,50 @@ class Clients(Protocol):
 
         Args:
             clustering: the settings.
-            clients: ids ``(n,)``, ascending; default: all that are present.
-            known: of each, the round in which it sent the signature that the servers have ``(n,)``; -1 for a
-                client that sends one now; default: all do. Absent clients cannot send.
+            clients: ids ``(n,)``, ascending; default: all present clients.
+            known: for each client the round in which it sent the signature that the servers have ``(n,)``; -1
+            for a client that sends one now; default: all do. Absent clients cannot send.
             has_feature_map: whether the clients have received the feature map before.
 
         Returns:
-            The clusters, with labels ``(N,)``: -1 for other clients, and for those that have no signature as
+            The clusters, with labels ``(N,)``: -1 for other clients, and for clients without a signature as
             far as such failures are tolerated. Without distances and tree.
 
         Raises:
-            RayflError: if the clients are too many for the memory, or more than may fail have no signature.
+            RayflError: if the clients are too many for the memory, or too many clients have no signature.
         """
         ...
 
     def relatedness(self) -> Graph:
-        """The graph of the clients that are present, by their places among these: neighbours have similar
-        label histograms, which the clients send once a stage."""
+        """The graph of the present clients, by their positions among these.
+
+        Neighbours have similar label histograms, which clients send once per stage.
+        """
         ...
 
     def distances(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The ids of those clients that have a signature ``(m,)``, ascending, and their distances by
-        ``clustering.measure``, condensed ``(m (m - 1) / 2,)``. For at most ``BLOCK`` clients; ``known`` as
-        for :meth:`cluster`."""
+        """The ids of the clients that have a signature ``(m,)``, ascending, and their distances.
+
+        Distances are by ``clustering.measure``, condensed ``(m (m - 1) / 2,)``, for at most ``BLOCK``
+        clients. ``known`` as for :meth:`cluster`.
+        """
         ...
 
     def signatures(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
     ) -> dict[int, NDArray[np.float32]]:
-        """The signatures of some clients by id, in the order of ``clients``, without those that have none;
-        their shapes are those of ``clustering.signature``. ``known`` as for :meth:`cluster`."""
+        """The signatures of clients by id, in the order of ``clients``, without clients that have none.
+
+        Their shapes are those of ``clustering.signature``. ``known`` as for :meth:`cluster`.
+        """
         ...
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         """Cosine similarities of the clients' latest updates, symmetric ``(n, n)`` with ones on the diagonal.
 
-        Those with clients that never sent an update are NaN. Only for algorithms with ``keeps_updates``.
+        NaN for clients that never sent an update. Only for algorithms with ``keeps_updates``.
         """
         ...
 
@@ -440,6 +454,8 @@ class Clients(Protocol):
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
-        """Train each client from ``models[i]`` as in this round, without averaging: sketches of the updates
-        ``(n, size)``. Each client downloads its model and sends its update."""
+        """Train each client from ``models[i]`` as in this round, without averaging.
+
+        Returns sketches of the updates ``(n, size)``. Each client downloads its model and sends its update.
+        """
         ...

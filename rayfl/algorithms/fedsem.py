@@ -67,7 +67,7 @@ class FedSEM(Algorithm[FedSEMState]):
     clusters: int = Field(4, ge=1, description="number of centers (C; K in the paper)")
 
     def begin(self, setup: Setup) -> FedSEMState:
-        """Nobody has been seen."""
+        """No client has been seen yet."""
         return FedSEMState(0, 1, np.zeros(setup.clients, np.int64))
 
     def drift(

@@ -107,7 +107,7 @@ class FLT(OneShotClustered[FLTState]):
     )
 
     def begin(self, setup: Setup) -> FLTState:
-        """Nobody has relatives."""
+        """No client has relatives yet."""
         return FLTState(0, 1, np.zeros(setup.clients, np.int64))
 
     def regroup(self, setup: Setup, state: FLTState, clusters: Clusters) -> Regrouping[FLTState]:

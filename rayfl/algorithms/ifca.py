@@ -57,7 +57,7 @@ class IFCA(Algorithm):
         return tuple(range(self.clusters))
 
     def begin(self, setup: Setup) -> ServerState:
-        """Nobody has chosen yet, but clusters there are."""
+        """C models; no client has chosen one yet."""
         return replace(super().begin(setup), clustered=True)
 
     def select(

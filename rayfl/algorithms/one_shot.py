@@ -1,4 +1,4 @@
-"""Clustering once, before training, and again when it is time: the base of PACFL, MT-HFL, FLT and others."""
+"""The base of PACFL, MT-HFL, FLT and others: clustering before training, and again when needed."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from rayfl.training.reports import ClientReport, UpdateLengths
 
 @dataclass(frozen=True)
 class OneShotState(ServerState):
-    """What is remembered of the latest clustering, and of the clients since.
+    """The latest clustering, and what has changed since.
 
     Attributes:
         known: the round in which each client sent the signature that the servers have ``(N,)``; -1 for none.
-        stale: whose data have changed since ``(N,)``.
-        flags: who has raised a flag since the latest clustering ``(N,)``.
-        losses, norms: training loss and length of the update when a client last took part ``(N,)``; NaN where
-            it has not, or nobody watches.
+        stale: clients whose data have changed since ``(N,)``.
+        flags: clients that have raised a flag since the latest clustering ``(N,)``.
+        losses, norms: training loss and norm of the update when a client last took part ``(N,)``; NaN before
+        that, and if flags do not use them.
         threshold: beta of the latest clustering; None if it had no tree.
         again: whether the latest clustering was not the first.
     """
@@ -52,15 +52,17 @@ class OneShotState(ServerState):
     again: bool = False
 
     def sent(self, setup: Setup, newcomers: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """``known``, but -1 of newcomers and of present clients whose data have changed, who send theirs
-        now."""
+        """``known``, but -1 for clients that send their signature now.
+
+        These are newcomers and present clients whose data have changed.
+        """
         known = np.where(self.stale & (setup.sizes > 0), -1, self.known)
         if newcomers is not None:
             known[newcomers] = -1
         return known
 
     def flagged(self, who: NDArray[np.int64]) -> Self:
-        """These clients have raised a flag."""
+        """The state in which these clients have raised a flag."""
         flags = self.flags.copy()
         flags[who] = True
         return replace(self, flags=flags)
@@ -83,27 +85,27 @@ class KnownSignatures:
 
     @classmethod
     def of(cls, clients: NDArray[np.int64], found: Mapping[int, NDArray[np.float32]]) -> Self:
-        """Those of the clients that have one."""
+        """Select the given clients that have a signature."""
         having = [client for client in clients.tolist() if client in found]
         return cls(np.array(having, np.int64), [found[client] for client in having])
 
 
 class OneShotClustered(Algorithm[OS]):
-    """Base of methods that cluster clients by signature, then train one model a cluster.
+    """Base of methods that cluster clients by signatures and then train one model per cluster.
 
-    Every cluster starts from the same ``w_0``. Within a cluster FedAvg runs at its local parameter server;
-    every kappa rounds the global one averages the common layers of ``hierarchy`` over the clusters.
+    Every cluster starts from the same ``w_0``. Within a cluster FedAvg runs at its local parameter server.
+    Every kappa rounds the global server averages the common layers of ``hierarchy`` over the clusters.
 
     Clients are clustered again every ``clustering.every`` rounds (tau), and when more than
-    ``clustering.max_flags`` of them (lambda) have raised a flag since: because they are new, because their
-    data have changed, or because their training loss has risen by ``clustering.flag_loss`` or the length of
-    their update by ``clustering.flag_update``. Flags of absent clients wait until they return. Clusters keep
-    their numbers (the matching with the largest overlap); a new one starts from the model that most of its
-    members used, and takes the number of a cluster that has lost all its members, if there is one.
+    ``clustering.max_flags`` of them (lambda) have raised a flag. A client raises a flag if it is new, if its
+    data have changed, or if its training loss has risen by ``clustering.flag_loss`` or the norm of its update
+    by ``clustering.flag_update``. Flags of absent clients wait until they return. Clusters keep their numbers
+    (by the matching with the largest overlap). A new cluster starts from the model that most of its members
+    used, and takes the number of a cluster that has lost all its members, if there is one.
 
-    The servers keep the signature of every client, with the round in which it was sent (``known``). A client
-    sends it again only when its data have changed. Absent clients are clustered with the others and stay
-    candidates for newcomers; one that returns with the same data still has its cluster.
+    The servers keep the signature of every client with the round in which it was sent (``known``). A client
+    sends it again only when its data have changed. Absent clients are clustered with the others, and
+    newcomers can join their clusters. A client that returns with the same data still has its cluster.
     """
 
     takes: ClassVar[tuple[str, ...]] = ("clustering", "hierarchy")
@@ -112,7 +114,7 @@ class OneShotClustered(Algorithm[OS]):
     """Whether the clusters are only shuffled ones of another method."""
 
     def begin(self, setup: Setup) -> OS:
-        """Nobody has sent a signature."""
+        """No client has sent a signature."""
         return cast("OS", OneShotState(0, 1, np.zeros(setup.clients, np.int64)))
 
     def recluster(self, setup: Setup, state: OS, clients: Clients) -> Regrouping[OS] | None:
@@ -132,7 +134,7 @@ class OneShotClustered(Algorithm[OS]):
         return self.regroup(setup, state, found)
 
     def regroup(self, setup: Setup, state: OS, clusters: Clusters) -> Regrouping[OS]:
-        """One model a cluster; its parent is the one that most members used (ties: the smaller id)."""
+        """One model per cluster; its parent is the model that most members used (ties: lowest number)."""
         labels = clusters.labels.astype(np.int64)
         there = labels >= 0
         if state.clustered:
@@ -146,8 +148,10 @@ class OneShotClustered(Algorithm[OS]):
         return Regrouping(replace(settled, models=k, assignment=assignment), parents, clusters)
 
     def settled(self, setup: Setup, state: OS, clusters: Clusters) -> OS:
-        """The state after a clustering: its beta, whose signatures it compared, and no flags but those of
-        absent clients whose data have changed."""
+        """The state after a clustering: its beta, and whose signatures it compared.
+
+        Only flags of absent clients whose data have changed remain.
+        """
         there, present = clusters.labels >= 0, setup.sizes > 0
         known = np.full_like(state.known, -1) if _features_change(setup, state) else state.known.copy()
         known[there & present & (state.stale | (known < 0))] = state.round
@@ -166,9 +170,9 @@ class OneShotClustered(Algorithm[OS]):
     def join(
         self, setup: Setup, state: OS, newcomers: NDArray[np.int64], clients: Clients
     ) -> OS | Regrouping[OS]:
-        """Newcomers find their cluster by :meth:`find`; old clients keep theirs, also those that return.
+        """Assign newcomers to clusters by :meth:`find`; existing and returning clients keep theirs.
 
-        Where the servers have nobody else's signature the clients are clustered.
+        If the servers have no other client's signature, the clients are clustered.
         """
         if not state.clustered:
             return state
@@ -201,8 +205,10 @@ class OneShotClustered(Algorithm[OS]):
     def candidates(
         self, state: OS, newcomers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The clients that have a cluster, present or absent; and which of the newcomers need one: all but
-        those that return with the data whose signature the servers have."""
+        """The clients that have a cluster, present or absent; and the newcomers that need one.
+
+        Clients that return with the data whose signature the servers have do not need one.
+        """
         strangers = newcomers[(state.known[newcomers] < 0) | state.stale[newcomers]]
         return np.setdiff1d(np.flatnonzero(state.known >= 0), strangers), strangers
 
@@ -216,20 +222,19 @@ class OneShotClustered(Algorithm[OS]):
     ) -> NDArray[np.int64]:
         """The clusters of newcomers by their signatures (thesis Algorithm 9).
 
-        The servers have the signatures of the old clients; those that are present and whose data have
-        changed since send theirs again. Where the distances are of more than ``BLOCK`` clients, follow from
-        no two signatures alone (UMAP), or are not used, everybody is clustered anew, at the same beta, and a
-        newcomer goes to those who are beside it (:func:`rayfl.clustering.placing.adopt`).
+        The servers have the signatures of the old clients; those that are present and whose data have changed
+        since send theirs again. With more than ``BLOCK`` clients, or where distances need all signatures at
+        once (UMAP) or are not used, all clients are clustered again at the same beta, and a newcomer joins
+        the cluster of its neighbours (:func:`rayfl.clustering.placing.adopt`).
 
         Args:
             setup, state: at the moment.
-            old: clients that have a cluster ``(M,)``, ascending; absent ones are among them.
+            old: clients that have a cluster ``(M,)``, ascending, also absent ones.
             newcomers: ``(B,)``, ascending.
-            clients: whom to ask.
+            clients: answers the questions.
 
         Returns:
-            ``(B,)``; numbers from ``state.models`` on are those of new clusters, -1 of clients that have no
-            signature.
+            ``(B,)``; numbers from ``state.models`` on are new clusters; -1 for clients without a signature.
         """
         everyone = np.union1d(old, newcomers)
         clustering, few = latest(setup, state).for_clients(len(everyone)), len(everyone) <= BLOCK
@@ -252,7 +257,7 @@ class OneShotClustered(Algorithm[OS]):
         return adopt(anew[old], state.assignment[old], anew[newcomers], state.models)
 
     def fit(self, setup: Setup, state: OS, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
-        """By the mean distance of a newcomer's signature to those of a cluster."""
+        """Compare by the mean distance of a newcomer's signature to those of a cluster."""
         clustering, everyone = latest(setup, state), np.flatnonzero(state.known >= 0)
         new = np.isin(everyone, newcomers)
         if not clustering.needs_signatures or self.shuffles or len(everyone) > BLOCK or new.all():
@@ -270,13 +275,13 @@ class OneShotClustered(Algorithm[OS]):
         newcomers: NDArray[np.int64],
         clients: Clients,
     ) -> tuple[KnownSignatures, KnownSignatures]:
-        """The signatures of the old clients, and those of the newcomers."""
+        """The signatures of the old clients and of the newcomers."""
         everyone, sent = np.concatenate([old, newcomers]), state.sent(setup, newcomers)
         found = clients.signatures(latest(setup, state), everyone, sent[everyone])
         return KnownSignatures.of(old, found), KnownSignatures.of(newcomers, found)
 
     def drift(self, setup: Setup, state: OS, drifted: NDArray[np.int64], clients: Clients) -> OS:
-        """They raise a flag, and the servers' signatures of them are out of date."""
+        """Raise the flags of these clients; the servers' signatures of them are out of date."""
         stale = state.stale.copy()
         stale[drifted] = True
         return replace(state, stale=stale).flagged(drifted)
@@ -291,12 +296,12 @@ class OneShotClustered(Algorithm[OS]):
         return state.flagged(np.union1d(lost, longer))
 
     def reports(self, setup: Setup, state: OS) -> Mapping[str, ClientReport]:
-        """The lengths of the updates, if clients watch them."""
+        """The norms of the updates, if flags use them."""
         return {} if setup.clustering.flag_update is None else {"norms": UpdateLengths()}
 
 
 def latest(setup: Setup, state: OneShotState) -> Clustering:
-    """The settings of the latest clustering: signatures of newcomers must be like those that it compared."""
+    """The settings of the latest clustering: signatures of newcomers are compared with its signatures."""
     return setup.clustering.again() if state.again else setup.clustering
 
 
@@ -308,7 +313,7 @@ def _features_change(setup: Setup, state: OneShotState) -> bool:
 def of_all(
     newcomers: NDArray[np.int64], new: NDArray[np.int64], found: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The clusters of all newcomers ``(B,)`` from those that have some, ascending; -1 for the others."""
+    """The clusters of all newcomers ``(B,)`` from those of some, ascending; -1 for the others."""
     clusters = np.full(len(newcomers), -1, np.int64)
     clusters[np.isin(newcomers, new)] = found
     return clusters
@@ -317,14 +322,16 @@ def of_all(
 def risen(
     before: NDArray[np.float64], cohort: NDArray[np.int64], now: NDArray[np.float64], rise: float | None
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """The latest numbers of all clients ``(N,)``, and those of the cohort whose number has risen by more than
-    the fraction ``rise``; None: nobody watches.
+    """Update the last known values of all clients, and find the clients whose value has risen.
 
     Args:
         before: ``(N,)``, NaN where unknown.
         cohort: ids ``(M,)``.
-        now: their numbers ``(M,)``, NaN likewise.
-        rise: the fraction.
+        now: the cohort's values ``(M,)``, NaN where unknown.
+        rise: the fraction by which a value has to rise; None: never.
+
+    Returns:
+        The values ``(N,)``, and the ids of clients whose value has risen by more than ``rise``.
     """
     if rise is None:
         return before, np.empty(0, np.int64)

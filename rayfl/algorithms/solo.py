@@ -44,7 +44,7 @@ class Solo(Algorithm):
     def cohort(
         self, setup: Setup, state: ServerState, clients: Clients
     ) -> tuple[ServerState, NDArray[np.int64]]:
-        """Everybody, or the cohort that FedAvg would sample."""
+        """All clients, or the cohort that FedAvg would sample."""
         return super().cohort(setup, state, clients) if self.sampled else (state, setup.present)
 
     def work(self, setup: Setup, state: ServerState) -> LocalWork:

@@ -12,13 +12,13 @@ from rayfl.random import key
 def first_centers(
     distances: NDArray[np.float64], centers: int, seed: int, sizes: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """k-means of points of which only distances are known, in coordinates that have these distances.
+    """k-means of points of which only the distances are known, in coordinates that have these distances.
 
     Args:
-        distances: squared Euclidean ones ``(M, M)``.
-        centers: C; of fewer (different) points each is one.
+        distances: squared Euclidean distances ``(M, M)``.
+        centers: C; with at most C different points each point is a center.
         seed: the run's seed.
-        sizes: how much each point counts ``(M,)``.
+        sizes: weights of the points ``(M,)``.
 
     Returns:
         The center of each ``(M,)``, numbered by first occurrence.

@@ -1,9 +1,9 @@
 """From signatures to clusters: the work of the remote clustering tasks.
 
-Up to ``exact_up_to`` clients all pairs are compared and linked; beyond that, representatives are
-(:mod:`rayfl.clustering.two_stage`). :func:`cluster_signatures` does everything in this process. A run on
-many workers makes the tiles, or the answers who is nearest to whom, on these, and ends in
-:func:`from_distances` or :func:`from_representatives` in one of them.
+Up to ``exact_up_to`` clients, all pairs are compared and linked; beyond that, only representatives are
+(:mod:`rayfl.clustering.two_stage`). :func:`cluster_signatures` does everything in this process. A run with
+many workers computes the tiles, or the nearest representatives, on the workers, and ends with
+:func:`from_distances` or :func:`from_representatives` on one of them.
 """
 
 from __future__ import annotations
@@ -64,23 +64,25 @@ class Clusters:
     Attributes:
         labels: cluster of each client ``(N,)``, numbered 0, 1, ... by smallest client id.
         n_clusters: their number.
-        suggested: whether the number is the tree's own proposal, neither threshold nor count being given.
-        threshold: the beta of the cut: as given, or one that gives the same number of clusters (None if
-            ties allow none); None for groupings without a tree.
+        suggested: whether the tree itself proposed the number, because neither a threshold nor a number was
+        given.
+        threshold: the beta of the cut: as given, or one that gives the same number of clusters (None if ties
+        allow none); None for groupings without a tree.
         distances: condensed ``(N (N - 1) / 2,)``, in double precision; None for more than ``BLOCK`` clients
-            and for groupings without a tree of them.
-        linkage: SciPy's linkage matrix ``(N - 1, 4)``; None likewise.
-        curve: the number of clusters over beta; None likewise.
+        and for groupings without a tree of them.
+        linkage: SciPy's linkage matrix ``(N - 1, 4)``; None where ``distances`` is.
+        curve: the number of clusters over beta; None where ``distances`` is.
         ari: adjusted Rand index against the true groups, None if these are not known.
-        seconds: what it took.
-        representatives: how many clients stood for all; None if all were linked.
-        radius: nobody is farther from its representative; None likewise.
-        agreement: adjusted Rand index against the exact way, estimated on a random subset; None likewise.
-        graph: who is related to whom, sparse ``(N, N)``: 1 for related clients and on the diagonal; None for
-            groupings other than ``graph``.
-        gamma: the threshold of the graph, as given or chosen; None likewise.
-        places: a map of the clients ``(N, 2)``, where the distances have been dropped for it; NaN for clients
-            that were not clustered.
+        seconds: duration.
+        representatives: number of representatives; None if all clients were linked.
+        radius: maximum distance of a client to its representative; None without representatives.
+        agreement: adjusted Rand index against the exact way, estimated on a random subset; None without
+        representatives.
+        graph: related clients, sparse ``(N, N)``: 1 for related clients and on the diagonal; None for
+        groupings other than ``graph``.
+        gamma: the threshold of the graph, as given or chosen; None without a graph.
+        places: a map of the clients ``(N, 2)`` that replaces the distances; NaN for clients that were not
+        clustered.
     """
 
     labels: Labels
@@ -100,11 +102,11 @@ class Clusters:
     places: Array | None = None
 
     def facts(self) -> dict[str, Any]:
-        """How the clusters were found, for ``clusters.json``: the cut, and the beta -> number curve.
+        """How the clusters were found, for ``clusters.json``: the cut, and the number of clusters over beta.
 
-        Of a graph gamma and the mean number of a client's relatives.
+        For a graph: gamma, and the mean number of relatives of a client.
 
-        The curve is whole up to ``CURVE`` clusters; of its steps to more, at most ``CURVE`` are kept.
+        The curve is complete up to ``CURVE`` clusters; of its steps to more, at most ``CURVE`` are kept.
         """
         found: dict[str, Any] = {"threshold": self.threshold, "suggested": self.suggested, "curve": None}
         if self.curve is not None:
@@ -128,7 +130,7 @@ class Clusters:
         return found
 
     def without_distances(self) -> Clusters:
-        """The same without the N^2 numbers, distances and tree; of them a map stays."""
+        """The same without the N^2 numbers, distances and tree; a map of the clients replaces them."""
         from scipy.spatial.distance import squareform
 
         places = None if self.distances is None else plane(squareform(self.distances))
@@ -213,12 +215,12 @@ def cluster_signatures(
 
 
 def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> None:
-    """Refuse what has no chance, before anybody computes a signature.
+    """Refuse a clustering that cannot succeed, before any client computes a signature.
 
     Args:
         clustering: the settings.
         clients: N.
-        exchanged: whether the relations of an exchange are there already, so that they need no more memory.
+        exchanged: whether the relations of an exchange exist already, so that they need no more memory.
 
     Raises:
         ConfigError: if signatures with an exchange, or a graph, are to be clustered by representatives.
@@ -249,7 +251,7 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
 def embed(
     clustering: Clustering, signatures: Sequence[NDArray[np.floating]], seed: int
 ) -> Sequence[NDArray[np.floating]]:
-    """All signatures in the space in which they are compared."""
+    """Map all signatures to the space in which they are compared."""
     return clustering.embedding.embed(signatures, key(seed, "embedding"))
 
 
@@ -259,7 +261,7 @@ def from_distances(
     groups: NDArray[np.integer] | None = None,
     start: float | None = None,
 ) -> Clusters:
-    """Link and cut condensed distances ``(N (N - 1) / 2,)``, or the graph that they make.
+    """Link and cut condensed distances ``(N (N - 1) / 2,)``, or their graph.
 
     Args:
         clustering: the settings.
@@ -279,7 +281,7 @@ def from_distances(
 def _from_graph(
     clustering: Clustering, distances: Distances, groups: NDArray[np.integer] | None, start: float
 ) -> Clusters:
-    """Relate the clients that are near, and put them into disjoint clusters (FLT)."""
+    """Relate near clients, and find disjoint clusters of related ones (FLT)."""
     clients = clients_of(distances)
     wanted, gamma = clustering.n_clusters, clustering.gamma
     if gamma == "auto":
@@ -307,7 +309,7 @@ def from_representatives(
     seed: int = 0,
     start: float | None = None,
 ) -> Clusters:
-    """Link by way of representatives and cut; arguments as :func:`two_stage.link` and :func:`from_distances`.
+    """Link representatives and cut; arguments as for :func:`two_stage.link` and :func:`from_distances`.
 
     The agreement with the exact way is estimated on ``SUBSET`` clients.
     """
@@ -334,7 +336,7 @@ def from_representatives(
 
 
 def _cut(clustering: Clustering, linkage: Array, groups: NDArray[np.integer] | None) -> Clusters:
-    """Cut the tree at the threshold, into the number, or where it proposes itself."""
+    """Cut the tree at the threshold, into the given number, or as the tree proposes."""
     wanted, threshold = clustering.n_clusters, clustering.threshold
     if threshold is not None:
         labels = cut_at_threshold(linkage, threshold)

@@ -32,11 +32,12 @@ Grouping = Literal["hierarchical", "graph", "planted", "single", "singletons", "
 
 
 class Clustering(Section):
-    """How clients are grouped by what they reveal of their data.
+    """How clients are grouped by what they reveal about their data.
 
     The defaults are PACFL's (thesis Algorithm 7). ``threshold`` is its beta: degrees for angles, ``1 - R``
-    for ``relevance``; large gives one cluster (FedAvg), small gives everyone alone (SOLO). Without a
-    threshold or a number of clusters the tree's own proposal is taken, and reported.
+    for ``relevance``. A large threshold gives one cluster (FedAvg), a small one gives one cluster per client
+    (SOLO). With neither a threshold nor a number of clusters, the tree proposes the number, and the run
+    reports it.
     """
 
     signature: AnySignature = Field(Subspace(), description="what a client reveals about its data")
@@ -127,7 +128,7 @@ class Clustering(Section):
 
     @property
     def public_samples(self) -> int:
-        """How many samples of its own the server needs, for its feature map or for models to predict."""
+        """Number of samples that the server needs, for its feature map or for models to predict."""
         if not self.needs_signatures:
             return 0
         return max(self.features.public_samples, self.signature.public_samples)
@@ -148,11 +149,11 @@ class Clustering(Section):
         return self.needs_signatures and not (self.signature.needs_exchange or self.embedding.joint)
 
     def again(self) -> Clustering:
-        """The settings with which clients are clustered again: encoders may be fine-tuned once more."""
+        """The settings for clustering again; encoders may be fine-tuned once more."""
         return self.model_copy(update={"features": self.features.again()})
 
     def for_clients(self, number: int) -> Clustering:
-        """The settings for so many clients: if there are fewer than ``n_clusters``, each is a cluster."""
+        """The settings for this many clients: with fewer than ``n_clusters``, each is a cluster."""
         if self.n_clusters is None or self.n_clusters <= number:
             return self
         return self.model_copy(update={"n_clusters": number})

@@ -1,15 +1,15 @@
-"""Cosine similarities of long vectors, in blocks of rows, so that nobody holds the N x P matrix.
+"""Cosine similarities of long vectors, in blocks of rows, so that no process holds the N x P matrix.
 
 CFL compares the updates of all clients of a cluster (Sattler et al., Eq. 44), FLIS their predictions. Each
 worker has the rows of its own clients; :func:`tile` compares two blocks, :func:`condensed_cosines` does so
 for all pairs of blocks in this process, two of them at a time.
 
-Products are made in single precision over ``CHUNK`` numbers at a time and added up in double precision.
-Against double precision throughout, similarities were at most 1.2e-7 off: of 1,000,000 random numbers,
-independent, nearly equal or all positive, and of 2,500 predictions of 10 classes. A tile depends on its two
-blocks alone, not on who makes it; other cuts into blocks may round differently.
+Products are computed in single precision over ``CHUNK`` numbers at a time and summed in double precision.
+Compared with double precision throughout, similarities differed by at most 1.2e-7: for 1,000,000 random
+numbers, independent, nearly equal or all positive, and for 2,500 predictions of 10 classes. A tile depends on
+its two blocks alone, not on the process that computes it; other block boundaries may round differently.
 
-:func:`sketch` replaces a row of P numbers by q, where even the rows are too much to send.
+:func:`sketch` reduces a row of P numbers to q, for the case that even the rows are too much to send.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ def tile(left: Rows, right: Rows, left_norms: Array | None = None, right_norms: 
 
     Args:
         left, right: rows of P numbers, ``(B, P)`` and ``(C, P)``.
-        left_norms, right_norms: their norms where known, ``(B,)`` and ``(C,)``.
+        left_norms, right_norms: their norms if known, ``(B,)`` and ``(C,)``.
 
     Returns:
-        ``(B, C)`` in [-1, 1]. A row of zeros has no direction: its similarity to everybody is 0.
+        ``(B, C)`` in [-1, 1]. A row of zeros has no direction: its similarity to all rows is 0.
 
     Raises:
         DataError: if a row is not finite.
-        ValueError: if the rows are not of one length.
+        ValueError: if the rows differ in length.
     """
     if left.shape[1] != right.shape[1]:
         raise ValueError(f"rows of {left.shape[1]} and of {right.shape[1]} numbers cannot be compared")

@@ -98,9 +98,9 @@ def graph_clusters(graph: Graph, n_clusters: int | None = None) -> Labels:
     """Disjoint clusters of related clients ``(N,)``.
 
     Args:
-        graph: who is related to whom.
-        n_clusters: C; None: as many as the tree proposes (:func:`rayfl.clustering.linkage.suggest`), and
-            everyone alone where nobody is related to anybody.
+        graph: related clients.
+        n_clusters: C; None: as many as the tree proposes (:func:`rayfl.clustering.linkage.suggest`), and one
+        cluster per client if no two clients are related.
     """
     if n_clusters is None and graph.nnz == graph.shape[0]:
         return np.arange(graph.shape[0], dtype=np.int64)
@@ -109,19 +109,19 @@ def graph_clusters(graph: Graph, n_clusters: int | None = None) -> Labels:
 
 
 def auto_gamma(distances: Distances, clients: int, n_clusters: int | None = None) -> float:
-    """The gamma whose graph is most nearly one of separate groups, in each of which all are related.
+    """The gamma whose graph is closest to a union of disjoint cliques.
 
-    Of the ``QUANTILES`` of the distances the one whose graph agrees best with its own clusters, measured by
-    the phi coefficient between "i and j are related" and "i and j are in one cluster" over all pairs: 1 for a
-    union of cliques, 0 where one says nothing about the other, as with one cluster. Where no gamma shows any
-    groups it is the largest distance: all are related.
+    Among the ``QUANTILES`` of the distances, it is the one whose graph agrees best with its own clusters.
+    Agreement is the phi coefficient between "i and j are related" and "i and j are in one cluster" over all
+    pairs: 1 for a union of cliques, 0 if one says nothing about the other, as with one cluster. If no gamma
+    shows any groups, it is the largest distance: all clients are related.
 
-    On EMNIST's letters (five groups of five, 120 and 240 clients, experiments/flt) it is 0.26 to 0.42 and
-    gives the five groups; no gamma of the list gives a much higher adjusted Rand index.
+    On EMNIST's letters (five groups of five letters, 120 and 240 clients, experiments/flt) it is 0.26 to 0.42
+    and finds the five groups; no gamma of the list gives a much higher adjusted Rand index.
 
     Args:
         distances: condensed, ``(N (N - 1) / 2,)``.
-        clients: N; of more than ``SAMPLE`` clients so many are looked at.
+        clients: N; at most ``SAMPLE`` of them, drawn at random, are used.
         n_clusters: C if it is given.
     """
     if not len(distances):
@@ -144,7 +144,7 @@ def auto_gamma(distances: Distances, clients: int, n_clusters: int | None = None
 
 
 def _phi(a: NDArray[np.bool_], b: NDArray[np.bool_]) -> float:
-    """The correlation of two yes-or-no questions; 0 where an answer is always the same."""
+    """The correlation of two yes-or-no questions; 0 if all answers to one of them are the same."""
     p, q, both = float(a.mean()), float(b.mean()), float((a & b).mean())
     spread = p * (1 - p) * q * (1 - q)
     return (both - p * q) / spread**0.5 if spread > 0 else 0.0
@@ -195,11 +195,11 @@ def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np
 
     Args:
         graph: symmetric ``(N, N)``, nonzero where clients are related, sorted indices.
-        there: which clients count ``(N,)``.
+        there: present clients ``(N,)``.
 
     Returns:
-        The kind of each client ``(N,)``, numbered by first occurrence, -1 where it is not there; and the
-        first client of each kind.
+        The kind of each client ``(N,)``, numbered by first occurrence, -1 for absent clients; and the first
+        client of each kind.
     """
     graph.sort_indices()
     known: dict[bytes, int] = {}
@@ -217,13 +217,14 @@ def kinds_of_clients(graph: Graph, there: NDArray[np.bool_]) -> tuple[NDArray[np
 def with_newcomers(
     relatives: Graph, like: NDArray[np.int64], founders: NDArray[np.int64], kinds: NDArray[np.int64]
 ) -> Graph:
-    """The relatives of each kind of client, after newcomers have joined some of them and founded others.
+    """The relatives of each kind of client after newcomers have joined kinds or founded new ones.
 
     Args:
         relatives: before ``(K, N)``.
-        like: the client whose kinds each client is related to: itself, or the one that it joins ``(N,)``.
+        like: for each client the client whose kinds it is related to: itself, or the one that it joins
+        ``(N,)``.
         founders: clients that are the first of their kind ``(F,)``.
-        kinds: these kinds ``(F,)``, new ones or those of clients that have all gone.
+        kinds: these kinds ``(F,)``: new ones, or kinds whose clients have all left.
     """
     rows, members = relatives.tocsc()[:, like].tocoo().coords
     stays = ~np.isin(members, founders) & ~np.isin(rows, kinds)

@@ -1,4 +1,4 @@
-"""Groupings that need no distances, and what can be done with any grouping."""
+"""Groupings that need no distances, and operations on any grouping."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rayfl.random import generator
 
 
 def single(clients: int) -> Labels:
-    """All in one cluster: FedAvg."""
+    """All clients in one cluster: FedAvg."""
     return np.zeros(clients, np.int64)
 
 
 def singletons(clients: int) -> Labels:
-    """Everyone alone: SOLO."""
+    """One cluster per client: SOLO."""
     return np.arange(clients, dtype=np.int64)
 
 
@@ -45,12 +45,12 @@ def shuffle_members(labels: NDArray[np.integer], seed: int) -> Labels:
 def members(
     labels: NDArray[np.integer], clients: Sequence[int] | NDArray[np.integer] | None = None
 ) -> list[NDArray[np.int64]]:
-    """The client ids of each cluster, clusters and ids in rising order.
+    """The client ids of each cluster; clusters and ids in ascending order.
 
     Args:
         labels: cluster of each client ``(n,)``.
-        clients: their ids ``(n,)`` where only a part of the population was clustered, so that positions
-            are not mistaken for ids; None if they are 0..n-1.
+        clients: their ids ``(n,)`` if only a part of the population was clustered, so that positions are not
+        mistaken for ids; None if they are 0..n-1.
     """
     ids = np.arange(len(labels)) if clients is None else np.asarray(clients)
     return [np.sort(ids[labels == cluster]).astype(np.int64) for cluster in np.unique(labels)]

@@ -1,8 +1,8 @@
 """Agglomerative hierarchical clustering on condensed distances: the tree, its cuts, and where to cut.
 
-Distances in float64 are linked by SciPy. Those of many clients are kept in float32 and linked here, in
-place, by the nearest-neighbour chain (Murtagh 1985) with the update formula of Lance and Williams: 4 bytes
-a pair in all where SciPy needs 16, O(N^2) time likewise, and clients may stand for several.
+Distances in float64 are linked by SciPy. Those of many clients are kept in float32 and linked here, in place,
+by the nearest-neighbour chain (Murtagh 1985) with the update formula of Lance and Williams. That needs 4
+bytes per pair where SciPy needs 16, also takes O(N^2) time, and lets one client stand for several.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def build_linkage(
 
 
 def _weigh(distances: Distances, sizes: NDArray[np.integer]) -> None:
-    """Ward's distance of groups of equal members, n and m of them: ``sqrt(2 n m / (n + m))`` times theirs."""
+    """Ward's distance of groups of n and m equal members: ``sqrt(2 n m / (n + m))`` times their distance."""
     start = 0
     for i, n in enumerate(sizes[:-1].tolist()):
         m = sizes[i + 1 :]
@@ -122,11 +122,11 @@ def merge_members(linkage: Array) -> NDArray[np.int64]:
 def _nearest_neighbour_chain(
     distances: Distances, sizes: NDArray[np.integer], method: Method
 ) -> tuple[NDArray[np.int64], Distances]:
-    """Merges (pairs of places, heights) in the order in which they are found; overwrites ``distances``.
+    """Merges (pairs of positions, heights) in the order in which they are found; overwrites ``distances``.
 
-    Go from a group to its nearest, from there to its nearest, and so on: the distances fall, so two are
-    each other's nearest in the end, and these merge (``i``, ``j`` into place ``j``). All four linkages are
-    *reducible*: that brings no other group nearer, so the rest of the chain stands.
+    Go from a group to its nearest, from there to its nearest, and so on. The distances fall, so the chain
+    ends in two groups that are each other's nearest; these merge (``i``, ``j`` into position ``j``). All four
+    linkages are *reducible*: a merge brings no other group nearer, so the rest of the chain stays valid.
     """
     count = len(sizes)
     places = np.arange(count)
@@ -215,9 +215,9 @@ def cut_into(linkage: Array, n_clusters: int) -> Labels:
 
 
 def threshold_for(linkage: Array, n_clusters: int) -> float | None:
-    """A beta that gives ``n_clusters``: the middle of its interval, None if ties leave no interval.
+    """A beta that gives ``n_clusters``: the middle of its interval; None if ties leave no interval.
 
-    For one cluster, which has no upper end, the height of the last merge.
+    For one cluster, whose interval has no upper end: the height of the last merge.
     """
     heights = linkage[:, 2]
     below = float(heights[-n_clusters]) if n_clusters <= len(heights) else 0.0

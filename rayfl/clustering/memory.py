@@ -1,4 +1,4 @@
-"""How much memory a clustering may take, and a refusal with the figures where that does not suffice."""
+"""How much memory a clustering may use, and a refusal with figures if that is not enough."""
 
 from __future__ import annotations
 

@@ -27,14 +27,14 @@ FEW = 5
 
 @dataclass(frozen=True)
 class Fit:
-    """How near B newcomers are to the clusters that they were given.
+    """How near B newcomers are to the clusters that they were assigned.
 
     Attributes:
         measure: what the distances are.
-        distance: to its own cluster ``(B,)``; NaN for one in a new cluster.
+        distance: to its own cluster ``(B,)``; NaN for a newcomer in a new cluster.
         next_distance: to the nearest other cluster ``(B,)``; NaN if there is none.
-        usual: the largest distance of a member of its cluster to the cluster, or of any cluster where its own
-            has fewer than ``FEW`` members ``(B,)``; NaN in a new cluster.
+        usual: the largest distance of a member of its cluster to the cluster; if the cluster has fewer than
+        ``FEW`` members, the largest of any cluster ``(B,)``; NaN in a new cluster.
     """
 
     measure: str
@@ -75,7 +75,7 @@ class Fit:
         )
 
     def of_some(self, newcomers: NDArray[np.bool_]) -> Fit:
-        """The fit of more newcomers: NaN for those that are not meant ``(B',)``."""
+        """Extend the fit to more newcomers; NaN for the others ``(B',)``."""
 
         def filled(values: Array) -> Array:
             whole = np.full(len(newcomers), np.nan)
@@ -166,8 +166,8 @@ def extend(distances: Array, new_rows: Array) -> Array:
 
     Args:
         distances: of the M old clients, condensed.
-        new_rows: from the B newcomers, clients M..M+B-1, to everybody, ``(B, M + B)``; zero from each to
-            itself.
+        new_rows: from the B newcomers, clients M..M+B-1, to all clients, ``(B, M + B)``; the diagonal is
+        zero.
 
     Raises:
         ValueError: if the sizes do not fit.
@@ -194,10 +194,10 @@ def place_newcomers(
     """Algorithm 9: the cluster of every client after B newcomers have joined M old clients.
 
     For each newcomer the matrix of the old clients and itself is clustered and cut at the same beta, so that
-    its place does not depend on who else comes (the thesis builds one tree of all). Old clients keep their
-    ids whatever the new tree says of them. A newcomer whose part of the tree holds old clients joins the
-    cluster of theirs that is nearest to it on average (the part may hold several clusters, since a newcomer
-    can bridge them). The others found clusters: those of a tree of them alone.
+    its cluster does not depend on the other newcomers (the thesis builds one tree of all). Old clients keep
+    their ids whatever the new tree says. A newcomer whose part of the tree contains old clients joins the one
+    of their clusters that is nearest on average (a newcomer can bridge several clusters). The other newcomers
+    form new clusters, by a tree of these newcomers alone.
 
     Args:
         extended: condensed distances of the M + B clients, the newcomers last (:func:`extend`).
@@ -236,17 +236,19 @@ def nearest_cluster(
     old_labels: NDArray[np.integer],
     new: Sequence[NDArray[np.floating]],
 ) -> Labels:
-    """FLT's shortcut for newcomers: the cluster nearest by the distance to its mean latent embedding.
+    """FLT's shortcut for newcomers: the cluster whose mean code is nearest to the newcomer's mean code.
 
-    Signatures are compared as the clients sent them, before any embedding, which is of all together.
+    Signatures are compared as the clients sent them, before any embedding, since an embedding needs all of
+    them at once.
 
     Args:
-        old: points of the M old clients, ``(k_i, e)``; a client counts once, whatever its ``k_i``.
+        old: points of the M old clients, ``(k_i, e)``; all clients have the same weight, whatever their
+        ``k_i``.
         old_labels: their clusters ``(M,)``; negative: in none.
         new: points of the B newcomers, ``(k_i, e)``.
 
     Returns:
-        ``(B,)``: of clusters equally near the one with the smaller id.
+        ``(B,)``; ties: the smaller id.
 
     Raises:
         ValueError: if no old client is in a cluster.

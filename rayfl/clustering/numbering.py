@@ -1,4 +1,4 @@
-"""How the clusters of two moments correspond: their numbers, and the models that they start from."""
+"""How clusters before and after a clustering correspond: their numbers, and their first models."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def match_ids(new: NDArray[np.integer], old: NDArray[np.integer], next_id: int |
 
 
 def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: int) -> NDArray[np.int64]:
-    """The model that most members of each cluster used, ties: the smaller id; -1 for one without members.
+    """The model that most members of each cluster used (ties: the smaller id); -1 without members.
 
     Args:
         labels: new cluster of each client ``(n,)``.
@@ -59,11 +59,11 @@ def most_used(labels: NDArray[np.int64], models: NDArray[np.int64], clusters: in
 
 
 def reuse(labels: NDArray[np.int64], used: NDArray[np.int64], models: int) -> NDArray[np.int64]:
-    """New clusters (labels from ``models`` on) under the numbers of clusters that have no members.
+    """Give new clusters (labels from ``models`` on) the numbers of clusters that have no members.
 
     Args:
         labels: ``(n,)``.
-        used: the clusters that have members; those from ``models`` on do not matter.
+        used: the clusters that have members; those from ``models`` on are ignored.
         models: K.
     """
     free = np.setdiff1d(np.arange(models), used)

@@ -1,4 +1,4 @@
-"""Which cluster newcomers join, from everybody's signatures."""
+"""Which clusters newcomers join, by the signatures of all clients."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def place_by_distances(
     threshold: float | None,
     next_id: int,
 ) -> Labels:
-    """The same, where the distances of all are known.
+    """The same as :func:`place`, if the distances of all clients are known.
 
     Args:
         clustering, threshold, next_id: as for :func:`place`.
         distances: of the M + B clients, condensed.
-        labels: their clusters, -1 of newcomers ``(M + B,)``.
+        labels: their clusters, -1 for newcomers ``(M + B,)``.
 
     Returns:
         ``(B,)``.
@@ -81,10 +81,10 @@ def adopt(
     newcomer_labels: NDArray[np.integer],
     next_id: int,
 ) -> Labels:
-    """Clusters of newcomers by a clustering of everybody, in terms of the clusters that old clients have.
+    """Translate a clustering of all clients into the clusters that old clients already have, for newcomers.
 
-    A newcomer takes the cluster of most old clients that the new clustering puts beside it (ties: the
-    smaller id); where there are none it founds one. One without a label has none.
+    A newcomer takes the cluster of most old clients that the new clustering groups with it (ties: the smaller
+    id); if there are none, it founds a cluster. A newcomer without a label gets none.
 
     Args:
         old_new_labels: new labels of the M old clients.

@@ -1,4 +1,4 @@
-"""Clients as points in the plane, for maps: what stays of their distances when these are dropped."""
+"""Clients as points in the plane, for maps that replace the matrix of distances."""
 
 from __future__ import annotations
 

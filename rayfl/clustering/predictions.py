@@ -1,13 +1,14 @@
-"""FLIS: how alike clients' models are, by what they predict on the server's data.
+"""FLIS: similarity of clients' models by their predictions on the server's data.
 
 Morafah, Vahidian, Wang, Lin, *FLIS: clustered federated learning via inference similarity for non-IID data
 distribution*, 2022 (Vahidian's thesis, section 3.3). ``B_i`` are the predictions of client i's model on the
-server's samples, (samples x classes), soft or one-hot, here one row a client. The inference similarity
-is ``A_ij = <B_i, B_j>_F / (||B_i||_F ||B_j||_F)``, the cosine of two rows: in [0, 1], with one-hot
-predictions the share of samples on which both agree. (The printed numerator, the norm of the elementwise
-product, would not give the unit diagonal that the text states; the authors' code has the inner product.)
+server's samples, (samples x classes), soft or one-hot, here one row per client. The inference similarity is
+``A_ij = <B_i, B_j>_F / (||B_i||_F ||B_j||_F)``, the cosine of two rows. It lies in [0, 1]; with one-hot
+predictions it is the share of samples on which both agree. (The printed numerator, the norm of the
+elementwise product, would not give the unit diagonal that the text states; the authors' code has the inner
+product.)
 
-The similarities of many clients are made in blocks by :mod:`rayfl.clustering.cosines`. From them follow
+The similarities of many clients are computed in blocks by :mod:`rayfl.clustering.cosines`. They give
 overlapping clusters (FLIS (DC), Algorithm 5) or disjoint ones (FLIS (HC), Algorithm 6).
 """
 
@@ -37,14 +38,15 @@ def inference_similarities(predictions: NDArray[np.floating], block: int = 256) 
 
 
 def joint_clusters(similarities: NDArray[np.floating], beta: float) -> Joint:
-    """FLIS (DC): cluster i holds ``{j : A_ij >= beta}``, overlapping; one cluster a client (Alg. 5, line 4).
+    """FLIS (DC): cluster i is ``{j : A_ij >= beta}``, overlapping; one cluster per client (Alg. 5, line 4).
 
     Args:
         similarities: condensed ``(N (N - 1) / 2,)``.
-        beta: 0 puts everybody into every cluster (FedAvg), 1 only clients that predict alike (SOLO).
+        beta: 0 puts all clients into every cluster (FedAvg), 1 only clients that predict alike (SOLO).
 
     Returns:
-        ``(N, N)``: row i is cluster i. Symmetric; everybody is in their own. Equal rows are equal clusters.
+        ``(N, N)``: row i is cluster i. Symmetric; each client is in its own cluster. Equal rows are equal
+        clusters.
     """
     from scipy.spatial.distance import squareform
 
@@ -56,13 +58,13 @@ def joint_clusters(similarities: NDArray[np.floating], beta: float) -> Joint:
 def disjoint_clusters(similarities: NDArray[np.floating], beta: float, method: Method = "average") -> Labels:
     """FLIS (HC): hierarchical clustering on ``1 - A``, cut where similarity falls below beta (Alg. 6).
 
-    The thesis leaves the linkage open; ``average`` is PACFL's. Unseen clients extend ``1 - A`` and are
-    placed by :func:`rayfl.clustering.newcomers.place_newcomers` with the threshold ``1 - beta``.
+    The thesis leaves the linkage open; ``average`` is PACFL's. New clients extend ``1 - A`` and are assigned
+    by :func:`rayfl.clustering.newcomers.place_newcomers` with the threshold ``1 - beta``.
 
     Args:
         similarities: condensed ``(N (N - 1) / 2,)``.
-        beta: 0 makes one cluster, 1 leaves all apart that do not predict alike.
-        method: how the distance of two groups follows from that of their members.
+        beta: 0 makes one cluster; 1 separates all clients that do not predict alike.
+        method: linkage, how the distance of two groups follows from that of their members.
 
     Returns:
         The cluster of each client ``(N,)``, numbered by their smallest client.
@@ -72,13 +74,14 @@ def disjoint_clusters(similarities: NDArray[np.floating], beta: float, method: M
 
 
 def clustering_error(together: Joint, groups: NDArray[np.integer]) -> tuple[int, int]:
-    """How wrong clusters are against the true groups, over all unordered pairs of clients.
+    """Compare clusters with the true groups, over all unordered pairs of clients.
 
-    The thesis' clustering error is the sum of both (section 3.3, "the influence of beta on clustering
+    The thesis' clustering error is the sum of both numbers (section 3.3, "the influence of beta on clustering
     error"). A beta that is too small makes false positives, one that is too large false negatives.
 
     Args:
-        together: ``(N, N)``, symmetric, who is with whom; of disjoint clusters ``labels[:, None] == labels``.
+        together: ``(N, N)``, symmetric, whether two clients are together; for disjoint clusters ``labels[:,
+        None] == labels``.
         groups: true group of each client ``(N,)``.
 
     Returns:

@@ -1,19 +1,20 @@
-"""How two signatures compare: distances of all pairs of clients, in condensed form.
+"""Distances between the signatures of all pairs of clients, in condensed form.
 
 The condensed form of a symmetric N x N distance matrix is its upper triangle row by row, as in
-``scipy.spatial.distance.pdist``: ``N (N - 1) / 2`` numbers, the diagonal being 0 by definition.
+``scipy.spatial.distance.pdist``: ``N (N - 1) / 2`` numbers; the diagonal is 0 by definition.
 
-Clients are compared in *blocks*: :func:`pack` lays the signatures of up to ``BLOCK`` clients side by side,
+Clients are compared in *blocks*: :func:`pack` concatenates the signatures of up to ``BLOCK`` clients,
 :func:`tile` compares two blocks by matrix products, :func:`place` writes a tile into the condensed form. A
-tile depends on its two blocks only, so tiles can be made by any worker in any order.
+tile depends only on its two blocks, so any worker can compute tiles in any order.
 
 The angles between subspaces are PACFL's, in degrees (:mod:`rayfl.angles`). Sets of points are compared as in
 FLT, by ``min_distance`` (the paper) or ``matching`` (its authors' code).
 
-Accuracy against an SVD in float64 of each pair: in double precision 1e-5 degrees, and 0.01 where two
-angles coincide near 0, since the closed form of the largest eigenvalue then loses half the digits; in single
-precision 0.005 degrees (an angle's; ``vector_angle_sum`` adds p of them). Its products are up to 1e-6 off,
-which matters most near 0, so angles below ``NEAR`` are taken in double precision there too.
+Accuracy against an SVD in float64 of each pair: in double precision 1e-5 degrees, and 0.01 where two angles
+coincide near 0, since the closed form of the largest eigenvalue then loses half the digits; in single
+precision 0.005 degrees per angle (``vector_angle_sum`` adds p of them). Single-precision products have errors
+of up to 1e-6, which matters most near 0, so angles below ``NEAR`` are computed in double precision there,
+too.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ PROXIMITIES = (*ANGLES, *VECTOR_DISTANCES, *POINTS, RELEVANCE)
 
 
 def condensed_index(clients: int, i: NDArray[np.integer], j: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Where the distance between clients i and j (i != j, either order) lies in the condensed form."""
+    """The position of the distance between clients i and j (i != j, either order) in the condensed form."""
     low, high = np.minimum(i, j).astype(np.int64), np.maximum(i, j).astype(np.int64)
     return np.asarray(clients * low - low * (low + 1) // 2 + high - low - 1, np.int64)
 
@@ -82,11 +83,10 @@ class Block:
 
     Attributes:
         size: n.
-        parts: (their positions in the block, rising, ``(m,)``; their vectors ``(p, m, D)``), clients with
-            equally many vectors together. Vectors are orthonormal for ``principal_angle``, of length 1 for
-            the other angles, both up to single precision; for ``POINTS`` they are the points.
-        vectors: how many of them a client has that has enough samples, see
-            :func:`rayfl.angles.vector_angle_sum`.
+        parts: (positions in the block, ascending, ``(m,)``; vectors ``(p, m, D)``), one part for each number
+        of vectors. Vectors are orthonormal for ``principal_angle``, of length 1 for the other angles, both up
+        to single precision; for ``POINTS`` they are the points.
+        vectors: number of vectors of a client with enough samples, see :func:`rayfl.angles.vector_angle_sum`.
     """
 
     size: int
@@ -102,13 +102,13 @@ class Block:
 def pack(
     proximity: str, signatures: Sequence[NDArray[np.floating]], first: int = 0, vectors: int | None = None
 ) -> Block:
-    """Lay signatures side by side.
+    """Concatenate signatures.
 
     Args:
-        proximity: a name of ``ANGLES`` (signatures ``(D, p_i)``, ``p_i`` may differ), of
-            ``VECTOR_DISTANCES`` (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or
-            ``POINTS`` (points ``(k_i, D)``, ``k_i`` may differ).
-        signatures: one a client.
+        proximity: a name of ``ANGLES`` (signatures ``(D, p_i)``, ``p_i`` may differ), of ``VECTOR_DISTANCES``
+        (arrays of one shape; histograms ``(c_i,)`` are padded with zeros), or ``POINTS`` (points ``(k_i,
+        D)``, ``k_i`` may differ).
+        signatures: one per client.
         first: the first client's id, for messages.
         vectors: :attr:`rayfl.signatures.base.Signature.vectors`.
 
@@ -184,8 +184,8 @@ def tile(proximity: str, left: Block, right: Block | None = None, precise: bool 
         proximity: as given to :func:`pack`.
         left: n clients.
         right: m clients; None for the pairs within ``left``, of which only the upper triangle is computed
-            (what lies below it is undefined, the diagonal 0).
-        precise: double precision, and a result in it.
+        (the lower one is undefined, the diagonal 0).
+        precise: compute and return double precision.
 
     Returns:
         ``(n, m)``, float32 or float64.
@@ -364,11 +364,13 @@ def _nearest_points(squares: Distances) -> Array:
 def _matched_points(squares: Distances) -> Array:
     """FLT's code: ``min_pi sqrt(sum_r ||u_ir - u_j,pi(r)||^2) / k``, arguments as :func:`_nearest_points`.
 
-    Of different numbers of points k is the smaller, and every point of the smaller set is given one of its
-    own of the larger; the others do not count (as in the code, ``min_matching_distance``).
+    If the numbers of points differ, k is the smaller one; every point of the smaller set is matched with a
+    different point of the larger set, and the other points are ignored (as in the code,
+    ``min_matching_distance``).
 
-    The least sum for each set of taken points of the larger set grows by one point of the smaller at a time:
-    ``k 2^(k-1)`` additions for all pairs of clients at once, 80 for k = 5, where the code tries k! orders.
+    The minimum for each set of matched points of the larger set is extended by one point of the smaller set
+    at a time. That takes ``k 2^(k-1)`` additions for all pairs of clients at once, 80 for k = 5, where the
+    code tries k! orders.
     """
     from scipy.optimize import linear_sum_assignment
 
@@ -419,7 +421,7 @@ def _products(u: Distances, v: Distances) -> Distances:
 
 
 def _near(proximity: str, products: Distances, values: Array) -> NDArray[np.bool_]:
-    """Which pairs have an angle so small that single precision does not do."""
+    """Pairs with an angle so small that single precision does not suffice."""
     if proximity != "vector_angle_sum":
         return values < NEAR
     near = np.zeros(values.shape, np.bool_)
@@ -429,7 +431,7 @@ def _near(proximity: str, products: Distances, values: Array) -> NDArray[np.bool
 
 
 def _span(signature: NDArray[np.floating]) -> Distances:
-    """An orthonormal basis of the columns: they themselves if they are one up to rounding."""
+    """An orthonormal basis of the columns: the columns themselves if they are orthonormal up to rounding."""
     gram = signature.T @ signature
     if np.abs(gram - np.eye(len(gram), dtype=gram.dtype)).max() < 1e-5:
         return signature
@@ -482,7 +484,7 @@ def _rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:
 
 
 def _wide(vectors: Any, width: int) -> Any:
-    """Zeros appended on the last axis."""
+    """Append zeros on the last axis."""
     missing = width - vectors.shape[-1]
     return np.pad(vectors, [(0, 0)] * (vectors.ndim - 1) + [(0, missing)]) if missing else vectors
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 
 def adjusted_rand_index(labels: NDArray[np.integer], truth: NDArray[np.integer]) -> float:
-    """Agreement with the true groups whatever the ids: 1 if equal, about 0 if random (Hubert, Arabie)."""
+    """Agreement with the true groups, whatever the ids: 1 if equal, about 0 if random (Hubert, Arabie)."""
     from sklearn.metrics import adjusted_rand_score  # deferred: it takes a second
 
     with warnings.catch_warnings():
@@ -20,10 +20,10 @@ def adjusted_rand_index(labels: NDArray[np.integer], truth: NDArray[np.integer])
 def separation_gap(similarity: NDArray[np.floating], groups: NDArray[np.integer]) -> float:
     """CFL's separation gap ``g = alpha_intra_min - alpha_cross_max`` (Sattler et al.).
 
-    Positive exactly if every two clients of one group are more alike than any two of different groups.
+    Positive if and only if any two clients of one group are more similar than any two of different groups.
 
     Args:
-        similarity: ``(N, N)``, symmetric, larger is more alike; the diagonal is not looked at.
+        similarity: ``(N, N)``, symmetric, larger is more similar; the diagonal is ignored.
         groups: true group of each client ``(N,)``.
 
     Returns:

@@ -25,11 +25,11 @@ class UpdateNorms:
     """The norms of a cluster's updates after a round.
 
     Attributes:
-        mean: ``||d_c||``, of the weighted mean of the updates (Eq. 2; Alg. 5 prints the plain mean).
+        mean: ``||d_c||``, the norm of the weighted mean of the updates (Eq. 2; Alg. 5 prints the plain mean).
         each: ``||d_i||`` ``(m,)``.
-        weights: of the clients in the mean ``(m,)``.
-        reference: the largest norm of an update in this cluster so far, :func:`reference_of_half` included.
-        rounds: complete ones, this one included.
+        weights: weights of the clients in the mean ``(m,)``.
+        reference: the largest norm of an update in this cluster so far, including :func:`reference_of_half`.
+        rounds: completed rounds, including this one.
     """
 
     mean: float
@@ -47,9 +47,9 @@ class UpdateNorms:
     def relative(self) -> tuple[float, float]:
         """``||d_c||`` and ``max_i ||d_i||`` in units that carry over between datasets.
 
-        The unit of the first is ``sqrt(sum_i p_i^2 ||d_i||^2)``, the length that the mean would have if the
-        updates were orthogonal to each other; ``p_i`` is the share of client i in the mean. That of the
-        second is ``reference``.
+        The unit of the first is ``sqrt(sum_i p_i^2 ||d_i||^2)``, the norm that the mean would have if the
+        updates were orthogonal; ``p_i`` is the weight of client i in the mean. The unit of the second is
+        ``reference``.
         """
         orthogonal = np.linalg.norm(self.weights / self.weights.sum() * self.each)
         with np.errstate(invalid="ignore", divide="ignore"):  # before the first update
@@ -69,11 +69,12 @@ class UpdateNorms:
 
 
 def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
-    """The :attr:`UpdateNorms.reference` with which a half of a split begins.
+    """The initial :attr:`UpdateNorms.reference` of a half of a split.
 
-    Decision: the geometric mean of the longest update of all (``root``, of the first cluster) and of the
-    longest of the half at the split (``norms``). The first alone is too long: those who are left disagree
-    less than all did. The second alone is too short: those updates have been getting shorter for some time.
+    Decision: the geometric mean of the longest update so far (``root``, in the first cluster) and of the
+    half's longest update at the split (``norms``). The first alone is too long, since the remaining clients
+    disagree less than all did. The second alone is too short, since updates have been getting shorter for
+    some time.
     """
     return float(np.sqrt(root * norms.max()))
 
@@ -86,12 +87,12 @@ class SplitCriteria(Section):
     """When CFL splits a cluster.
 
     ``norms: absolute`` is the paper: ``eps1`` and ``eps2`` are norms of updates, so they depend on the data,
-    the model, the learning rate and the number of local steps; the defaults are those of the authors' code.
+    the model, the learning rate and the number of local steps. The defaults are those of the authors' code.
 
     ``norms: relative`` (ours) measures both in units that carry over (:attr:`UpdateNorms.relative`). A
-    cluster is stationary when its updates have no direction in common any more: their mean is shorter than
-    if they were orthogonal. It is incongruent if some updates are still long, compared with the cluster's
-    first rounds: those of congruent clients get shorter. One setting then serves several datasets.
+    cluster is stationary when its updates have no common direction any more: their mean is shorter than if
+    they were orthogonal. It is incongruent if some updates are still long compared with the cluster's first
+    rounds; the updates of congruent clients get shorter. One setting then serves several datasets.
     """
 
     norms: Literal["absolute", "relative"] = Field(
@@ -141,7 +142,7 @@ class SplitCriteria(Section):
         return {**_RELATIVE, **values} if relative else values
 
     def met(self, norms: UpdateNorms) -> bool:
-        """Whether all criteria hold that need no similarities, so that those are worth computing."""
+        """Whether all criteria that need no similarities hold: then similarities are worth computing."""
         mean, largest = norms.relative if self.norms == "relative" else (norms.mean, norms.max)
         return (
             mean < self.eps1
@@ -161,14 +162,14 @@ def decide(
 
     Args:
         criteria: eps1, eps2, gamma_max and so on.
-        ids: of its m clients.
+        ids: the m clients of the cluster.
         similarities: of their latest updates, condensed, in the order of ``ids``; may be None unless
-            :meth:`SplitCriteria.met`.
+        :meth:`SplitCriteria.met`.
         norms: of the same updates.
 
     Raises:
         ValueError: as :func:`~rayfl.clustering.bipartition.bipartition`, if there are not m norms, or if
-            similarities are called for and not there.
+        similarities are needed and missing.
     """
     if len(norms.each) != len(ids):
         raise ValueError(f"{len(ids)} clients have as many norms, got {len(norms.each)}")

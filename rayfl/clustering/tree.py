@@ -1,4 +1,4 @@
-"""CFL's parameter tree: the models before and after every split, and the updates that were parted there.
+"""CFL's parameter tree: the models before and after every split, and the updates by which clients were split.
 
 Sattler, Mueller, Samek, *Clustered federated learning: model-agnostic distributed multi-task optimization
 under privacy constraints*, 2019, Algorithm 4 and Eq. 47.
@@ -18,12 +18,12 @@ from rayfl.clustering.newcomers import Fit
 
 @dataclass(frozen=True)
 class ParameterTree:
-    """K nodes, each a model; by default the root alone.
+    """K nodes, each with a model; at first only the root.
 
     Attributes:
-        parent: of each node ``(K,)``, -1 of the root.
-        sent: sketches of the updates that were parted at the splits ``(R, q)``.
-        edge: the child node on whose side each of them came out ``(R,)``.
+        parent: parent of each node ``(K,)``, -1 for the root.
+        sent: sketches of the updates at the splits ``(R, q)``.
+        edge: the child node to which each of these updates went ``(R,)``.
     """
 
     parent: NDArray[np.int64] = field(default_factory=lambda: np.array([-1]))
@@ -33,9 +33,9 @@ class ParameterTree:
     def split(
         self, node: int, halves: Sequence[NDArray[np.float32]]
     ) -> tuple[ParameterTree, tuple[int, int]]:
-        """The tree in which a leaf has two children, and their numbers.
+        """Give a leaf two children; return the tree and their numbers.
 
-        ``halves``: the sketches of each ``(m, q)``.
+        ``halves``: the sketches of the updates of each half ``(m, q)``.
         """
         children = len(self.parent), len(self.parent) + 1
         sent = [self.sent, *halves] if len(self.sent) else [*halves]
@@ -63,11 +63,13 @@ class ParameterTree:
         return int(v0 if a0 > a1 else v1)
 
     def fit(self, updates: NDArray[np.float32], nodes: NDArray[np.int64]) -> Fit:
-        """How well newcomers fit the children that they went to: one minus the cosine to the most similar
-        update of a child, of its members to the most similar of the others.
+        """How well newcomers fit the children that they went to.
+
+        The distance is one minus the cosine to the most similar update of the child; for its members, to the
+        most similar update of the other members.
 
         Args:
-            updates: sketches of those that they made from the nodes above ``(B, q)``.
+            updates: sketches of the newcomers' updates from the parent nodes ``(B, q)``.
             nodes: where they went ``(B,)``, not the root.
         """
         above = self.parent[nodes]

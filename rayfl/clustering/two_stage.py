@@ -1,19 +1,20 @@
-"""Clustering of more clients than a matrix of distances has room for: representatives first, then everyone.
+"""Clustering of more clients than a matrix of distances can hold: representatives first, then all clients.
 
 1. A keyed random sample of the clients are *representatives*.
-2. Every other client follows the nearest of them, at the distance d. Clients farther from all of them than
-   the sampled ones usually are from the nearest other one (the *radius*) are *strangers*: a small cluster
-   that the sample missed, for instance. Among these whoever has no representative within the radius becomes
-   one (leader clustering), so that no group, however small, is swallowed by one that is unlike it.
-3. The representatives are linked exactly, each counting as many times as it has followers.
-4. A follower enters the tree where its representative is at height d: the result is a tree of all clients,
-   which is cut like any other.
+2. Every other client follows its nearest representative, at distance d. The *radius* is the distance that
+   sampled clients usually have to their nearest neighbour among them. Clients farther than that from all
+   representatives are *strangers*, for instance a small cluster that the sample missed. A stranger without a
+   representative within the radius becomes one (leader clustering), so that no group, however small, is
+   merged into one that is unlike it.
+3. The representatives are linked exactly, each weighted by the number of its followers.
+4. A follower joins its representative at height d. The result is a tree of all clients, which is cut like any
+   other.
 
-Representatives are members drawn at random, not medoids: average linkage compares members, and medoids
-are nearer to one another than members are, so that a threshold would mean something else.
+Representatives are members drawn at random, not medoids: average linkage compares members, and medoids are
+nearer to one another than members are, so a threshold would mean something else.
 
-O(N R) distances for R representatives, made in blocks of clients that any worker can do; the result does
-not depend on them.
+This takes O(N R) distances for R representatives, computed in blocks of clients on any worker; the result
+does not depend on the workers.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ WIDEN = 1.5
 
 @dataclass(frozen=True)
 class Represented:
-    """A tree of all clients, by way of representatives.
+    """A tree of all clients, built through representatives.
 
     Attributes:
         linkage: SciPy's linkage matrix ``(N - 1, 4)``.
         representatives: their number R.
-        radius: nobody follows a representative that is farther away.
+        radius: maximum distance of a client to its representative.
     """
 
     linkage: Array
@@ -56,9 +57,9 @@ class Represented:
 
 
 def sample(clients: int, most: int, seed: int) -> Ids:
-    """The sampled representatives, rising: ``REPRESENTATIVES`` of N clients, at most half of ``most``.
+    """The sampled representatives, ascending: ``REPRESENTATIVES`` of N clients, at most half of ``most``.
 
-    The other half is for those that the sample missed.
+    The other half is kept for strangers.
     """
     count = max(1, min(REPRESENTATIVES, most // 2, clients))
     return np.sort(generator(seed, "representatives").choice(clients, count, replace=False)).astype(np.int64)
@@ -82,10 +83,10 @@ def link(
     """The tree of all N clients.
 
     Args:
-        proximity, method: how signatures compare, and groups.
+        proximity, method: how signatures and groups are compared.
         blocks: the signatures of all clients, in order.
-        sampled: :func:`sample`.
-        answers: :func:`nearest` of every block to the sampled.
+        sampled: the result of :func:`sample`.
+        answers: :func:`nearest` for every block.
         threshold: beta if one is given; the radius is at most that.
     """
     who = sampled[np.concatenate([index for index, _ in answers])]
@@ -115,7 +116,7 @@ def link(
 
 
 def _usual_distance(proximity: str, block: Block) -> float:
-    """The distance within which a client usually has another: what is beyond is an outlier to Tukey."""
+    """The distance within which a client usually has a neighbour; beyond it are outliers (Tukey)."""
     if block.size < 2:
         return 0.0
     values = tile(proximity, block, block)
@@ -127,9 +128,9 @@ def _usual_distance(proximity: str, block: Block) -> float:
 def _lead(
     proximity: str, blocks: Sequence[Block], strangers: Ids, radius: float, most: int
 ) -> tuple[Ids, Distances] | None:
-    """Whom every stranger follows, and at what distance; itself if nobody before it is within the radius.
+    """The representative of every stranger and its distance; itself if none before it is within the radius.
 
-    None if over ``most`` of them would follow themselves.
+    None if more than ``most`` strangers would become representatives.
     """
     who, away = strangers.copy(), np.zeros(len(strangers), np.float32)
     leaders: list[int] = []

@@ -1,1 +1,1 @@
-"""Embeddings of all signatures together, before they are compared: one a file."""
+"""Embeddings of all signatures together, before they are compared; one per file."""

@@ -1,4 +1,4 @@
-"""The contract of an embedding: the server moves all signatures into a common space of few dimensions."""
+"""The interface of an embedding: the server maps all signatures into a common space of few dimensions."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from rayfl.settings import Section
 
 
 class Embedding(Section):
-    """What the server does to the signatures of all clients before it compares them, chosen by name.
+    """What the server does to the signatures of all clients before it compares them; chosen by name.
 
-    Signatures are sets of points, ``(k_i, e)`` of client i, and stay so: ``(k_i, u)``.
+    Signatures are sets of points, ``(k_i, e)`` for client i, and stay sets of points: ``(k_i, u)``.
     """
 
     name: str
 
     joint: ClassVar[bool] = True
-    """Whether the place of one client's points depends on everybody's."""
+    """Whether the position of a client's points depends on the points of all clients."""
 
     def embed(
         self, signatures: Sequence[NDArray[np.floating]], key: int = 0

@@ -21,5 +21,5 @@ class NoEmbedding(Embedding):
     def embed(
         self, signatures: Sequence[NDArray[np.floating]], key: int = 0
     ) -> Sequence[NDArray[np.floating]]:
-        """They themselves."""
+        """Return the signatures unchanged."""
         return signatures

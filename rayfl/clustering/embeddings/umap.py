@@ -25,10 +25,10 @@ where the search that UMAP would use takes 20 s to be compiled."""
 class Umap(Embedding):
     """UMAP of the points of all clients to u dimensions (FLT, Algorithm 2, line 14).
 
-    McInnes, Healy, Melville, "UMAP: uniform manifold approximation and projection", 2018; the defaults are
+    McInnes, Healy, Melville, "UMAP: uniform manifold approximation and projection", 2018. The defaults are
     those of umap-learn, as in FLT's code. It is seeded and runs on one thread, so that the same points give
-    the same bits. All points are fitted together and keep the places of the fit (the authors' code fits, and
-    then places each client's points anew by ``transform``, which moves them a little).
+    the same bits. All points are fitted together and keep the positions of the fit. (The authors' code fits,
+    and then maps each client's points again by ``transform``, which moves them a little.)
     """
 
     name: Literal["umap"] = "umap"
