@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def run(rounds: int = 20) -> list[dict[str, Any]]:
     return rows
 
 
-def measured(task: Workload, rounds: int, backend: str, folder: Path) -> dict[str, Any]:
+def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Start a run and do some rounds.
 
     Returns:
@@ -81,7 +82,7 @@ def measured(task: Workload, rounds: int, backend: str, folder: Path) -> dict[st
     """
     task.config(folder)
     begun = time.process_time()
-    with PeakMemory() as peak, running(task, folder, {"backend": backend}) as rayfl:
+    with PeakMemory() as peak, running(task, folder, execution) as rayfl:
         rayfl.round()
         start = time.process_time() - begun
         before, seconds = _cpu(rayfl), []
@@ -96,7 +97,7 @@ def measured(task: Workload, rounds: int, backend: str, folder: Path) -> dict[st
         "clients": task.clients,
         "cohort": task.cohort,
         "tested every": task.sections["evaluation"]["every"] % _NEVER,
-        "backend": backend,
+        "backend": execution["backend"],
         "start_cpu": start,
         "checkpoint_cpu": saving,
         **{f"{who}_cpu": value for who, value in used.items()},
@@ -140,6 +141,9 @@ def main() -> None:
         "--every", type=int, default=0, help="rounds between two tests of all clients (0: no tests)"
     )
     parser.add_argument("--tests", type=int, default=1, help="test samples of a client")
+    parser.add_argument("--samples", type=int, default=20, help="training samples of a client")
+    parser.add_argument("--sharded", action="store_true", help="the data stay in files")
+    parser.add_argument("--block-size", default="auto", help="clients in a block")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--backend", default="ray", choices=("ray", "inline"))
     parser.add_argument("--folder", type=Path, help="folder in which the data are kept for the next time")
@@ -150,9 +154,11 @@ def main() -> None:
         for name in ("reduce", "combine"):
             _watched(LocalServer, name)
     task = workload(options.clients, options.cohort, options.every, options.tests)
+    task = replace(task, samples=options.samples, sharded=options.sharded)
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
         where = options.folder or Path(folder)
-        print(json.dumps(measured(task, options.rounds, options.backend, where)))
+        execution = {"backend": options.backend, "block_size": options.block_size}
+        print(json.dumps(measured(task, options.rounds, execution, where)))
 
 
 if __name__ == "__main__":

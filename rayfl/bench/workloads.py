@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from rayfl.config import Config, load
 from rayfl.data import Samples, write_npz
+
+_A_FILE = 10_000
+"""Clients in a shard."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class Workload:
         training: the ``training`` section, without participation.
         sections: more of the config, such as ``{"local": "scaffold"}``.
         tests: test samples of a client.
+        sharded: whether the data lie in many files, and stay there.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Workload:
     training: dict[str, Any] = field(default_factory=dict)
     sections: dict[str, Any] = field(default_factory=dict)
     tests: int = 1
+    sharded: bool = False
 
     @property
     def steps(self) -> int:
@@ -57,10 +62,28 @@ class Workload:
         x = rng.integers(0, 256, (count, *self.shape), dtype=np.uint8)
         return x, rng.integers(0, self.classes, count)
 
+    def _write_shards(self, folder: Path) -> None:
+        """The clients in files of 10,000; all files have the same random images."""
+        if (folder / "test-0.npz").exists():
+            return
+        folder.mkdir(exist_ok=True)
+        few = replace(self, clients=min(self.clients, _A_FILE))
+        x, y = few.arrays()
+        y = y.astype(np.uint8)
+        for number, first in enumerate(range(0, self.clients, _A_FILE)):
+            clients = np.arange(first, min(first + _A_FILE, self.clients), dtype=np.int32)
+            count = len(clients) * self.samples
+            owners = np.repeat(clients, self.samples)
+            np.savez(folder / f"train-{number:06d}.npz", x=x[:count], y=y[:count], client=owners)
+        np.savez(folder / "test-0.npz", x=x[:1000], y=y[:1000])
+
     def config(self, folder: Path, **execution: Any) -> Config:
         """The rayfl config, with its data written to ``folder``; IID, so every client has equally many."""
-        path = folder / f"{self.name}.npz"
-        if not path.exists():
+        data, partition = ("sharded", "stored") if self.sharded else ("npz", "iid")
+        path = folder / (self.name if self.sharded else f"{self.name}.npz")
+        if self.sharded:
+            self._write_shards(path)
+        elif not path.exists():
             x, y = self.arrays()
             test = min(len(x), 1000)
             write_npz(path, Samples(self.name, x, y, x[:test], y[:test], self.classes))
@@ -68,9 +91,9 @@ class Workload:
             {
                 "name": f"bench-{self.name}",
                 "rounds": 1_000_000,
-                "data": {"name": "npz", "path": str(path)},
+                "data": {"name": data, "path": str(path)},
                 "partition": {
-                    "name": "iid",
+                    "name": partition,
                     "clients": self.clients,
                     "validation": 0.0,
                     "test_samples": self.tests,

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data.base import Column, Samples, in_order
+from rayfl.data.sharded import ShardedArray
 from rayfl.errors import DataError
 
 Layout = Literal["auto", "hwc", "chw"]
@@ -273,7 +274,8 @@ def fingerprint(samples: Samples) -> str:
         array = getattr(samples, key)
         if array is not None:
             digest.update(f"{key} {array.dtype.str} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
+            own = isinstance(array, ShardedArray)
+            digest.update(array.fingerprint() if own else np.ascontiguousarray(array).data)
     return digest.hexdigest()[:16]
 
 

@@ -115,6 +115,7 @@ class Samples:
         columns: what else is known of the samples, by name. Looked at by partitions only.
         numbering: how the samples were numbered where they come from; None: by their places. Looked at by
             partitions only.
+        stored: the clients that the data come with, if they do. Looked at by partitions only.
 
     Raises:
         DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.
@@ -137,6 +138,7 @@ class Samples:
     scaling: Scaling | None = None
     columns: Mapping[str, Column] = field(default_factory=dict)
     numbering: Numbering | None = None
+    stored: Stored | None = None
 
     def __post_init__(self) -> None:
         if self.label_maps is not None:
@@ -171,8 +173,9 @@ class Samples:
         """The labels of samples by their (virtual) ids, ``(len(ids),)``."""
         y = self.y_train if part == "train" else self.y_test
         maps = self.label_maps
-        labels: NDArray[np.int64] = y[ids] if maps is None else maps[ids // len(y), y[ids % len(y)]]
-        return labels
+        labels = y[ids] if maps is None else maps[ids // len(y), y[ids % len(y)]]
+        found: NDArray[np.int64] = labels.astype(np.int64, copy=False)
+        return found
 
     def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | NDArray[np.float32]:
         """What a model is to predict: the words that follow, numbers, or the labels."""
@@ -320,9 +323,66 @@ class Ragged:
         sizes.flags.writeable = False  # everybody gets the same
         return sizes
 
+    @property
+    def arrays(self) -> tuple[NDArray[np.generic], ...]:
+        """What they are made of."""
+        return self.values, self.offsets
+
     def __getstate__(self) -> dict[str, Any]:
         """The arrays: the sizes follow from them, and need not travel."""
         return {"values": self.values, "offsets": self.offsets}
+
+
+class Ranges(Ragged):
+    """Lists of consecutive numbers: list ``i`` is ``range(offsets[i], offsets[i + 1])``, and takes no memory.
+
+    All values together are made when they are asked for.
+    """
+
+    def __init__(self, offsets: NDArray[np.int64]) -> None:
+        object.__setattr__(self, "offsets", offsets)
+
+    @classmethod
+    def of_sizes(cls, sizes: NDArray[np.int64]) -> Ranges:
+        """Lists of these sizes, one behind the other."""
+        return cls(_offsets(sizes))
+
+    @property
+    def values(self) -> NDArray[np.int32]:
+        """All of them ``(n,)``."""
+        return np.arange(self.offsets[0], self.offsets[-1], dtype=np.int32)
+
+    def __getitem__(self, i: int) -> NDArray[np.int32]:
+        return np.arange(self.offsets[i], self.offsets[i + 1], dtype=np.int32)
+
+    def take(self, which: NDArray[np.integer]) -> Ragged:
+        """Some of the lists, in this order."""
+        offsets = _offsets(self.sizes_of(which))
+        shift = np.repeat(self.offsets[which] - offsets[:-1], np.diff(offsets))
+        return Ragged((np.arange(offsets[-1]) + shift).astype(np.int32), offsets)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"offsets": self.offsets}
+
+    @property
+    def arrays(self) -> tuple[NDArray[np.generic], ...]:
+        """What they are made of."""
+        return (self.offsets,)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Clients that data come with, one behind the other.
+
+    Attributes:
+        train: the training samples of each.
+        test: its own test samples; None: nobody has such.
+        names: what they are called ``(N,)``; None: by their numbers.
+    """
+
+    train: Ragged
+    test: Ragged | None = None
+    names: Names | None = None
 
 
 @dataclass(frozen=True)

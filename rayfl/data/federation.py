@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, called
+from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Ranges, Samples, called
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
 
@@ -67,9 +67,9 @@ def build_federation(
 
 def divided(samples: Samples) -> Samples:
     """Samples without what only partitions look at."""
-    if not samples.columns and samples.numbering is None:
+    if not samples.columns and samples.numbering is None and samples.stored is None:
         return samples
-    return replace(samples, columns={}, numbering=None)
+    return replace(samples, columns={}, numbering=None, stored=None)
 
 
 def worth_naming(names: Names | None) -> Names | None:
@@ -138,6 +138,8 @@ def split(assigned: Ragged, fraction: float, seed: int, *ids: int) -> tuple[Ragg
     """Every client's samples in two lists; the second gets ``round(fraction * n)``, never all."""
     sizes = assigned.sizes
     if not fraction:
+        if isinstance(assigned, Ranges):
+            return assigned, Ragged.empty(len(sizes))
         return Ragged.ascending(assigned.values, sizes), Ragged.empty(len(sizes))
     held = np.minimum(np.rint(fraction * sizes).astype(np.int64), sizes - 1)
     client = np.repeat(np.arange(len(sizes)), sizes)
@@ -175,6 +177,8 @@ def client_tests(
             f"({len(without)} such clients); every client needs one"
         )
     if cap is None or tests.sizes.max() <= cap:
+        if isinstance(tests, Ranges):
+            return tests
         return Ragged.ascending(tests.values, tests.sizes)
     lists = [
         part if len(part) <= cap else generator(seed, "own test", client).permutation(part)[:cap]
@@ -197,40 +201,74 @@ def _following(samples: Samples, assigned: Ragged, cap: int | None, seed: int, n
     scarce = np.zeros(strata, np.bool_)
     scarce[scarce_strata(samples)] = True
 
-    # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.
-    owner = np.repeat(np.arange(len(assigned)), assigned.sizes)
-    pairs, counts = np.unique(owner * strata + strata_train[assigned.values], return_counts=True)
-    testable = available[pairs % strata] > 0
-    pairs, counts = pairs[testable], counts[testable]
-    client, stratum = pairs // strata, pairs % strata
-    size = np.bincount(client, weights=counts, minlength=len(assigned)).astype(np.int64)  # n_i
-    without = np.flatnonzero(size == 0)
-    if len(without):
+    shuffled = generator(seed, "test").permutation(len(strata_test)).astype(np.int32)
+    pool = shuffled[np.argsort(strata_test[shuffled], kind="stable")]
+    drawn = _Drawn(strata_train, available, scarce, pool, cap)
+    parts: list[NDArray[np.int32]] = [np.empty(0, np.int32)]
+    sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    without: list[int] = []
+    for some in assigned.pieces(_TOGETHER):  # clients do not look at each other
+        values, counts = drawn.of(assigned.take(np.arange(some.start, some.stop)))
+        without += (some.start + np.flatnonzero(counts == 0)).tolist()
+        parts.append(values)
+        sizes.append(counts)
+    if without:
         raise DataError(
             f"dataset {samples.name}: no test sample has a label of client {called(names, without[0])} "
             f"({len(without)} such clients); every label in the training data needs test samples"
         )
+    return Ragged.ascending(np.concatenate(parts), np.concatenate(sizes))
 
-    most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
-    starts = np.searchsorted(client, np.arange(len(assigned)))
-    others = np.logical_or.reduceat(~scarce[stratum], starts)[client]
-    total = np.minimum.reduceat(np.where(scarce[stratum] & others, _ANY, most), starts)
-    if cap is not None:
-        total = np.minimum(total, cap)
-    quota = total[client] * counts
-    take, remainder = quota // size[client], quota % size[client]
-    missing = total - np.add.reduceat(take, starts)
-    by_remainder = _by_remainder(client, remainder, stratum, strata)
-    rank = np.empty(len(client), np.int64)
-    rank[by_remainder] = np.arange(len(client)) - starts[client]
-    take += rank < missing[client]
-    take = np.minimum(take, available[stratum])
 
-    shuffled = generator(seed, "test").permutation(len(strata_test)).astype(np.int32)
-    pool = shuffled[np.argsort(strata_test[shuffled], kind="stable")]
-    pool_start = np.cumsum(available) - available
-    place = np.arange(int(take.sum())) + np.repeat(pool_start[stratum] - (np.cumsum(take) - take), take)
-    return Ragged.ascending(pool[place], np.add.reduceat(take, starts))
+@dataclass(frozen=True)
+class _Drawn:
+    """Draws the test samples of clients: see :func:`_following`.
+
+    Attributes:
+        strata: of every training sample.
+        available: test samples of each stratum.
+        scarce: which strata are.
+        pool: all test samples by stratum, in each in the order in which they are given out.
+        cap: most test samples of a client.
+    """
+
+    strata: NDArray[np.int64]
+    available: NDArray[np.int64]
+    scarce: NDArray[np.bool_]
+    pool: NDArray[np.int32]
+    cap: int | None
+
+    def of(self, assigned: Ragged) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """The test samples of these clients, and how many each has; 0 where none has a label of a client."""
+        strata, available = len(self.available), self.available
+        # One entry for each pair (client, stratum) that occurs and has test samples, sorted by client.
+        owner = np.repeat(np.arange(len(assigned)), assigned.sizes)
+        pairs, counts = np.unique(owner * strata + self.strata[assigned.values], return_counts=True)
+        testable = available[pairs % strata] > 0
+        pairs, counts = pairs[testable], counts[testable]
+        client, stratum = pairs // strata, pairs % strata
+        size = np.bincount(client, weights=counts, minlength=len(assigned)).astype(np.int64)  # n_i
+        if not size.all():
+            return self.pool[:0], size
+
+        most = available[stratum] * size[client] // counts  # m_i as far as this stratum allows
+        starts = np.searchsorted(client, np.arange(len(assigned)))
+        others = np.logical_or.reduceat(~self.scarce[stratum], starts)[client]
+        total = np.minimum.reduceat(np.where(self.scarce[stratum] & others, _ANY, most), starts)
+        if self.cap is not None:
+            total = np.minimum(total, self.cap)
+        quota = total[client] * counts
+        take, remainder = quota // size[client], quota % size[client]
+        missing = total - np.add.reduceat(take, starts)
+        by_remainder = _by_remainder(client, remainder, stratum, strata)
+        rank = np.empty(len(client), np.int64)
+        rank[by_remainder] = np.arange(len(client)) - starts[client]
+        take += rank < missing[client]
+        take = np.minimum(take, available[stratum])
+
+        pool_start = np.cumsum(available) - available
+        place = np.arange(int(take.sum())) + np.repeat(pool_start[stratum] - (np.cumsum(take) - take), take)
+        return self.pool[place], np.add.reduceat(take, starts)
 
 
 def _by_remainder(
@@ -276,7 +314,7 @@ def division(*federations: Federation) -> str:
     digest = hashlib.sha256()
     for federation in federations:
         for lists in (federation.train, federation.validation, federation.test):
-            for array in (lists.values, lists.offsets):
+            for array in lists.arrays:
                 digest.update(np.ascontiguousarray(array).data)
     names = federations[0].names
     digest.update("\0".join([] if names is None else names.tolist()).encode())

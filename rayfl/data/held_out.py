@@ -56,6 +56,14 @@ def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Sa
         count = round(share * total)
     else:
         count = min(public if share == "auto" else share, total // _MOST)
+    if not count and not public:
+        return samples
+    if samples.stored is not None:
+        raise ConfigError(
+            "data.server_share",
+            f"{share}: the samples of {samples.name} stay where they are stored, and the server gets none",
+            "choose features and methods that need none of its own",
+        )
     order = generator(seed, "server share").permutation(total)
     if samples.domain_train is not None:
         kept = np.unique(samples.domain_train[order], return_index=True)[1]

@@ -6,6 +6,7 @@ import numpy as np
 
 from rayfl.data.base import UNKNOWN, Federation, Samples
 from rayfl.data.federation import scarce_strata, strata_of
+from rayfl.data.sharded import in_files
 
 
 def remarks(federation: Federation) -> list[str]:
@@ -26,7 +27,7 @@ def _server(samples: Samples) -> list[str]:
 def _table(samples: Samples) -> list[str]:
     """The range of a table's features, and how models take them."""
     x, scaling = samples.x_train, samples.scaling
-    if x.ndim != 2 or x.dtype.kind != "f" or scaling is None:
+    if x.ndim != 2 or x.dtype.kind != "f" or scaling is None or in_files(x):
         return []
     low, high = x.min(axis=0), x.max(axis=0)
     sizes = f"data: {x.shape[1]} features from {low.min():g} to {high.max():g}"

@@ -56,7 +56,7 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
         ConfigError: if it does not fit; the message names what would.
     """
     samples = federation.samples
-    size = samples.x_train.nbytes + samples.x_test.nbytes + federation.train.values.nbytes * 2
+    size = samples.x_train.nbytes + samples.x_test.nbytes + sum(a.nbytes for a in federation.train.arrays) * 2
     block = block_rule(config, federation, host)(config.training.cohort(federation.clients))
     return plan_resources(config, federation.clients, block, host.spec.P, size, available)
 

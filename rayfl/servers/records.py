@@ -528,7 +528,7 @@ class Records:
             "last": self.best_last.last,
             "best": self.best_last.best,
             "best_round": self.best_last.best_round,
-            "perplexity": self.perplexity,
+            **({"perplexity": self.perplexity} if self.federation.samples.tokens else {}),
             **{f"last.{on}": last for on, last in self.last_on.items()},
             **{f"measured.{name}": last for name, last in self.measured.items()},
             **({} if self.local is None else self.local.arrays()),
@@ -545,7 +545,7 @@ class Records:
     def restore(self, arrays: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
         """Take up what :meth:`save` gave."""
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
-        self.perplexity = np.array(arrays["perplexity"], np.float64)
+        self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
         # Checkpoints of older versions do not have these.
         self.last_on = {on: arrays.get(f"last.{on}", last) for on, last in self.last_on.items()}
         self.measured = {name: arrays.get(f"measured.{name}", last) for name, last in self.measured.items()}

@@ -32,6 +32,7 @@ PARTS = [
 ]
 REQUIRED = {
     "npz": {"path": "a.npz"},
+    "sharded": {"path": "a"},
     "leaf": {"folder": "leaf"},
     "file": {"path": "owners.csv"},
     "column": {"column": "hospital"},

@@ -1,0 +1,44 @@
+"""The clients that the data come with, in the order in which their samples are stored."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+from typing_extensions import override
+
+from rayfl.data.base import Assignment, Partition, Ranges, Samples
+from rayfl.errors import DataError
+
+
+class Stored(Partition):
+    """Stored: the clients of a sharded dataset, which has the samples of each one beside the other.
+
+    A client is a range of samples then, and so ten million of them take little memory. With fewer
+    ``clients`` than there are, the first ones.
+    """
+
+    name: Literal["stored"] = "stored"
+    clients: int = Field(100, ge=1, description="number of clients N: the first of those that are stored")
+    validation: float = Field(
+        0.0, ge=0, lt=1, description="fraction of each client's samples kept for validation"
+    )
+
+    @override
+    def assign(self, samples: Samples, seed: int) -> Assignment:
+        if samples.stored is None:
+            raise DataError(
+                "partition: stored needs data that name the client of each sample (data.name=sharded, with "
+                "'client' in every file)"
+            )
+        train, test, names = samples.stored.train, samples.stored.test, samples.stored.names
+        if len(train) < self.clients:
+            raise DataError(
+                f"partition.clients: {self.clients} clients, {samples.name} has {len(train)}; use fewer"
+            )
+        n = self.clients
+        own = None if test is None else Ranges(np.asarray(test.offsets[: n + 1]))
+        return Assignment(
+            Ranges(np.asarray(train.offsets[: n + 1])), test=own, names=None if names is None else names[:n]
+        )

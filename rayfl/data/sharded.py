@@ -1,0 +1,251 @@
+"""Inputs that lie in many files, of which only those that are asked for are read.
+
+Importing this module costs nothing; pyarrow is needed for Parquet only.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import zipfile
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.errors import DataError
+
+_format: Any = np.lib.format  # without types
+
+SUFFIXES = (".npz", ".parquet")
+
+_MOST = 4096
+"""Shards that are open at a time; pages of mapped files are the system's, which takes them back at need."""
+
+
+class ShardedArray:
+    """Reads like an array ``(n, ...)`` whose rows lie in files, one shard after the other.
+
+    It travels to other processes without its rows: each reads the shards that it needs, maps those that are
+    stored as they are (``numpy.savez``), and keeps the others up to ``cache`` bytes. While rows of one shard
+    are copied the next is read.
+
+    Args:
+        paths: of the S shards.
+        starts: the number of the first row of each, and behind the last ``(S + 1,)``.
+        shape: of a row.
+        dtype: of the numbers.
+        cache: bytes of shards that are kept in memory.
+    """
+
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        starts: NDArray[np.int64],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        cache: int,
+    ) -> None:
+        self.paths, self.starts, self.cache = tuple(paths), starts, cache
+        self.shape, self.dtype = (int(starts[-1]), *shape), dtype
+        self._open()
+
+    def _open(self) -> None:
+        self._kept: OrderedDict[int, tuple[NDArray[Any], int]] = OrderedDict()  # rows; bytes if not mapped
+        self._held = 0
+        self._ahead: dict[int, Future[NDArray[Any]]] = {}
+        self._reader: ThreadPoolExecutor | None = None
+        self.reads = 0
+        """Shards opened so far."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is kept stays here."""
+        own = ("_kept", "_held", "_ahead", "_reader", "reads")
+        return {name: value for name, value in vars(self).items() if name not in own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As sent."""
+        vars(self).update(state)
+        self._open()
+
+    @property
+    def ndim(self) -> int:
+        """Axes."""
+        return len(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that it takes in memory wherever it is: none to speak of."""
+        return 0
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def take(self, ids: NDArray[np.integer], axis: int = 0) -> NDArray[Any]:
+        """The rows of these numbers ``(len(ids), ...)``."""
+        assert axis == 0
+        ids = np.asarray(ids, np.int64)
+        found = np.empty((len(ids), *self.shape[1:]), self.dtype)
+        of = np.searchsorted(self.starts, ids, side="right") - 1
+        order = np.argsort(of, kind="stable")
+        shards, first = np.unique(of[order], return_index=True)
+        edges = [*first.tolist(), len(ids)]
+        for place, (shard, (begin, end)) in enumerate(zip(shards.tolist(), pairwise(edges), strict=True)):
+            rows = self._rows(shard)
+            if place + 1 < len(shards):
+                self._read_ahead(int(shards[place + 1]))
+            where = order[begin:end]
+            found[where] = rows[ids[where] - self.starts[shard]]
+        return found
+
+    def __getitem__(self, key: Any) -> NDArray[Any]:
+        return self.take(np.arange(len(self))[key])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self.take(np.arange(len(self))), dtype)
+
+    def fingerprint(self) -> bytes:
+        """Changes with the contents: the checksums that files of arrays hold, or the footers of Parquet."""
+        digest = hashlib.sha256(repr((self.shape, self.dtype.str)).encode())
+        for path in self.paths:
+            digest.update(f"{path.name} {path.stat().st_size} {_checksum(path)}".encode())
+        return digest.digest()
+
+    def _rows(self, shard: int) -> NDArray[Any]:
+        if shard in self._kept:
+            self._kept.move_to_end(shard)
+            return self._kept[shard][0]
+        ahead = self._ahead.pop(shard, None)
+        rows = ahead.result() if ahead is not None else self._read(shard)
+        expected = int(self.starts[shard + 1] - self.starts[shard]), *self.shape[1:]
+        if math.prod(rows.shape) != math.prod(expected) or rows.dtype != self.dtype:
+            raise DataError(f"{self.paths[shard]}: x is no longer {self.dtype} of shape {expected}")
+        held = 0 if isinstance(rows, np.memmap) else rows.nbytes
+        rows = np.asarray(rows).reshape(expected)
+        self._kept[shard] = rows, held
+        self._held += held
+        while len(self._kept) > 1 and (self._held > self.cache or len(self._kept) > _MOST):
+            self._held -= self._kept.popitem(last=False)[1][1]
+        return rows
+
+    def _read(self, shard: int) -> NDArray[Any]:
+        self.reads += 1
+        return read(self.paths[shard], "x")
+
+    def _read_ahead(self, shard: int) -> None:
+        """Begin with a shard that will be needed next, if its file has to be decoded."""
+        if shard in self._kept or shard in self._ahead or _is_mapped(self.paths[shard]):
+            return
+        if self._reader is None:
+            self._reader = ThreadPoolExecutor(1, "rayfl-shards")
+        self._ahead[shard] = self._reader.submit(self._read, shard)
+
+
+def in_files(x: object) -> bool:
+    """Whether these are inputs that are not in memory."""
+    return isinstance(x, ShardedArray)
+
+
+def read(path: Path, name: str) -> NDArray[Any]:
+    """An array of a shard; mapped, where the file stores it as it is.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        if path.suffix == ".parquet":
+            return _column(path, name)
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            member = archive.getinfo(f"{name}.npy")
+            if member.compress_type != zipfile.ZIP_STORED:
+                with archive.open(member) as packed:
+                    loaded: NDArray[Any] = _format.read_array(packed, allow_pickle=False)
+                    return loaded
+            file.seek(member.header_offset + 26)
+            lengths = np.frombuffer(file.read(4), "<u2")  # of the name and what else stands before the data
+            file.seek(int(lengths.sum()), 1)
+            shape, fortran, dtype = header(file)
+            if not math.prod(shape):
+                return np.empty(shape, dtype)
+            mapped: NDArray[Any] = np.memmap(
+                path, dtype, "r", offset=file.tell(), shape=shape, order="F" if fortran else "C"
+            )
+            return mapped
+    except KeyError:
+        raise DataError(f"{path}: has no {name!r}; a shard has x, y and, of clients, client") from None
+    except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
+        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+
+
+def names(path: Path) -> set[str]:
+    """The arrays of a shard.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet as pq
+
+            return set(pq.read_schema(path).names)
+        with zipfile.ZipFile(path) as archive:
+            return {name.removesuffix(".npy") for name in archive.namelist()}
+    except Exception as error:
+        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+
+
+def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Shape, order and type of the array that begins here in a file."""
+    version = _format.read_magic(file)
+    reader = _format.read_array_header_1_0 if version == (1, 0) else _format.read_array_header_2_0
+    shape, fortran, dtype = reader(file)
+    return tuple(shape), bool(fortran), dtype
+
+
+def rows_of(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """How many rows ``x`` has, the shape of one and its type; of an npz without reading them.
+
+    Raises:
+        DataError: if it cannot be read.
+    """
+    if "x" in names(path) and path.suffix == ".npz" and not _is_mapped(path):
+        with zipfile.ZipFile(path) as archive, archive.open("x.npy") as file:
+            shape, _, dtype = header(file)
+    else:
+        x = read(path, "x")
+        shape, dtype = x.shape, x.dtype
+    return shape[0], tuple(shape[1:]), dtype
+
+
+def _is_mapped(path: Path) -> bool:
+    if path.suffix != ".npz":
+        return False
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return archive.getinfo("x.npy").compress_type == zipfile.ZIP_STORED
+    except (OSError, KeyError, zipfile.BadZipFile):
+        return False
+
+
+def _column(path: Path, name: str) -> NDArray[Any]:
+    import pyarrow.parquet as pq
+
+    column = pq.read_table(path, columns=[name])[name].combine_chunks()
+    if not hasattr(column, "flatten"):
+        return np.asarray(column.to_numpy(zero_copy_only=False))
+    flat = column.flatten().to_numpy(zero_copy_only=False)
+    return np.ascontiguousarray(flat).reshape(len(column), -1)
+
+
+def _checksum(path: Path) -> str:
+    if path.suffix == ".npz":
+        with zipfile.ZipFile(path) as archive:
+            return " ".join(f"{member.filename} {member.CRC:08x}" for member in archive.infolist())
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - (1 << 16)))
+        return hashlib.sha256(file.read()).hexdigest()

@@ -1,0 +1,172 @@
+"""Shards: rows are read where they are needed, clients are ranges, and the results are those of one file."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import rayfl
+from rayfl.data import DATASETS, Samples, fingerprint, write_npz
+from rayfl.data.base import Ragged, Ranges
+from rayfl.data.sharded import ShardedArray
+from rayfl.errors import ConfigError, DataError, RayflError
+
+N, EACH, FILES = 12, 10, 4
+rng = np.random.default_rng(0)
+X = rng.integers(0, 256, (N * EACH, 1, 4, 4), dtype=np.uint8)
+Y = np.arange(N * EACH) % 3
+CLIENT = np.repeat(np.arange(N), EACH)
+
+
+def write(folder: Path, kind: str = "savez", client: NDArray[np.int64] = CLIENT, **more: Any) -> Path:
+    """Four files, of which the edges cut through clients, and a test file with two samples a client."""
+    folder.mkdir(exist_ok=True)
+    for number, part in enumerate(np.array_split(np.arange(len(Y)), FILES)):
+        arrays = {"x": X[part], "y": Y[part], "client": client[part], **more}
+        if kind == "parquet":
+            pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+            rows = {**arrays, "x": list(X[part].reshape(len(part), -1))}
+            pq.write_table(pa.table(rows), folder / f"train-{number}.parquet")
+        else:
+            getattr(np, kind)(folder / f"train-{number}.npz", **arrays)
+    tests = np.repeat(np.arange(N), 3)
+    np.savez(folder / "test-0.npz", x=X[:36], y=Y[:36], client=tests)
+    return folder
+
+
+def load(folder: Path, **settings: Any) -> Samples:
+    return DATASETS["sharded"].model_validate({"name": "sharded", "path": folder, **settings}).load(folder)
+
+
+@pytest.mark.parametrize("kind", ["savez", "savez_compressed", "parquet"])
+def test_the_rows_are_those_that_were_written(kind: str, tmp_path: Path) -> None:
+    samples = load(write(tmp_path, kind), shape=(1, 4, 4), cache_gb=0)
+    ids = rng.permutation(len(Y))[:50]
+    np.testing.assert_array_equal(samples.inputs("train", ids), X[ids])
+    np.testing.assert_array_equal(samples.labels("train", ids), Y[ids])
+    assert (samples.shape, samples.classes, len(samples.x_train)) == ((1, 4, 4), 3, len(Y))
+    again = pickle.loads(pickle.dumps(samples))
+    np.testing.assert_array_equal(again.inputs("train", ids), X[ids])
+
+
+def test_only_the_shards_that_are_needed_are_read_and_few_are_kept(tmp_path: Path) -> None:
+    x = load(write(tmp_path, "savez_compressed"), cache_gb=2 * 480 / 1e9).x_train
+    assert isinstance(x, ShardedArray)
+    x.take(np.array([31, 35, 59]))
+    assert x.reads == 1  # all in the second of four
+    x.take(np.array([31, 119]))
+    assert x.reads == 2
+    x.take(np.array([0, 119]))
+    assert x.reads == 3
+    assert list(x._kept) == [0, 3]  # two of 480 bytes each
+    assert len(pickle.dumps(x)) < 2000
+
+
+def test_what_is_written_as_it_is_is_mapped_and_not_read(tmp_path: Path) -> None:
+    x = load(write(tmp_path)).x_train
+    assert isinstance(x, ShardedArray)
+    x.take(np.arange(40))
+    assert [held for _, held in x._kept.values()] == [0, 0]
+
+
+def test_clients_are_ranges_of_samples(tmp_path: Path) -> None:
+    stored = load(write(tmp_path)).stored
+    assert stored is not None
+    assert isinstance(stored.train, Ranges)
+    held = [part.tolist() for part in stored.train]
+    assert held == [np.flatnonzero(c == CLIENT).tolist() for c in range(N)]
+    assert stored.test is not None
+    assert stored.test[1].tolist() == [3, 4, 5]
+    assert stored.names is None
+    plain = Ragged(stored.train.values, stored.train.offsets)
+    some = np.array([7, 2, 2])
+    np.testing.assert_array_equal(stored.train.take(some).values, plain.take(some).values)
+
+
+def test_a_run_is_that_of_the_same_clients_from_one_file(tmp_path: Path) -> None:
+    """The same hash of the models as with the natural partition of an npz."""
+    common: dict[str, Any] = {
+        "rounds": 2,
+        "model": {"name": "mlp", "hidden": [4]},
+        "training": {"epochs": 1, "batch_size": 5, "lr": 0.1, "participation": 0.5},
+        "execution": {"backend": "inline"},
+        "output": {"root": str(tmp_path / "runs"), "report": False, "tensorboard": False},
+    }
+    tests = np.repeat(np.arange(N), 3)
+    whole = Samples("whole", X, Y, X[:36], Y[:36], 3, CLIENT, tests)
+    write_npz(tmp_path / "whole.npz", whole)
+    partition = {"clients": N, "validation": 0.0}
+    one = rayfl.run(
+        {
+            **common,
+            "data": {"name": "npz", "path": str(tmp_path / "whole.npz"), "normalise": "none"},
+            "partition": {**partition, "name": "natural"},
+        }
+    )
+    many = rayfl.run(
+        {
+            **common,
+            "data": {"name": "sharded", "path": str(write(tmp_path / "shards")), "normalise": "none"},
+            "partition": {**partition, "name": "stored"},
+        }
+    )
+    assert many.summary["models_sha256"] == one.summary["models_sha256"]
+    assert many.clients["accuracy_last"].tolist() == one.clients["accuracy_last"].tolist()
+
+
+def test_the_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:
+    first = fingerprint(load(write(tmp_path)))
+    assert fingerprint(load(write(tmp_path))) == first
+    np.savez(tmp_path / "train-3.npz", x=X[90:] // 2, y=Y[90:], client=CLIENT[90:])
+    assert fingerprint(load(tmp_path)) != first
+
+
+def test_ids_of_clients_are_their_names(tmp_path: Path) -> None:
+    write(tmp_path, client=CLIENT * 10 + 5)
+    np.savez(tmp_path / "test-0.npz", x=X[:3], y=Y[:3], client=np.array([5, 15, 15]))
+    stored = load(tmp_path).stored
+    assert stored is not None
+    assert stored.names is not None
+    assert stored.names[:2].tolist() == ["5", "15"]
+    assert stored.test is not None
+    assert stored.test.sizes[:3].tolist() == [1, 2, 0]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "said"),
+    [
+        (lambda f: (f / "train-1.npz").write_bytes(b"PK no"), "train-1.npz: cannot be read"),
+        (lambda f: np.savez(f / "train-2.npz", x=X[:5, :, :2], y=Y[:5], client=CLIENT[:5]), "must be alike"),
+        (lambda f: np.savez(f / "train-3.npz", x=X[:5], y=Y[:5], client=CLIENT[:5]), "ascending order"),
+        (lambda f: np.savez(f / "train-3.npz", x=X[:5], y=Y[:4]), "has 4 entries for 5"),
+        (lambda f: (f / "test-0.npz").unlink(), "has no test-"),
+        (lambda f: np.savez(f / "test-0.npz", x=X[:5], y=Y[:5], client=np.full(5, 99)), "client 99 has test"),
+    ],
+)
+def test_mistakes_are_one_line(break_it: Any, said: str, tmp_path: Path) -> None:
+    write(tmp_path)
+    break_it(tmp_path)
+    with pytest.raises(DataError, match=said) as error:
+        load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_the_server_gets_no_sample_of_shards(tmp_path: Path) -> None:
+    settings = {
+        "rounds": 1,
+        "data": {"name": "sharded", "path": str(write(tmp_path)), "server_share": 0.5},
+        "partition": {"name": "stored", "clients": 4},
+        "model": "linear",
+        "execution": {"backend": "inline"},
+        "output": {"root": str(tmp_path / "runs")},
+    }
+    with pytest.raises(ConfigError, match=r"data\.server_share"):
+        rayfl.run(settings)
+    settings = {**settings, "data": {"name": "digits"}}
+    with pytest.raises(RayflError, match="name the client of each sample"):
+        rayfl.run(settings)
