@@ -1,4 +1,4 @@
-"""rayfl from Python: ``rayfl.run(config)``, ``rayfl.resume(path)``, and what a run has left behind."""
+"""rayfl from Python: ``rayfl.run(config)``, ``rayfl.resume(path)``, and the results of runs."""
 
 from __future__ import annotations
 
@@ -41,12 +41,15 @@ def run(
     Args:
         config: a :class:`~rayfl.config.Config`, a preset's name, a YAML file, or a mapping.
         overrides: dotted settings such as ``"rounds=5"``.
-        on_event: called with everything that happens, see :mod:`rayfl.events`. An error that it raises stops
-            the run with a checkpoint, and is raised here; it is not called again. If left out, a notebook
-            shows the progress.
-        changed: what the name of the run directory says of the settings, such as ``["lr=0.1"]``; by default
-            those of ``overrides`` and ``parts`` that are not as in ``config``.
+        on_event: called with each event of the run, see :mod:`rayfl.events`. If it raises an error, the run
+        stops with a checkpoint and the error is raised here; it is not called again. By default a notebook
+        shows the progress.
+        changed: the settings that the name of the run directory mentions, such as ``["lr=0.1"]``; by default
+        those of ``overrides`` and ``parts`` that differ from ``config``.
         parts: objects in place of sections, see :func:`~rayfl.config.load`.
+
+    Returns:
+        The result, read from the run directory.
 
     Raises:
         ConfigError, DataError: before anything starts, in one line.
@@ -71,11 +74,11 @@ def run(
 
 
 def run_once(config: Config, name: str, on_event: Listener = lambda event: None) -> Result:
-    """Run a config in the directory of this name below ``output.root``, or go on with the run that is there.
+    """Run a config in the directory of this name below ``output.root``, or continue the run in it.
 
     Args:
-        config: resolved; that of a run that is there may differ in ``execution`` and ``output`` only.
-        name: of the run directory, which determines the config, as a hash of it does.
+        config: resolved; may differ from that of an existing run only in ``execution`` and ``output``.
+        name: of the run directory; it determines the config, as a hash of it does.
         on_event: as in :func:`run`.
 
     Raises:
@@ -99,13 +102,13 @@ def resume(
     on_event: Listener | None = None,
     changed_plugins: bool = False,
 ) -> Result:
-    """Go on with a stopped run, bit for bit as if it had not stopped.
+    """Resume a stopped run; the result has the same bits as a run without a stop.
 
     Args:
         path: the run directory.
-        overrides: settings to change: ``rounds``, ``execution.*`` and ``output.*`` (but its root) only.
+        overrides: settings to change: only ``rounds``, ``execution.*`` and ``output.*`` (except its root).
         on_event: as in :func:`run`.
-        changed_plugins: go on with plug-ins that have changed since the run began, as they are now.
+        changed_plugins: resume although plug-ins have changed since the run started.
 
     Raises:
         ConfigError: if it is not a run, another setting is changed, or a plug-in has changed.
@@ -177,7 +180,7 @@ def _status(config: Config, directory: RunDirectory) -> Status:
 
 @contextlib.contextmanager
 def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
-    """A callback whose first error stops the run in good order and is raised when it has ended."""
+    """A callback whose first error stops the run in an orderly way and is raised when it has ended."""
     errors: list[Exception] = []
 
     def listen(event: RunEvent) -> None:
@@ -201,7 +204,7 @@ def _heeded(on_event: Listener, stop: threading.Event) -> Iterator[Listener]:
 
 @contextlib.contextmanager
 def _signals(stop: threading.Event) -> Iterator[None]:
-    """SIGINT, SIGTERM and SIGHUP ask for a checkpoint and an orderly end; a second one interrupts at once."""
+    """SIGINT, SIGTERM and SIGHUP request a checkpoint and an orderly end; a second one interrupts at once."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

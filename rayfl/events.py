@@ -25,12 +25,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RunEvent:
-    """Base of all events; later versions may have more kinds of them."""
+    """Base class of all events; later versions may have more kinds."""
 
 
 @dataclass(frozen=True)
 class Begun(RunEvent):
-    """The run directory is there; also when a run is resumed.
+    """The run directory exists; also when a run is resumed.
 
     Attributes:
         path: the run directory; its config is ``rayfl.Result(path).config``.
@@ -41,7 +41,7 @@ class Begun(RunEvent):
 
 @dataclass(frozen=True)
 class Note(RunEvent):
-    """A line for people: resources, the engine, what was lost and is done again, clients that failed."""
+    """A message for people: resources, the engine, lost work that is repeated, clients that failed."""
 
     text: str
 
@@ -53,11 +53,11 @@ class BlockDone(RunEvent):
     Attributes:
         round: 0-based.
         done, total: blocks of the round.
-        worker: who trained it, as Ray lists its actor: ``client:3``.
-        clients, first: how many clients, and the number of the first.
-        seconds: that it took the worker.
+        worker: the actor that trained it, as Ray lists it: ``client:3``.
+        clients, first: number of clients, and the number of the first.
+        seconds: training time of the block.
         memory: bytes of the worker's process.
-        present, wanted, busy: client actors that are there, are wanted, have work; looked at twice a second.
+        present, wanted, busy: number of client actors that are present, wanted, busy; updated twice a second.
     """
 
     round: int
@@ -75,16 +75,16 @@ class BlockDone(RunEvent):
 
 @dataclass(frozen=True)
 class Clustered(RunEvent):
-    """Clients have been grouped, at the start, anew, or because a group was split.
+    """Clients have been clustered: at the start, again, or because a cluster was split.
 
     Attributes:
         round: 0-based.
         when: ``before`` the round or ``after`` it.
-        n_clusters: groups that clients who are present belong to.
-        ari: agreement with the planted groups (adjusted Rand index); None where there are none.
-        seconds: that the clustering took.
-        facts: what the method says of it, as ``threshold``; the same as in ``clusters.json``, which also has
-            the cluster of each client.
+        n_clusters: number of clusters with present clients.
+        ari: agreement with the planted groups (adjusted Rand index); None if there are none.
+        seconds: duration of the clustering.
+        facts: what the method reports about it, such as ``threshold``; as in ``clusters.json``, which also
+        has the cluster of each client.
     """
 
     round: int
@@ -97,13 +97,13 @@ class Clustered(RunEvent):
 
 @dataclass(frozen=True)
 class RoundDone(RunEvent):
-    """A round is complete, and written down.
+    """A round is complete and recorded.
 
     Attributes:
         round: 0-based.
         rounds: planned number.
-        row: the row of ``rounds.csv``; the columns about tests are there only where clients were tested.
-        worker_seconds: that each worker process spent training, by process id.
+        row: the row of ``rounds.csv``; columns about tests exist only if clients were tested.
+        worker_seconds: training time of each worker process, by process id.
         measures: the columns of ``row`` that the loss adds, such as ``rmse_mean``.
         steps: local steps of all clients.
         traffic: bytes by tier and direction: ``client_lps_up``, ``lps_gps_down``, ...
@@ -126,7 +126,7 @@ class RoundDone(RunEvent):
 
     @property
     def curves(self) -> dict[str, float]:
-        """The numbers of the round that are worth a curve, by name; estimates as ``estimated/<name>``."""
+        """The numbers of the round that are worth plotting, by name; estimates as ``estimated/<name>``."""
         estimated, tests = self.row.get("estimated_from") is not None, (*_TESTS, *self.measures)
         return {
             f"estimated/{name}" if estimated and name.startswith(tests) else name: float(value)
@@ -156,10 +156,10 @@ _TESTS = ("accuracy", "loss_mean", "perplexity", "validation", "common")
 
 @dataclass(frozen=True)
 class CheckpointSaved(RunEvent):
-    """The run can go on from here.
+    """A checkpoint was written; the run can be resumed from it.
 
     Attributes:
-        rounds: that are complete.
+        rounds: completed rounds.
         path: of the checkpoint; older ones may have been removed.
     """
 
@@ -169,10 +169,10 @@ class CheckpointSaved(RunEvent):
 
 @dataclass(frozen=True)
 class Stopped(RunEvent):
-    """The run ends before its last round, and can be resumed.
+    """The run ends before its last round; it can be resumed.
 
     Attributes:
-        rounds: that are complete in the newest checkpoint.
+        rounds: completed rounds in the newest checkpoint.
         path: the run directory.
     """
 
@@ -182,10 +182,10 @@ class Stopped(RunEvent):
 
 @dataclass(frozen=True)
 class Finished(RunEvent):
-    """All rounds are done and everything is written.
+    """All rounds are complete and everything is written.
 
     Attributes:
-        summary: the closing numbers, as in ``summary.json``.
+        summary: the final numbers, as in ``summary.json``.
         path: the run directory.
     """
 
@@ -194,7 +194,7 @@ class Finished(RunEvent):
 
     @property
     def numbers(self) -> dict[str, float]:
-        """What of the summary are single numbers, by name."""
+        """The entries of the summary that are single numbers, by name."""
         found = {k: v for k, v in self.summary.items() if isinstance(v, int | float)}
         return {name: float(value) for name, value in found.items()}
 

@@ -1,4 +1,4 @@
-"""What a run has left behind: tables, models, figures."""
+"""The results of a run: tables, models, figures."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class Result:
 
     @cached_property
     def rounds(self) -> pd.DataFrame:
-        """One row a round."""
+        """One row per round."""
         return RunDirectory(self.path).read_frame("rounds.csv")
 
     @cached_property
     def groups(self) -> pd.DataFrame:
-        """Accuracy by planted group and by cluster: one row each in every round with tests."""
+        """Accuracy by planted group and by cluster: one row each for every round with tests."""
         return RunDirectory(self.path).read_frame("groups.csv")
 
     @cached_property
     def clients(self) -> pd.DataFrame:
-        """One row a client: size, group, cluster, accuracy last and best."""
+        """One row per client: size, group, cluster, last and best accuracy."""
         return RunDirectory(self.path).read_frame("clients.csv")
 
     @cached_property
@@ -81,26 +81,26 @@ class Result:
 
     @cached_property
     def clusters(self) -> dict[str, Any]:
-        """Planted groups, and the clusters over time."""
+        """The planted groups, and the clusters over time."""
         return dict(RunDirectory(self.path).read_json("clusters.json"))
 
     def client_model(self, client: int | str, finetuned: bool = False) -> dict[str, torch.Tensor]:
-        """The model that a client was tested with last, see :func:`client_models`."""
+        """The model with which a client was last tested, see :func:`client_models`."""
         return next(client_models(self.path, [client], finetuned))[1]
 
     def model(
         self, client: int | str | None = None, cluster: int | str | None = None, finetuned: bool = False
     ) -> nn.Module:
-        """A trained network, in evaluation mode on the CPU. It takes inputs as :attr:`scaling` gives them.
+        """A trained network, in evaluation mode on the CPU; :attr:`scaling` prepares its inputs.
 
         Args:
-            client: the model with which this client was tested last, see :func:`client_models`.
-            cluster: the server's model of this cluster, ``0`` where there is one model for all; with several
-                edges the name of the file in ``models/``, such as ``"0_edge_1"``.
-            finetuned: of a client, after ``evaluation.finetune_epochs``.
+            client: take the model with which this client was last tested, see :func:`client_models`.
+            cluster: take the server's model of this cluster; ``0`` if there is one model for all; with
+            several edges the name of the file in ``models/``, such as ``"0_edge_1"``.
+            finetuned: take the client's model after ``evaluation.finetune_epochs``.
 
         Raises:
-            ConfigError: if not one of both is given, or there is no such client or cluster.
+            ConfigError: unless exactly one of ``client`` and ``cluster`` is given and exists.
         """
         from safetensors.torch import load_file
 
@@ -123,17 +123,18 @@ class Result:
     def predict(
         self, x: NDArray[np.generic], client: int | str | None = None, cluster: int | str | None = None
     ) -> NDArray[np.generic]:
-        """Classes that a model predicts; of a loss of numbers, the outputs as they are.
+        """The classes that a model predicts; with losses of numbers, its outputs.
 
         Args:
-            x: inputs as the dataset stores them ``(n, *shape)``, which the run's :attr:`scaling` prepares.
+            x: inputs as the dataset stores them ``(n, *shape)``; the run's :attr:`scaling` is applied to
+            them.
             client, cluster: whose model, see :meth:`model`.
 
         Returns:
-            ``(n,)``; of texts ``(n, L)``, a word each; of numbers ``(n, D)``, floats.
+            Classes ``(n,)``; for texts words ``(n, L)``; for numbers floats ``(n, D)``.
 
         Raises:
-            ConfigError: as :meth:`model` does; or if the inputs have another shape than the run's.
+            ConfigError: as :meth:`model`, or if the inputs have another shape than the run's.
         """
         import numpy as np
         import torch
@@ -156,43 +157,43 @@ class Result:
 
     @cached_property
     def _built(self) -> tuple[tuple[Stage, ...], HostSpec]:
-        """The federation and the network, made again from config and data."""
+        """The federation and the network, built again from config and data."""
         directory = RunDirectory.open(self.path)
         return build(directory.config, directory.scaling)
 
     @cached_property
     def scaling(self) -> Scaling:
-        """How the models take inputs: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
+        """Prepares inputs for models: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
         return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
 
     @cached_property
     def summary(self) -> dict[str, Any]:
-        """The closing numbers; empty if the run is not finished."""
+        """The final numbers; empty if the run is not finished."""
         return dict(RunDirectory(self.path).read_json("summary.json") or {})
 
 
 def client_models(
     path: Path | str, clients: Sequence[int | str] | None = None, finetuned: bool = False
 ) -> Iterator[tuple[int | str, dict[str, torch.Tensor]]]:
-    """Rebuild the models with which clients of a run were tested last: those of ``accuracy_last``.
+    """Rebuild the models with which clients of a run were last tested (``accuracy_last``).
 
-    That is the server's model with what the client has of its own (layers, a mask, a whole model), after the
-    training that comes before a test (Per-FedAvg). All of it is in the newest checkpoint, and the data. A run
-    that was stopped was last tested some rounds before it; a run on a GPU trained there what is trained here
-    again on what this machine has.
+    That is the server's model with what belongs to the client (layers, a mask, a whole model), after
+    test-time adaptation (Per-FedAvg). It is rebuilt from the newest checkpoint and the data. A run that was
+    stopped was last tested some rounds before the checkpoint. What a run trained on a GPU is trained again on
+    this machine's device, and may round differently.
 
     Args:
         path: the run directory.
-        clients: ids, the user's own where the partition has such; None for all that are there in the end.
-        finetuned: the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
+        clients: ids, your own if the partition has such; None for all clients present at the end.
+        finetuned: rebuild the models of ``accuracy_finetuned``, after ``evaluation.finetune_epochs``.
 
     Yields:
-        The client's id (the user's own, if there is one) and its model, tensors by their names in the module,
-        as in ``models/*.safetensors``; in the order of the clients' numbers.
+        The client's id (your own, if there is one) and its model: tensors by their names in the module, as in
+        ``models/*.safetensors``; in the order of the clients' numbers.
 
     Raises:
         ConfigError: if it is no run, or one without fine-tuning; or there is no such client.
-        RayflError: if there is no checkpoint yet, or a client was not there.
+        RayflError: if there is no checkpoint yet, or a client was absent.
     """
     import torch
 

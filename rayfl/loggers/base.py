@@ -1,4 +1,4 @@
-"""The contract of loggers, and what keeps the trouble of a tracker away from the run."""
+"""The interface of loggers; failures of a tracker do not affect the run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfl.settings import Section
 
 @dataclass(frozen=True)
 class LoggedRun:
-    """What a logger may know of the run.
+    """What a logger may know about the run.
 
     Attributes:
         path: the run directory; its name is the run's.
@@ -33,11 +33,11 @@ class LoggedRun:
         return dict(_leaves(self.config))
 
     def remembered(self, logger: str) -> dict[str, Any]:
-        """What a logger remembered of this run before it was stopped, such as an id; empty the first time."""
+        """What a logger stored about this run before it was stopped, such as an id; empty at first."""
         return dict(self._memory().get(logger, {}))
 
     def remember(self, logger: str, values: Mapping[str, Any]) -> None:
-        """Keep something in the run directory, for when the run is resumed.
+        """Store something in the run directory, for when the run is resumed.
 
         Raises:
             DiskError
@@ -66,18 +66,18 @@ class Log:
     """An open log of one run."""
 
     def write(self, event: RunEvent) -> None:
-        """Take note of an event; most are of no interest. An error ends this log, and not the run."""
+        """Take an event; most can be ignored. An error ends this log, not the run."""
         raise NotImplementedError
 
     def close(self) -> None:
-        """The run has ended, in whatever way; a Finished or Stopped that came before says how."""
+        """The run has ended; an earlier Finished or Stopped event says how."""
 
 
 class Logger(Section):
-    """Where the events of a run are written, by name; one a file in ``rayfl/loggers``, or a plug-in.
+    """Where the events of a run are written, chosen by name; a file of ``rayfl/loggers``, or a plug-in.
 
-    Loggers run where the driver runs, on Ray in its actor. If one fails, because its server does not answer
-    for instance, the run says so in a line and goes on without it. Only a full disk ends the run.
+    Loggers run where the driver runs, on Ray in its actor. If one fails, for instance because its server does
+    not answer, the run says so in a line and goes on without it. Only a full disk ends the run.
     """
 
     name: str = ""
@@ -92,7 +92,7 @@ class Logger(Section):
         """
 
     def open(self, run: LoggedRun) -> Log:
-        """Begin the log of a run, or go on with it."""
+        """Start the log of a run, or continue it."""
         raise NotImplementedError
 
 

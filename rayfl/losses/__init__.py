@@ -1,4 +1,4 @@
-"""What models are trained for, by name."""
+"""What models minimise, by name."""
 
 from rayfl.losses.base import Loss
 from rayfl.losses.cross_entropy import CrossEntropy

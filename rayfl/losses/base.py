@@ -1,4 +1,4 @@
-"""The base of all losses: what a model's outputs cost where the targets are known."""
+"""The base of all losses: the cost of a model's outputs when the targets are known."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Loss(Section):
-    """What clients minimise, chosen by name; subclasses live one a file in ``rayfl/losses``.
+    """What clients minimise, chosen by name; subclasses are files of ``rayfl/losses``.
 
     A subclass adds ``name: Literal["..."] = "..."`` and its settings. The loss of a batch is the mean over
-    its predictions, and the loss of one prediction depends on nothing else: so batches may be padded, and
+    its predictions, and the loss of one prediction depends on nothing else. So batches may be padded, and
     clients trained together.
 
     Shapes: n samples, K outputs of the model, N clients, S sums.
@@ -36,16 +36,16 @@ class Loss(Section):
     """What else is measured of each client (:meth:`measured`): names, and what tables say of them."""
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of each prediction ``(n,)``; of texts ``(n, L)``, 0 where nothing is to be predicted.
+        """The loss of each prediction ``(n,)``; for texts ``(n, L)``, 0 at positions without a target.
 
         Args:
-            outputs: of the model, ``(n, K)``; of texts ``(n, K, L)``.
+            outputs: of the model, ``(n, K)``; for texts ``(n, K, L)``.
             targets: classes ``(n,)``, numbers ``(n, K)``, or the words of texts ``(n, L)``.
         """
         raise NotImplementedError
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch, a number: the mean of :meth:`each`, perhaps by a faster way."""
+        """The loss of a batch, a number: the mean of :meth:`each`; subclasses may compute it faster."""
         return self.each(outputs, targets).mean()
 
     def for_tests(self) -> Loss:
@@ -57,7 +57,7 @@ class Loss(Section):
         return outputs.argmax(1) == targets
 
     def width(self, outputs: int) -> int:
-        """S, with so many outputs."""
+        """S, the number of sums for this many outputs."""
         return 0
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -65,16 +65,16 @@ class Loss(Section):
         return outputs.new_empty(len(outputs), 0).double()
 
     def measured(self, sums: NDArray[np.float64], sizes: NDArray[np.int64]) -> dict[str, NDArray[np.float64]]:
-        """The :attr:`measures` of clients ``(N,)`` each, NaN where there is none.
+        """The :attr:`measures` of clients ``(N,)`` each; NaN if undefined.
 
         Args:
             sums: over each client's samples ``(N, S)``.
-            sizes: of samples ``(N,)``.
+            sizes: numbers of samples ``(N,)``.
         """
         return {}
 
     def check(self, targets: NDArray[np.float32]) -> None:
-        """Refuse numbers ``(n, K)`` that it cannot be taken of.
+        """Refuse targets ``(n, K)`` for which the loss is not defined.
 
         Raises:
             ConfigError

@@ -1,1 +1,1 @@
-"""What a client reveals about its data before training: one kind of signature a file."""
+"""What a client reveals about its data before training: one signature per file."""

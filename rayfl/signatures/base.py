@@ -1,4 +1,4 @@
-"""The contract of a signature: what a client computes from its own data and sends to the server."""
+"""The interface of a signature: what a client computes from its data and sends to the server."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:  # torch is a long import, and most signatures are of data
 
 
 class Signature(Section):
-    """What a client reveals, chosen by name; subclasses live one a file in ``rayfl/signatures``.
+    """What a client reveals, chosen by name; subclasses are files of ``rayfl/signatures``.
 
-    A signature is computed in one step, by :meth:`compute`, at each client. One with ``needs_exchange``
-    takes a second step: every client receives all signatures and answers with one row of relations
-    (:meth:`relate`), which costs it N times :meth:`floats` numbers down and N numbers up.
+    A signature is computed in one step, by :meth:`compute`, at each client. Signatures with
+    ``needs_exchange`` have a second step: every client receives all signatures and answers with one row of
+    relations (:meth:`relate`). This costs each client N times :meth:`floats` numbers down and N numbers up.
 
     Attributes:
         name: how users choose it.
         proximities: the proximities that can compare such signatures; the first is the default.
         needs_exchange: whether :meth:`relate` is part of the protocol.
-        trained: whether it is one of a model that the client trains first (:meth:`observation`), not of data.
-        uses_features: whether it looks at what the feature map makes of the samples.
+        trained: whether it describes a model that the client trains first (:meth:`report`), not the data.
+        uses_features: whether it uses the output of the feature map.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ()
@@ -39,17 +39,17 @@ class Signature(Section):
 
     @property
     def vectors(self) -> int | None:
-        """How many vectors a signature consists of where the client's data allow so many; None: it varies."""
+        """Number of vectors in a signature of a client with enough data; None: it varies."""
         return None
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
         """The signature of one client's data.
 
         Args:
-            x: samples ``(n, D)``, raw pixels in [0, 1] or what a feature map made of them.
+            x: samples ``(n, D)``, raw pixels in [0, 1] or the output of a feature map.
             y: class labels ``(n,)``.
-            key: key of the random numbers that belong to this client (:func:`rayfl.random.key` of the
-                seed and the client id); used by signatures that draw some.
+            key: key of this client's random numbers (:func:`rayfl.random.key` of the seed and the client id),
+            for signatures that draw some.
 
         Raises:
             DataError: if these data have no such signature (no samples, not finite).
@@ -58,15 +58,15 @@ class Signature(Section):
 
     @property
     def public_samples(self) -> int:
-        """How many of the server's samples it looks at."""
+        """Number of the server's samples that it uses."""
         return 0
 
     def report(self) -> ClientReport:
-        """What is computed of the client's trained model, for signatures that are ``trained``."""
+        """The report about the client's trained model, for signatures that are ``trained``."""
         raise NotImplementedError(f"{type(self).__name__} is no signature of trained models")
 
     def floats(self, signature: NDArray[np.floating]) -> int:
-        """How many numbers the client sends to the server, for the communication ledger."""
+        """Number of numbers that the client sends to the server, for the communication ledger."""
         return int(signature.size)
 
     def relate(
@@ -77,7 +77,7 @@ class Signature(Section):
         Args:
             x: the client's samples ``(n, D)``, as given to :meth:`compute`.
             own: its own signature.
-            others: the signatures of all N clients, in the order of their ids, its own among them.
+            others: the signatures of all N clients in the order of their ids, including its own.
         """
         raise NotImplementedError(f"{type(self).__name__} has no second step")
 

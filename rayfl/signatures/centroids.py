@@ -1,4 +1,4 @@
-"""FLT's signature: a few centroids of the client's samples, or of their codes."""
+"""FLT's signature: a few centroids of the client's samples or of their codes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rayfl.signatures.base import Signature, sample_matrix
 class Centroids(Signature):
     """The centroids of k-means over the client's features (FLT, Algorithm 2, line 9).
 
-    Jamali-Rad, Abdizadeh, Singh, "Federated learning with taskonomy for non-IID data", 2022. k is a setting
-    and the same for all clients; the authors' code sets it to the true number of the client's classes.
-    Clients are compared by their nearest centroids (``min_distance``, the paper) or by all of them in pairs
+    Jamali-Rad, Abdizadeh, Singh, "Federated learning with taskonomy for non-IID data", 2022. k is a setting,
+    the same for all clients; the authors' code sets it to the true number of the client's classes. Clients
+    are compared by their nearest centroids (``min_distance``, the paper) or by a matching of all of them
     (``matching``, the authors' code).
     """
 
@@ -30,7 +30,7 @@ class Centroids(Signature):
     restarts: int = Field(1, ge=1, description="runs of k-means; the best is taken")
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
-        """Centroids ``(k', e)`` of features ``(n, e)``: the distinct samples themselves if they are up to k.
+        """Centroids ``(k', e)`` of features ``(n, e)``; with at most k distinct samples, these.
 
         Raises:
             DataError: if there are no samples or they are not finite.
@@ -51,5 +51,5 @@ class Centroids(Signature):
 
 @functools.cache
 def _libraries() -> ThreadpoolController:
-    """The thread pools of this process, once scikit-learn's are among them."""
+    """The thread pools of this process, once scikit-learn's are loaded."""
     return ThreadpoolController()

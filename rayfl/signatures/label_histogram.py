@@ -14,8 +14,8 @@ from rayfl.signatures.base import Signature
 class LabelHistogram(Signature):
     """The share of each class among the client's samples.
 
-    It reveals the label distribution outright, so it is a yardstick for what the private signatures find
-    under label skew, and blind to clients that differ in their pixels only.
+    It reveals the label distribution outright. So it is a yardstick for what other signatures find under
+    label skew. It does not see clients that differ only in their inputs.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ("euclidean", "cosine")
@@ -26,7 +26,9 @@ class LabelHistogram(Signature):
     name: Literal["label_histogram"] = "label_histogram"
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
-        """Shares ``(c + 1,)``, c the largest label present; they sum to 1. Absent higher classes count 0.
+        """Shares ``(c + 1,)``, where c is the largest label present; they sum to 1.
+
+        Missing higher classes count as 0.
 
         Raises:
             DataError: if there are no samples.

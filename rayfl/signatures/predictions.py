@@ -1,4 +1,4 @@
-"""FLIS's signature: what a model that the client has trained predicts on the server's samples."""
+"""FLIS's signature: the predictions of a client's trained model on the server's samples."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Predictions(Signature):
-    """The predictions on the server's samples of a model that the client trains first (FLIS)."""
+    """Predictions on the server's samples, by a model that the client trains first (FLIS)."""
 
     proximities: ClassVar[tuple[str, ...]] = ("cosine",)
     trained: ClassVar[bool] = True
@@ -25,7 +25,7 @@ class Predictions(Signature):
 
     @property
     def public_samples(self) -> int:
-        """Those that the models predict."""
+        """The samples that the models predict."""
         return self.data.public_samples
 
     def report(self) -> ClientReport:

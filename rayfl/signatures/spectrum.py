@@ -20,21 +20,21 @@ BLOCK = 256
 class Spectrum(Signature):
     """The q leading eigenpairs of the Gram matrix of the client's features (MT-HFL).
 
-    Ali and Arafa, "Data similarity-based one-shot clustering for multi-task hierarchical federated
-    learning", Algorithm 2: ``G_i = Phi(X_i)^T Phi(X_i) / n_i`` has eigenpairs ``(lambda_i, V_i)``. Users
-    exchange ``V_i`` only; user i then measures how much its own data vary along the directions of user j,
-    ``lhat_k = |G_i v_k^(j)|`` (Eq. 2), compares with its own eigenvalues,
-    ``l_k = min(lambda_k, lhat_k) / max(lambda_k, lhat_k)`` (Eq. 3), and reports the geometric mean
-    ``r(i, j) = (prod_k l_k)^(1/q)`` (Eq. 4). The server averages both directions (Eq. 5, ``relevance``).
+    Ali and Arafa, "Data similarity-based one-shot clustering for multi-task hierarchical federated learning",
+    Algorithm 2: ``G_i = Phi(X_i)^T Phi(X_i) / n_i`` has eigenpairs ``(lambda_i, V_i)``. Users exchange only
+    ``V_i``. User i then measures how much its own data vary along the directions of user j, ``lhat_k = |G_i
+    v_k^(j)|`` (Eq. 2), compares that with its own eigenvalues, ``l_k = min(lambda_k, lhat_k) / max(lambda_k,
+    lhat_k)`` (Eq. 3), and reports the geometric mean ``r(i, j) = (prod_k l_k)^(1/q)`` (Eq. 4). The server
+    averages both directions (Eq. 5, ``relevance``).
 
     The signature is an array ``(D + 1, q')``: the eigenvalues in row 0, the eigenvectors below. The paper
-    discards "extremely small" eigenvalues; here those up to ``tiny`` times the largest are, together with
-    their eigenvectors, so that ``q' <= q``. Two users are compared along the first ``min(q'_i, q'_j)``.
+    discards "extremely small" eigenvalues; here eigenvalues up to ``tiny`` times the largest are dropped with
+    their eigenvectors, so ``q' <= q``. Two users are compared along the first ``min(q'_i, q'_j)``.
 
-    ``noise`` blurs the exchanged eigenvectors, which the paper leaves open. They are not normalised again:
-    the noise adds to ``lhat_k`` no more than its own projection on ``G_i``, whereas shrinking the vectors
-    to length one would lower every ``lhat_k``. On Fashion-MNIST's three tasks (10 users, entries of an
-    eigenvector about 0.04) clusters stay exact up to a noise of 0.05 and are lost at 0.3.
+    ``noise`` is added to the exchanged eigenvectors, which the paper leaves open. They are not normalised
+    again: the noise adds to ``lhat_k`` only its own projection on ``G_i``, whereas normalising would lower
+    every ``lhat_k``. On Fashion-MNIST's three tasks (10 users, entries of an eigenvector about 0.04) clusters
+    stay exact up to a noise of 0.05 and are lost at 0.3.
     """
 
     proximities: ClassVar[tuple[str, ...]] = ("relevance",)
@@ -65,9 +65,9 @@ class Spectrum(Signature):
     def relate(
         self, x: NDArray[np.floating], own: NDArray[np.floating], others: Sequence[NDArray[np.floating]]
     ) -> NDArray[np.float64]:
-        """``r(i, j)`` for every user j, ``(N,)``, in [0, 1]; 0 where nothing can be compared.
+        """``r(i, j)`` for every user j, ``(N,)``, in [0, 1]; 0 if nothing can be compared.
 
-        ``G_i V`` is taken as ``X^T (X V) / n``, many users at a time, without forming ``G_i``.
+        ``G_i V`` is computed as ``X^T (X V) / n``, for many users at a time, without forming ``G_i``.
         """
         samples = sample_matrix(x)
         own_values = own[0].astype(np.float64)

@@ -1,4 +1,4 @@
-"""PACFL's signature: the subspace in which a client's data mostly lie."""
+"""PACFL's signature: the subspace that holds most of a client's data."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Subspace(Signature):
     """The first p left singular vectors of the client's data (PACFL).
 
     Vahidian et al., "Efficient distribution similarity identification in clustered federated learning via
-    principal angles between client data subspaces", Algorithm 7: the columns of ``D_i`` (features x
-    samples) are the client's samples, not centred; ``U_p^i`` its first ``p`` left singular vectors.
-    The authors' code takes ``p`` vectors of every class and puts them side by side (``per_class``).
+    principal angles between client data subspaces", Algorithm 7: the columns of ``D_i`` (features x samples)
+    are the client's samples, not centred; ``U_p^i`` are its first ``p`` left singular vectors. The authors'
+    code takes ``p`` vectors of every class and concatenates them (``per_class``).
     """
 
     proximities: ClassVar[tuple[str, ...]] = ("principal_angle", "vector_angle_sum", "vector_angle_min")
@@ -42,9 +42,9 @@ class Subspace(Signature):
         return None if self.per_class else self.p
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
-        """``U_p``, ``(D, p')``: fewer columns than p where the samples span fewer dimensions.
+        """``U_p``, ``(D, p')``: fewer columns than p if the samples span fewer dimensions.
 
-        With ``per_class`` the columns of the classes follow one another in the order of the labels.
+        With ``per_class`` the columns are ordered by class.
 
         Raises:
             DataError: if there are no samples, they are not finite, or all are zero.

@@ -1,1 +1,1 @@
-"""Feature maps Phi, applied to the clients' data before a signature is taken: one a file."""
+"""Feature maps Phi, applied to clients' data before the signature is computed: one per file."""

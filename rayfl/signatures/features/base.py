@@ -1,4 +1,4 @@
-"""The contract of a feature map: fitted once by the server, applied by every client."""
+"""The interface of a feature map: fitted once by the server, applied by every client."""
 
 from __future__ import annotations
 
@@ -15,41 +15,41 @@ class Fitted(Protocol):
 
     @property
     def floats(self) -> int:
-        """How many numbers the server sends to every client for it."""
+        """Number of numbers that the server sends to every client for it."""
         ...
 
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Features ``(n, d)`` of one client's samples ``(n, C, H, W)`` or ``(n, D)``, pixels in [0, 1].
 
-        ``key`` is that of the client's random numbers, for maps that it adapts to its own samples.
+        ``key`` keys the client's random numbers, for maps that clients adapt to their own samples.
         """
         ...
 
 
 class FeatureMap(Section):
-    """Phi, chosen by name; subclasses live one a file in ``rayfl/signatures/features``."""
+    """Phi, chosen by name; subclasses are files of ``rayfl/signatures/features``."""
 
     name: str
 
     @property
     def public_samples(self) -> int:
-        """How many samples that no client has :meth:`fit` wants; 0 if it looks at none."""
+        """Number of public samples that :meth:`fit` needs; no client has them."""
         return 0
 
     def again(self) -> FeatureMap:
-        """The map with which clients are clustered again: by default the same."""
+        """The map for clustering again; by default the same."""
         return self
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> Fitted:
         """Prepare the map at the server.
 
         Args:
-            x: public samples ``(s, C, H, W)`` or ``(s, D)``, pixels in [0, 1]; may be empty where
-                ``public_samples`` is 0.
+            x: public samples ``(s, C, H, W)`` or ``(s, D)``, pixels in [0, 1]; may be empty if
+            ``public_samples`` is 0.
             key: key of the random numbers, for maps that draw some.
 
         Raises:
-            DataError: if it cannot be prepared; one line naming what would do instead.
+            DataError: if it cannot be prepared; one line that names alternatives.
         """
         raise NotImplementedError
 

@@ -16,7 +16,7 @@ from rayfl.signatures.features.base import FeatureMap, flat
 
 @dataclass(frozen=True)
 class OwnComponents:
-    """What each client does with its samples; the server sends nothing but the dimension."""
+    """PCA of a client's own samples; the server sends only the dimension."""
 
     dim: int
 
@@ -28,7 +28,8 @@ class OwnComponents:
     def apply(self, x: NDArray[np.floating], key: int = 0) -> NDArray[np.float32]:
         """Coordinates ``(n, dim)`` along the client's own principal directions, its mean subtracted.
 
-        Zeros fill what the samples do not span. Directions have no sign: their largest entry is positive.
+        Dimensions that the samples do not span are zero. Signs are chosen so that each direction's largest
+        entry is positive.
 
         Raises:
             DataError: if there are no samples, or they are not finite.
@@ -47,9 +48,9 @@ class ClientPCA(FeatureMap):
     """PCA at each client, as in FLT's baseline PCA+kM+HC (Jamali-Rad et al. 2022, section 4.3).
 
     The paper has "linear principle component analysis followed by kMEANS (at client-side)", and the authors'
-    code fits each client's PCA on its own samples. Then every client has coordinates of its own, in which
-    those of others mean something else, and all means lie at the origin; features ``pca``, fitted once on
-    samples of the server's, is the fair linear map to compare an encoder with.
+    code fits each client's PCA on its own samples. So every client has its own coordinates, which cannot be
+    compared with those of others, and all means lie at the origin. For a fair linear map to compare an
+    encoder with, use the features ``pca``, which are fitted once on the server's samples.
     """
 
     name: Literal["client_pca"] = "client_pca"

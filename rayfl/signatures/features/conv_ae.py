@@ -37,8 +37,8 @@ Weights = dict[str, NDArray[np.float32]]
 class Pretraining(Section):
     """Where the encoder that the server sends comes from.
 
-    FLT's *Enc1* is pretrained on a broad set that covers the clients' classes, *Enc2* on another one
-    altogether (here by default) and then fine-tuned by each client.
+    FLT's *Enc1* is pretrained on a broad dataset that covers the clients' classes. *Enc2* is pretrained on
+    another dataset (the default here) and then fine-tuned by each client.
     """
 
     dataset: AnyDataset = Field(
@@ -52,25 +52,25 @@ class Pretraining(Section):
 
 
 class ConvAEFeatures(FeatureMap):
-    """Codes of a convolutional autoencoder (FLT, Jamali-Rad et al. 2022, Table 13), for clustering.
+    """Codes of a convolutional autoencoder (FLT, Jamali-Rad et al. 2022, Table 13).
 
-    The server trains it on images of ``pretrain.dataset`` to reconstruct them (mean squared error, Adam as in
-    the authors' code), once: the result is kept in the folder of the datasets under a hash of its data and
-    settings. With ``fine_tune`` J > 0 every client goes on for J epochs on its own images before it encodes
-    them. J is 5 in the paper; 0, its first use of FCR ("normal" mode), compares codes of one encoder. On
-    EMNIST's letters (experiments/flt, 120 and 240 clients, gamma auto, C = 5) groups are found with an ARI
-    of 1.00 and 1.00 for J = 0, of 0.89 and 0.98 for J = 5: encoders drift apart. When clients are clustered
-    again J may be another (``fine_tune_again``): the paper's Algorithm 3 has J > 0 then.
+    The server trains it once on images of ``pretrain.dataset`` to reconstruct them (mean squared error, Adam
+    as in the authors' code). The weights are kept in the folder of the datasets under a hash of data and
+    settings. With ``fine_tune`` J > 0 every client trains it for J more epochs on its own images before it
+    encodes them. J is 5 in the paper; J = 0, its first use of FCR ("normal" mode), compares codes of one
+    encoder. On EMNIST's letters (experiments/flt, 120 and 240 clients, gamma auto, C = 5) groups are found
+    with an ARI of 1.00 and 1.00 for J = 0, and of 0.89 and 0.98 for J = 5: encoders drift apart. For
+    clustering again J may differ (``fine_tune_again``): the paper's Algorithm 3 has J > 0 then.
 
-    The autoencoder is built for the clients' images, framed by zeros where their sides are not multiples of
-    4. The images it is trained on are brought to that size: colours become grey or grey is repeated, images
-    that fit get an even frame of zeros, larger ones are resized (bilinear).
+    The autoencoder is built for the clients' images, padded with zeros to sides that are multiples of 4. The
+    images on which it is trained are brought to that size: colours become grey or grey is repeated, smaller
+    images are padded evenly with zeros, larger ones are resized (bilinear).
 
-    **Code differs** (github hjraad/FLT, ``src/optim/flt_pretrain.py``): one encoder is fine-tuned for all,
-    centrally, on the whole training set, which is what the clients keep to themselves. Codes stay comparable.
-    Here ``fine_tune_shared`` epochs do this on ``samples`` public images of the servers' own, before the
-    encoder is sent; no client's data are used. The code trains for 25 epochs, then 5 epochs on the target
-    set; its learning rate is halved every ten batches there, so that little happens after the first hundred.
+    **Code differs** (github hjraad/FLT, ``src/optim/flt_pretrain.py``): one encoder is fine-tuned centrally
+    for all, on the whole training set, which real clients would keep to themselves. Codes stay comparable.
+    Here ``fine_tune_shared`` epochs do this on ``samples`` public images of the server before the encoder is
+    sent; no client's data are used. The code trains for 25 epochs, then 5 epochs on the target set, with a
+    learning rate that is halved every ten batches, so that little happens after the first hundred.
     """
 
     name: Literal["conv_ae"] = "conv_ae"
@@ -91,11 +91,11 @@ class ConvAEFeatures(FeatureMap):
 
     @property
     def public_samples(self) -> int:
-        """As set by ``samples``, where the server fine-tunes."""
+        """``samples``, if the server fine-tunes."""
         return self.samples if self.fine_tune_shared else 0
 
     def again(self) -> ConvAEFeatures:
-        """With ``fine_tune_again``."""
+        """The same with ``fine_tune_again`` as J."""
         if self.fine_tune_again is None:
             return self
         return self.model_copy(update={"fine_tune": self.fine_tune_again})
@@ -171,13 +171,13 @@ class ConvAEFeatures(FeatureMap):
 
 @dataclass(frozen=True)
 class Encoder:
-    """The autoencoder that the server sends to everybody; its weights travel as NumPy arrays.
+    """The autoencoder that the server sends to all clients; its weights travel as NumPy arrays.
 
     Attributes:
         weights: of :class:`rayfl.models.modules.conv_ae.ConvAE`.
         shape: of the clients' images ``(C, H, W)``.
         latent, fine_tune, batch_size, lr: as set in :class:`ConvAEFeatures`.
-        whole: whether clients get the decoder too, since they fine-tune, now or later.
+        whole: whether clients also get the decoder, because they fine-tune now or later.
     """
 
     weights: Weights
@@ -190,7 +190,7 @@ class Encoder:
 
     @property
     def floats(self) -> int:
-        """The encoder's weights, and the decoder's too if clients fine-tune."""
+        """The encoder's weights, and the decoder's if clients fine-tune."""
         sent = (w for name, w in self.weights.items() if self.whole or name.startswith("encoder"))
         return sum(int(np.size(w)) for w in sent)
 
@@ -235,7 +235,7 @@ def _padded(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _kept(root: Path, settings: dict[str, Any], train: Callable[[], Weights]) -> Weights:
-    """The weights trained with these settings: from the folder of the datasets, where they are kept."""
+    """The weights trained with these settings, from the cache in the folder of the datasets."""
     path = root / "encoders" / f"conv_ae-{_hash(settings)}.safetensors"
     weights = _read(path)
     if weights is None:

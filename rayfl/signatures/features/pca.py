@@ -41,14 +41,14 @@ class Projection:
 
 
 class PCA(FeatureMap):
-    """The leading principal directions of a public sample, which the server fits and sends to all.
+    """The leading principal directions of a public sample, which the server fits and sends to all clients.
 
     The sample is held out of the training data (``data.server_share``): no client has it.
 
-    Not centred by default: for MT-HFL's relevance the mean image is what tells tasks apart. Measured on
-    CIFAR-10's vehicles and animals (5 + 5 users of 2,000 images, 10 % foreign labels, q = 5, six seeds) R
-    within / across tasks is 0.97 / 0.42 without centring, the same for every dim from 8 to 256, and
-    0.99 / 0.92 with it; the paper's ResNet-18 features give 0.97 / 0.31.
+    Not centred by default: for MT-HFL's relevance the mean image is what distinguishes tasks. Measured on
+    CIFAR-10's vehicles and animals (5 + 5 users of 2,000 images, 10 % foreign labels, q = 5, six seeds), R
+    within / across tasks is 0.97 / 0.42 without centring, the same for every dim from 8 to 256, and 0.99 /
+    0.92 with it; the paper's ResNet-18 features give 0.97 / 0.31.
     """
 
     name: Literal["pca"] = "pca"
@@ -58,7 +58,7 @@ class PCA(FeatureMap):
 
     @property
     def public_samples(self) -> int:
-        """As set by ``samples``."""
+        """The setting ``samples``."""
         return self.samples
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> Projection:

@@ -78,10 +78,10 @@ class ResNet18(FeatureMap):
     batch: int = Field(64, ge=1, description="images at a time")
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> ResNetFeatures:
-        """Fetch the weights; looks at no data.
+        """Load the weights; no data are used.
 
         Raises:
-            DataError: if they cannot be had.
+            DataError: if they are not available.
         """
         import torch
 
