@@ -1,4 +1,4 @@
-"""The data room: datasets by name, partitions by name, and the federation they make together."""
+"""Data: datasets by name, partitions by name, and the federation that they make together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays from outside made into :class:`Samples`: one layout, checked once, and their fingerprint."""
+"""Turn arrays from outside into :class:`Samples`: one layout, checked once, with a fingerprint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTIONAL = ("domain_train", "domain_test", "class_names")
 
 
 def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> NDArray[np.generic]:
-    """Inputs as the models take them, contiguous.
+    """Inputs in the layout that models take, contiguous.
 
     Args:
         x: features ``(n, D)``, grey images ``(n, H, W)``, or images ``(n, H, W, C)`` or ``(n, C, H, W)``.
@@ -35,7 +35,7 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
 
     Returns:
         ``(n, C, H, W)``: uint8 if ``x`` holds integers, else float32; or ``(n, D)``: uint8 (pixels in rows)
-        if ``x`` is uint8, else float32 (a table, whose integers are numbers like any other).
+        if ``x`` is uint8, else float32 (a table, in which integers are ordinary numbers).
 
     Raises:
         DataError: if the shape, the type or the values fit none of these.
@@ -94,7 +94,8 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
 def as_targets(
     y: NDArray[np.generic], count: int, where: str
 ) -> tuple[NDArray[np.int64], NDArray[np.float32] | None]:
-    """Classes ``(n,)``, and None; or, of one class all, numbers ``(n, K)``: floats, or several a sample.
+    """Classes ``(n,)`` and None; or zeros ``(n,)`` and numbers ``(n, K)``, for floats or several targets per
+    sample.
 
     Raises:
         DataError: if they are neither, or not ``count``.
@@ -112,11 +113,11 @@ def as_targets(
 
 
 def check_counted(largest: int, samples: int, where: str) -> None:
-    """Refuse labels or domains that are no count but numbers such as ids: tables would have a row for each.
+    """Refuse labels or domains that are ids rather than counts from 0; tables need a row for each number.
 
     Args:
-        largest: of them.
-        samples: how many samples there are.
+        largest: the largest of them.
+        samples: number of samples.
         where: what they are, for errors.
 
     Raises:
@@ -159,12 +160,12 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
 def of_arrays(
     arrays: Mapping[str, NDArray[np.generic]], name: str, where: str, layout: Layout = "auto"
 ) -> Samples:
-    """The dataset that arrays make.
+    """The dataset made of arrays.
 
     Args:
-        arrays: as :func:`read_npz` finds them in a file; what it does not know is ignored.
+        arrays: as :func:`read_npz` finds them in a file; unknown names are ignored.
         name: the dataset's name, for reports.
-        where: what the arrays come from, for errors.
+        where: the source of the arrays, for errors.
         layout: see :func:`as_inputs`.
 
     Raises:
@@ -216,7 +217,7 @@ def of_arrays(
 
 
 def is_column(key: str) -> bool:
-    """Whether an array of this name is none of a dataset's own, but says more of its samples."""
+    """Whether an array of this name is a column, with further facts about the samples."""
     return key.endswith(("_train", "_test")) and key not in (*_REQUIRED, *_OPTIONAL)
 
 

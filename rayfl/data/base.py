@@ -44,12 +44,12 @@ Names = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Column:
-    """What else is known of every sample, and may say whose it is: a hospital, a writer.
+    """A further fact about every sample by which clients can be told apart, such as its hospital or writer.
 
     Attributes:
-        values: what occurs, as text ``(V,)``, each once, in the order of :func:`in_order`.
-        train: the place in ``values`` of each training sample ``(n,)``, int32.
-        test: the same of test samples; None if it is not known of them.
+        values: the values that occur, as text ``(V,)``, each once, in the order of :func:`in_order`.
+        train: the position in ``values`` of each training sample's value ``(n,)``, int32.
+        test: the same for test samples; None if unknown.
     """
 
     values: Names
@@ -59,12 +59,14 @@ class Column:
 
 @dataclass(frozen=True)
 class Numbering:
-    """Where the samples of a source went, for those who speak of them by their number in it.
+    """Where the samples of a source went, for tables that name samples by their number in the source.
 
     Attributes:
-        train: of each sample of the source its place among the training samples, -1 if it is none of them.
-        test: the same of test samples; None: they are numbered by their place.
-        split: whether ``test`` counts the same samples as ``train``: one source was split in two parts.
+        train: for each sample of the source its position among the training samples, -1 if it is none of
+        them.
+        test: the same for test samples; None: they are numbered by position.
+        split: whether ``test`` counts the same samples as ``train``, because one source was split in two
+        parts.
     """
 
     train: NDArray[np.int64]
@@ -73,13 +75,13 @@ class Numbering:
 
 
 def in_order(ids: Sequence[str]) -> list[str]:
-    """Ids of clients in the order in which they are numbered: whole numbers by size, others as text."""
+    """Ids of clients in the order in which they are numbered: integers by size, others as text."""
     numbers = all(text.isascii() and text.isdecimal() for text in ids)
     return sorted(ids, key=(lambda text: (int(text), text)) if numbers else None)
 
 
 def called(names: Names | None, client: int) -> str:
-    """A client as messages speak of it: by the user's own id, or its number."""
+    """The name of a client in messages: its own id, or its number."""
     return str(client) if names is None else repr(str(names[client]))
 
 
@@ -88,34 +90,31 @@ class Samples:
     """A dataset in memory.
 
     Attributes:
-        name: what it is, for reports.
-        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device),
-            ``(n, D)`` features (float32) or pixels (uint8), or ``(n, L)`` words of texts (int32, places in
-            ``vocabulary``).
+        name: for reports.
+        x_train, x_test: ``(n, C, H, W)`` images (uint8 pixels stay uint8 until they are on the device), ``(n,
+        D)`` features (float32) or pixels (uint8), or ``(n, L)`` words of texts (int32, positions in
+        ``vocabulary``).
         y_train, y_test: class labels ``(n,)``, int64, in ``range(classes)``.
         classes: number of classes.
-        domain_train, domain_test: for data drawn from several sources or distributions (synthetic tasks,
-            mixes of datasets) the source of each sample ``(n,)``, int64; None otherwise.
+        domain_train, domain_test: for data from several sources or distributions (synthetic tasks, mixes of
+        datasets) the source of each sample ``(n,)``, int64; None otherwise.
         class_names: for reports; may be empty.
-        targets_train, targets_test: what a model is to predict where that is not the class: for texts the
-            word that follows each word, ``(n, L)`` int64, :data:`IGNORED` behind the end of a text; or
-            numbers ``(n, K)`` float32, and then all samples are of class 0. None otherwise. The class of a
-            text (its topic) is what partitions and signatures go by.
+        targets_train, targets_test: targets other than the class: for texts the word that follows each word,
+        ``(n, L)`` int64, :data:`IGNORED` after the end of a text; or numbers ``(n, K)`` float32, and then all
+        samples are of class 0. None otherwise. Partitions and signatures use the class of a text (its topic).
         vocabulary: for texts, the words that a model knows and predicts.
         label_maps: ``(V, classes)``, int64, or None. Clients may see the same samples under other labels
-            (CFL's swapped and permuted labels, drift): row ``v`` says what each label becomes, row 0
-            changes nothing. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the
-            *virtual id* ``v * n + i``; without maps ids are plain indices. Whoever reads samples by the
-            ids of clients does so through :meth:`inputs`, :meth:`labels`, :meth:`targets` and
-            :meth:`domains`.
+        (CFL's swapped and permuted labels, drift): row ``v`` says what each label becomes; row 0 changes
+        nothing. Sample ``i`` of a part of ``n`` samples, seen through map ``v``, has the *virtual id* ``v * n
+        + i``; without maps ids are plain indices. Read samples by the ids of clients only through
+        :meth:`inputs`, :meth:`labels`, :meth:`targets` and :meth:`domains`.
         x_server: inputs ``(s, ...)`` that the server holds out and no client has
-            (:mod:`rayfl.data.held_out`); None if there are none.
-        scaling: how models take the inputs (:meth:`Dataset.normalised`); None: images with their own mean
-            and deviation, all else as it is.
-        columns: what else is known of the samples, by name. Looked at by partitions only.
-        numbering: how the samples were numbered where they come from; None: by their places. Looked at by
-            partitions only.
-        stored: the clients that the data come with, if they do. Looked at by partitions only.
+        (:mod:`rayfl.data.held_out`); None if there are none.
+        scaling: how inputs are scaled for models (:meth:`Dataset.normalised`); None: images with their own
+        mean and deviation, everything else unchanged.
+        columns: further facts about the samples, by name. Used by partitions only.
+        numbering: the numbers of the samples in their source; None: their positions. Used by partitions only.
+        stored: the clients that come with the data, if any. Used by partitions only.
 
     Raises:
         DataError: if ``label_maps`` is no such table, or the virtual ids do not fit in 31 bits.
@@ -178,7 +177,7 @@ class Samples:
         return found
 
     def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | NDArray[np.float32]:
-        """What a model is to predict: the words that follow, numbers, or the labels."""
+        """The targets of a model: the words that follow, numbers, or the labels."""
         targets = self.targets_train if part == "train" else self.targets_test
         return self.labels(part, ids) if targets is None else targets[ids]
 
@@ -211,19 +210,19 @@ class Samples:
 
     @property
     def outputs(self) -> int:
-        """Outputs of a model: among how many classes or words it chooses; or how many numbers it predicts."""
+        """Number of outputs of a model: classes or words to choose from, or numbers to predict."""
         if self.numeric and self.targets_train is not None:
             return self.targets_train.shape[1]
         return len(self.vocabulary) or self.classes
 
     @property
     def numeric(self) -> bool:
-        """Whether models predict numbers, and not classes or words."""
+        """Whether models predict numbers rather than classes or words."""
         return self.targets_train is not None and self.targets_train.dtype == np.float32
 
     @property
     def tokens(self) -> bool:
-        """Whether the inputs are places in a vocabulary, to be looked up and not calculated with."""
+        """Whether the inputs are positions in a vocabulary, which are looked up and not computed with."""
         return self.x_train.dtype == np.int32
 
 
@@ -284,7 +283,7 @@ class Ragged:
 
     @classmethod
     def empty(cls, count: int) -> Ragged:
-        """So many lists of nothing."""
+        """This many empty lists."""
         return cls(np.empty(0, np.int32), np.zeros(count + 1, np.int64))
 
     def __len__(self) -> int:
@@ -308,11 +307,11 @@ class Ragged:
         return pieces(self.offsets[1:], slice(0, len(self)), together)
 
     def among(self, which: NDArray[np.integer]) -> Ragged:
-        """The lists of ``which``, ascending and each once: all of them without a copy."""
+        """The lists of ``which``, ascending and each once; without a copy if these are all."""
         return self if len(which) == len(self) else self.take(which)
 
     def sizes_of(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The lengths of some of the lists, without a look at the others."""
+        """The lengths of some of the lists, without reading the others."""
         sizes: NDArray[np.int64] = self.offsets[which + 1] - self.offsets[which]
         return sizes
 
@@ -325,11 +324,11 @@ class Ragged:
 
     @property
     def arrays(self) -> tuple[NDArray[np.generic], ...]:
-        """What they are made of."""
+        """The arrays that make it up."""
         return self.values, self.offsets
 
     def __getstate__(self) -> dict[str, Any]:
-        """The arrays: the sizes follow from them, and need not travel."""
+        """Only the arrays; the sizes follow from them."""
         return {"values": self.values, "offsets": self.offsets}
 
 
@@ -390,14 +389,14 @@ class Federation:
     """A dataset divided among ``N`` clients.
 
     Attributes:
-        samples: the data, once.
-        train, validation: per client, ids of training samples (see :class:`Samples`: indices, or virtual
-            ids where clients see labels differently); disjoint within a client.
-        test: per client, ids of test samples, following the client's label distribution. Clients share
-            test samples.
+        samples: the data, stored once.
+        train, validation: per client, ids of training samples (see :class:`Samples`: indices, or virtual ids
+        if clients see labels differently); disjoint within a client.
+        test: per client, ids of test samples that follow the client's label distribution. Clients share test
+        samples.
         groups: the planted (ground-truth) group of each client ``(N,)``, int64, or None if there is none.
-        names: the ids that the user gave the clients ``(N,)``, or None: they are called by their numbers.
-        notes: what the user should know of the division, lines.
+        names: the user's ids of the clients ``(N,)``, or None: clients are named by their numbers.
+        notes: lines that the user should know about the division.
     """
 
     samples: Samples
@@ -420,7 +419,7 @@ class Federation:
 
     @property
     def predictions(self) -> NDArray[np.int64]:
-        """What each client is tested on, ``(N,)``: one prediction a test sample, in a text one a word."""
+        """Number of predictions on which each client is tested ``(N,)``: one per test sample, or per word."""
         return self.predictions_on("test")
 
     def predictions_on(self, on: TestedOn) -> NDArray[np.int64]:
@@ -468,7 +467,7 @@ _STATISTICS = 2000
 
 
 class Dataset(Section):
-    """A source of samples, chosen by name; subclasses live one a file in ``rayfl/data/datasets``."""
+    """A source of samples, chosen by name; subclasses are files of ``rayfl/data/datasets``."""
 
     name: str = ""
 
@@ -491,7 +490,7 @@ class Dataset(Section):
 
     @classmethod
     def needs_settings(cls) -> bool:
-        """Whether its name alone does not say what it is, as for files."""
+        """Whether the name alone does not identify it, as for files."""
         return any(field.is_required() for field in cls.model_fields.values())
 
     def load(self, root: Path) -> Samples:
@@ -519,11 +518,13 @@ class Dataset(Section):
 
     @property
     def public_samples(self) -> int:
-        """How many of the server's samples ``normalise`` looks at."""
+        """Number of the server's samples that ``normalise`` uses."""
         return _STATISTICS if self.normalise == "server" else 0
 
     def prepare(self, root: Path) -> str:
-        """Download what :meth:`load` needs into ``root``, under a file lock; say in a line what was done."""
+        """Download what :meth:`load` needs into ``root``, under a file lock; return a line that says what was
+        done.
+        """
         return "nothing to download"
 
     def available(self, root: Path) -> bool:
@@ -533,17 +534,17 @@ class Dataset(Section):
 
 @dataclass(frozen=True)
 class Assignment:
-    """What a partition decides.
+    """The decision of a partition.
 
     Attributes:
-        clients: indices of the training samples of each client (plain, not virtual, whatever its map).
+        clients: indices of the training samples of each client (plain, never virtual).
         groups: the planted group of each client ``(N,)``, if groups were planted.
-        label_map: through which row of ``label_maps`` each client sees its samples, ``(N,)``; None: as
-            they are.
+        label_map: the row of ``label_maps`` through which each client sees its samples, ``(N,)``; None:
+        unchanged.
         label_maps: ``(V, classes)``, as in :class:`Samples`; goes with ``label_map``.
         test: indices of each client's own test samples; None: test samples that follow its labels.
-        names: the user's ids of the clients ``(N,)``, each once; None: they are called by their numbers.
-        notes: what the user should know of the division, lines.
+        names: the user's ids of the clients ``(N,)``, each once; None: clients are named by their numbers.
+        notes: lines that the user should know about the division.
     """
 
     clients: list[NDArray[np.integer]] | Ragged
@@ -556,7 +557,9 @@ class Assignment:
 
 
 class Partition(Section):
-    """A way to divide training data among clients, by name; one a file in ``rayfl/data/partitions``."""
+    """A way to divide training data among clients, chosen by name; subclasses are files of
+    ``rayfl/data/partitions``.
+    """
 
     name: str = ""
 
@@ -572,7 +575,7 @@ class Partition(Section):
     )
 
     def check(self) -> None:
-        """Refuse what can be refused without data.
+        """Refuse what can be refused without reading data.
 
         Raises:
             ConfigError, DataError
@@ -581,10 +584,11 @@ class Partition(Section):
     def assign(self, samples: Samples, seed: int) -> Assignment:
         """Divide the training samples ``range(len(samples.y_train))`` among the clients.
 
-        Every client gets at least one sample; no sample is given twice. Most partitions look at labels
-        and domains only; the pixels are there for those that divide by likeness or difficulty.
+        Every client gets at least one sample, and no sample is assigned twice. Most partitions use only
+        labels and domains; inputs are there for those that divide by similarity or difficulty.
 
         Raises:
-            DataError: if the request is impossible for these samples (one line; bounded attempts).
+            DataError: if the request is impossible for these samples (one line; the number of attempts is
+            bounded).
         """
         raise NotImplementedError

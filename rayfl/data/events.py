@@ -1,7 +1,7 @@
-"""Clients that come, go and change: events after so many rounds, and the stages between them.
+"""Clients that join, leave and change: events after given rounds, and the stages between them.
 
-A run with events is a sequence of stages; each is a federation of all ``N`` clients that ever exist, in
-which a client that is not there has no samples. All stages share one object with the samples.
+A run with events is a sequence of stages. Each stage is a federation of all ``N`` clients that ever exist, in
+which absent clients have no samples. All stages share one object with the samples.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from rayfl.settings import Section, choice
 
 
 class BaseEvent(Section):
-    """What all events have: when."""
+    """The base of all events: when it happens."""
 
     name: str = ""
 
@@ -41,10 +41,10 @@ class BaseEvent(Section):
 
 
 class ClientEvent(BaseEvent):
-    """What happens to clients, and to whom.
+    """An event of clients, and which clients it concerns.
 
-    ``clients`` are named or counted; ``group`` and ``fraction`` narrow down among whom. A number or a
-    fraction is drawn at random; a group alone means all of it.
+    ``clients`` names or counts them; ``group`` and ``fraction`` restrict the choice. A number or a fraction
+    is drawn at random; a group alone means all of its clients.
     """
 
     clients: Annotated[int, Field(ge=1)] | tuple[Annotated[int, Field(ge=0)] | str, ...] | None = Field(
@@ -65,7 +65,7 @@ class ClientEvent(BaseEvent):
 
     @property
     def share(self) -> float | None:
-        """The fraction of those who are there, if it was given."""
+        """The fraction of the present clients, if one was given."""
         return None
 
     @model_validator(mode="after")
@@ -84,10 +84,10 @@ class ClientEvent(BaseEvent):
 
 
 class Join(ClientEvent):
-    """Join: clients that were not there from the start come in, with the data that the partition gave them.
+    """Join: clients that were absent at the start join, with the data that the partition gave them.
 
-    The partition's number of clients counts the newcomers too; they wait with their share of the data.
-    Newcomers that are not named get the last ids, in the order in which they come.
+    The partition's number of clients includes the newcomers, and their share of the data is reserved for
+    them. Newcomers that are not named get the last ids, in the order in which they join.
     """
 
     name: Literal["join"] = "join"
@@ -100,7 +100,7 @@ class Join(ClientEvent):
 
 
 class Leave(ClientEvent):
-    """Leave: clients go away; their data wait for them."""
+    """Leave: clients leave; their data are kept for their return."""
 
     name: Literal["leave"] = "leave"
     fraction: float | None = Field(None, gt=0, le=1, description="fraction of the present clients")
@@ -112,15 +112,15 @@ class Leave(ClientEvent):
 
 
 class Drift(ClientEvent):
-    """Drift: the data of clients change while they keep their numbers of samples.
+    """Drift: the data of clients change; their numbers of samples stay the same.
 
-    - ``new_classes``: their samples give way to as many samples of classes that they did not have;
+    - ``new_classes``: their samples are replaced by as many samples of classes that they did not have;
     - ``permuted_labels``: the same samples under other labels;
-    - ``group``: samples (and labels) as the clients of another planted group have them.
+    - ``group``: samples (and labels) like those of another planted group.
 
-    New samples are those that nobody holds or that clients drifting in the same round give back; with
-    ``reuse`` others' samples as well, which these keep. The planted group follows: clients with the same
-    new classes, or of the same group under the same new labels, are a new group.
+    New samples are those that no client holds, or that clients drifting in the same round give back; with
+    ``reuse`` also samples of other clients, who keep them. The planted group follows: clients with the same
+    new classes, or of the same group under the same new labels, form a new group.
     """
 
     @override
@@ -161,7 +161,7 @@ class Drift(ClientEvent):
 
 
 class Outage(BaseEvent):
-    """Outage: local servers miss global rounds. They train on, and what they train counts in the next one."""
+    """Outage: local servers miss global rounds. They keep training, and this counts in the next one."""
 
     name: Literal["outage"] = "outage"
     servers: tuple[Annotated[int, Field(ge=0)], ...] = Field(
@@ -182,9 +182,9 @@ class Stage:
 
     Attributes:
         round: the first round of the stage, from 0.
-        federation: all ``N`` clients; one that is not there has empty lists.
-        active: which clients are there ``(N,)``.
-        joined, left, drifted: ids of the clients with which it began, ascending.
+        federation: all ``N`` clients; absent ones have empty lists.
+        active: which clients are present ``(N,)``.
+        joined, left, drifted: ids of the clients that did so at the start of the stage, ascending.
     """
 
     round: int
@@ -269,7 +269,7 @@ def build_stages(
 
 
 def _newcomers(events: Sequence[BaseEvent], groups: Ids | None, clients: int, seed: int) -> dict[int, Ids]:
-    """The partition's clients that wait for each join that names none, by the event's place."""
+    """The partition's clients that are reserved for each unnamed join, by the event's position."""
     waiting = np.zeros(clients, bool)
     drawn: dict[int, Ids] = {}
     for place, event in sorted(enumerate(events), key=lambda item: item[1].round):
@@ -310,7 +310,7 @@ def _reordered(assignment: Assignment, newcomers: dict[int, Ids]) -> tuple[Assig
 
 
 def numbered(events: Sequence[BaseEvent], names: Names | None) -> list[BaseEvent]:
-    """Events that name clients by their numbers, whatever ids the user gave them.
+    """Replace clients' own ids in events by their numbers.
 
     Raises:
         ConfigError: if there is no client of that id.
@@ -332,8 +332,8 @@ def client_number(client: int | str, known: Mapping[str, int], where: str) -> in
     """The number of a client.
 
     Args:
-        client: the user's id of it, or its number.
-        known: the numbers of the user's ids; empty: clients have none but their numbers.
+        client: its own id, or its number.
+        known: the numbers of the clients' own ids; empty if they have none.
         where: the setting, for errors.
 
     Raises:
@@ -382,7 +382,7 @@ def _at_first(
     newcomers: dict[int, Ids],
     shares: Shares,
 ) -> Population:
-    """The population at the start: everybody has their data, newcomers are not there."""
+    """The population at the start: all clients but the newcomers have their data."""
     assigned, groups = Ragged.of(assignment.clients), assignment.groups
     train, held_out = split(assigned, shares.validation, shares.seed)
     names = worth_naming(assignment.names)
@@ -426,7 +426,7 @@ def _leave(population: Population, event: Leave, place: int, seed: int) -> Popul
 def _drift(
     population: Population, events: Sequence[tuple[int, Drift]], shares: Shares
 ) -> tuple[Population, Ids]:
-    """All drifts of a round at once, and who drifted."""
+    """Apply all drifts of a round at once; also return who drifted."""
     drifted = np.zeros(len(population.active), bool)
     moving: list[tuple[int, Drift, Wish]] = []
     renaming: list[tuple[int, Drift, Ids]] = []
@@ -534,12 +534,12 @@ def choose(
     rng: np.random.Generator,
     names: Names | None = None,
 ) -> Ids:
-    """Whom an event concerns, ascending ids.
+    """The clients that an event concerns, ids ascending.
 
     Args:
         event: the event, with clients by their numbers (:func:`numbered`).
-        place: its place in the list, for errors.
-        among: the clients in question ``(N,)``.
+        place: its position in the list, for errors.
+        among: the clients to choose from ``(N,)``.
         groups: the planted groups ``(N,)``.
         rng: draws numbers and fractions.
         names: the user's ids of the clients, for errors.

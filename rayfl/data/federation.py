@@ -1,4 +1,4 @@
-"""A dataset divided among clients: training, validation and test parts of every client."""
+"""Divide a dataset among clients: training, validation and test parts of every client."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def build_federation(
 
 
 def divided(samples: Samples) -> Samples:
-    """Samples without what only partitions look at."""
+    """The samples without what only partitions use."""
     if not samples.columns and samples.numbering is None and samples.stored is None:
         return samples
     return replace(samples, columns={}, numbering=None, stored=None)
 
 
 def worth_naming(names: Names | None) -> Names | None:
-    """The clients' names; None if they are the numbers 0, 1, 2, ... that the clients have anyway."""
+    """The clients' names; None if they are just the numbers 0, 1, 2, ..."""
     if names is None or np.array_equal(names, np.arange(len(names)).astype(str)):
         return None
     return names
@@ -82,7 +82,7 @@ def worth_naming(names: Names | None) -> Names | None:
 def check_settings(
     samples: Samples, validation: float, test_samples: int | Literal["auto", "all"] | None
 ) -> None:
-    """Refuse what no federation can be built from.
+    """Refuse settings from which no federation can be built.
 
     Raises:
         ConfigError, DataError: as :func:`build_federation`.
@@ -288,7 +288,7 @@ _SCARCE = 4
 
 
 def scarce_strata(samples: Samples) -> NDArray[np.int64]:
-    """The strata of which the test set has some samples, but far fewer than the training data let expect."""
+    """Strata with some test samples, but far fewer than the training data suggest."""
     train, test, strata = strata_of(samples)
     trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
     found: NDArray[np.int64] = np.flatnonzero(
@@ -310,7 +310,7 @@ def strata_of(samples: Samples) -> tuple[NDArray[np.int64], NDArray[np.int64], i
 
 
 def division(*federations: Federation) -> str:
-    """16 hexadecimal digits (of a sha256) that say who has which samples, and what the clients are called."""
+    """16 hexadecimal digits (of a sha256) that identify the samples and the name of each client."""
     digest = hashlib.sha256()
     for federation in federations:
         for lists in (federation.train, federation.validation, federation.test):

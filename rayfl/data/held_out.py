@@ -1,7 +1,7 @@
-"""What the server has itself: training samples that are held out before clients get theirs.
+"""The server's own samples: training samples that are held out before clients get theirs.
 
-Feature maps are fitted on them, FLIS's models predict them. They are no client's, neither to train on nor to
-be tested on.
+Feature maps are fitted on them, and FLIS's models predict them. No client trains on them or is tested on
+them.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _MOST = 10
 
 
 def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling | None = None) -> Samples:
-    """A dataset as a run takes it: the server's samples held out, and how models take inputs.
+    """Read a dataset for a run: with the server's samples held out, and with the scaling of inputs.
 
     Args:
         dataset: the source.
-        root: the folder where downloaded datasets lie.
-        public: how many samples of its own the server needs.
+        root: the folder of downloaded datasets.
+        public: number of samples that the server needs.
         seed: the run's.
-        scaling: that of a run that has begun; default: what ``dataset.normalise`` says.
+        scaling: that of a run that is continued; default: as ``dataset.normalise`` says.
 
     Raises:
         ConfigError, DataError
@@ -39,17 +39,17 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
 
 
 def hold_out(samples: Samples, share: ServerShare, public: int, seed: int) -> Samples:
-    """Move some training samples, drawn at random, to ``x_server``; every source keeps one at least.
+    """Move some training samples, drawn at random, to ``x_server``; every source keeps at least one.
 
     Args:
         samples: the data.
-        share: the fraction of the training samples; or how many, at most a tenth of them; or ``auto``, the
-            same with ``public``.
-        public: how many the server needs.
+        share: a fraction of the training samples; or a number, at most a tenth of them; or ``auto``:
+        ``public``, at most a tenth.
+        public: number of samples that the server needs.
         seed: the key of the draw.
 
     Raises:
-        ConfigError: if the server needs some and the share leaves it none.
+        ConfigError: if the server needs some and the share leaves none.
     """
     total = len(samples.y_train)
     if isinstance(share, float):

@@ -1,4 +1,4 @@
-"""Data and partitions that Python users have at hand, as the settings that say the same."""
+"""Data and partitions given as Python objects, and the settings that describe them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ _ARRAYS = frozenset({"x", "y", "x_train", "y_train", "x_test", "y_test"})
 
 
 def dataset_of(thing: object) -> dict[str, Any] | None:
-    """The settings of a dataset made of what :mod:`rayfl.data.datasets.python` takes, or a function of it.
+    """The settings of a dataset for arrays, PyTorch datasets, or a function that returns them.
 
-    Arrays and datasets of PyTorch are written to a file below :func:`~rayfl.given.data_root`, named after its
+    Arrays and PyTorch datasets are written to a file below :func:`~rayfl.given.data_root`, named after its
     content.
 
     Raises:
@@ -41,7 +41,7 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
 
 
 def partition_of(thing: object) -> dict[str, Any] | None:
-    """The settings of a partition made of a list of each client's training samples, or a function of it.
+    """The settings of a partition for a list of each client's training samples, or a function.
 
     Raises:
         DataError: if a client has none.

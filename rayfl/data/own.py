@@ -1,4 +1,4 @@
-"""Data from a user's own code: whatever it returns made into arrays, or refused in a line."""
+"""Data from a user's code: turned into arrays, or refused in one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ EXPECTED = (
 
 
 def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> Any:
-    """Call a function, or make an instance of a class, of the user's own.
+    """Call a user's function, or create an instance of a user's class.
 
     Args:
         target: ``module:name``, see :func:`rayfl.plugins.resolve`.
@@ -34,7 +34,7 @@ def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> A
 
     Raises:
         ConfigError: if there is no such function, or it does not take these arguments.
-        DataError: if it raises: file, line and error.
+        DataError: if it raises an error: file, line and error.
     """
     function = resolve(target, f"{section}.target")
     if not callable(function):
@@ -54,7 +54,7 @@ def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> A
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Give the global generators of Python, NumPy and PyTorch a fixed state; restore theirs afterwards."""
+    """Seed the global generators of Python, NumPy and PyTorch; restore their state afterwards."""
     import torch
 
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002

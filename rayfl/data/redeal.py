@@ -1,4 +1,4 @@
-"""New samples for clients whose data change: out of what nobody holds, without taking from anybody."""
+"""New samples for clients whose data change, from samples that no client holds."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ Counts = NDArray[np.int64]
 
 
 def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
-    """Whole numbers with sum ``total`` in proportion to ``weights``, none above its limit.
+    """Integers with sum ``total`` in proportion to ``weights``, none above its limit.
 
-    What a full place cannot take is spread over the others in the same way; where only places of weight
-    zero are left, fewer are dealt.
+    What exceeds a limit is distributed over the others in the same way. If only entries of weight zero are
+    left, the sum is smaller.
 
     Args:
-        total: how many.
+        total: the sum.
         weights: ``(S,)``, not negative.
         limits: ``(S,)``.
     """
@@ -34,14 +34,14 @@ def spread(total: int, weights: NDArray[np.float64], limits: Counts) -> Counts:
 
 
 def most(sizes: Counts, allowed: NDArray[np.bool_], supply: Counts) -> Counts:
-    """How many samples of each stratum every client can get, such that as few as possible are missing.
+    """Number of samples of each stratum for every client, such that as few as possible are missing.
 
     A maximum flow from clients to strata (Dinic 1970).
 
     Args:
-        sizes: what each client needs ``(D,)``.
-        allowed: which strata it may have ``(D, S)``.
-        supply: the samples of each stratum ``(S,)``.
+        sizes: number of samples that each client needs ``(D,)``.
+        allowed: strata that it may have ``(D, S)``.
+        supply: number of samples of each stratum ``(S,)``.
 
     Returns:
         ``(D, S)`` with row sums up to ``sizes`` and column sums up to ``supply``.

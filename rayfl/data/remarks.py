@@ -1,4 +1,4 @@
-"""What a user should know of the data before a run's numbers are read, a line each."""
+"""Remarks about the data that the user should read before the results, one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How stored inputs become numbers of a size that models train on: ``x -> (x * factor - mean) / std``."""
+"""Scale stored inputs for training: ``x -> (x * factor - mean) / std``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ROWS = 4096
 
 
 class GivenScaling(Section):
-    """Mean and standard deviation that are known before: of each channel or feature, or one for all."""
+    """Known mean and standard deviation: one number per channel or feature, or one for all."""
 
     mean: tuple[float, ...] = Field(
         min_length=1, description="mean of pixels in [0, 1], of features as they are"
@@ -43,7 +43,7 @@ Normalise = Union[Literal["pooled", "server", "none"], GivenScaling]  # noqa: UP
 
 
 class Inputs(Protocol):
-    """What is looked at of :class:`~rayfl.data.base.Samples`, and means what it means there."""
+    """The fields of :class:`~rayfl.data.base.Samples` that scaling needs."""
 
     @property
     def name(self) -> str: ...  # noqa: D102

@@ -1,4 +1,4 @@
-"""The samples that a server has itself, for methods that look at what clients' models predict (FLIS)."""
+"""The server's samples, for methods that compare predictions of clients' models (FLIS)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rayfl.settings import Section
 
 
 class ServerData(Section):
-    """The samples that the server lets models predict; labels are not looked at."""
+    """The samples that the server lets models predict; labels are not used."""
 
     source: str = Field(
         "dataset",
@@ -41,7 +41,7 @@ class ServerData(Section):
 
     @property
     def public_samples(self) -> int:
-        """How many samples have to be held out for it."""
+        """Number of samples to hold out for it."""
         return self.samples if self.source == "dataset" else 0
 
     def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:

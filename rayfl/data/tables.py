@@ -1,4 +1,4 @@
-"""Tables from files, CSV or Parquet, with one line for whatever is wrong with them."""
+"""Tables from files, CSV or Parquet; errors are one line."""
 
 from __future__ import annotations
 

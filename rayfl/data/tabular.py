@@ -30,12 +30,12 @@ _LONGEST = 200
 
 @dataclass(frozen=True)
 class Roles:
-    """What the columns of a table are.
+    """The roles of a table's columns.
 
     Attributes:
-        label: the column with the class; None where ``targets`` are predicted.
-        exclude: columns that are no features, by which clients can be told apart.
-        categorical: columns that are made one-hot; None: those that hold text.
+        label: the column with the class; None if ``targets`` are predicted.
+        exclude: columns that are not features, by which clients can be told apart.
+        categorical: columns to encode one-hot; None: those with text.
         targets: columns with numbers to predict.
     """
 
@@ -46,7 +46,7 @@ class Roles:
 
     @property
     def predicted(self) -> tuple[str, ...]:
-        """The columns that are to be predicted."""
+        """The columns to predict."""
         return tuple(self.targets) if self.label is None else (self.label,)
 
 

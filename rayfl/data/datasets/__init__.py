@@ -1,1 +1,1 @@
-"""The datasets, one a file; to add one, add a file (see :mod:`rayfl.settings`)."""
+"""The datasets, one per file; to add one, add a file (see :mod:`rayfl.settings`)."""

@@ -1,4 +1,4 @@
-"""What all image datasets can do: pad to a given size, and change between grey and colour."""
+"""The base of image datasets: padding, and conversion between grey and colour."""
 
 from __future__ import annotations
 

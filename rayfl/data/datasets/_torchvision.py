@@ -1,4 +1,4 @@
-"""The common part of all datasets that torchvision knows how to download."""
+"""The base of the datasets that torchvision can download."""
 
 from __future__ import annotations
 

@@ -38,22 +38,21 @@ class AgNews(Dataset):
     """AG News: articles on World, Sports, Business and Sci/Tech, for predicting the next word.
 
     An article is one sample: its first ``length + 1`` words give ``length`` inputs and as many targets, each
-    the word that follows (many to many: one pass of a recurrent network over ``length`` words is worth
-    ``length`` predictions). Shorter articles are padded, what is behind their end is not counted; an
-    article of one word is left out.
+    the word that follows (many to many: one pass of a recurrent network over ``length`` words makes
+    ``length`` predictions). Shorter articles are padded, and the padding is not counted; an article of one
+    word is left out.
 
-    Words are in lower case and punctuation marks are words. The most frequent words of the training
-    articles, ties in alphabetical order, are the vocabulary, together with one word for padding and one
-    for all unknown words; the latter is also a target. As usual in simulations all clients know the
-    vocabulary from the start.
+    Words are in lower case, and punctuation marks are words. The vocabulary is the most frequent words of the
+    training articles (ties in alphabetical order), a word for padding, and a word for all unknown words,
+    which is also a target. As usual in simulations, all clients know the vocabulary from the start.
 
     The unknown word is easy to predict, so a small vocabulary makes perplexities low: with 8,000 training
-    articles and 20 words of each, 29.6 % of the test targets are unknown to 1,000 words, 11.6 % to 5,000,
-    6.7 % to 10,000 and 3.8 % to 20,000. Only perplexities at one vocabulary compare.
+    articles and 20 words of each, 29.6 % of the test targets are unknown to 1,000 words, 11.6 % to 5,000, 6.7
+    % to 10,000 and 3.8 % to 20,000. Compare only perplexities of one vocabulary.
 
-    The label of an article is its topic, and so is its domain: with the partition ``domains`` every client
-    has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2), with the
-    others topics are dealt like classes.
+    The label of an article is its topic, and so is its domain. With the partition ``domains`` every client
+    has articles on one topic (Clustered Federated Learning, Sattler et al. 2019, section 5.2); other
+    partitions divide topics like classes.
 
     ``root/ag_news`` (or ``root`` itself) holds ``train*.csv`` and ``test*.csv``, one of each, or the same
     ending in ``.csv.gz``: the topic 1 to 4 in the first column and texts in the others, or a header that

@@ -1,1 +1,1 @@
-"""The partitions, one a file; to add one, add a file (see :mod:`rayfl.settings`)."""
+"""The partitions, one per file; to add one, add a file (see :mod:`rayfl.settings`)."""

@@ -1,7 +1,7 @@
-"""How samples are dealt to clients: owner arrays, client sizes, Dirichlet proportions.
+"""How samples are assigned to clients: owner arrays, client sizes, Dirichlet proportions.
 
-A partition decides one thing, the *owner* of each sample ``(n,)``: a client, or -1 for nobody. So no
-sample can be given twice.
+A partition decides one thing, the *owner* of each sample ``(n,)``: a client, or -1 for none. So no sample can
+be assigned twice.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def check_labels(labels: NDArray[np.int64], classes: int, clients: int) -> None:
 
 
 def only_with(partition: Partition, setting: str, used: bool, remedy: str) -> None:
-    """Refuse a setting that was changed and would not be looked at.
+    """Refuse a setting that was changed and would not be used.
 
     Raises:
         ValueError: which pydantic turns into the refusal of the config.
@@ -65,7 +65,7 @@ def only_with(partition: Partition, setting: str, used: bool, remedy: str) -> No
 
 
 def evenly(total: int, parts: int) -> list[int]:
-    """``total`` in ``parts`` whole numbers that differ by one at most, the larger ones first."""
+    """Divide ``total`` into ``parts`` integers that differ by at most one, the larger ones first."""
     return [total // parts + (place < total % parts) for place in range(parts)]
 
 
@@ -156,10 +156,10 @@ def apportion(total: int, weights: NDArray[np.float64]) -> NDArray[np.int64]:
 def shard_owners(
     labels: NDArray[np.int64], clients: int, shards_per_client: int, rng: np.random.Generator
 ) -> Owners:
-    """Sort by label, cut into ``clients * shards_per_client`` equal shards, deal each client as many.
+    """Sort by label, cut into ``clients * shards_per_client`` equal shards, give each client the same number.
 
-    McMahan et al. 2017, section 3. All samples are dealt; if they cannot be cut evenly, the first shards
-    have one sample more.
+    McMahan et al. 2017, section 3. All samples are used; if they cannot be cut evenly, the first shards have
+    one sample more.
 
     Raises:
         DataError: if there are more shards than samples.
@@ -221,10 +221,10 @@ class Draws(NamedTuple):
 
     Attributes:
         alpha: concentration; small is skewed.
-        min_samples: draws that leave a client with fewer are rejected.
-        attempts: number of draws.
-        capped: a client with its fair share ``n / clients`` takes no part in the classes that follow
-            (as in NIID-Bench's code).
+        min_samples: draws in which a client has fewer samples are rejected.
+        attempts: maximum number of draws.
+        capped: a client that has its fair share ``n / clients`` gets nothing of the remaining classes (as in
+        NIID-Bench's code).
     """
 
     alpha: float

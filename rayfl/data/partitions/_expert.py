@@ -1,7 +1,7 @@
-"""How hard the samples of a dataset are, in the eyes of an expert model.
+"""The difficulty of samples, judged by an expert model.
 
-Training is not the data room's business, so the expert is one that scikit-learn brings along; losses of
-any other model can be read from a file.
+The data package does not train networks, so the expert is a model of scikit-learn; losses of any other model
+can be read from a file.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ def read_losses(path: Path, count: int) -> NDArray[np.float64]:
 
 
 def expert_losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:
-    """The cross-entropy of every training sample under an expert ``(n,)``; computed once for large datasets.
+    """The cross-entropy of every training sample under an expert ``(n,)``; cached for large datasets.
 
     Two experts are trained, each on (at most 10,000 samples of) a random half, and each scores the other
-    half, so that no sample counts as easy because it was learnt by heart. The result depends on the data
-    alone. It is kept below :func:`rayfl.data.data_root`, if that can be written to.
+    half, so that no sample counts as easy because it was memorised. The result depends only on the data. It
+    is cached below :func:`rayfl.data.data_root` if that folder is writable.
     """
     if len(samples.y_train) < _WORTH_KEEPING:
         return _losses(samples, kind)

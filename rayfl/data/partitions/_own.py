@@ -1,4 +1,4 @@
-"""Clients that the user knows: who owns which sample, and what the clients are called."""
+"""Partitions whose clients are known: who owns which sample, and the clients' names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LONGEST = 200
 
 
 class OwnPartition(Partition):
-    """A partition whose clients, with their ids, are given and not drawn."""
+    """A partition whose clients and ids are given, not drawn."""
 
     clients: int = Field(0, ge=0, description="expected number of clients; default: as many as are named")
     tests: Literal["own", "labels"] = Field(
@@ -31,17 +31,17 @@ class OwnPartition(Partition):
     def assignment(
         self, train: Owners, test: Owners | None, names: Names, notes: Sequence[str] = ()
     ) -> Assignment:
-        """What belongs to whom.
+        """The assignment of samples to their owners.
 
         Args:
             train: the client of each training sample ``(n,)``, -1 for none.
-            test: of each test sample; None if that is not known.
+            test: the client of each test sample; None if unknown.
             names: the ids of the clients ``(N,)``.
-            notes: what the user should know.
+            notes: lines for the user.
 
         Raises:
-            DataError: if a client has no training sample, or no test sample of its own; or there are other
-                clients than ``clients`` says.
+            DataError: if a client has no training sample, or no test sample of its own; or if their number is
+            not ``clients``.
         """
         where, count = f"partition: {self.name}", len(names)
         if self.clients not in (0, count):
@@ -89,7 +89,7 @@ def own_column(samples: Samples, name: str, setting: str) -> Column:
 
 
 def fault(name: str) -> str:
-    """Why this is no id of a client, which every table and file could show; empty if it is one."""
+    """Why this cannot be the id of a client in tables and files; empty if it can."""
     if not name:
         return "the client is empty"
     if len(name) > _LONGEST or not name.isprintable():

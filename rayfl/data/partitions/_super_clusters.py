@@ -1,4 +1,4 @@
-"""What the partitions by super-clusters have in common: finding them, and sharing out the clients."""
+"""The base of partitions by super-clusters: finding them, and distributing the clients."""
 
 from __future__ import annotations
 

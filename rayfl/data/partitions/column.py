@@ -1,4 +1,4 @@
-"""Clients as a column of the dataset says."""
+"""Clients by a column of the dataset."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rayfl.errors import DataError
 
 
 class ByColumn(OwnPartition):
-    """Column: clients are what a column of the dataset says (a hospital, a writer), under these names.
+    """Column: clients are the values of a column of the dataset (a hospital, a writer), under these names.
 
     Datasets with columns: ``table`` (those in ``exclude``), ``npz`` and ``python`` (arrays ``<column>_train``
     and ``<column>_test``), ``huggingface``, and ``image_folder`` (``folder``). Clients are numbered in the
-    order of their names: whole numbers by size, others as text. Test samples are the client's own where the
-    dataset says whose they are.
+    order of their names: integers by size, others as text. A client is tested on its own test samples if the
+    dataset knows their owners.
     """
 
     name: Literal["column"] = "column"

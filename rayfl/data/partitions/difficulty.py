@@ -18,12 +18,12 @@ from rayfl.random import generator
 
 
 class Difficulty(Partition):
-    """Difficulty: samples are dealt in the order of their difficulty, so that clients are easy or hard.
+    """Difficulty: samples are assigned in order of difficulty, so that there are easy and hard clients.
 
-    Algorithm 2 of the thesis (Vahidian 2023, section 2.6.3). The numbers of samples of each class and
-    client come from a Dirichlet (or IID) division. Each class is ranked by the loss of an expert model;
-    every client gets the fraction ``ordered`` (f_ord) of its samples of a class from its place in that
-    order, the first client the easiest, and the rest at random.
+    Algorithm 2 of the thesis (Vahidian 2023, section 2.6.3). The numbers of samples of each class and client
+    come from a Dirichlet (or IID) division. Each class is ranked by the loss of an expert model. Every client
+    gets the fraction ``ordered`` (f_ord) of its samples of a class from consecutive ranks, the first client
+    the easiest, and the rest at random.
 
     The thesis' expert has the topology of the global model and is trained on the whole dataset: ``rayfl
     expert`` trains it and writes the ``losses``. Without that file the expert is scikit-learn's, trained on

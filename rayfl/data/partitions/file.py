@@ -1,4 +1,4 @@
-"""Clients as a file says: whose each sample is."""
+"""Clients by a table that names the owner of each sample."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class FromFile(OwnPartition):
-    """File: a table says which client owns which sample; clients keep the ids that it gives them.
+    """File: a table says which client owns which sample; clients keep the ids in it.
 
-    The table has the columns ``sample`` and ``client``: the place of a training sample in the dataset, from
-    0, and any text or number. A column ``part`` with ``train`` and ``test``, or a second table ``test_path``,
-    says the same of test samples; without, test samples follow the client's labels. Where the dataset is one
-    source that was split into training and test samples (``data.test_fraction``), ``sample`` is the place in
-    the source and says both.
+    The table has the columns ``sample`` and ``client``: the position of a training sample in the dataset,
+    from 0, and any text or number. A column ``part`` with ``train`` and ``test``, or a second table
+    ``test_path``, says the same for test samples; without either, test samples follow the client's labels. If
+    the dataset is one source that was split into training and test samples (``data.test_fraction``),
+    ``sample`` is the position in the source and covers both.
 
-    With ``by`` the table names samples by a column of the dataset instead of their places: images by
-    ``file``, rows of a table by a column in ``exclude``. All samples with this value are the client's, test
-    samples too.
+    With ``by`` the table names samples by a column of the dataset instead of positions: images by ``file``,
+    rows of a table by a column in ``exclude``. All samples with this value belong to the client, also test
+    samples.
 
-    Clients are numbered in the order of their ids: whole numbers by size, others as text. Samples that are
-    not in the table belong to nobody.
+    Clients are numbered in the order of their ids: integers by size, others as text. Samples that are not in
+    the table belong to no client.
     """
 
     name: Literal["file"] = "file"

@@ -13,7 +13,7 @@ from rayfl.random import generator
 
 
 class Iid(SizedPartition):
-    """IID: the samples are shuffled and dealt, evenly or in unequal numbers."""
+    """IID: the samples are shuffled and divided, evenly or into unequal sizes."""
 
     name: Literal["iid"] = "iid"
 

@@ -17,9 +17,9 @@ from rayfl.errors import DataError
 class LabelBlocks(SizedPartition):
     """Label blocks: the labels in order are cut into blocks, and every client has samples of one block.
 
-    With two clients the congruent control of CFL (Sattler, Mueller, Samek 2020, section V-C): one holds
-    the labels 0-4, the other 5-9. One model serves both, so nothing must be split: the planted group is
-    the same for all, unless ``planted`` says otherwise. Clients are numbered block by block.
+    With two clients it is the congruent control of CFL (Sattler, Mueller, Samek 2020, section V-C): one has
+    the labels 0-4, the other 5-9. One model serves both, so nothing should be split: all clients are in one
+    planted group, unless ``planted`` says otherwise. Clients are numbered block by block.
     """
 
     classes_only: ClassVar[bool] = True

@@ -14,11 +14,11 @@ from rayfl.random import generator
 
 
 class LabelSkew(Partition):
-    """Label skew: every client has a random fraction rho of the labels, each dealt evenly to its owners.
+    """Label skew: every client has a random fraction rho of the labels, each divided evenly among its owners.
 
     "Non-IID label skew (20 %)" of PACFL (Vahidian et al. 2023), quantity-based label imbalance "#C=k" of
-    NIID-Bench (Li et al. 2022). A label that no client drew stays unused; this happens only if there are
-    more labels than clients times labels per client.
+    NIID-Bench (Li et al. 2022). A label that no client drew is not used; this happens only if there are more
+    labels than clients times labels per client.
     """
 
     classes_only: ClassVar[bool] = True

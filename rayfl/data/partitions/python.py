@@ -1,4 +1,4 @@
-"""Clients as a function of yours says."""
+"""Clients by a function of the user."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _EXPECTED = "expected a list with the samples of each client, or a dictionary fr
 
 
 class FromPython(OwnPartition):
-    """Python: a function of yours gets the labels of the training samples and deals these to clients.
+    """Python: your own function gets the labels of the training samples and assigns the samples to clients.
 
-    It is called as ``deal(labels, rng, **kwargs)`` with the labels ``(n,)`` and a NumPy generator that
-    depends on the run's seed. It returns a list with the places of each client's samples, or a dictionary
-    from the clients' ids to such; or two of these as a tuple, the second with the places of test samples. The
+    It is called as ``deal(labels, rng, **kwargs)`` with the labels ``(n,)`` and a NumPy generator keyed by
+    the run's seed. It returns a list with the positions of each client's samples, or a dictionary from the
+    clients' ids to positions; or a tuple of two of these, the second with the positions of test samples. The
     clients of a dictionary keep their ids.
     """
 

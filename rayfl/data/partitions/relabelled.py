@@ -1,4 +1,4 @@
-"""Everybody has the same kinds of samples, but every cluster calls them differently."""
+"""All clients have the same kinds of samples, but every cluster labels them differently."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _Label = Annotated[int, Field(ge=0)]
 class Relabelled(SizedPartition):
     """Relabelled: IID samples, and every cluster of clients swaps two labels or permutes all of them.
 
-    The incongruent scenarios of CFL (Sattler, Mueller, Samek 2020, section V): the inputs and the labels
-    are distributed alike everywhere, what differs is which label an input has. "Label swap": m=20, k=4,
+    The incongruent scenarios of CFL (Sattler, Mueller, Samek 2020, section V): all clients have the same
+    distribution of inputs and of labels; what differs is which label an input has. "Label swap": m=20, k=4,
     two labels exchanged in each cluster. "Permuted labels": a random permutation in each cluster. Training,
-    validation and test samples of a client are relabelled alike.
+    validation and test samples of a client are relabelled in the same way.
 
     The planted group of a client is its cluster. Clients are numbered cluster by cluster.
     """

@@ -14,7 +14,7 @@ from rayfl.data.partitions._super_clusters import SuperClusterPartition
 
 
 class ScDirichlet(SuperClusterPartition):
-    """SC-Dir: every client belongs to one super-cluster of classes, dealt in Dirichlet proportions.
+    """SC-Dir: every client belongs to one super-cluster of classes, divided in Dirichlet proportions.
 
     Vahidian, thesis 5.3.1: ``p_c ~ Dir(alpha)`` over the clients of the super-cluster of class c.
     """

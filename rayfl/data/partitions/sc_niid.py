@@ -1,4 +1,4 @@
-"""Shards, or a few labels, of one super-cluster of classes a client."""
+"""Every client has shards, or a few labels, of one super-cluster of classes."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rayfl.random import generator
 class ScNiid(SuperClusterPartition):
     """SC-NIID: every client has shards, or a few labels, of one super-cluster of classes only.
 
-    Vahidian, thesis 5.2.2: the samples of each super-cluster are cut into shards, two for a client
-    ("SC-NIID (2)"). With ``rho`` (5.3.1, "SC-NIID (rho %)") a client has that fraction of its
-    super-cluster's labels instead, each dealt evenly to those who have it.
+    Vahidian, thesis 5.2.2: the samples of each super-cluster are cut into shards, two per client ("SC-NIID
+    (2)"). With ``rho`` (5.3.1, "SC-NIID (rho %)") a client has that fraction of its super-cluster's labels
+    instead; each label is divided evenly among its owners.
     """
 
     name: Literal["sc_niid"] = "sc_niid"

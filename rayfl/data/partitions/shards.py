@@ -1,4 +1,4 @@
-"""Sort by label, cut into shards, deal a few to every client."""
+"""Sort by label, cut into shards, give a few to every client."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rayfl.random import generator
 class Shards(Partition):
     """Shards: the samples, sorted by label, are cut into N x s equal shards, s for every client.
 
-    McMahan et al. 2017, section 3 (there s = 2); Sub-FedAvg (Vahidian et al. 2021). All samples are used;
-    if they cannot be cut evenly, the first shards have one sample more.
+    McMahan et al. 2017, section 3 (there s = 2); Sub-FedAvg (Vahidian et al. 2021). All samples are used; if
+    they cannot be cut evenly, the first shards have one sample more.
     """
 
     classes_only: ClassVar[bool] = True

@@ -1,4 +1,4 @@
-"""The clients that the data come with, in the order in which their samples are stored."""
+"""The clients that come with the data, in the order in which their samples are stored."""
 
 from __future__ import annotations
 
