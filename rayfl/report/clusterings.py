@@ -1,4 +1,4 @@
-"""Views of clusterings that were found before any training: a table, and a picture for each."""
+"""Views of clusterings that were found without training: a table, and a picture for each."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _crossed(result: ClusteringResult) -> PageTable:
 
 
 def show(results: Sequence[ClusteringResult], out: Console) -> None:
-    """Print a table, a line a method; and where clusters are not the planted groups, what they hold."""
+    """Print a table with a line per method, and the contents of clusters that are not planted groups."""
     table = Table(title="clusters before training")
     for heading in ("method", "clusters", "ARI", "threshold", "up", "down", "seconds"):
         table.add_column(heading, justify="left" if heading == "method" else "right")

@@ -1,6 +1,6 @@
-"""Several runs side by side: a table of what differs and what came of it, and their curves.
+"""Compare runs: a table of what differs and of the results, and their curves.
 
-Runs that differ in nothing but the seed are one *group*, with means and 95 % intervals over its seeds.
+Runs that differ only in the seed are one *group*, with means and 95 % intervals over its seeds.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ BAND = f"Band: {LEVEL:.0%} interval of the mean over seeds (Student's t)."
 
 @dataclass(frozen=True)
 class Group:
-    """Runs that differ in nothing but the seed.
+    """Runs that differ only in the seed.
 
     Attributes:
-        name: what sets it apart from the others.
+        name: what distinguishes it from the other groups.
         settings: its values of the settings that differ between groups, by dotted name.
         runs: in the order given; and their ``rows``, see :meth:`rayfl.report.files.RunFiles.headline`.
     """
@@ -80,11 +80,11 @@ class Comparison:
 
     @property
     def seeds(self) -> bool:
-        """Whether some runs differ in nothing but the seed."""
+        """Whether some runs differ only in the seed."""
         return any(len(group.runs) > 1 for group in self.groups)
 
     def table(self) -> Table:
-        """A row a group: what differs, and the columns that a reader compares, but for empty ones."""
+        """One row per group: what differs, and the columns that readers compare, without empty ones."""
         settings = list(dict.fromkeys(name for group in self.groups for name in group.settings))
         columns = []
         if not settings or any(group.name != _name(group.settings) for group in self.groups):
@@ -164,7 +164,7 @@ def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
 
 
 def differences(runs: Sequence[Path]) -> list[str]:
-    """Why the accuracies of these runs do not compare: what they were trained and tested on differs.
+    """Why accuracies of these runs cannot be compared: they were trained or tested on different data.
 
     Returns:
         One line for each difference in dataset, partition, events or seeds, with the runs that have each
@@ -178,11 +178,11 @@ def differences(runs: Sequence[Path]) -> list[str]:
 
 
 def write_comparison(runs: Sequence[Path], out: Path) -> Path:
-    """Write the comparison as a self-contained page ``out`` and its table as CSV beside it.
+    """Write the comparison as a self-contained page ``out`` and its table as a CSV file next to it.
 
     Args:
         runs: run directories.
-        out: the HTML file, or a folder, where it becomes ``comparison.html``.
+        out: the HTML file, or a folder, in which it becomes ``comparison.html``.
 
     Returns:
         The path of the page.
@@ -238,7 +238,7 @@ def _frame(runs: Sequence[RunFiles]) -> pd.DataFrame:
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Settings by dotted name; lists stay whole."""
+    """Settings by dotted name; lists are not taken apart."""
     found: dict[str, Any] = {}
     for name, value in config.items():
         found |= flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -395,7 +395,7 @@ def _clients(groups: Sequence[Group]) -> Section | None:
 
 
 def _by_planted_group(found: Comparison) -> Section | None:
-    """How certain the accuracies are, and what they are in each planted group; one row a run."""
+    """Standard errors of the accuracies, and accuracies in each planted group; one row per run."""
     same = not found.differences and len({repr(run.setting("seed")) for run in found.runs}) < 2
     last = [run.last_groups("group") if same else pd.DataFrame() for run in found.runs]
     ids = sorted({i for of in last if len(of) for i in of["id"].tolist()})

@@ -87,7 +87,7 @@ def picture(draw: Draw, width: float = 8.6, height: float = 3.3) -> Picture:
 
 
 def accuracy_over_rounds(evaluated: pd.DataFrame) -> Draw:
-    """The mean over clients, in a band from the worst to the best tenth of them, percent."""
+    """The mean over clients, in a band from the worst to the best 10 % of them, in percent."""
 
     def draw(axes: Any, theme: Theme) -> None:
         rounds, colour = evaluated["round"], theme.series[0]
@@ -174,13 +174,13 @@ def map_of_clients(places: NDArray[np.float64], labels: NDArray[np.int64], meani
 def threshold_curve(
     thresholds: NDArray[np.float64], counts: NDArray[np.float64], chosen: float | None, clusters: float | None
 ) -> Draw:
-    """How many clusters each threshold would give, and what was chosen.
+    """Number of clusters over the threshold, and the chosen threshold.
 
     Args:
         thresholds: ascending, ``(K,)``.
         counts: the number of clusters from each threshold up to the next; the last holds for all above.
         chosen: the threshold used, if there is one.
-        clusters: the number of clusters that came of it.
+        clusters: the resulting number of clusters.
     """
     count = len(thresholds)
     if count > 2000:  # all of the coarse clusterings, every so many of the fine ones

@@ -1,4 +1,4 @@
-"""Reading a run directory, whatever of it is there."""
+"""Read a run directory, even if it is incomplete."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Value = str | int | float | None
 
 @dataclass(frozen=True)
 class RunFiles:
-    """What a run directory holds; missing files are empty.
+    """The content of a run directory; missing files are empty.
 
     Attributes:
         path: the run directory.
@@ -35,8 +35,8 @@ class RunFiles:
         clusters: ``clusters.json``.
         summary: ``summary.json``; empty while the run is not finished.
         rounds, groups, clients, communication, labels: the CSV files of these names. Older runs have no
-            ``groups.csv`` or ``labels.csv``; that is not told as missing.
-        missing: files that are not there or cannot be read, each with the reason.
+        ``groups.csv`` or ``labels.csv``; these are not reported as missing.
+        missing: files that do not exist or cannot be read, each with the reason.
     """
 
     path: Path
@@ -134,10 +134,10 @@ class RunFiles:
         return known.sort_values("round").reset_index(drop=True)
 
     def contenders(self) -> pd.DataFrame:
-        """The evaluations among which there is a best: of all clients, and since the last event.
+        """The tests among which the best is chosen: of all clients, and since the last event.
 
-        Rounds in which a few clients were tested in place of all are estimates, and before an event other
-        clients were tested, or on other data.
+        Rounds in which only some clients were tested are estimates; before an event other clients were
+        tested, or on other data.
         """
         frame: pd.DataFrame = self.evaluated()
         if "estimated_from" in frame:

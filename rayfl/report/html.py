@@ -1,4 +1,4 @@
-"""``report.html``: one self-contained page about one run, to explore."""
+"""``report.html``: one self-contained, interactive page about one run."""
 
 from __future__ import annotations
 
@@ -83,8 +83,8 @@ METRICS = (
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into a run directory and return its path.
 
-    Whatever of the run's files is missing or broken is left out and named at the foot of the page. The
-    file is replaced at once, so a reader never sees half of it.
+    Files of the run that are missing or broken are left out and named at the foot of the page. The file is
+    replaced at once, so a reader never sees half of it.
 
     Raises:
         RayflError: if there is no such directory.
@@ -438,7 +438,7 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
 
 
 def _gone(run: RunFiles) -> NDArray[np.bool_]:
-    """Which clients are not there in the end ``(N,)``: those without training samples."""
+    """Which clients are absent at the end ``(N,)``: those without training samples."""
     sizes = numbers(run.clients, "n")
     none = np.zeros(len(run.clients), bool)
     return none if sizes is None or not (sizes > 0).any() else sizes == 0

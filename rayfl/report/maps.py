@@ -1,4 +1,4 @@
-"""Clients as points in the plane: near one another where they are alike."""
+"""Clients as points in the plane; similar clients are near one another."""
 
 from __future__ import annotations
 
@@ -144,10 +144,10 @@ class Map:
 
 
 def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
-    """Where the clients lie, by the best that the run has kept.
+    """Positions of the clients, from the best information that the run has kept.
 
-    That is, in this order: the distances between their signatures; their shares of labels; and in which
-    clusters they have been. None where all clients would lie in the same place.
+    That is, in this order: the distances between their signatures; their shares of labels; the clusters in
+    which they have been. None if all clients would have the same position.
     """
     if any(step.places is not None for step in steps):
         found: list[Array] = []

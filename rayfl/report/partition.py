@@ -1,4 +1,4 @@
-"""``rayfl partition``: what a partition looks like, without training."""
+"""``rayfl partition``: show a partition, without training."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Measured:
     Attributes:
         measure: with its settings.
         average: over the pairs that were compared; None if the measure is not defined for these data.
-        values: between the clients that were compared ``(m, m)``; None likewise.
+        values: between the clients that were compared ``(m, m)``; None if it is not defined.
         refused: why it is not defined, else empty.
     """
 
@@ -80,15 +80,15 @@ class Measured:
 
 @dataclass(frozen=True)
 class View:
-    """What there is to see of a partition, from one event to the next.
+    """A partition from one event to the next.
 
     Attributes:
-        config: what was asked for.
-        stage: which clients are there, with which samples.
+        config: the config.
+        stage: the present clients and their samples.
         number, of: which of how many stages, from 1.
-        clients: a row a client that is there (:func:`rayfl.data.describe`).
-        compared: ids of the clients between which distances were measured ``(m,)``, rising.
-        measured: a measure each.
+        clients: one row per present client (:func:`rayfl.data.describe`).
+        compared: ids of the clients between which distances were measured ``(m,)``, ascending.
+        measured: one entry per measure.
     """
 
     config: Config
@@ -101,17 +101,17 @@ class View:
 
     @property
     def federation(self) -> Federation:
-        """The clients, with those that are not there, who have no samples."""
+        """All clients; absent ones have no samples."""
         return self.stage.federation
 
     @property
     def present(self) -> NDArray[np.int64]:
-        """Ids of the clients that are there, rising."""
+        """Ids of the present clients, ascending."""
         return np.flatnonzero(self.stage.active)
 
     @property
     def planted(self) -> NDArray[np.int64] | None:
-        """The planted groups of the clients that are there, if there are any."""
+        """The planted groups of the present clients, if there are any."""
         return None if self.federation.groups is None else self.federation.groups[self.present]
 
     @property
@@ -135,7 +135,7 @@ class View:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """Training samples of each client that is there and each class ``(n, C)``."""
+        """Training samples of each present client and class ``(n, C)``."""
         classes = [f"class_{label}" for label in range(self.federation.samples.classes)]
         return self.clients[classes].to_numpy(np.int64)
 
@@ -195,14 +195,14 @@ def views(config: Config, measures: Sequence[str] = (), compare: int = 100) -> l
     """Build the federation of a config and measure it; with events, a view of each stage.
 
     Args:
-        config: dataset, partition, events and seed are looked at.
+        config: dataset, partition, events and seed are used.
         measures: names; empty: all.
-        compare: with more clients, the distances are measured between so many, drawn at random.
+        compare: maximum number of clients to compare; of more, this many are drawn at random.
 
     Raises:
         ConfigError: for an unknown measure, a number of clients that cannot be compared, or impossible
-            events.
-        DataError: if the data are not there, or cannot be divided as asked.
+        events.
+        DataError: if the data do not exist, or cannot be divided as asked.
     """
     for name in measures:
         if name not in MEASURES:

@@ -36,7 +36,7 @@ class Plots:
         return picture(figures.loss_over_rounds(_from_one(rounds), _from_one(self._run.evaluated())))
 
     def clients(self) -> Picture:
-        """How many clients have which accuracy."""
+        """Histogram of the clients' accuracies."""
         last = numbers(self._run.clients, "accuracy_last")
         if last is None:
             raise self._lacks("accuracy of clients")
@@ -57,7 +57,7 @@ class Plots:
         return picture(figures.communication(ledger))
 
     def threshold(self) -> Picture:
-        """How many clusters each threshold would have given, and what was chosen."""
+        """Number of clusters over the threshold, and the chosen threshold."""
         for entry in reversed(self._run.timeline):
             curve = entry.get("curve")
             if isinstance(curve, dict) and curve.get("threshold"):
@@ -76,5 +76,5 @@ class Plots:
 
 
 def _from_one(frame: pd.DataFrame) -> pd.DataFrame:
-    """Rounds as people count them."""
+    """Count rounds from 1."""
     return frame.assign(round=frame["round"] + 1) if "round" in frame else frame

@@ -1,12 +1,12 @@
-"""Studies: methods x settings x seeds on the same clients, and the claims that they are to check.
+"""Studies: methods x settings x seeds on the same clients, and the claims that they check.
 
-- ``claims``: claims, read and judged; ``file``: what a study file may say;
-- ``plan``: the runs that it means, each known by the hash of its resolved config;
-- ``running``: the runs, in this process or as trials of Ray Tune, each found again by its hash;
-- ``results``, ``tables``: what they gave; ``tuning``: settings chosen on validation samples first;
+- ``file``: the study file; ``claims``: claims, parsed and judged;
 - ``preparation``: everything that can be refused is refused here;
-- ``outcome``, ``figures``, ``page``, ``writing``: what users get;
-- ``study``: all of it in order; ``progress``, ``estimate``: what people see of it before and meanwhile.
+- ``plan``: the runs, each identified by the hash of its resolved config;
+- ``running``: the runs, in this process or as trials of Ray Tune, each found again by its hash;
+- ``tuning``: settings chosen on validation samples first;
+- ``results``, ``tables``: the numbers; ``outcome``, ``figures``, ``page``, ``writing``: what users get;
+- ``study``: all of it in order; ``progress``, ``estimate``: what users see before and during the runs.
 """
 
 from rayfl.study.file import StudyFile, read, take

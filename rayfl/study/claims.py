@@ -1,4 +1,4 @@
-"""Claims: what a study is to show, read from text and judged by intervals over seeds.
+"""Claims: what a study should show, parsed from text and judged by intervals over seeds.
 
 A claim compares numbers of methods, paired over seeds::
 
@@ -6,7 +6,7 @@ A claim compares numbers of methods, paired over seeds::
     FedAvg.accuracy_mean ~ 77.3 +- 3
     "PACFL, 2 clusters"[alpha=0.1].accuracy_mean < 0.5 * FedAvg.accuracy_mean + 40
 
-A method is named by its label, in quotes or without; in brackets may stand points of the grid. A claim
+A method is named by its label, with or without quotes; points of the grid may follow in brackets. A claim
 without brackets has to hold at every point of the grid.
 """
 
@@ -47,13 +47,13 @@ class Term:
 
 @dataclass(frozen=True)
 class Statement:
-    """A claim that has been read: a sum of terms, and what it is compared with.
+    """A parsed claim: a sum of terms, and the number with which it is compared.
 
     Attributes:
-        text: as it was written.
-        terms: of the sum; what stood on the right has been brought to the left.
+        text: as written in the file.
+        terms: of the sum; terms on the right have been moved to the left.
         comparison: ``>``, ``>=``, ``<``, ``<=`` or ``~``.
-        bound: what the sum is compared with.
+        bound: the number with which the sum is compared.
         tolerance: of ``~``.
     """
 
@@ -65,27 +65,27 @@ class Statement:
 
     @property
     def methods(self) -> set[str]:
-        """The labels it speaks of."""
+        """The labels of the methods in it."""
         return {term.method for term in self.terms}
 
     @property
     def columns(self) -> set[str]:
-        """The numbers it speaks of."""
+        """The names of the numbers in it."""
         return {term.column for term in self.terms}
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """What the runs say of a statement at a point of the grid.
+    """The verdict on a claim at a point of the grid.
 
     Attributes:
         statement: the claim.
         point: of the grid.
         interval: of the sum over seeds, paired.
-        verdict: ``holds`` if the whole interval lies where the claim has it, ``fails`` if none of it does,
-            ``undecided`` else.
-        why: it is undecided, in words; empty else.
-        source, protocol: of who claims it.
+        verdict: ``holds`` if the whole interval satisfies the claim, ``fails`` if no part of it does,
+        otherwise ``undecided``.
+        why: the reason why it is undecided; otherwise empty.
+        source, protocol: of the publication that claims it.
     """
 
     statement: Statement
@@ -114,7 +114,7 @@ class Judgement:
 
 
 def overall(verdicts: Iterable[Verdict]) -> Verdict:
-    """Of a claim at several points: it fails if it fails somewhere, and holds if it holds everywhere."""
+    """The verdict over several points: fails if it fails anywhere, holds if it holds everywhere."""
     found = set(verdicts)
     if "fails" in found:
         return "fails"
@@ -130,7 +130,7 @@ _TOLERANCE = re.compile(r"\+-|\+/-|±")
 
 @dataclass
 class _Reader:
-    """Reads a claim from left to right."""
+    """Parses a claim from left to right."""
 
     text: str
     labels: Sequence[str]
@@ -243,7 +243,7 @@ class _Reader:
 
 
 def axis_of(name: str, axes: Mapping[str, Iterable[str]], fail: Callable[[str, str], ConfigError]) -> str:
-    """The axis of this name, of which the last part is enough: ``alpha`` for ``partition.alpha``."""
+    """The axis of this name; its last part suffices: ``alpha`` for ``partition.alpha``."""
     found = [axis for axis in axes if axis == name] or [axis for axis in axes if axis.split(".")[-1] == name]
     if len(found) != 1:
         raise fail(f"the grid has no axis {name!r}", nearest(name, axes) if axes else "there is no grid")
@@ -256,7 +256,7 @@ def point_of(
     axes: Mapping[str, Iterable[str]],
     fail: Callable[[str, str], ConfigError],
 ) -> str:
-    """The point of an axis: by its name, or by the same number written otherwise."""
+    """The point of an axis, by its name or by an equal number."""
     for point in axes[axis]:
         if point == value or _same_number(point, value):
             return point
@@ -271,7 +271,7 @@ def _same_number(first: str, second: str) -> bool:
 
 
 def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -> Statement:
-    """Read a claim.
+    """Parse a claim.
 
     Args:
         text: of the claim.
@@ -279,7 +279,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
         axes: of the grid, with the names of their points.
 
     Raises:
-        ConfigError: if it is none.
+        ConfigError: if it is not a claim.
     """
     reader = _Reader(" ".join(text.split()), list(labels), axes)
     left, constant = reader.sum()
@@ -306,7 +306,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
 
 
 def judge(statement: Statement, point: Point, values: Values) -> Judgement:
-    """What the runs say of a claim at a point of the grid."""
+    """The verdict on a claim at a point of the grid."""
     found = [values(term.method, {**point, **term.at}, term.column) for term in statement.terms]
     seeds = sorted(set.intersection(*(set(each) for each in found))) if found else []
     sums: NDArray[np.float64] = np.zeros(len(seeds))

@@ -1,4 +1,4 @@
-"""What a study will take, before anything starts: runs, hours, gigabytes."""
+"""What a study will need, before anything starts: runs, hours, gigabytes."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from rayfl.units import duration, size
 
 @dataclass(frozen=True)
 class Estimate:
-    """What is to be done, and what it takes.
+    """What remains to be done, and what it needs.
 
     Attributes:
-        runs: of the study.
-        there: that are finished.
-        begun: that go on where they were stopped.
-        rounds: that are left.
+        runs: number of runs of the study.
+        there: runs that are finished.
+        begun: runs that will be resumed.
+        rounds: rounds that remain.
         seconds: of work, over all runs.
-        jobs: side by side on this machine.
-        disk: bytes of run directories that are added.
+        jobs: number of parallel runs on this machine.
+        disk: bytes of run directories that will be added.
         memory: bytes of all processes at the same time.
-        how: where the seconds come from.
+        how: how the seconds were estimated.
     """
 
     runs: int
@@ -43,7 +43,7 @@ class Estimate:
     how: str
 
     def lines(self) -> list[str]:
-        """In words."""
+        """The estimate as text."""
         left = self.runs - self.there
         found = [
             f"{self.runs} runs: {self.there} are there, {self.begun} go on, {left - self.begun} are new; "
@@ -57,7 +57,7 @@ class Estimate:
 
 
 def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
-    """Look at what is there, and time one round of every method whose speed is not known yet."""
+    """Look at existing runs, and time one round of every method whose speed is not known yet."""
     by_key = {run.key: run for run in runs}
     there = [run for run in by_key.values() if is_finished(directory_of(run))]
     left = [run for run in by_key.values() if not is_finished(directory_of(run))]

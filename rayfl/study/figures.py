@@ -1,6 +1,7 @@
-"""Figures fit for a paper: curves with bands, box plots of clients, accuracy against bytes.
+"""Figures for papers: curves with bands, box plots of clients, accuracy against bytes.
 
-SVG and PDF, one figure a point of the grid; colours of Okabe and Ito, with other dashes where there are more.
+SVG and PDF, one figure per point of the grid; colours of Okabe and Ito, with other dashes if there are more
+methods.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The study file: what is compared, over which settings and seeds, what is reported, and what is claimed."""
+"""The study file: what is compared, over which settings and seeds, what is reported and claimed."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Settings = dict[str, Any]
 
 
 class Tune(Section):
-    """How settings are chosen for every method before the study's own runs: never on test data.
+    """How settings are chosen for every method before the study's own runs; never on test data.
 
-    Besides these options it has settings by their dotted paths: a list of values is a grid; a search draws
-    from ``{uniform: [low, high]}``, ``{loguniform: [low, high]}``, ``{randint: [low, high]}`` or
-    ``{choice: [...]}``.
+    Besides these options it has settings by their dotted paths. A list of values is a grid. A search draws
+    from ``{uniform: [low, high]}``, ``{loguniform: [low, high]}``, ``{randint: [low, high]}`` or ``{choice:
+    [...]}``.
     """
 
     space: dict[str, Any] = Field({}, description="settings and their values, by dotted path")
@@ -57,7 +57,7 @@ class Tune(Section):
     @model_validator(mode="before")
     @classmethod
     def _dotted(cls, values: Any) -> Any:
-        """Settings stand beside the options; only they have dots."""
+        """Collect the settings, which have dots in their names, next to the options."""
         if not isinstance(values, Mapping) or "space" in values:
             return values
         values = {"on" if key is True else key: value for key, value in values.items()}  # YAML's own 'on'
@@ -91,7 +91,7 @@ class Tune(Section):
 
     @property
     def is_grid(self) -> bool:
-        """Whether all values are listed, and none is to be left out."""
+        """Whether all values are listed and all combinations are tried."""
         listed = all(isinstance(values, list) for values in self.space.values())
         return listed and self.scheduler == "none" and self.search == "random"
 
@@ -144,7 +144,7 @@ class Report(Section):
 
 
 class Expected(Section):
-    """Figures that somebody has published, shown beside ours; with a tolerance each becomes a claim."""
+    """Published figures, shown with ours; with a tolerance each is also a claim."""
 
     source: str = Field(min_length=1, description="paper and table")
     protocol: str = Field("", description="which model was tested when, on what, if the source says so")
@@ -169,7 +169,7 @@ class Expected(Section):
 
 
 class Claim(Section):
-    """A claim with where it comes from; its text alone is short for it."""
+    """A claim with its source; its text alone is short for it."""
 
     claim: str = Field(min_length=1, description="such as A.accuracy_mean - B.accuracy_mean > 10")
     source: str = Field("", description="source of the claim: paper, table")
@@ -183,7 +183,7 @@ class Claim(Section):
 
 
 class Size(Section):
-    """Another size of the same study: what is given replaces what the file says, settings add to its own."""
+    """Another size of the same study: entries replace those of the file, settings are added to its own."""
 
     settings: Settings = Field({}, description="settings of this size, over those of the study")
     only: tuple[str, ...] = Field((), description="labels of the methods of this size; default: all")
@@ -236,7 +236,7 @@ class StudyFile(Section):
 
     @model_validator(mode="after")
     def _coherent(self) -> StudyFile:
-        """Refuse labels that cannot be told apart, and names that mean nothing here."""
+        """Refuse labels that cannot be told apart, and unknown names."""
         for label, method in self.methods.items():
             _check_label(label)
             if not isinstance(method.get("algorithm", "fedavg"), str | dict):
@@ -277,12 +277,12 @@ class StudyFile(Section):
 
     @property
     def all_methods(self) -> dict[str, Settings]:
-        """Also those that are not run now: all count when it is decided what data the clients have."""
+        """All methods, also those that are not run now: all decide together which data clients have."""
         return {**self.methods, **self._left_out}
 
     @property
     def axes(self) -> dict[str, dict[str, Settings]]:
-        """The grid: by axis its points, by name the settings of each."""
+        """The grid: for each axis its points, by name the settings of each."""
         return {axis: points_of(axis, points) for axis, points in self.grid.items()}
 
 
@@ -304,7 +304,7 @@ _COLUMNS = ("method", "seed", "state", "key", "path", "error", "column", "mean",
 
 
 def _check_shared(settings: Mapping[str, Any], where: str) -> None:
-    """Refuse settings of all methods that would be overruled by what the study itself says."""
+    """Refuse settings of all methods that the study itself would overrule."""
     keys = {text.partition("=")[0] for text in overrides_of(settings)}
     if "seed" in keys:
         raise ValueError(f"{where}.seed: name the seeds of a study as seeds")
@@ -313,7 +313,7 @@ def _check_shared(settings: Mapping[str, Any], where: str) -> None:
 
 
 def _check_apart(study: StudyFile) -> None:
-    """Refuse a setting that has its own axis and is set by another axis or a method: the axis would lie."""
+    """Refuse a setting that is an axis and also set by another axis or a method: labels would be wrong."""
     said = {
         **{f"grid.{a}": list(at.values()) for a, at in study.axes.items()},
         **{f"methods.{label}": [own] for label, own in study.methods.items()},
@@ -355,7 +355,7 @@ def points_of(axis: str, points: Any) -> dict[str, Settings]:
 
 
 def shown(value: Any) -> str:
-    """A value as people write it: ``0.1``, ``true``, ``pacfl``."""
+    """A value as users write it: ``0.1``, ``true``, ``pacfl``."""
     if isinstance(value, bool) or value is None:
         return json.dumps(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -380,7 +380,7 @@ def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
 
 
 def seeds_of(given: Any) -> tuple[int, ...]:
-    """Seeds as people write them: ``0-4``, ``"0,3,7-9"``, ``3``, ``[0, 1]``.
+    """Parse seeds: ``0-4``, ``"0,3,7-9"``, ``3``, ``[0, 1]``.
 
     Raises:
         ValueError
@@ -419,10 +419,10 @@ def read(
 
     Args:
         path: the file, or a mapping's YAML.
-        size: one of its sizes; the study as it stands if empty.
+        size: a size that the file defines; empty: the study as it stands.
         settings: overrides of all runs such as ``rounds=5``.
-        only: labels of methods; all if empty.
-        seeds: in place of the file's; empty to leave them.
+        only: labels of methods; empty: all.
+        seeds: replace the file's; empty: the file's.
 
     Raises:
         ConfigError: one line: where, what, what would be right.
@@ -439,7 +439,7 @@ def take(
     only: Sequence[str] = (),
     seeds: str = "",
 ) -> StudyFile:
-    """As :func:`read`, of what the file holds; its paths begin in ``folder``."""
+    """As :func:`read`, for the content of a file; its paths are relative to ``folder``."""
     study = _validated(given)
     _check_figures(study)
     if size:

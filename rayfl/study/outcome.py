@@ -1,4 +1,4 @@
-"""A study that has been run: what users have from Python."""
+"""A study that has been run: its results from Python."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class Study:
     """A study that has been run, as far as it got.
 
     Attributes:
-        folder: where its tables, figures and page lie.
+        folder: with its tables, figures and page.
         results: of its runs.
-        judgements: of its claims, one a point of the grid.
-        tuned: what was tried to choose settings, and how it did.
+        judgements: verdicts on its claims, one per point of the grid.
+        tuned: the settings that were tried, with their scores.
         stopped: whether it was stopped before the last run.
     """
 
@@ -38,12 +38,12 @@ class Study:
 
     @cached_property
     def runs(self) -> pd.DataFrame:
-        """A row a run: method, point of the grid, seed, settings that differ, all numbers."""
+        """One row per run: method, point of the grid, seed, settings that differ, all numbers."""
         return self.results.frame()
 
     @cached_property
     def table(self) -> pd.DataFrame:
-        """A row a method, point and column: mean and 95 % interval."""
+        """One row per method, point and column: mean and 95 % interval."""
         return tables.tidy(self.results)
 
     @property
@@ -60,12 +60,12 @@ class Study:
 
     @property
     def verdict(self) -> Verdict:
-        """Of all claims together: ``fails`` if one fails, ``holds`` if all hold."""
+        """The verdict on all claims together: ``fails`` if one fails, ``holds`` if all hold."""
         return overall(each.verdict for each in self.judgements) if self.judgements else "holds"
 
     @property
     def failed(self) -> dict[str, str]:
-        """By title why runs failed."""
+        """Errors of failed runs, by title."""
         errors = self.results.errors
         return {run.title: errors[run.key] for run in self.results.runs if run.key in errors}
 

@@ -1,4 +1,4 @@
-"""``study.html``: the page about a study, to explore."""
+"""``study.html``: the interactive page about a study."""
 
 from __future__ import annotations
 
@@ -242,7 +242,7 @@ def _clients(results: Results) -> Section | None:
 
 
 def _choices(study: Study) -> Section | None:
-    """What was tried to choose settings."""
+    """The settings that were tried."""
     if not study.tuned or study.results.study.tune is None:
         return None
     tune = study.results.study.tune

@@ -1,4 +1,4 @@
-"""What a study runs: a resolved config for every method, point of the grid and seed, known by its hash."""
+"""The runs of a study: a resolved config for every method, point of the grid and seed, with its hash."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class PlannedRun:
 
     @cached_property
     def key(self) -> str:
-        """The hash of all that determines the run's numbers: 16 hexadecimal digits."""
+        """The hash of everything that determines the run's numbers: 16 hexadecimal digits."""
         return key_of(self.config)
 
     @property
@@ -64,14 +64,16 @@ class PlannedRun:
 
 
 def spoken(axis: str, name: str) -> str:
-    """A point of an axis in words: ``alpha 0.1``; of an axis whose points have names, the name alone."""
+    """A point of an axis as text: ``alpha 0.1``; for an axis with named points, the name."""
     return f"{axis.split('.')[-1]} {name}" if "." in axis or axis == "rounds" else name
 
 
 def key_of(config: Config) -> str:
-    """The hash of a resolved config, and of the plug-ins and the files that it names; what is merely where a
-    run is executed, written or named is left out. Of a folder of images the names and sizes of its files
-    count; datasets that rayfl downloads count by name."""
+    """The hash of a resolved config, and of the plug-ins and files that it names.
+
+    Where a run is executed or written, and its name, do not count. For a folder of images the names and sizes
+    of its files count; datasets that rayfl downloads count by name.
+    """
     settings = {name: value for name, value in config.to_dict().items() if name not in _NO_RESULT}
     execution = {name: settings["execution"][name] for name in _EXECUTION}
     for name in ("clients_per_actor", "fan_in"):
@@ -104,9 +106,9 @@ def _sources(config: Config) -> set[str]:
 
 
 def _inputs(config: Config) -> Iterator[Path]:
-    """The files and folders of the user's that a config names: of data, owners of samples, weights.
+    """The user's files and folders that a config names: data, owners of samples, weights.
 
-    A folder ``root`` that need not be named is one where rayfl itself keeps things: downloads, runs.
+    An optional folder ``root`` is one where rayfl keeps things: downloads, runs.
     """
     for part in _parts(config):
         for name, value in part:
@@ -150,7 +152,7 @@ def _parts(section: BaseModel) -> Iterator[BaseModel]:
 
 
 def check_number(count: int, what: str = "runs") -> None:
-    """Refuse a study that nobody can wait for, before its configs are made.
+    """Refuse a study with too many runs, before its configs are made.
 
     Raises:
         ConfigError
@@ -174,14 +176,14 @@ def plan(
     study: StudyFile,
     chosen: Mapping[tuple[str, str], Settings] | None = None,
 ) -> list[PlannedRun]:
-    """All runs, those of a seed side by side; equal seeds have the same clients, cohorts and first model.
+    """All runs, seed by seed; runs of a seed have the same clients, cohorts and first model.
 
     Args:
         study: the file.
         chosen: settings that were chosen for a method and a point (:func:`place_of`).
 
     Raises:
-        ConfigError: the first run that cannot be: which, and why.
+        ConfigError: for the first invalid run: which, and why.
     """
     found = []
     check_number(len(points(study)) * len(study.all_methods) * len(study.seeds))
@@ -216,7 +218,7 @@ def resolved(
 ) -> Config:
     """The config of a run: base, settings, grid, what was tuned, the method's own, ``changes``.
 
-    Of what is said for all methods it takes what its algorithm has a use for.
+    Of the settings for all methods it takes those that its algorithm uses.
 
     Raises:
         ConfigError: with the method's label.

@@ -1,4 +1,4 @@
-"""From a study file to what can be run: everything that can be refused is refused here."""
+"""From a study file to runs; everything that can be refused is refused here."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rayfl.study.results import Results, check_columns
 
 @dataclass(frozen=True)
 class Prepared:
-    """A study that has been checked: nothing has been run.
+    """A study that has been checked; nothing has been run.
 
     Attributes:
         study: the file.
-        statements: its claims, those of published figures among them, each with where it comes from.
+        statements: its claims, including those of published figures, each with its source.
         candidates: settings that are tried first, if they are listed.
         runs: as they would be with the settings of the file alone.
     """
@@ -36,7 +36,7 @@ class Prepared:
 
     @property
     def columns(self) -> list[str]:
-        """All numbers that tables and claims speak of."""
+        """All numbers that tables and claims use."""
         claimed = [column for _, statement in self.statements for column in sorted(statement.columns)]
         expected = [each.column for each in self.study.expected]
         return list(dict.fromkeys([*self.study.report.names, *expected, *claimed]))
@@ -135,7 +135,7 @@ def _expected(study: StudyFile, expected: Any) -> list[Claim]:
 
 
 def judge(prepared: Prepared, results: Results) -> list[Judgement]:
-    """Every claim at every point of the grid where it is to hold."""
+    """The verdicts on every claim at every point of the grid where it should hold."""
     axes = {axis: list(at) for axis, at in prepared.study.axes.items()}
     found = []
     for claim, statement in prepared.statements:

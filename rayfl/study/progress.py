@@ -1,4 +1,4 @@
-"""How a study goes: a bar over the rounds of all runs with the time that is left, a line for every run."""
+"""Progress of a study: a bar over the rounds of all runs with the remaining time, a line for every run."""
 
 from __future__ import annotations
 
@@ -25,11 +25,10 @@ _TICK = 1.0
 class StudyDisplay:
     """Shows a study on a terminal; elsewhere as plain lines.
 
-    The runs are in processes of their own, on other nodes perhaps: what they have done is read from their
-    directories.
+    The runs have their own processes, possibly on other nodes; their progress is read from their directories.
 
     Args:
-        console: where to.
+        console: where to print.
     """
 
     def __init__(self, console: Console) -> None:

@@ -1,4 +1,4 @@
-"""What the runs of a study gave: a row a run, means with intervals, paired differences, ranks."""
+"""The results of the runs of a study: one row per run, means with intervals, paired differences, ranks."""
 
 from __future__ import annotations
 
@@ -85,16 +85,16 @@ LOWER_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to",
 
 
 def lower_is_better(column: str) -> bool:
-    """Whether less of it is better."""
+    """Whether lower values are better."""
     return any(part in column for part in LOWER_IS_BETTER)
 
 
 def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config]) -> None:
-    """Refuse what no run has.
+    """Refuse columns that no run has.
 
     Args:
         columns: names.
-        where: they stand.
+        where: the setting that names them.
         configs: of the runs.
 
     Raises:
@@ -143,7 +143,7 @@ def _until(directory: RunDirectory, what: str, target: float) -> float:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A method beside the reference, at a point of the grid, in a column.
+    """A method compared with the reference, at a point of the grid, in a column.
 
     Attributes:
         difference: method minus reference, paired over seeds.
@@ -160,13 +160,13 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Results:
-    """The runs of a study, as far as they are there.
+    """The runs of a study, as far as they exist.
 
     Attributes:
         study: the file.
         runs: planned.
-        columns: that are read besides the numbers of every summary.
-        errors: by key of a run why it failed.
+        columns: read in addition to the numbers of every summary.
+        errors: error of each failed run, by its key.
     """
 
     study: StudyFile
@@ -211,11 +211,11 @@ class Results:
 
     @cached_property
     def finished(self) -> int:
-        """Runs that are there."""
+        """The finished runs."""
         return len(self._numbers)
 
     def values(self, method: str, point: Mapping[str, str], column: str) -> dict[int, float]:
-        """By seed a number of the runs; NaN where they have none, or failed, or have not been run."""
+        """A number of the runs by seed; NaN if a run lacks it, failed, or has not been run."""
         runs = self._by_place.get((method, _place(point)), {})
         return {seed: found.get(column, math.nan) for seed, found in runs.items()}
 
@@ -229,7 +229,7 @@ class Results:
         return self.study.report.reference or next(iter(self.study.methods))
 
     def comparisons(self, column: str) -> list[Comparison]:
-        """All methods beside the reference, at every point of the grid."""
+        """All methods compared with the reference, at every point of the grid."""
         found = []
         for point in self.points:
             base = self.values(self.reference, point, column)
@@ -249,7 +249,7 @@ class Results:
     def ranks(self, column: str) -> dict[str, float]:
         """The mean rank of every method over seeds and points of the grid, 1 for the best.
 
-        Seeds of which a run is missing do not count; a run that never reached a target is the last.
+        Seeds with a missing run do not count; a run that never reached a target ranks last.
         """
         methods = list(self.study.methods)
         places = [(point, seed) for point in self.points for seed in self.seeds]
@@ -263,7 +263,7 @@ class Results:
         return math.inf if math.isnan(value) and there and _UNTIL.fullmatch(column) else value
 
     def frame(self) -> pd.DataFrame:
-        """``runs.csv``: a row a run with method, point, seed, every setting that differs, every number."""
+        """``runs.csv``: one row per run with method, point, seed, settings that differ, and all numbers."""
         import pandas as pd
 
         differing = _differing([run.config.to_dict() for run in self.runs])
@@ -350,7 +350,7 @@ _CHOSEN = {
 
 
 def title_of(column: str) -> str:
-    """A column in words: which number, of whose model, on what, in which round."""
+    """A column as text: which number, of which model, on which data, after which round."""
     match = _UNTIL.fullmatch(column)
     if match:
         return f"{match[1]} to {match[2]} %"
@@ -366,12 +366,12 @@ def title_of(column: str) -> str:
 
 
 def cell(interval: Interval, column: str, seeds: int = 0) -> str:
-    """``77.3 ± 2.1``; a dash where there is no number; without an interval where there is one seed.
+    """``77.3 ± 2.1``; a dash if there is no number; without an interval if there is one seed.
 
     Args:
-        interval: of the numbers that there are.
-        column: they are of.
-        seeds: that there should be; fewer are told, as in ``12 ± 3 (2 of 3)``.
+        interval: of the known numbers.
+        column: their column.
+        seeds: planned number of seeds; fewer are shown as in ``12 ± 3 (2 of 3)``.
     """
     if not interval.n:
         return UNKNOWN

@@ -1,4 +1,4 @@
-"""Carrying out the runs of a study: what is there is taken, what was stopped goes on, the rest begins."""
+"""Execute the runs of a study: finished runs are reused, stopped ones resumed, the others started."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ _ROOM = 3600.0
 
 @dataclass(frozen=True)
 class Job:
-    """A run that is to be carried out, as it is sent to a process of its own.
+    """A run to be executed, as it is sent to a process of its own.
 
     Attributes:
         key: its hash.
         name: of its run directory.
         settings: its config as YAML.
-        stop: a file that asks the run to stop as soon as it is there.
+        stop: a file that asks the run to stop as soon as it exists.
     """
 
     key: str
@@ -51,12 +51,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run.
+    """The outcome of a run.
 
     Attributes:
         state: ``finished``, ``stopped`` or ``failed``.
         path: the run directory.
-        error: why it failed, in a line.
+        error: the reason of a failure, one line.
     """
 
     state: str
@@ -65,12 +65,12 @@ class Outcome:
 
 
 def name_of(run: PlannedRun) -> str:
-    """The name of the run directory, the same for all studies; its hash stands at the end."""
+    """The name of the run directory, the same for all studies; it ends with the hash."""
     return f"{run.config.data.name}-{run.config.algorithm.name}-seed{run.seed}-{run.key}"[-120:].lstrip("-.")
 
 
 def directory_of(run: PlannedRun) -> Path:
-    """Where a run lies, or will: another study may have begun it under another name."""
+    """The run's directory, which another study may have created under another name."""
     root = run.config.output.root
     usual = root / name_of(run)
     if usual.is_dir() or not root.is_dir():
@@ -79,7 +79,7 @@ def directory_of(run: PlannedRun) -> Path:
 
 
 def is_finished(path: Path) -> bool:
-    """Whether a run directory holds a finished run, whose summary can be read."""
+    """Whether a directory holds a finished run with a readable summary."""
     try:
         return RunDirectory(path).read_json("summary.json") is not None
     except Damaged:
@@ -87,7 +87,7 @@ def is_finished(path: Path) -> bool:
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
-    """The runs that are not there yet, each once: equal configs are one run."""
+    """The runs that are not finished, each once: equal configs are one run."""
     by_key = {run.key: run for run in runs}
     return [run for run in by_key.values() if not is_finished(directory_of(run))]
 
@@ -114,7 +114,7 @@ class _StopAsked(Exception):
 
 
 def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) -> dict[str, Any]:
-    """Do a run, or go on with it; an :class:`Outcome` as a mapping."""
+    """Start a run, or resume it; returns an :class:`Outcome` as a mapping."""
     from rayfl import api
     from rayfl.servers.driver import Interrupted
 
@@ -152,7 +152,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
 
 
 def run_inline(jobs: Sequence[Job], watch: Callable[[str, RunEvent], None]) -> Iterator[tuple[Job, Outcome]]:
-    """One run after another in this process, without Ray; the first that is stopped is the last."""
+    """One run after another in this process, without Ray; the first one that is stopped is the last."""
     for job in jobs:
         outcome = Outcome(**carry_out(job, lambda event, key=job.key: watch(key, event)))  # type: ignore[misc]
         yield job, outcome
@@ -162,11 +162,11 @@ def run_inline(jobs: Sequence[Job], watch: Callable[[str, RunEvent], None]) -> I
 
 @dataclass(frozen=True)
 class Shares:
-    """How a machine or a cluster is shared by runs.
+    """How runs share a machine or a cluster.
 
     Attributes:
-        jobs: runs side by side.
-        actors: of each; 0 where a run does all its work in the process that drives it.
+        jobs: number of parallel runs.
+        actors: client actors of each; 0 if a run does all its work in its driver process.
         gpus: of such a process.
     """
 
@@ -183,17 +183,17 @@ class Shares:
 
 
 def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs: int | None) -> Shares:
-    """How runs share what there is.
+    """How runs share the machine or cluster.
 
-    A run with one actor per core loses time wherever it waits for its slowest client, so as many runs as
-    there are cores stand side by side, each in one process; where there are fewer runs than cores each gets
-    client actors of its own. On several nodes a run always has actors: its driver stays here and writes.
+    A run with one actor per core loses time whenever it waits for its slowest client. So as many runs as
+    there are cores run in parallel, each in one process. With fewer runs than cores, each gets client actors.
+    On several nodes a run always has actors: its driver stays here and writes.
 
     Args:
-        runs: that are to be done.
+        runs: number of runs.
         config: of one of them; the number of actors that it names is kept.
-        nodes, cpus, gpus: that there are.
-        jobs: runs side by side that the user wants; None to choose.
+        nodes, cpus, gpus: of the cluster.
+        jobs: number of parallel runs that the user wants; None to choose.
     """
     e = config.execution
     per_gpu = int(gpus / e.gpus_per_actor + 1e-9) if e.gpus_per_actor else int(cpus)
@@ -209,12 +209,12 @@ def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs
 def on_ray(
     jobs: Sequence[Job], shared: Shares, lost: Callable[[str], None] = lambda key: None
 ) -> Iterator[tuple[Job, Outcome]]:
-    """Runs side by side, each a trial of Ray Tune; Ray is connected already.
+    """Parallel runs, each a trial of Ray Tune; Ray is connected already.
 
     Args:
         jobs: the runs.
-        shared: how many side by side.
-        lost: called with the key of a run whose process died; another one goes on with it.
+        shared: how many run in parallel.
+        lost: called with the key of a run whose process died; another process continues it.
     """
     from rayfl.runtime.trials import Room, run_trials
 
@@ -253,7 +253,7 @@ def interruptible(stop: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_file(folder: Path) -> Iterator[Path]:
-    """The file that asks the runs of this process to stop; gone in the end."""
+    """The file that asks the runs of this process to stop; removed at the end."""
     path = folder / f".stop-{os.getpid()}"
     path.unlink(missing_ok=True)
     try:
@@ -263,7 +263,7 @@ def stop_file(folder: Path) -> Iterator[Path]:
 
 
 def rounds_done(path: Path) -> int:
-    """How many rounds of a run are complete, as its directory says."""
+    """Number of complete rounds of a run, as its directory says."""
     with contextlib.suppress(OSError, ConfigError):
         return RunDirectory(path).rounds_complete()
     return 0

@@ -1,4 +1,4 @@
-"""Carrying out a study: choose settings, run, judge, write."""
+"""Execute a study: choose settings, run, judge, write."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ _LONGEST_NAME = 120
 
 @dataclass(frozen=True)
 class Watch:
-    """Who is told how a study goes.
+    """Callbacks for the progress of a study.
 
     Attributes:
-        stage: called with what begins, and the runs that are to be done.
+        stage: called with the name of a stage that starts, and its runs.
         done: called with every run that has ended.
-        lost: called with every run whose process died, and which goes on in another one.
+        lost: called with every run whose process died; another process continues it.
         event: called with the events of runs in this process.
     """
 
@@ -58,14 +58,14 @@ class Watch:
 
 @dataclass
 class Runner:
-    """Carries out runs, in this process or on Ray.
+    """Executes runs, in this process or on Ray.
 
     Attributes:
         folder: for the file that asks runs to stop.
-        inline: whether everything is done in this process, one run after another.
-        jobs: runs side by side; None to choose.
-        watch: who is told.
-        errors: by key why runs failed; filled.
+        inline: run everything in this process, one run after another.
+        jobs: number of parallel runs; None to choose.
+        watch: callbacks.
+        errors: errors of failed runs by key; filled.
         stopped: whether it was stopped; set.
     """
 
@@ -77,7 +77,7 @@ class Runner:
     stopped: bool = False
 
     def shares(self, runs: int, first: PlannedRun) -> Shares:
-        """How runs share what there is; connects to Ray where it is needed."""
+        """How runs share the machine or cluster; connects to Ray if needed."""
         if self.inline:
             return Shares(1, 0)
         from rayfl.runtime.connection import connect, this_cluster
@@ -87,7 +87,7 @@ class Runner:
         return shares(runs, first.config, len(there.nodes), there.cpus, there.gpus, self.jobs)
 
     def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
-        """Do those that are not there yet."""
+        """Execute the runs that are not finished."""
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
@@ -122,16 +122,19 @@ def run_study(
     inline: bool = False,
     jobs: int | None = None,
 ) -> Study:
-    """Run a study from Python: what ``rayfl study`` does.
+    """Run a study from Python, as ``rayfl study`` does.
 
     Args:
-        source: a study file, or what it holds.
-        settings: of all runs, such as ``"rounds=5"``.
-        size: one of the sizes that the file names.
-        seeds: in place of the file's, such as ``"0-9"``.
-        folder: for tables and figures; ``studies/<name>`` if left out.
-        inline: everything in this process, one run after another, without Ray.
-        jobs: runs side by side; None to choose.
+        source: a study file, or its content.
+        settings: overrides of all runs, such as ``"rounds=5"``.
+        size: a size that the file defines.
+        seeds: replace the file's, such as ``"0-9"``.
+        folder: for tables and figures; default: ``studies/<name>``.
+        inline: run everything in this process, one run after another, without Ray.
+        jobs: number of parallel runs; None to choose.
+
+    Returns:
+        The study with its runs, table, claims and figures.
 
     Raises:
         ConfigError, DataError: before anything runs, in one line.
@@ -181,14 +184,14 @@ def execute(
     jobs: int | None = None,
     watch: Watch | None = None,
 ) -> Study:
-    """Carry out a study and write its results.
+    """Execute a study and write its results.
 
     Args:
-        prepared: what is to be done.
-        folder: for its tables, figures and page; runs lie below their ``output.root``.
-        inline: do everything in this process, without Ray.
-        jobs: runs side by side; None to choose.
-        watch: who is told; nobody if left out.
+        prepared: the study.
+        folder: for its tables, figures and page; runs are below their ``output.root``.
+        inline: run everything in this process, without Ray.
+        jobs: number of parallel runs; None to choose.
+        watch: callbacks.
 
     Raises:
         DiskError

@@ -1,4 +1,4 @@
-"""The tables of a study: Markdown to read, LaTeX for a paper, CSV for machines."""
+"""The tables of a study: Markdown for reading, LaTeX for papers, CSV for programs."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def _one_line(text: str) -> str:
 
 
 def main_table(results: Results, tall: bool = False) -> TextTable:
-    """A row a method and point, published figures beside ours.
+    """One row per method and point, with published figures next to ours.
 
     Args:
         results: of the study.
-        tall: whether the axes of ``report.by`` have rows too, not columns of their own: for a terminal.
+        tall: give the axes of ``report.by`` rows instead of columns, for terminals.
     """
     study = results.study
     across = [] if tall else list(study.report.by)
@@ -136,7 +136,7 @@ def figure_at(figures: Mapping[str, float], point: Mapping[str, str]) -> float |
 
 
 def comparison_table(results: Results) -> TextTable | None:
-    """Every method beside the reference; None where there is nothing to compare."""
+    """Every method compared with the reference; None if there is nothing to compare."""
     columns = results.study.report.names
     if len(results.study.methods) < 2 or len(results.seeds) < 2:
         return None
@@ -174,7 +174,7 @@ def rank_table(results: Results) -> TextTable | None:
 
 
 def claim_table(judgements: Sequence[Judgement]) -> TextTable:
-    """A row a claim and point."""
+    """One row per claim and point."""
     rows = []
     for each in judgements:
         interval, bounded = each.interval, each.interval.known
@@ -199,7 +199,7 @@ def claim_lines(judgements: Sequence[Judgement]) -> list[str]:
 
 
 def tidy(results: Results) -> pd.DataFrame:
-    """``table.csv``: a row a method, point and column."""
+    """``table.csv``: one row per method, point and column."""
     import pandas as pd
 
     rows = []

@@ -1,4 +1,4 @@
-"""Choosing settings for every method on the clients' validation samples, before the study's own runs."""
+"""Choose settings for every method on the clients' validation samples, before the study's own runs."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ Chosen = dict[tuple[str, str], Settings]
 
 @dataclass(frozen=True)
 class Candidate:
-    """Settings that are tried for a method.
+    """Settings to try for a method.
 
     Attributes:
         method: its label.
-        settings: of the space.
-        runs: one a point of the grid and seed.
+        settings: from the search space.
+        runs: one per point of the grid and seed.
     """
 
     method: str
@@ -62,7 +62,7 @@ def validation(path: Path, metric: str) -> float:
 def planned(
     study: StudyFile, label: str, point: Mapping[str, str], seed: int, settings: Settings
 ) -> PlannedRun:
-    """The run that tries settings for a method; what the method says itself is not tuned."""
+    """The run that tries settings for a method; settings that the method itself states are not tuned."""
     tune = study.tune
     assert tune is not None
     first = resolved(study, label, point, seed, (), overrides_of(settings))
@@ -73,10 +73,10 @@ def planned(
 
 
 def candidates(study: StudyFile) -> list[Candidate]:
-    """Every method with every combination of a grid of values that makes a difference to it.
+    """Every method with every combination of values that makes a difference to it.
 
     Raises:
-        ConfigError: the first run that cannot be.
+        ConfigError: for the first invalid run.
     """
     tune = study.tune
     if tune is None:
@@ -115,9 +115,9 @@ def candidates(study: StudyFile) -> list[Candidate]:
 
 
 def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
-    """The settings with the highest score for every method; the first of equals.
+    """The settings with the highest score for every method; of equal ones the first.
 
-    A method none of whose candidates is finished has no entry: it keeps the settings of the study.
+    A method without a finished candidate has no entry: it keeps the settings of the study.
     """
     tune = study.tune
     assert tune is not None
