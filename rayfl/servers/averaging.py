@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Mixing
-from rayfl.backend import Done, Key, Ref
+from rayfl.backend import RESULT, Done, Key, Ref, Task
 from rayfl.clients.jobs import ROWS
 from rayfl.clients.partial import Partial, added
 from rayfl.servers.lps import (
@@ -68,6 +68,7 @@ def reduce_sums(
         for (kind, row), ref in done.refs.items():
             if kind == "sum":
                 parts.setdefault(int(row), {})["sum", block] = ref
+    parts = _tree(servers, parts)
     facts = []
     for row in sorted(parts):
         still = []
@@ -83,7 +84,7 @@ def reduce_sums(
             None if members is None else int(members[row]),
             averaging.own_optimizer([row]),
         )
-        objects, keeps = {MODEL: servers.models[row], **_tree(servers, parts[row])}, [MODEL, FACTS]
+        objects, keeps = {MODEL: servers.models[row], **parts[row]}, [MODEL, FACTS]
         if members is not None:
             objects[VECTOR] = servers.vectors[row]
             keeps.append(VECTOR)
@@ -100,18 +101,22 @@ def reduce_sums(
     return facts
 
 
-def _tree(servers: Servers, sums: dict[Key, Ref]) -> dict[Key, Ref]:
-    """At most ``fan_in`` sums for the LPS: neighbours are added, level by level, in remote tasks, which Ray
-    runs where most of them lie."""
-    most, refs = servers.blocks.fan_in, list(sums.values())
-    if most is None or len(refs) <= most:
-        return sums
-    while len(refs) > most:
-        refs = [
-            servers.backend.call(_added, *refs[first : first + most]) if refs[first + 1 :] else refs[first]
+def _tree(servers: Servers, sums: dict[int, dict[Key, Ref]]) -> dict[int, dict[Key, Ref]]:
+    """At most ``fan_in`` sums of each row for the LPS: neighbours are added, level by level, by client actors
+    (which have nothing else to do by now)."""
+    most = servers.blocks.fan_in
+    while most and (wide := [row for row, parts in sums.items() if len(parts) > most]):
+        chunks = [
+            (row, refs[first : first + most])
+            for row in wide
+            for refs in [list(sums[row].values())]
             for first in range(0, len(refs), most)
         ]
-    return {("sum", place): ref for place, ref in enumerate(refs)}
+        tasks = [Task.calling(_added, *some, cost=float(len(some))) for _, some in chunks]
+        sums = {**sums, **{row: {} for row in wide}}
+        for (row, _), done in zip(chunks, servers.backend.run_in_order(tasks), strict=True):
+            sums[row]["sum", len(sums[row])] = done.refs[RESULT]
+    return sums
 
 
 def _added(*partials: Partial) -> Partial:

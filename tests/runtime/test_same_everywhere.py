@@ -164,7 +164,8 @@ def test_a_killed_actor_costs_only_its_block(
 def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
     settings: dict[str, Any], ray_cluster: None
 ) -> None:
-    config = load(_settings(settings, "mt_hfl, scaffold", backend="ray", actors=2, block_size=1, fan_in=2))
+    """Six blocks, three groups of two, two sums of these."""
+    config = load(_settings(settings, "mtl", backend="ray", actors=2, block_size=1, fan_in=2))
     directory = RunDirectory.create(config)
     stages, host = build(config)
     backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=2)
@@ -180,7 +181,7 @@ def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
     finally:
         backend.close()
     assert killed
-    inline = run(_settings(settings, "mt_hfl, scaffold", block_size=1, fan_in=2))
+    inline = run(_settings(settings, "mtl", block_size=1, fan_in=2))
     assert_same(inline, Result(directory.path))
 
 
