@@ -50,10 +50,10 @@ def screen(run: RunView) -> RenderableType:
     s = run.status
     head = Text.assemble((s.state, f"bold {_COLOURS[s.state]}"), f"  {s.method} on {s.dataset}  {run.path}")
     table = Table(box=None, show_header=False, padding=(0, 2))
+    table.add_row("", ProgressBar(total=max(1, s.rounds), completed=s.done, width=50))
     for name, text in lines(s):
         table.add_row(Text(name, style="bold"), Text(text))
-    bar = ProgressBar(total=max(1, s.rounds), completed=s.done, width=60)
-    return Group(head, bar, table, *(Text(f"  {note}", style="dim") for note in s.notes))
+    return Group(head, table, *(Text(f"  {note}", style="dim") for note in s.notes))
 
 
 def lines(s: Status) -> list[tuple[str, str]]:

@@ -73,6 +73,7 @@ class Monitor:
         self._pace = Pace()
         self._workers: dict[str, Worker] = {}
         self._slowest_block: Block | None = None
+        self._last_block: BlockDone | None = None
         self._events: queue.SimpleQueue[tuple[float, RunEvent]] = queue.SimpleQueue()
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="rayfl-monitor", daemon=True)
@@ -118,6 +119,7 @@ class Monitor:
                 when, event = self._events.get_nowait()
                 taken = True
                 lines += [_line(when, *about) for about in self._learn(event)]
+        self._progress()
         self._append(lines)
         return taken
 
@@ -175,17 +177,24 @@ class Monitor:
         )
         if self._slowest_block is None or event.seconds > self._slowest_block.seconds:
             self._slowest_block = Block(event.clients, event.first, event.worker, event.seconds)
-        self._status = replace(
-            self._status,
-            state="running",
-            blocks=event.total,
-            blocks_done=event.done,
-            actors_present=event.present,
-            actors_wanted=event.wanted,
-            actors_busy=event.busy,
-        )
+        self._last_block = event
+
+    def _progress(self) -> None:
+        """Enter the last block; not each, since there may be thousands a second."""
+        event, self._last_block = self._last_block, None
+        if event is not None:
+            self._status = replace(
+                self._status,
+                state="running",
+                blocks=event.total,
+                blocks_done=event.done,
+                actors_present=event.present,
+                actors_wanted=event.wanted,
+                actors_busy=event.busy,
+            )
 
     def _round(self, event: RoundDone) -> list[tuple[str, Mapping[str, Any], str]]:
+        self._progress()
         status, row, workers = self._status, event.row, list(self._workers.values())
         self._pace.round(event.round + 1, row["seconds"])
         known = {

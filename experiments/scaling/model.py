@@ -1,0 +1,718 @@
+"""A prediction of seconds a round for 1 to 1,000 nodes: a discrete-event model of rayfl with measured costs.
+
+::
+
+    python experiments/scaling/model.py measure --out costs.json   a few minutes, on this machine
+    python experiments/scaling/model.py profile --bench FILE       by 'rayfl bench profile --json FILE'
+    python experiments/scaling/model.py check --costs costs.json   against 1, 2 and 4 Ray nodes here
+    python experiments/scaling/model.py predict                    figure and table, by the costs.json here
+
+The model has what rayfl has: a driver that handles one message after another, client actors that work on one
+message while a second waits, messages as :func:`rayfl.backend.bundles` makes them, a model that every node
+fetches once from any node that has it, an LPS that fetches all sums and adds them, ``execution.fan_in``, and
+a link in and out of every node. Each takes as long as was measured for so many messages, sums and bytes.
+What it leaves out: clients of different sizes, failures, tests, Ray's scheduling and its head node under load
+of thousands of actors, the network between racks. It is a prediction: nobody has run rayfl on 1,000 nodes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import heapq
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).parent
+COSTS = HERE / "costs.json"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured seconds; of CPU time but for those of the network.
+
+    Attributes:
+        round: of the driver a round, without messages.
+        message: of the driver a message, sent and answered.
+        work: of a client actor a message, besides training.
+        work_number: of a client actor a message and parameter of the model: its sum is made and put away.
+        step: of a client actor a client-step of W1.
+        add: of an LPS a sum.
+        add_number: of an LPS a sum and parameter.
+        ray: of Ray's own processes a message.
+        latency: of a call on its way, one way; nothing is busy meanwhile.
+        fetch: of a link an object, besides its bytes.
+        byte: of a link a byte.
+    """
+
+    round: float
+    message: float
+    work: float
+    work_number: float
+    step: float
+    add: float
+    add_number: float
+    ray: float
+    latency: float
+    fetch: float
+    byte: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is predicted.
+
+    Attributes:
+        nodes: of the cluster; the driver and the LPS are on the first.
+        actors: client actors a node.
+        cohort: clients a round.
+        block: clients in a block.
+        steps: client-steps of a client.
+        parameters: P.
+        samples: of a client and epoch: decides which blocks share a message.
+        fan_in: ``execution.fan_in``.
+        cores: of all nodes together, where they are on one machine; None: each process has one of its own.
+        step: seconds of a client-step, where it is not that of the costs.
+    """
+
+    nodes: int
+    actors: int
+    cohort: int
+    block: int
+    steps: int
+    parameters: int
+    samples: int
+    fan_in: int | None = None
+    cores: int | None = None
+    step: float | None = None
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Seconds of a round, and how long of it each resource was busy (the busiest of its kind)."""
+
+    seconds: float
+    busy: dict[str, float]
+
+    @property
+    def limit(self) -> str:
+        """The resource that was busiest."""
+        return max(self.busy, key=lambda name: self.busy[name])
+
+
+class Resource:
+    """Something that does one thing after another, or ``places`` at a time."""
+
+    def __init__(self, places: int = 1) -> None:
+        self.places, self.taken, self.busy = places, 0, 0.0
+        self.waiting = deque[Callable[[], None]]()
+
+    @property
+    def queue(self) -> int:
+        """How many have it or wait for it."""
+        return self.taken + len(self.waiting)
+
+
+class World:
+    """Events in the order of their time."""
+
+    def __init__(self) -> None:
+        self.now, self._events, self._count = 0.0, list[tuple[float, int, Callable[[], None]]](), 0
+
+    def at(self, when: float, then: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, self._count, then))
+
+    def use(self, resources: Sequence[Resource], seconds: float, then: Callable[[], None]) -> None:
+        """Wait for the resources one after another, in turn; hold all for some seconds, and let them go."""
+
+        def take(place: int) -> None:
+            if place == len(resources):
+                self.at(self.now + seconds, leave)
+            elif resources[place].taken < resources[place].places:
+                resources[place].taken += 1
+                take(place + 1)
+            else:
+                resources[place].waiting.append(lambda: take(place + 1))
+
+        def leave() -> None:
+            for each in resources:
+                each.busy += seconds
+                if each.waiting:
+                    each.waiting.popleft()()
+                else:
+                    each.taken -= 1
+            then()
+
+        take(0)
+
+    def run(self) -> float:
+        while self._events:
+            self.now, _, then = heapq.heappop(self._events)
+            then()
+        return self.now
+
+
+class Round:
+    """One round of a case."""
+
+    def __init__(self, case: Case, costs: Costs) -> None:
+        self.case, self.costs, self.world = case, costs, World()
+        self.driver, self.lps = Resource(), Resource()
+        self.cores = [] if case.cores is None else [Resource(case.cores)]
+        self.actors = [Resource() for _ in range(case.nodes * case.actors)]
+        self.into, self.out = ([Resource() for _ in range(case.nodes)] for _ in range(2))
+        self.holders, self.coming = [0], dict[int, list[Callable[[], None]]]()
+        self.messages, self.left = self._messages(), 0
+        self.sums: list[int] = []  # the nodes where they lie
+
+    def _messages(self) -> deque[list[int]]:
+        """The sizes of the blocks of each message, in the order of sending."""
+        from rayfl.backend import Task, bundles
+
+        case = self.case
+        sizes = [case.block] * (case.cohort // case.block)
+        sizes += [case.cohort % case.block] if case.cohort % case.block else []
+        group = case.fan_in or 1
+        groups = [sizes[first : first + group] for first in range(0, len(sizes), group)]
+        tasks = [
+            Task("train", None, cost=sum(g), work=case.parameters * case.samples * sum(g)) for g in groups
+        ]
+        found = bundles(tasks, len(self.actors))
+        return deque([[sum(groups[i]) for i in bundle] for bundle in found])
+
+    def predict(self) -> Prediction:
+        self.left = len(self.messages)
+        self.world.use([self.driver, *self.cores], self.costs.round / 2, self._begin)
+        seconds = self.world.run()
+        return Prediction(
+            seconds,
+            {
+                "training": max(actor.busy for actor in self.actors),
+                "driver": self.driver.busy,
+                "LPS": self.lps.busy,
+                "link into the LPS": self.into[0].busy,
+                "link out of the first node": self.out[0].busy,
+            },
+        )
+
+    def _begin(self) -> None:
+        for _ in range(2):
+            for actor in range(len(self.actors)):
+                self._feed(actor)
+
+    def _feed(self, actor: int) -> None:
+        if self.messages:
+            message = self.messages.popleft()
+            seconds = self.costs.message / 2
+            self._call([self.driver], seconds, lambda: self._arrived(actor, message))
+            if self.cores:
+                self.world.use(self.cores, self.costs.ray, lambda: None)
+
+    def _call(self, who: list[Resource], seconds: float, then: Callable[[], None]) -> None:
+        """Work that ends with a call or an answer, which arrives a moment later."""
+        world, latency = self.world, self.costs.latency
+        world.use([*who, *self.cores], seconds, lambda: world.at(world.now + latency, then))
+
+    def _arrived(self, actor: int, message: list[int]) -> None:
+        self._with_model(actor // self.case.actors, lambda: self._work(actor, message))
+
+    def _with_model(self, node: int, then: Callable[[], None]) -> None:
+        """As soon as the model is on this node."""
+        if node in self.holders:
+            then()
+        elif node in self.coming:
+            self.coming[node].append(then)
+        else:
+            self.coming[node] = [then]
+            source = min(self.holders, key=lambda holder: self.out[holder].queue)
+
+            def there() -> None:
+                self.holders.append(node)
+                for each in self.coming.pop(node):
+                    each()
+
+            self._send(source, node, 4 * self.case.parameters, there)
+
+    def _send(self, source: int, target: int, size: float, then: Callable[[], None]) -> None:
+        if source == target:
+            then()
+        else:
+            seconds = self.costs.fetch + size * self.costs.byte
+            self.world.use([self.out[source], self.into[target]], seconds, then)
+
+    def _work(self, actor: int, message: list[int]) -> None:
+        costs, case = self.costs, self.case
+        training = sum(message) * case.steps * (costs.step if case.step is None else case.step)
+        rest = costs.work + len(message) * case.parameters * costs.work_number
+        self._call([self.actors[actor]], training + rest, lambda: self._done(actor, message))
+
+    def _done(self, actor: int, message: list[int]) -> None:
+        self.sums += [actor // self.case.actors] * len(message)
+        self.world.use([self.driver, *self.cores], self.costs.message / 2, lambda: self._answered(actor))
+
+    def _answered(self, actor: int) -> None:
+        self.left -= 1
+        self._feed(actor)
+        if not self.left:
+            self._reduce(self.sums)
+
+    def _reduce(self, sums: list[int]) -> None:
+        """Add up in a tree, then at the LPS."""
+        if self.case.fan_in is None or len(sums) <= self.case.fan_in:
+            self._call([self.driver], 0.0, lambda: self._gather(0, sums, self.lps, self._finish))
+            return
+        groups = [sums[i : i + self.case.fan_in] for i in range(0, len(sums), self.case.fan_in)]
+        waiting, above = len(groups), [group[0] for group in groups]
+
+        def added() -> None:
+            nonlocal waiting
+            waiting -= 1
+            if not waiting:
+                self._reduce(above)
+
+        for group in groups:
+            call = self.costs.message / 2
+
+            def ask(group: list[int] = group) -> None:
+                self._gather(group[0], group, Resource(), added)
+
+            self._call([self.driver], call, ask)
+
+    def _gather(self, node: int, sums: list[int], who: Resource, then: Callable[[], None]) -> None:
+        """Fetch sums to a node, and add them there when all are there."""
+        missing = len(sums)
+        seconds = len(sums) * (self.costs.add + self.case.parameters * self.costs.add_number)
+
+        def there() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                self._call([who], seconds, then)
+
+        for source in sums:
+            self._send(source, node, 8 * self.case.parameters, there)
+
+    def _finish(self) -> None:
+        self.world.use([self.driver, *self.cores], self.costs.round / 2, lambda: None)
+
+
+def predict(case: Case, costs: Costs) -> Prediction:
+    """Of one round."""
+    return Round(case, costs).predict()
+
+
+# -- measuring ---------------------------------------------------------------------------------------------
+
+
+def _workload(name: str, clients: int, model: list[int], shape: tuple[int, int, int]) -> Any:
+    """Clients with one step each: what is left is messages and sums."""
+    from rayfl.bench.workloads import Workload
+
+    return Workload(
+        name,
+        "one step a client",
+        clients=clients,
+        samples=10,
+        cohort=clients,
+        shape=shape,
+        classes=47,
+        model={"name": "mlp", "hidden": model},
+        training={"epochs": 1, "batch_size": 10, "lr": 0.01},
+    )
+
+
+_BATCHES = 4
+"""How often each cost is measured."""
+
+
+def measure_one(small: bool, block: int, rounds: int) -> dict[str, Any]:
+    """CPU seconds of a round by process, where every block is a message; here, on a Ray of its own."""
+    from rayfl import backend
+    from rayfl.bench.measure import running
+    from rayfl.bench.profile import by_process_now
+
+    backend.MESSAGE_WORK = 1.0
+    task = _workload("small", 200, [32], (1, 8, 8)) if small else _workload("large", 200, [200], (1, 28, 28))
+    execution = {"backend": "ray", "actors": 1, "cpus_per_actor": 0.5, "block_size": block}
+    with tempfile.TemporaryDirectory() as folder, running(task, Path(folder), execution) as rayfl:
+        for _ in range(3):
+            rayfl.round()
+        actors = set(rayfl.driver.backend.pids())
+        taken = []
+        for _ in range(_BATCHES):  # the least is what other work on the machine disturbs least
+            before = by_process_now(actors)
+            for _ in range(rounds):
+                rayfl.round()
+            after = by_process_now(actors)
+            taken.append({who: (after[who] - before[who]) / rounds for who in after})
+        used = {who: min(each[who] for each in taken) for who in taken[0]}
+        return {**used, "P": rayfl.driver.host.spec.P, "messages": 200 // block}
+
+
+def measure_step(rounds: int) -> dict[str, Any]:
+    """CPU seconds of a client-step of W1 in one process, and how many clients a block of it has."""
+    from rayfl.bench.measure import running
+    from rayfl.bench.workloads import WORKLOADS
+
+    task = replace(WORKLOADS["W1"], clients=480, cohort=240)
+    with tempfile.TemporaryDirectory() as folder, running(task, Path(folder), {"backend": "inline"}) as rayfl:
+        rayfl.round()
+        taken = []
+        for _ in range(rounds):
+            begun = time.process_time()
+            rayfl.round()
+            taken.append(time.process_time() - begun)
+        return {"step": min(taken) / task.steps}
+
+
+class Echo:
+    """An actor that only answers."""
+
+    def answer(self) -> None:
+        """Nothing."""
+
+
+def measure_link() -> dict[str, Any]:
+    """Seconds an object and a byte between two Ray nodes on this machine."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    cluster.add_node(num_cpus=1, resources={"other": 1})
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+
+    def make(count: int, size: int) -> list[Any]:
+        return [ray.put(np.zeros(size, np.uint8)) for _ in range(count)]
+
+    there = ray.remote(make).options(resources={"other": 0.1}, num_cpus=0)
+    found, ways = {}, []
+    try:
+        actor = ray.remote(Echo).options(resources={"other": 0.1}, num_cpus=0).remote()
+        for _ in range(200):
+            begun = time.perf_counter()
+            ray.get(actor.answer.remote())
+            ways.append((time.perf_counter() - begun) / 2)
+        for count, size in ((50, 200_000), (300, 200_000), (20, 20_000_000)):
+            taken = []
+            for _ in range(3):
+                refs = ray.get(there.remote(count, size))
+                begun = time.perf_counter()
+                ray.get(refs)
+                taken.append(time.perf_counter() - begun)
+            found[count, size] = min(taken) / count
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    byte = max(0.0, (found[20, 20_000_000] - found[300, 200_000]) / (20_000_000 - 200_000))
+    return {"fetch": max(0.0, found[300, 200_000] - 200_000 * byte), "byte": byte, "latency": min(ways)}
+
+
+def costs_of(rows: Sequence[dict[str, Any]], step: dict[str, Any], link: dict[str, Any]) -> Costs:
+    """Costs by differences between few and many messages, small and large models."""
+    by = {(row["P"], row["messages"]): row for row in rows}
+    small, large = sorted({row["P"] for row in rows})
+    few, many = sorted({row["messages"] for row in rows})
+
+    def slope(who: str, parameters: int) -> float:
+        a, b = by[parameters, few], by[parameters, many]
+        return float(max(0.0, (b[who] - a[who]) / (many - few)))
+
+    def line(who: str) -> tuple[float, float]:
+        at, by_number = slope(who, small), (slope(who, large) - slope(who, small)) / (large - small)
+        by_number = max(0.0, by_number)
+        return max(0.0, at - small * by_number), by_number
+
+    message = statistics.mean(slope("driver", parameters) for parameters in (small, large))
+    work, work_number = line("client actors")
+    add, add_number = line("local parameter server")
+    return Costs(
+        round=max(0.0, by[small, few]["driver"] - few * message),
+        message=message,
+        work=work,
+        work_number=work_number,
+        step=step["step"],
+        add=add,
+        add_number=add_number,
+        ray=statistics.mean(slope("Ray itself", parameters) for parameters in (small, large)),
+        latency=link["latency"],
+        fetch=link["fetch"],
+        byte=link["byte"],
+    )
+
+
+SENT = {"W1": (16, 16, 166_447), "W2": (10, 10, 44_426), "W3": (2, 4, 2_410)}
+"""Of the workloads of ``rayfl bench`` with two client actors: messages a round, sums, parameters."""
+
+
+def costs_of_profile(rows: Sequence[dict[str, Any]], link: dict[str, Any]) -> Costs:
+    """Costs that explain best what ``rayfl bench profile`` says of the processes, none of them negative.
+
+    Args:
+        rows: of its JSON: ``where``, ``what`` and milliseconds of a round by workload.
+        link: ``latency``, ``fetch`` and ``byte``, which it does not measure.
+    """
+    from scipy.optimize import nnls
+
+    from rayfl.bench.workloads import WORKLOADS
+
+    by = {(row["where"], row["what"]): row for row in rows}
+    sent = np.array([SENT[name] for name in SENT], np.float64)
+    messages, sums, numbers = sent[:, 0], sent[:, 1], sent[:, 1] * sent[:, 2]
+
+    def seconds(where: str, what: str) -> Any:
+        return np.array([by[where, what][name] / 1000 for name in SENT])
+
+    def fit(*columns: Any, to: Any) -> list[float]:
+        found, _ = nnls(np.stack(columns, axis=1), np.maximum(to, 0.0))
+        return [float(each) for each in found]
+
+    servers = ("local parameter server", "driver: tasks and their results", "driver: cohort, plan, records")
+    alone = seconds("one process", "all") - sum(seconds("one process", what) for what in servers)
+    round_, message = fit(np.ones(len(SENT)), messages, to=seconds("on Ray", "driver"))
+    work, work_number = fit(messages, numbers, to=seconds("on Ray", "client actors") - alone)
+    add, add_number = fit(sums, numbers, to=seconds("on Ray", "local parameter server"))
+    (ray,) = fit(messages, to=seconds("on Ray", "Ray itself"))
+    step = float(alone[0]) / WORKLOADS["W1"].steps
+    return Costs(round_, message, work, work_number, step, add, add_number, ray, **link)
+
+
+def _fresh(*arguments: object) -> dict[str, Any]:
+    """What this script measures in a process of its own."""
+    command = [sys.executable, __file__, *map(str, arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1])
+    return found
+
+
+# -- the commands ------------------------------------------------------------------------------------------
+
+
+def measure(out: Path) -> None:
+    """Measure all costs on this machine."""
+    rows = [_fresh("one", small, block) for small in (1, 0) for block in (20, 2)]
+    step, link = _fresh("step"), _fresh("link")
+    costs = costs_of(rows, step, link)
+    out.write_text(json.dumps({"costs": asdict(costs), "measured": [*rows, step, link]}, indent=1) + "\n")
+    _say(costs)
+    print(f"written: {out}")
+
+
+def _say(costs: Costs) -> None:
+    for name, value in asdict(costs).items():
+        print(f"{name:12} {1e6 * value:12.4f} microseconds")
+
+
+def read(path: Path) -> Costs:
+    """Costs that were measured before.
+
+    Raises:
+        SystemExit: with one line.
+    """
+    try:
+        return Costs(**json.loads(path.read_text(encoding="utf-8"))["costs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SystemExit(f"{path}: holds no costs ({error}); make it with: model.py measure") from None
+
+
+W1 = {"steps": 25, "parameters": 166_447, "samples": 5 * 47}
+"""Of a client of W1: 5 epochs of 5 batches."""
+
+
+def check(costs: Costs, nodes: Sequence[int], out: Path) -> None:
+    """The model against W1 on Ray nodes on this machine, one CPU each."""
+    import psutil
+
+    rows = []
+    for count in nodes:
+        found = _fresh("nodes", count)
+        case = Case(count, 1, 480, found["block"], cores=psutil.cpu_count(logical=False) or 1, **W1)
+        expected = predict(case, costs).seconds
+        error = 100 * (expected / found["least"] - 1)
+        rows.append(
+            {"nodes": count, "predicted": expected, "least": found["least"], "median": found["median"]}
+            | {"error_percent": error, "load": found["load"]}
+        )
+        print(
+            f"{count} nodes: predicted {expected:.3f} s, measured {found['least']:.3f} s at least, "
+            f"{found['median']:.3f} s in the median (load {found['load']:.1f}); error {error:+.0f} %"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "check.json").write_text(json.dumps(rows, indent=1) + "\n")
+
+
+def measure_nodes(count: int, rounds: int = 6) -> dict[str, Any]:
+    """Seconds of rounds of W1 on so many Ray nodes here: the least, which other work disturbs least."""
+    import psutil
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from rayfl.bench.measure import running
+    from rayfl.bench.workloads import WORKLOADS
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    for _ in range(count - 1):
+        cluster.add_node(num_cpus=1)
+    ray.init(address=cluster.address, log_to_driver=False, logging_level="error")
+    execution = {"backend": "ray", "actors": count}
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        running(WORKLOADS["W1"], Path(folder), execution) as rayfl,
+    ):
+        rayfl.round()
+        seconds = [rayfl.round() for _ in range(rounds)]
+        block = rayfl.driver.servers.blocks.size(480)
+    ray.shutdown()
+    cluster.shutdown()
+    load = psutil.getloadavg()[0]
+    return {"least": min(seconds), "median": statistics.median(seconds), "block": block, "load": load}
+
+
+NODES = (1, 2, 4, 8, 16, 64, 256, 1000)
+
+ACTORS = 8
+"""A node in the prediction."""
+
+CLIENTS = 4800
+"""Of each node a round: the work grows with the cluster."""
+
+LARGE = 10_000_000
+"""Parameters of the larger model; a client-step of it takes as much longer as it has more of them."""
+
+
+def cases(nodes: int, costs: Costs) -> dict[str, Case]:
+    """What the figure shows of a cluster: W1's clients in blocks of 64, as is the default, and a larger model
+    in blocks of 10."""
+    base = Case(nodes, ACTORS, CLIENTS * nodes, 64, **W1, step=costs.step)
+    step = costs.step * LARGE / base.parameters
+    large = replace(base, parameters=LARGE, step=step, cohort=base.cohort // 20, block=10)
+    return {
+        "W1": base,
+        "W1, fan_in 16": replace(base, fan_in=16),
+        "10 million parameters": large,
+        "10 million parameters, fan_in 4": replace(large, fan_in=4),
+    }
+
+
+def table(costs: Costs, nodes: Sequence[int] = NODES) -> list[dict[str, Any]]:
+    """A row a case and number of nodes: seconds, efficiency (training / round), and what is busiest."""
+    rows = []
+    for count in nodes:
+        for name, case in cases(count, costs).items():
+            found = predict(case, costs)
+            useful = case.cohort * case.steps * (case.step or 0.0) / (count * ACTORS)
+            rest = {who: seconds for who, seconds in found.busy.items() if who != "training"}
+            rows.append(
+                {
+                    "case": name,
+                    "nodes": count,
+                    "seconds": found.seconds,
+                    "efficiency": useful / found.seconds,
+                    "busiest": max(rest, key=lambda who: rest[who]),
+                    "busiest_share": max(rest.values()) / found.seconds,
+                }
+            )
+    return rows
+
+
+def breaks(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
+    """By case the first row in which less than half of the round is training."""
+    found: dict[str, dict[str, Any] | None] = {}
+    for row in rows:
+        found.setdefault(row["case"], None)
+        if found[row["case"]] is None and row["efficiency"] < 0.5:
+            found[row["case"]] = row
+    return found
+
+
+def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES) -> None:
+    """The table and the figure of a prediction for a cluster with such links."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    # Ray copies at the speed of this machine's memory at most, whatever the network.
+    rows = table(replace(costs, byte=max(costs.byte, 8 / (gigabits * 1e9))), nodes)
+    speed = min(gigabits, 8e-9 / costs.byte)
+    lines = [
+        f"Prediction, not a measurement: {CLIENTS:,} clients of W1 a node and round ({CLIENTS // 20} of the "
+        f"larger model), {ACTORS} client actors a node, one LPS, {speed:.3g} Gbit/s over a link.",
+        "",
+        "| case | nodes | s/round | training | busiest besides training |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['case']} | {r['nodes']:,} | {r['seconds']:.3g} | {100 * r['efficiency']:.0f} % | "
+        f"{r['busiest']} ({100 * r['busiest_share']:.0f} %) |"
+        for r in rows
+    ]
+    lines.append("")
+    for name, row in breaks(rows).items():
+        where = "not up to 1,000 nodes"
+        if row is not None:
+            where = f"from {row['nodes']:,} node{'s' * (row['nodes'] > 1)} on: {row['busiest']}"
+        lines.append(f"Less than half of the round is training, {name}: {where}.")
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "prediction.md").write_text("\n".join(lines) + "\n")
+    print("\n".join(lines))
+    figure, axis = pyplot.subplots(figsize=(6.4, 4), layout="constrained")
+    for name in cases(1, costs):
+        mine = [row for row in rows if row["case"] == name]
+        axis.plot([r["nodes"] for r in mine], [r["seconds"] for r in mine], marker="o", label=name)
+    axis.set(xscale="log", yscale="log", xlabel="nodes", ylabel="predicted seconds a round")
+    axis.set_title(f"Prediction: work grows with the nodes, {gigabits:g} Gbit/s")
+    axis.legend()
+    figure.savefig(out / "prediction.png", dpi=110)
+    print(f"written: {out / 'prediction.md'}, {out / 'prediction.png'}")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument(
+        "what", choices=("measure", "profile", "check", "predict", "one", "step", "link", "nodes")
+    )
+    parser.add_argument("values", type=int, nargs="*", help=argparse.SUPPRESS)
+    parser.add_argument("--costs", type=Path, default=COSTS)
+    parser.add_argument("--bench", type=Path, default=HERE / "profile.json", help="a file, for profile")
+    parser.add_argument("--gigabits", type=float, default=10.0, help="of a link, for predict")
+    parser.add_argument("--out", type=Path, default=None, help="a file for measure, a folder for the others")
+    arguments = parser.parse_args()
+    values = arguments.values
+    if not math.isfinite(arguments.gigabits) or arguments.gigabits <= 0:
+        raise SystemExit("--gigabits: must be above 0")
+    if arguments.what == "one":
+        print(json.dumps(measure_one(bool(values[0]), values[1], 5)))
+    elif arguments.what == "step":
+        print(json.dumps(measure_step(4)))
+    elif arguments.what == "link":
+        print(json.dumps(measure_link()))
+    elif arguments.what == "nodes":
+        print(json.dumps(measure_nodes(values[0])))
+    elif arguments.what == "measure":
+        measure(arguments.out or COSTS)
+    elif arguments.what == "profile":
+        known = json.loads(arguments.bench.read_text(encoding="utf-8"))
+        costs = costs_of_profile(known["profile"], known.get("link") or _fresh("link"))
+        (arguments.out or COSTS).write_text(json.dumps({"costs": asdict(costs)}, indent=1) + "\n")
+        _say(costs)
+    elif arguments.what == "check":
+        check(read(arguments.costs), values or (1, 2, 4), arguments.out or Path("scaling-model"))
+    else:
+        show(read(arguments.costs), arguments.gigabits, arguments.out or Path("scaling-model"))
+
+
+if __name__ == "__main__":
+    main()
