@@ -526,14 +526,46 @@ def read(path: Path) -> Costs:
         raise SystemExit(f"{path}: holds no costs ({error}); make it with: model.py measure") from None
 
 
-W1 = {"steps": 25, "parameters": 166_447, "samples": 5 * 47}
+W1: dict[str, Any] = {"steps": 25, "parameters": 166_447, "samples": 5 * 47}
 """Of a client of W1: 5 epochs of 5 batches."""
+
+
+_W2: dict[str, Any] = {
+    "cohort": 10,
+    "block": 1,
+    "steps": 120,
+    "parameters": 44_426,
+    "samples": 1200,
+    "step": 0.387 / 1200,
+}
+_W3: dict[str, Any] = {
+    "cohort": 1000,
+    "block": 250,
+    "steps": 1,
+    "parameters": 2_410,
+    "samples": 20,
+    "step": 0.0066 / 1000,
+}
+
+KNOWN = (
+    ("W1, 2 actors", Case(1, 2, 480, 30, cores=2, **W1), 0.381),
+    ("W2, 2 actors", Case(1, 2, cores=2, **_W2), 0.221),
+    ("W3, 2 actors", Case(1, 2, cores=2, **_W3), 0.0088),
+    ("W1, 1 node", Case(1, 1, 480, 30, cores=2, **W1), 0.68),
+    ("W1, 2 nodes", Case(2, 1, 480, 30, cores=2, **W1), 0.45),
+    ("W1, 4 actors on two cores", Case(1, 4, 480, 30, cores=2, **W1), 0.51),
+)
+"""Seconds a round that README.md has, on two cores with nothing else to do."""
 
 
 def check(costs: Costs, nodes: Sequence[int], out: Path) -> None:
     """The model against W1 on Ray nodes on this machine, one CPU each."""
     import psutil
 
+    for name, case, measured in KNOWN:
+        expected = predict(case, read(COSTS)).seconds
+        error = 100 * (expected / measured - 1)
+        print(f"{name}: predicted {expected:.4f} s, measured {measured} s before; error {error:+.0f} %")
     rows = []
     for count in nodes:
         found = _fresh("nodes", count)
@@ -672,10 +704,10 @@ def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES)
         mine = [row for row in rows if row["case"] == name]
         axis.plot([r["nodes"] for r in mine], [r["seconds"] for r in mine], marker="o", label=name)
     axis.set(xscale="log", yscale="log", xlabel="nodes", ylabel="predicted seconds a round")
-    axis.set_title(f"Prediction: work grows with the nodes, {gigabits:g} Gbit/s")
+    axis.set_title(f"Prediction: work grows with the nodes, {speed:.3g} Gbit/s")
     axis.legend()
-    figure.savefig(out / "prediction.png", dpi=110)
-    print(f"written: {out / 'prediction.md'}, {out / 'prediction.png'}")
+    figure.savefig(out / "prediction.svg", metadata={"Date": None})
+    print(f"written: {out / 'prediction.md'}, {out / 'prediction.svg'}")
 
 
 def main() -> None:

@@ -125,7 +125,17 @@ def test_the_prediction_from_the_costs_that_lie_here(
     assert model.costs_of_profile(profile["profile"], profile["link"]) == costs
     model.show(costs, 10.0, tmp_path, (1, 4))
     assert capsys.readouterr().out.startswith("Prediction, not a measurement")
-    assert {path.name for path in tmp_path.iterdir()} == {"prediction.md", "prediction.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"prediction.md", "prediction.svg"}
+
+
+def test_the_measured_points_of_the_readme(model: ModuleType) -> None:
+    """As far off as the README says."""
+    costs = model.read(model.COSTS)
+    errors = {name: model.predict(case, costs).seconds / seconds - 1 for name, case, seconds in model.KNOWN}
+    text = (model.HERE / "README.md").read_text()
+    for name, error in errors.items():
+        (line,) = [line for line in text.splitlines() if line.startswith(f"| {name} ")]
+        assert float(line.split("|")[-2].split()[0]) == pytest.approx(100 * error, abs=0.6)
 
 
 def test_costs_that_are_not_there_are_one_line(model: ModuleType, tmp_path: Path) -> None:
