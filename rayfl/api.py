@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -69,7 +68,7 @@ def run(
         refused = isinstance(error, ConfigError | DataError | DiskError)
         resumable = (directory.path / "checkpoints").is_dir() or str(directory.path) in str(error)
         if directory.is_empty() and (refused or not resumable):
-            shutil.rmtree(directory.path, ignore_errors=True)  # nothing was trained
+            directory.discard()  # nothing was trained
         raise
 
 
@@ -85,7 +84,7 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
         Held: if another process is running it.
         ConfigError, DataError, Interrupted: as :func:`run`.
     """
-    path = config.output.root / name
+    path = config.output.folder / name
     if not (path / "config.yaml").is_file():
         check(config)
         if config.execution.backend == "ray":
@@ -141,6 +140,7 @@ def resume(
     finished = directory.read_json("summary.json")
     if finished is not None and finished.get("rounds", 0) >= config.rounds:
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
+        directory.publish()  # the last try may have failed
         return Result(directory.path)
     check(config)
     if changed:
@@ -154,6 +154,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
         heeded(Begun(directory.path))
         with (
             directory.locked(),
+            directory.publishing(),
             Monitor(_status(config, directory), directory.path, heeded, exports(config)) as listen,
         ):
             if config.execution.backend == "ray":

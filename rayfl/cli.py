@@ -112,13 +112,21 @@ def _run_all(configs: list[Config], changed: list[tuple[str, ...]]) -> None:
             results.append(api.run(config, on_event=display, changed=settings))
     out.print(closing([result.summary for result in results], out.width))
     for result in results:
-        _say(f"run directory: {short(result.path)}")
+        _say(f"run directory: {_place(result.path)}")
     if len(results) > 1:
         page = results[0].path.parent / f"{configs[0].name}-comparison.html"
         write_comparison([result.path for result in results], page)
         _say(f"comparison: {short(page)}")
     elif (results[0].path / "report.html").is_file():
         _say(f"report: {short(results[0].path / 'report.html')}")
+
+
+def _place(path: Path) -> str:
+    """Where a run is found: its URL, or its folder in short."""
+    from rayfl.rundir import RunDirectory
+
+    run = RunDirectory(path)
+    return str(short(path)) if run.remote is None else run.place
 
 
 def _title(config: Config) -> str:
@@ -159,7 +167,7 @@ def resume(
     with Display(out, f"resuming {short(path)}") as display:
         result = api.resume(path, overrides or [], display, changed_plugins)
     out.print(closing([result.summary], out.width))
-    _say(f"run directory: {short(result.path)}")
+    _say(f"run directory: {_place(result.path)}")
 
 
 @app.command()
@@ -561,7 +569,9 @@ def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> Non
     from rayfl.report import write_report
     from rayfl.rundir import RunDirectory
 
-    _say(f"report: {short(write_report(RunDirectory.open(path).path))}")
+    run = RunDirectory.open(path)
+    _say(f"report: {short(write_report(run.path))}")
+    run.publish()
 
 
 @app.command()

@@ -42,6 +42,7 @@ from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError
+from rayfl.remote import Remote, is_url, split, staging
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -126,7 +127,7 @@ class RunDirectory:
             ConfigError: if it cannot be created.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = config.output.root / _name(config, changed, stamp)
+        base = config.output.folder / _name(config, changed, stamp)
         for attempt in range(1000):
             path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt}")
             try:
@@ -135,7 +136,9 @@ class RunDirectory:
                 continue
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
-            return cls(path.resolve())._begun(config)
+            if not (run := cls(path.resolve()))._taken(config):
+                return run._begun(config)
+            shutil.rmtree(path, ignore_errors=True)
         raise ConfigError("output.root", f"{base} and 999 more exist already")
 
     @classmethod
@@ -145,29 +148,96 @@ class RunDirectory:
         Raises:
             ConfigError: if it cannot be created.
         """
-        path = config.output.root / name
+        path = config.output.folder / name
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
         return cls(path.resolve())._begun(config)
 
-    def _begun(self, config: Config) -> RunDirectory:
+    def _taken(self, config: Config) -> bool:
+        """Whether another machine has published a run of this name."""
+        there = config.output.remote(self.path.name)
         try:
+            return there is not None and bool(there.files())
+        except DiskError as error:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise ConfigError("output.root", f"{config.output.root}: {error.why}") from None
+
+    def _begun(self, config: Config) -> RunDirectory:
+        there = config.output.remote(self.path.name)
+        try:
+            if there is not None:
+                there.claim(self.path)
             self.write_plugins()
             self.write_config(config)
-        except DiskError:
+            self.publish()
+        except DiskError as error:
             shutil.rmtree(self.path, ignore_errors=True)
+            if there is not None:
+                raise ConfigError("output.root", f"{config.output.root}: {error.why}") from None
             raise
         return self
 
+    @property
+    def remote(self) -> Remote | None:
+        """Where the run is published, if ``output.root`` is object storage."""
+        return Remote.of(self.path)
+
+    @property
+    def place(self) -> str:
+        """What people call it: its URL, or its folder."""
+        return str(self.remote or self.path)
+
+    def publish(self) -> None:
+        """Bring the object storage, if the run belongs there, to what there is here.
+
+        Raises:
+            DiskError
+        """
+        there = self.remote
+        if there is not None:
+            there.publish(self.path)
+
+    @contextlib.contextmanager
+    def publishing(self) -> Iterator[None]:
+        """At the end of what is done inside it is published.
+
+        Raises:
+            RayflError: if that is not possible.
+        """
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(DiskError):
+                self.publish()
+            raise
+        try:
+            self.publish()
+        except DiskError as error:
+            raise RayflError(
+                f"{error}; the run lies in {self.path}; publish it with: rayfl resume {self.place}"
+            ) from None
+
+    def discard(self) -> None:
+        """Remove it, here and there."""
+        there = self.remote
+        shutil.rmtree(self.path, ignore_errors=True)
+        if there is not None:
+            with contextlib.suppress(DiskError):
+                there.remove()
+
     @classmethod
     def open(cls, path: Path | str) -> RunDirectory:
-        """An existing run.
+        """An existing run; one on object storage is fetched.
 
         Raises:
             ConfigError: if it is none.
         """
+        if is_url(path):
+            root, name = split(str(path))
+            path = staging(root) / name
+            Remote(root, name).fetch(path)
         run = cls(Path(os.path.realpath(path)))  # Path.resolve raises where links go round in circles
         if not os.path.isfile(run.path / "config.yaml"):  # Path.is_file raises where the path is too long
             raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")

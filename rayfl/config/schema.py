@@ -25,6 +25,7 @@ from rayfl.losses import LOSSES, Loss
 from rayfl.models import MODELS, Model
 from rayfl.ordering import ORDERINGS, Ordering
 from rayfl.paper import Paper
+from rayfl.remote import URL, Remote, staging
 from rayfl.sampling import SAMPLINGS, Sampling
 from rayfl.settings import Section, choice
 from rayfl.training import Training
@@ -62,6 +63,9 @@ EXCLUDED = {
 
 ActorRange = Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$", title="a range such as 2-64")]
 """``2-64``: the least and the most client actors."""
+
+RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/runs")]
+"""Of object storage."""
 
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
@@ -209,7 +213,11 @@ class Output(Section):
 
     paths_from_here: ClassVar[bool] = True
 
-    root: Path = Field(Path("runs"), description="folder of the run directories")
+    root: Path | RemoteRoot = Field(
+        Path("runs"),
+        description="folder of the run directories; or object storage (s3://bucket/runs, gs://, abfs://, "
+        "hdfs://), to which runs are published at every checkpoint and at the end",
+    )
     checkpoint_every: int = Field(
         10, ge=0, description="rounds between two checkpoints (0: only when interrupted and at the end)"
     )
@@ -232,6 +240,15 @@ class Output(Section):
         if "tensorboard" in names and not self.tensorboard:
             raise ValueError("tensorboard: is false, but 'loggers' names it; leave one of them out")
         return self
+
+    @property
+    def folder(self) -> Path:
+        """Where runs are written on this machine."""
+        return self.root if isinstance(self.root, Path) else staging(self.root)
+
+    def remote(self, name: str) -> Remote | None:
+        """Where a run of this name is published; None if its folder is all there is."""
+        return None if isinstance(self.root, Path) else Remote(self.root, name)
 
     @property
     def all_loggers(self) -> tuple[Logger, ...]:

@@ -13,15 +13,15 @@ import ray
 from ray.exceptions import OutOfMemoryError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rayfl import plugins
+from rayfl import plugins, remote
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.config.kinds import KINDS
 from rayfl.data import Federation
 from rayfl.data.remarks import remarks
-from rayfl.errors import RayflError
-from rayfl.events import Listener, Note, RunEvent, Stopped
+from rayfl.errors import DiskError, RayflError
+from rayfl.events import CheckpointSaved, Listener, Note, RunEvent, Stopped
 from rayfl.loggers import LoggedRun, OpenLoggers
 from rayfl.loggers.base import environment
 from rayfl.rundir import RunDirectory
@@ -110,11 +110,26 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     try:
         loggers = OpenLoggers(config.output.all_loggers, LoggedRun(directory.path, config.to_dict()), emit)
         try:
-            Driver(config, stages, backend, directory, host, loggers, should_stop).run()
+            listen = _publishing(directory, loggers)
+            Driver(config, stages, backend, directory, host, listen, should_stop).run()
         finally:
             loggers.close()
     finally:
         backend.close()
+
+
+def _publishing(directory: RunDirectory, emit: Listener) -> Listener:
+    """Publish the run after each checkpoint; what cannot be published is tried again after the next."""
+
+    def listen(event: RunEvent) -> None:
+        emit(event)
+        if isinstance(event, CheckpointSaved):
+            try:
+                directory.publish()
+            except DiskError as error:
+                emit(Note(f"{error}; it is tried again after the next checkpoint"))
+
+    return listen
 
 
 class DriverActor:
@@ -196,6 +211,12 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
             listen(Note(f"the driver {error}: a new one goes on from the last checkpoint"))
 
 
+def _variables(config: Config) -> dict[str, str]:
+    """Of the environment, which loggers and object storage need where the driver is."""
+    there = {} if isinstance(config.output.root, Path) else remote.variables(os.environ)
+    return {**environment(config.output.all_loggers), **there}
+
+
 class _DriverDied(Exception):
     """The driver died, or was killed for its silence."""
 
@@ -213,7 +234,7 @@ def _watch_driver(
     names = named(directory.path.name, "driver")
     options = {**UNRECORDED, **names, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
-    modules, variables = [p.module for p in plugins.loaded()], environment(config.output.all_loggers)
+    modules, variables = [p.module for p in plugins.loaded()], _variables(config)
     done = driver.actor.run.remote(config, directory.path, modules, Path.cwd(), variables)
     deadlines = Deadlines(deadline, lambda text: listen(Note(text)))
     told = False

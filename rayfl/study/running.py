@@ -71,7 +71,7 @@ def name_of(run: PlannedRun) -> str:
 
 def directory_of(run: PlannedRun) -> Path:
     """The run's directory, which another study may have created under another name."""
-    root = run.config.output.root
+    root = run.config.output.folder
     usual = root / name_of(run)
     if usual.is_dir() or not root.is_dir():
         return usual
@@ -100,10 +100,12 @@ def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:
         stop: the file that asks it to stop.
         execution: settings of ``execution`` that depend on how many runs there are side by side.
     """
+    given = run.config.output.root
+    root = given.absolute() if isinstance(given, Path) else given
     config = run.config.model_copy(
         update={
             "execution": run.config.execution.model_copy(update=dict(execution)),
-            "output": run.config.output.model_copy(update={"root": run.config.output.root.absolute()}),
+            "output": run.config.output.model_copy(update={"root": root}),
         }
     )
     return Job(run.key, directory_of(run).name, config.to_yaml(), str(stop))
@@ -126,7 +128,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
     path = ""
     try:
         config = job.config
-        path = str(config.output.root / job.name)
+        path = str(config.output.folder / job.name)
         until = time.monotonic() + _ROOM
         while True:
             if os.path.exists(job.stop):

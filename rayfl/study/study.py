@@ -198,7 +198,7 @@ def execute(
     """
     files.make(folder, parents=True)
     files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))  # or fail now, not later
-    for root in {run.config.output.root for run in prepared.runs}:
+    for root in {run.config.output.folder for run in prepared.runs}:
         files.make(root, parents=True)
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch())
     study = prepared.study

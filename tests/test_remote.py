@@ -1,0 +1,179 @@
+"""Runs on object storage: published, gone on with elsewhere, compared, and what a crash leaves behind."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import rayfl
+from rayfl import cli
+from rayfl.errors import ConfigError, RayflError
+from rayfl.events import CheckpointSaved, Note, RunEvent
+from rayfl.remote import Remote, split, staging
+from rayfl.rundir import RunDirectory
+from rayfl.servers.checkpoint import Checkpoint
+from tests.runtime.test_cluster import free_ports
+
+
+@pytest.fixture(autouse=True)
+def staged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """This machine's staging folder; to remove it is to be on another machine."""
+    monkeypatch.setenv("RAYFL_STAGING", str(tmp_path / "staging"))
+    return tmp_path / "staging"
+
+
+@pytest.fixture(scope="session")
+def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of a server on this machine."""
+    server = shutil.which("moto_server")
+    if server is None:
+        pytest.skip("no moto_server (pip install 'moto[server]')")
+    from pyarrow import fs
+
+    (port,) = free_ports(1)
+    log = (tmp_path_factory.mktemp("s3") / "log").open("w")
+    process = subprocess.Popen([server, "-p", str(port)], stdout=log, stderr=log)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AWS_ACCESS_KEY_ID", "x")
+        patch.setenv("AWS_SECRET_ACCESS_KEY", "x")
+        patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+        patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/moto-api/").close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            address = f"127.0.0.1:{port}"
+            server_at = fs.S3FileSystem(endpoint_override=address, scheme="http", allow_bucket_creation=True)
+            server_at.create_dir("bucket")
+            yield "s3://bucket/runs"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+@pytest.fixture(params=["file", "s3"])
+def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A folder of a file system, and a bucket."""
+    return str(request.getfixturevalue("s3")) if request.param == "s3" else f"file://{tmp_path}/there"
+
+
+def elsewhere(settings: dict[str, Any], root: str, **more: Any) -> dict[str, Any]:
+    return {**settings, **more, "output": {**settings["output"], "root": root}}
+
+
+class Stop:
+    """Stops a run after its first round."""
+
+    def __call__(self, event: RunEvent) -> None:
+        if isinstance(event, CheckpointSaved):
+            raise KeyError("stop")
+
+
+def test_a_run_is_published_resumed_on_another_machine_and_compared(
+    settings: dict[str, Any], root: str, staged: Path, tmp_path: Path
+) -> None:
+    whole = rayfl.run({**settings, "seed": 5})
+    with pytest.raises(KeyError):
+        rayfl.run(elsewhere(settings, root, seed=5), on_event=Stop())
+    (name,) = (path.name for path in staging(root).iterdir())
+    url = f"{root}/{name}"
+    there = Remote(root, name).files()
+    assert {"config.yaml", "rounds.csv"} <= set(there)
+    assert "summary.json" not in there
+    shutil.rmtree(staged)
+    result = rayfl.resume(url)
+    assert result.summary["models_sha256"] == whole.summary["models_sha256"]
+    assert RunDirectory(result.path).place == url
+    there = Remote(root, name).files()
+    assert {"summary.json", "clients.csv", "checkpoints/round-00003/manifest.json"} <= set(there)
+    assert sum("manifest.json" in each for each in there) == 2  # those that are kept
+    other = rayfl.run(elsewhere(settings, root, seed=6))
+    shutil.rmtree(staged)
+    page = tmp_path / "comparison.html"
+    urls = [url, f"{root}/{other.path.name}"]
+    done = CliRunner().invoke(cli.app, ["compare", *urls, "--out", str(page)])
+    assert done.exit_code == 0, done.output
+    assert page.is_file()
+    done = CliRunner().invoke(cli.app, ["report", url])
+    assert done.exit_code == 0, done.output
+    assert "report.html" in Remote(root, name).files()
+
+
+@pytest.mark.parametrize("survivors", range(0, 20, 3))
+def test_whenever_publishing_ends_there_is_a_sound_run(
+    survivors: int, settings: dict[str, Any], staged: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = f"file://{tmp_path}/there"
+    with pytest.raises(KeyError):
+        rayfl.run(elsewhere(settings, root), on_event=Stop())
+    (name,) = (path.name for path in staging(root).iterdir())
+    left = [survivors]
+    copy, remove = Remote._copy, Remote._remove
+
+    def until_the_plug_is_pulled(do: Any) -> Any:
+        def change(self: Remote, *arguments: Any) -> None:
+            left[0] -= 1
+            if left[0] < 0:
+                raise OSError("unplugged")
+            do(self, *arguments)
+
+        return change
+
+    notes: list[str] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(Remote, "_copy", until_the_plug_is_pulled(copy))
+        patch.setattr(Remote, "_remove", until_the_plug_is_pulled(remove))
+        with pytest.raises(RayflError, match=r"unplugged; the run lies in .*; publish it with: rayfl resume"):
+            rayfl.resume(
+                f"{root}/{name}", [], lambda e: notes.append(e.text) if isinstance(e, Note) else None
+            )
+    assert any("it is tried again after the next checkpoint" in note for note in notes) or survivors > 10
+    shutil.rmtree(staged)
+    run = RunDirectory.open(f"{root}/{name}")
+    found, wrong = Checkpoint.newest(run.path / "checkpoints")
+    assert (found is not None, wrong) == (True, [])
+    assert rayfl.resume(run.place).summary["models_sha256"] == rayfl.run(settings).summary["models_sha256"]
+
+
+def test_what_got_further_here_is_not_replaced_by_what_is_there(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    root = f"file://{tmp_path}/there"
+    result = rayfl.run(elsewhere(settings, root))
+    shutil.rmtree(tmp_path / "there" / result.path.name / "checkpoints")
+    (tmp_path / "there" / result.path.name / "summary.json").unlink()
+    rayfl.resume(f"{root}/{result.path.name}")
+    assert "summary.json" in Remote(root, result.path.name).files()
+
+
+def test_where_nothing_answers_nothing_begins(settings: dict[str, Any], tmp_path: Path, staged: Path) -> None:
+    (tmp_path / "there").write_text("a file")
+    with pytest.raises(ConfigError, match=r"output\.root: file:///.*there"):
+        rayfl.run(elsewhere(settings, f"file://{tmp_path}/there/runs"))
+    assert not [path for path in staged.rglob("*") if path.is_file()]
+    with pytest.raises(ConfigError, match="not a run directory"):
+        rayfl.resume(f"file://{tmp_path}/elsewhere/run")
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("s3://bucket/runs/x", ("s3://bucket/runs", "x")),
+        ("s3:/bucket/runs/x/", ("s3://bucket/runs", "x")),  # a path has collapsed the slashes
+        ("s3://bucket/runs/x?scheme=http", ("s3://bucket/runs?scheme=http", "x")),
+        ("file:///nfs/runs/x", ("file:///nfs/runs", "x")),
+    ],
+)
+def test_the_name_of_a_run_is_the_last_of_its_url(url: str, expected: tuple[str, str]) -> None:
+    assert split(url) == expected
