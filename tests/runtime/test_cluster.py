@@ -65,6 +65,9 @@ def test_cluster_yaml_is_valid_and_scales_gpu_nodes_from_zero(cluster: dict[str,
 def test_cluster_yaml_installs_the_package_from_what_it_mounts(cluster: dict[str, Any]) -> None:
     mounted = {Path(remote).name: ROOT / local for remote, local in cluster["file_mounts"].items()}
     assert all(local.exists() for local in mounted.values())
+    # A link that leads nowhere on the head ends Ray's autoscaler there.
+    linked = [path.readlink() for path in (ROOT / "rayfl").rglob("*") if path.is_symlink()]
+    assert {link.name for link in linked} <= set(mounted)
     assert {"rayfl", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} <= set(mounted)
     assert not any(remote.startswith("~/rayfl/") for remote in cluster["file_mounts"])  # hides the package
     (install,) = [c for c in cluster["setup_commands"] if " -e " in c]
