@@ -159,11 +159,17 @@ def resume(
         bool,
         typer.Option("--changed-plugins", help="resume although plug-ins have changed since the run started"),
     ] = False,
+    latest: Annotated[
+        bool, typer.Option("--latest", help="PATH is the folder of the runs: resume the one that began last")
+    ] = False,
 ) -> None:
     """Resume a stopped run; the result has the same bits as a run without a stop."""
     from rayfl import api
     from rayfl.display import Display, closing
+    from rayfl.rundir import RunDirectory
 
+    if latest:
+        path = RunDirectory.latest(path).path
     with Display(out, f"resuming {short(path)}") as display:
         result = api.resume(path, overrides or [], display, changed_plugins)
     out.print(closing([result.summary], out.width))

@@ -62,6 +62,23 @@ def _parts(url: str) -> tuple[str, str]:
     return scheme, ("/" if scheme == "file" else "") + rest.lstrip("/")
 
 
+def newest(root: str) -> str | None:
+    """The URL of the run below a root that began last; None if there is none.
+
+    Raises:
+        DiskError: if nothing answers there.
+    """
+    from pyarrow import fs
+
+    whole = Remote(root, "")
+    with whole._reaching():
+        system, path = whole._place
+        found = system.get_file_info(fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True))
+    parts = [(info.mtime, info.path[len(path) :].split("/")) for info in found]
+    runs = [(time, names[0]) for time, names in parts if names[1:] == ["config.yaml"]]
+    return str(Remote(root, max(runs)[1])) if runs else None
+
+
 class Remote:
     """Where a run is published.
 

@@ -42,7 +42,7 @@ from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError
-from rayfl.remote import Remote, is_url, split, staging
+from rayfl.remote import Remote, is_url, newest, split, staging
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -242,6 +242,22 @@ class RunDirectory:
         if not os.path.isfile(run.path / "config.yaml"):  # Path.is_file raises where the path is too long
             raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
         return run
+
+    @classmethod
+    def latest(cls, root: Path | str) -> RunDirectory:
+        """Of the runs below a root the one that began last.
+
+        Raises:
+            ConfigError: if there is none.
+        """
+        if is_url(root):
+            url = newest(str(root))
+            if url is not None:
+                return cls.open(url)
+        runs = sorted(Path(root).glob("*/config.yaml"), key=lambda path: path.stat().st_ctime)
+        if not runs:
+            raise ConfigError(str(root), "no run lies there", "name the folder of the runs, output.root")
+        return cls.open(runs[-1].parent)
 
     def is_empty(self) -> bool:
         """Whether no round is complete."""

@@ -92,7 +92,9 @@ def test_a_run_is_published_resumed_on_another_machine_and_compared(
     assert {"config.yaml", "rounds.csv"} <= set(there)
     assert "summary.json" not in there
     shutil.rmtree(staged)
-    result = rayfl.resume(url)
+    assert CliRunner().invoke(cli.app, ["resume", "--latest", root, "rounds=2"]).exit_code == 0
+    shutil.rmtree(staged)
+    result = rayfl.resume(url, ["rounds=3"])
     assert result.summary["models_sha256"] == whole.summary["models_sha256"]
     assert RunDirectory(result.path).place == url
     there = Remote(root, name).files()
