@@ -658,13 +658,18 @@ def bench(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="W1, W2, W3, startup, cluster, population, local, networks; default: W1, W2 and W3"
+            help="W1, W2, W3 (the default), startup, cluster, population, local, networks, profile; or a "
+            "preset or YAML file and settings such as training.lr=0.1"
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="number of measured rounds of each workload")] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
 ) -> None:
-    """Measure rayfl against a plain PyTorch loop in the same run: medians and ratios."""
+    """Measure rayfl against a plain PyTorch loop in the same run: medians and ratios.
+
+    With a config: seconds a round, start-up and memory of that config, and of FedAvg with the same clients,
+    model and local SGD in a plain loop of two processes.
+    """
     from rayfl.bench.command import bench as run_bench
 
     run_bench(tasks or [], rounds, json_file, out)

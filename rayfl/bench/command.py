@@ -12,7 +12,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rayfl.bench import cluster, local, measure, networks, population, profile, reduction, startup
+from rayfl.bench.own import OwnWorkload
 from rayfl.bench.workloads import WORKLOADS
+from rayfl.config.reading import presets
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
@@ -23,13 +25,18 @@ TASKS = (*WORKLOADS, "startup", "cluster", "population", "reduction", "local", "
 def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
     """Run the named benchmarks (all workloads if none is named), print tables, write JSON.
 
+    Args:
+        tasks: names of benchmarks; or a config (a preset's name or a YAML file) and dotted settings.
+        rounds: measured rounds of each workload.
+        out: file of all figures.
+        console: where tables are printed.
+
     Raises:
         ConfigError: for an unknown name.
+        DataError: if the config's data are not there.
     """
-    for name in tasks:
-        if name not in TASKS:
-            raise ConfigError("bench", f"no such benchmark {name!r}", nearest(name, TASKS))
-    chosen = list(tasks) or list(WORKLOADS)
+    own = _own(tasks)
+    chosen = [] if own else list(tasks) or list(WORKLOADS)
     settle()  # the driver is in this process, and its actor in a run does so too
     result: dict[str, Any] = {"machine": machine(), "versions": versions()}
 
@@ -41,6 +48,14 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         result["workloads"] = [measure.measure(w, rounds, {}, say) for w in workloads]
         console.print(
             _table("rayfl against a plain PyTorch loop in two processes", result["workloads"], _SPEED)
+        )
+    if own:
+        row = measure.measure(own, rounds, {}, say)
+        say("start-up of both, in processes of their own")
+        row.update(startup.own_first_rounds(own, own.config(Path()).execution.backend))
+        result["own"] = [row]
+        console.print(
+            _table(f"{own.name} ({own.about}), against FedAvg in a plain PyTorch loop", [row], _OWN)
         )
     parts: dict[str, tuple[str, Callable[[], list[dict[str, Any]]], dict[str, str]]] = {
         "commands": ("CPU seconds of commands that compute nothing", startup.commands, {}),
@@ -72,6 +87,30 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
     return result
 
 
+def _own(tasks: Sequence[str]) -> OwnWorkload | None:
+    """The config that is named, if one is.
+
+    Raises:
+        ConfigError: if it is neither a config nor a benchmark, or one is named beside benchmarks.
+        DataError: if its data are not there.
+    """
+    others = [name for name in tasks if name not in TASKS]
+    if not others:
+        return None
+    given, overrides = others[0], others[1:]
+    if "=" in given:
+        raise ConfigError("bench", f"{given} belongs to no config", "rayfl bench config.yaml " + given)
+    if given not in presets() and not Path(given).is_file():
+        raise ConfigError(
+            "bench", f"no such benchmark {given!r}, nor a preset or file", nearest(given, TASKS)
+        )
+    if len(others) < len(tasks):
+        raise ConfigError(
+            "bench", "a config and benchmarks cannot be measured together", "rayfl bench " + given
+        )
+    return OwnWorkload.of(given, overrides)
+
+
 _STARTUP = ("commands", "imports", "steps")
 """What ``startup`` also shows."""
 
@@ -84,6 +123,17 @@ _SPEED = {  # a line of nine columns must fit into 80 characters
     "utilisation": "busy",
     "memory_gb": "GB",
     "plain_memory_gb": "plain\nGB",
+    "engine": "engine",
+}
+
+_OWN = {
+    "plain_seconds": "plain\ns/round",
+    "rayfl_seconds": "rayfl\ns/round",
+    "ratio": "times\nfaster",
+    "plain_startup": "plain\nstart s",
+    "rayfl_startup": "rayfl\nstart s",
+    "plain_memory_gb": "plain\nGB",
+    "memory_gb": "rayfl\nGB",
     "engine": "engine",
 }
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
-from rayfl.bench.naive import NaiveFedAvg
-from rayfl.bench.workloads import Workload
+from rayfl.bench.naive import NaiveFedAvg, Plain
+from rayfl.config import Config
 from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available, connect
@@ -24,6 +24,30 @@ from rayfl.servers.building import build
 from rayfl.servers.driver import Driver
 
 Say = Callable[[str], None]
+
+
+class Configured(Protocol):
+    """What rayfl runs."""
+
+    def config(self, folder: Path, **execution: Any) -> Config:
+        """The config of an endless run, with its data and runs in ``folder``."""
+
+
+class Measured(Plain, Configured, Protocol):
+    """What rayfl and the plain loop run."""
+
+    @property
+    def name(self) -> str:
+        """For tables."""
+
+    @property
+    def about(self) -> str:
+        """What it stands for."""
+
+    @property
+    def steps(self) -> int:
+        """Client-steps (optimizer steps of one client) in a round."""
+
 
 _TURN = 0.5
 """Seconds that the plain loop works before it is rayfl's turn, if a round does not take longer."""
@@ -83,7 +107,7 @@ class Rayfl:
 
 @contextmanager
 def running(
-    workload: Workload,
+    workload: Configured,
     folder: Path,
     execution: dict[str, Any],
     mark: Callable[[str], None] = lambda step: None,
@@ -123,7 +147,7 @@ def running(
         backend.close()
 
 
-def measure(workload: Workload, rounds: int, execution: dict[str, Any], say: Say = print) -> dict[str, Any]:
+def measure(workload: Measured, rounds: int, execution: dict[str, Any], say: Say = print) -> dict[str, Any]:
     """Rounds of rayfl and of the plain loop in turns, the first of each left out.
 
     A turn takes the plain loop about half a second: with tiny rounds it is several in a row, as in a real

@@ -7,59 +7,63 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import time
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import torch
-from torch import nn
-from torch.nn import functional
+from torch import Tensor, nn
 
-from rayfl.bench.workloads import Workload
-
-State = dict[str, torch.Tensor]
-
-
-def build_model(workload: Workload) -> nn.Module:
-    """The workload's network, written out."""
-    if workload.model["name"] == "mlp":
-        inputs = workload.shape[0] * workload.shape[1] * workload.shape[2]
-        hidden = workload.model["hidden"][0]
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, workload.classes)
-        )
-    return nn.Sequential(
-        nn.Conv2d(1, 6, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(6, 16, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(256, 120),
-        nn.ReLU(),
-        nn.Linear(120, 84),
-        nn.ReLU(),
-        nn.Linear(84, workload.classes),
-    )
+State = dict[str, Tensor]
+Reader = Callable[[int], tuple[Tensor, Tensor]]
+"""Of a client's number: its inputs and targets."""
 
 
-def train_client(model: nn.Module, x: torch.Tensor, y: torch.Tensor, training: dict[str, Any]) -> None:
+class Plain(Protocol):
+    """What the plain loop trains; it travels to the worker processes by pickle."""
+
+    @property
+    def clients(self) -> int:
+        """N."""
+
+    @property
+    def cohort(self) -> int:
+        """Clients a round."""
+
+    @property
+    def training(self) -> Mapping[str, Any]:
+        """``epochs``, ``batch_size``, ``lr``, and perhaps ``momentum`` and ``weight_decay``."""
+
+    def network(self) -> nn.Module:
+        """The network, freshly initialised."""
+
+    def reader(self) -> Reader:
+        """Read the data, in a worker process."""
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Of a batch, a number."""
+
+
+def train_client(plain: Plain, model: nn.Module, x: Tensor, y: Tensor) -> None:
     """E epochs of SGD."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=training["lr"], momentum=training.get("momentum", 0.0))
+    training = plain.training
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=training["lr"],
+        momentum=training.get("momentum", 0.0),
+        weight_decay=training.get("weight_decay", 0.0),
+    )
     for _ in range(training["epochs"]):
         for batch in torch.randperm(len(x)).split(training["batch_size"]):  # type: ignore[no-untyped-call]
             optimizer.zero_grad()
-            functional.cross_entropy(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
+            plain.loss(model(x[batch]), y[batch]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
 
 
-def _work(workload: Workload, pipe: Connection) -> None:
-    """A worker process: trains the clients it is told and returns the sum of their models."""
+def _work(plain: Plain, pipe: Connection) -> None:
+    """A worker process: trains the clients it is told and returns the sums of n_i w_i and of n_i."""
     torch.set_num_threads(1)
-    pixels, labels = workload.arrays()
-    x = torch.from_numpy(pixels).float().div_(255).sub_(0.5).div_(0.29)
-    y = torch.from_numpy(labels)
-    model = build_model(workload)
+    read, model = plain.reader(), plain.network()
     model.train()
     pipe.send("ready")
     while True:
@@ -67,47 +71,52 @@ def _work(workload: Workload, pipe: Connection) -> None:
         if message is None:
             return
         state, clients = message
-        total: State = {name: torch.zeros_like(value) for name, value in state.items()}
+        total: State = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in state.items()}
+        samples = 0
         for client in clients:
+            x, y = read(client)
             model.load_state_dict(state)
-            mine = slice(client * workload.samples, (client + 1) * workload.samples)
-            train_client(model, x[mine], y[mine], workload.training)
+            train_client(plain, model, x, y)
             for name, value in model.state_dict().items():
-                total[name] += value
-        pipe.send(total)
+                total[name].add_(value, alpha=len(x))
+            samples += len(x)
+        pipe.send((total, samples))
 
 
 class NaiveFedAvg:
     """FedAvg over worker processes.
 
     Args:
-        workload: what to run.
+        plain: what to train.
         processes: how many, of one thread each.
     """
 
-    def __init__(self, workload: Workload, processes: int = 2) -> None:
-        self.workload = workload
+    def __init__(self, plain: Plain, processes: int = 2) -> None:
+        self.plain = plain
         context = mp.get_context("spawn")
         self._pipes, self._processes = [], []
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(workload, theirs), daemon=True)
+            process = context.Process(target=_work, args=(plain, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
+        torch.manual_seed(0)
+        self.state: State = plain.network().state_dict()
         for pipe in self._pipes:
             pipe.recv()
-        torch.manual_seed(0)
-        self.state: State = build_model(workload).state_dict()
 
     def round(self) -> float:
         """One round; its seconds."""
         begun = time.perf_counter()
-        cohort = torch.randperm(self.workload.clients)[: self.workload.cohort].tolist()
+        cohort = torch.randperm(self.plain.clients)[: self.plain.cohort].tolist()
         for k, pipe in enumerate(self._pipes):
             pipe.send((self.state, cohort[k :: len(self._pipes)]))
-        totals = [pipe.recv() for pipe in self._pipes]
-        self.state = {n: sum(total[n] for total in totals) / len(cohort) for n in self.state}
+        totals, samples = zip(*(pipe.recv() for pipe in self._pipes), strict=True)
+        self.state = {
+            name: (sum(total[name] for total in totals) / sum(samples)).to(value.dtype)
+            for name, value in self.state.items()
+        }
         return time.perf_counter() - begun
 
     def close(self) -> None:

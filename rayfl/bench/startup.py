@@ -11,11 +11,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rayfl.bench.measure import running
+from rayfl.bench.measure import Measured, running
 from rayfl.bench.naive import NaiveFedAvg
+from rayfl.bench.own import OwnWorkload
 from rayfl.bench.workloads import WORKLOADS, Workload
 
 COMMANDS = ("list", "run digits-demo training.lrr=1", "--help", "--version")
@@ -82,8 +84,16 @@ def _cpu(arguments: Sequence[str], tries: int) -> float:
     return statistics.median(used[1:])
 
 
+def own_first_rounds(workload: OwnWorkload, backend: str) -> dict[str, float]:
+    """Seconds to the first round of a config: ``plain_startup`` and ``rayfl_startup``."""
+    return {
+        "plain_startup": sum(_elsewhere(workload, "plain").values()),
+        "rayfl_startup": sum(_elsewhere(workload, backend).values()),
+    }
+
+
 def _elsewhere(
-    workload: Workload, side: str, environment: Mapping[str, str] | None = None
+    workload: Workload | OwnWorkload, side: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:
     """The seconds of each step in a process of its own.
 
@@ -92,14 +102,15 @@ def _elsewhere(
         side: ``ray``, ``inline`` or ``plain``.
         environment: variables to set.
     """
-    command = [sys.executable, "-m", "rayfl.bench.startup", side, workload.name, str(time.time())]
+    what = workload.name if isinstance(workload, Workload) else json.dumps(asdict(workload))
+    command = [sys.executable, "-m", "rayfl.bench.startup", side, what, str(time.time())]
     env = {**os.environ, **(environment or {})}
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=env)
     found: dict[str, float] = json.loads(done.stdout.strip().splitlines()[-1])
     return found
 
 
-def _here(side: str, workload: Workload, begun: float) -> dict[str, float]:
+def _here(side: str, workload: Measured, begun: float) -> dict[str, float]:
     """The seconds of each step since ``begun``; of the first round what it takes more than the second."""
     found: dict[str, float] = {}
 
@@ -129,4 +140,5 @@ def _here(side: str, workload: Workload, begun: float) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(_here(sys.argv[1], WORKLOADS[sys.argv[2]], float(sys.argv[3]))))
+    what = WORKLOADS[sys.argv[2]] if sys.argv[2] in WORKLOADS else OwnWorkload(**json.loads(sys.argv[2]))
+    print(json.dumps(_here(sys.argv[1], what, float(sys.argv[3]))))

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from rayfl.config import Config, load
 from rayfl.data import Samples, write_npz
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from rayfl.bench.naive import Reader
 
 _A_FILE = 10_000
 """Clients in a shard."""
@@ -76,6 +82,50 @@ class Workload:
             owners = np.repeat(clients, self.samples)
             np.savez(folder / f"train-{number:06d}.npz", x=x[:count], y=y[:count], client=owners)
         np.savez(folder / "test-0.npz", x=x[:1000], y=y[:1000])
+
+    def network(self) -> nn.Module:
+        """The network, written out."""
+        from torch import nn
+
+        if self.model["name"] == "mlp":
+            inputs, hidden = math.prod(self.shape), self.model["hidden"][0]
+            return nn.Sequential(
+                nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, self.classes)
+            )
+        return nn.Sequential(
+            nn.Conv2d(1, 6, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(6, 16, 5),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(256, 120),
+            nn.ReLU(),
+            nn.Linear(120, 84),
+            nn.ReLU(),
+            nn.Linear(84, self.classes),
+        )
+
+    def reader(self) -> Reader:
+        """See :class:`~rayfl.bench.naive.Plain`: all images are normalised at once."""
+        import torch
+
+        pixels, labels = self.arrays()
+        x = torch.from_numpy(pixels).float().div_(255).sub_(0.5).div_(0.29)
+        y = torch.from_numpy(labels)
+
+        def read(client: int) -> tuple[Tensor, Tensor]:
+            mine = slice(client * self.samples, (client + 1) * self.samples)
+            return x[mine], y[mine]
+
+        return read
+
+    def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Cross-entropy."""
+        from torch.nn import functional
+
+        return functional.cross_entropy(outputs, targets)
 
     def config(self, folder: Path, **execution: Any) -> Config:
         """The rayfl config, with its data written to ``folder``; IID, so every client has equally many."""

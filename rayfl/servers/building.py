@@ -73,19 +73,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     """
     from rayfl.training.engine import choose_engine
 
-    samples = read(config.data, data_root(config), config.public_samples, config.seed, scaling)
-    check_targets(config, samples)
-    stages = build_stages(
-        samples,
-        config.partition,
-        config.events,
-        validation=config.partition.validation,
-        test_samples=config.partition.test_samples,
-        seed=config.seed,
-        rounds=config.rounds,
-    )
-    check_inputs(config.model, samples)
-    spec = ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed, config.loss)
+    stages, spec = divide(config, scaling)
     check_model(spec.P, total_memory())
     config.model.check(spec.build, spec.shape, spec.classes)
     check_hierarchy(config, spec, stages[0].federation.clients)
@@ -98,6 +86,27 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     engine, why = choose_engine(spec, config.training.engine)
     permutes, graphs = config.algorithm.permutes, config.training.cuda_graphs == "auto"
     return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, permutes, graphs)
+
+
+def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], ModelSpec]:
+    """The stages of the federation, and the model for its samples; see :func:`build`.
+
+    Raises:
+        ConfigError, DataError: if data, partition and model do not fit together.
+    """
+    samples = read(config.data, data_root(config), config.public_samples, config.seed, scaling)
+    check_targets(config, samples)
+    stages = build_stages(
+        samples,
+        config.partition,
+        config.events,
+        validation=config.partition.validation,
+        test_samples=config.partition.test_samples,
+        seed=config.seed,
+        rounds=config.rounds,
+    )
+    check_inputs(config.model, samples)
+    return stages, ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed, config.loss)
 
 
 def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> None:
