@@ -53,20 +53,14 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
     load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch:
         marks, log = Path(scratch) / "marks", Path(scratch) / "log"
-        environment = {
-            **os.environ,
-            "PYTHONPATH": str(HERE.parents[1]) if not system.own else "",
-            "RAY_ADDRESS": "local",
-            "RAY_worker_niceness": "0",
-            "PEERS_TASK": str(folder),
-            "PEERS_MARKS": str(marks),
-            "PEERS_THREADS": str(threads),
-            **system.environment,
-        }
         begun = time.time()
         with log.open("wb") as output:
             process = subprocess.Popen(
-                system.command(), cwd=scratch, env=environment, stdout=output, stderr=subprocess.STDOUT
+                system.command(),
+                cwd=scratch,
+                env=environment(system, folder, marks, threads),
+                stdout=output,
+                stderr=subprocess.STDOUT,
             )
         try:
             found = _watch(psutil.Process(process.pid), marks, begun, limits)
@@ -76,6 +70,20 @@ def measure(system: System, folder: Path, limits: Limits, threads: int = 1) -> d
         finally:
             _stop(process)
     return {"load": load, **found}
+
+
+def environment(system: System, folder: Path, marks: Path, threads: int) -> dict[str, str]:
+    """The variables for a client script."""
+    return {
+        **os.environ,
+        "PYTHONPATH": str(HERE.parents[1]) if not system.own else "",
+        "RAY_ADDRESS": "local",
+        "RAY_worker_niceness": "0",
+        "PEERS_TASK": str(folder),
+        "PEERS_MARKS": str(marks),
+        "PEERS_THREADS": str(threads),
+        **system.environment,
+    }
 
 
 class _Ended(Exception):

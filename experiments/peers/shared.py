@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ class Task:
         shape: of a sample, ``(C, H, W)`` of an image or ``(L,)`` of a text.
         classes: labels, or words of the vocabulary.
         clients: N; client c has the samples from ``c * samples`` on.
-        samples: training samples of each client.
+        samples: training samples of each client; where they differ, ``sizes`` has them.
         cohort: clients a round.
         epochs, batch_size, lr, momentum: of the local SGD.
         folder: of ``x.npy`` and ``y.npy``.
+        sizes: samples of each client, or empty.
         rounds: to run; without end if the system is stopped from outside.
     """
 
@@ -49,6 +51,7 @@ class Task:
     momentum: float
     folder: str
     rounds: int = 100_000
+    sizes: tuple[int, ...] = ()
 
     def arrays(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """All samples: pixels ``(N * samples, C, H, W)`` in uint8 or words ``(.., L)``, and targets."""
@@ -58,8 +61,18 @@ class Task:
     def client(self, number: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """A client's samples, as the networks take them: float32 normalised pixels, or int64 words."""
         x, y = self.arrays()
-        own = slice(number * self.samples, (number + 1) * self.samples)
+        own = self.own(number)
         return normalised(x[own]), np.array(y[own])
+
+    def own(self, number: int) -> slice:
+        """Where a client's samples lie."""
+        if self.sizes:
+            return slice(sum(self.sizes[:number]), sum(self.sizes[: number + 1]))
+        return slice(number * self.samples, (number + 1) * self.samples)
+
+    def count(self, number: int) -> int:
+        """Samples of a client."""
+        return self.sizes[number] if self.sizes else self.samples
 
 
 def normalised(x: NDArray[Any]) -> NDArray[Any]:
@@ -72,10 +85,17 @@ def normalised(x: NDArray[Any]) -> NDArray[Any]:
 def load_task() -> Task:
     """The task that the environment variable ``PEERS_TASK`` names."""
     found = json.loads((Path(os.environ["PEERS_TASK"]) / "task.json").read_text())
-    return Task(**{**found, "shape": tuple(found["shape"]), "folder": os.environ["PEERS_TASK"]})
+    tuples = {name: tuple(found[name]) for name in ("shape", "sizes")}
+    return Task(**{**found, **tuples, "folder": os.environ["PEERS_TASK"]})
 
 
 def round_done() -> None:
     """Write down that a round is complete: its time, to the file that ``PEERS_MARKS`` names."""
     with open(os.environ["PEERS_MARKS"], "a") as file:
         file.write(f"{time.time()}\n")
+
+
+def finished(tensors: Iterable[Any]) -> None:
+    """Keep the final weights, in the order of the network's layers, where ``PEERS_FINAL`` names a file."""
+    if path := os.environ.get("PEERS_FINAL"):
+        np.savez(path, *(np.asarray(tensor) for tensor in tensors))

@@ -162,3 +162,48 @@ def test_what_is_measured_is_not_measured_again(monkeypatch, tmp_path):
     assert peers.main([*arguments, "--repetitions", "1"]) == 0
     assert peers.main([*arguments, "--repetitions", "2"]) == 0
     assert calls == ["rayfl", "plain", "plain", "rayfl"]  # in turns
+
+
+def test_the_tiny_federation_has_clients_of_different_sizes(tmp_path, monkeypatch):
+    import agree
+    import shared
+
+    monkeypatch.setenv("PEERS_TASK", str(agree.tiny(tmp_path, epochs=3)))
+    task = shared.load_task()
+    assert (task.epochs, task.rounds) == (3, 3)
+    x, _ = task.arrays()
+    parts = [task.client(number) for number in range(task.clients)]
+    assert tuple(len(y) for _, y in parts) == agree.SIZES
+    np.testing.assert_array_equal(np.concatenate([own for own, _ in parts]), shared.normalised(x))
+
+
+def test_deviation_is_that_of_the_worst_weight():
+    import agree
+
+    found = [np.array([1.0, 2.0]), np.array([[3.0]])]
+    assert agree.deviation(found, [np.array([1.0, 2.5]), np.array([[1.0]])]) == 2.0
+
+
+def test_places_in_a_cluster_are_not_client_ids(tmp_path):
+    """Kept as ids they are wrong from the second split on."""
+    import positions
+
+    path = tmp_path / "cfl.py"
+    path.write_text(
+        "class Server:\n"
+        "    def cluster_clients(self, similarities):\n"
+        "        found = AgglomerativeClustering(affinity='precomputed', linkage='complete')\n"
+        "        labels = found.fit(-similarities).labels_\n"
+        "        return np.flatnonzero(labels == 0), np.flatnonzero(labels == 1)\n"
+    )
+    split = positions.from_file(path)
+    assert sorted(positions.two_splits(split, kept_as_ids=False)) == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+    ]
+    wrong = positions.told(positions.two_splits(split, kept_as_ids=True))
+    assert wrong.endswith("8 of 12 clients, 4 of them more than once")
+    path.write_text("x = 1\n")
+    with pytest.raises(SystemExit, match="no function cluster_clients"):
+        positions.from_file(path)

@@ -19,12 +19,16 @@ from cfla.framework.server.server_fedavg import ServerFedAvg
 from torch.utils.data import DataLoader, TensorDataset
 
 from networks import build
-from shared import load_task, round_done
+from shared import finished, load_task, round_done
 
 task = load_task()
 
 
 class ClientSGD(Client):
+    def __init__(self, client_id, dataset, args):
+        super().__init__(client_id, dataset, args)
+        self.train_loader = DataLoader(dataset, batch_size=args["batch_size"], shuffle=True)  # all of them
+
     def train(self, global_model=None, verbose=False, **kwargs):
         self.local_model = build(task.network, task.shape, task.classes)
         self.local_model.load_state_dict(global_model.state_dict())
@@ -62,18 +66,16 @@ def main():
         "local_epochs": task.epochs,
         "batch_size": task.batch_size,
         "learning_rate": task.lr,
-        "train_fraction": (task.samples + 0.5) / (task.samples + 1),
+        "train_fraction": 0.5,
         "fraction": (task.cohort + 0.5) / task.clients,
         "nb_epochs": task.rounds,
     }
-    datasets = []
-    for number in range(task.clients):
-        x, y = map(torch.from_numpy, task.client(number))
-        datasets.append(TensorDataset(torch.cat((x, x[:1])), torch.cat((y, y[:1]))))  # one more, for its test
-    test = DataLoader(TensorDataset(x[:1], y[:1]))
+    datasets = [TensorDataset(*map(torch.from_numpy, task.client(c))) for c in range(task.clients)]
+    test = DataLoader(TensorDataset(*datasets[0][:1]))
     server = Server(build(task.network, task.shape, task.classes), test, args)
     server.set_clients([ClientSGD(c, dataset, args) for c, dataset in enumerate(datasets)])
     server.train()
+    finished(server.global_model.state_dict().values())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from fluke.data import DataSplitter, DummyDataContainer, FastDataLoader
 from fluke.utils import FederationObserver
 
 from networks import build
-from shared import load_task, round_done
+from shared import finished, load_task, round_done
 
 
 class RoundDone(FederationObserver):
@@ -50,6 +50,7 @@ def main():
         client=DDict(
             batch_size=task.batch_size,
             local_epochs=task.epochs,
+            persistency=False,  # momentum starts from zero in each round, as in the other systems
             loss=torch.nn.CrossEntropyLoss,
             optimizer=DDict(name="SGD", lr=task.lr, momentum=task.momentum),
             scheduler=DDict(name="StepLR", gamma=1, step_size=1),
@@ -59,6 +60,7 @@ def main():
     algorithm = FedAVG(task.clients, splitter, hyper_params)
     algorithm.set_callbacks(RoundDone())
     algorithm.run(task.rounds, task.cohort / task.clients)
+    finished(algorithm.server.model.state_dict().values())
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from networks import build
-from shared import load_task, round_done
+from shared import finished, load_task, round_done
 
 client_app = ClientApp()
 server_app = ServerApp()
@@ -65,12 +65,13 @@ def main(grid: Grid, context: Context) -> None:
         if server_round:  # it is also called before the first round
             round_done()
 
-    strategy.start(
+    result = strategy.start(
         grid=grid,
         initial_arrays=ArrayRecord(model.state_dict()),
         num_rounds=task.rounds,
         evaluate_fn=after_round,
     )
+    finished(result.arrays.to_torch_state_dict().values())
 
 
 if __name__ == "__main__":

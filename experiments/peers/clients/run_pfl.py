@@ -23,7 +23,7 @@ from pfl.model.pytorch import PyTorchModel
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from networks import build
-from shared import load_task, round_done
+from shared import finished, load_task, round_done
 
 
 def with_loss(module):
@@ -54,9 +54,8 @@ def main():
         return Dataset(raw_data=list(map(torch.from_numpy, task.client(number))), user_id=str(number))
 
     users = list(range(task.clients))
-    data = FederatedDataset(
-        user, get_user_sampler("random", users), user_id_to_weight=dict.fromkeys(users, task.samples)
-    )
+    sizes = {number: task.count(number) for number in users}
+    data = FederatedDataset(user, get_user_sampler("minimize_reuse", users), user_id_to_weight=sizes)
     module = with_loss(build(task.network, task.shape, task.classes))
     model = PyTorchModel(
         model=module,
@@ -77,6 +76,8 @@ def main():
         ),
         callbacks=[RoundDone()],
     )
+    if os.environ.get("RANK", "0") == "0":
+        finished(module.state_dict().values())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 from networks import build
-from shared import load_task, round_done
+from shared import finished, load_task, round_done
 
 
 def work(pipe):
@@ -19,7 +19,8 @@ def work(pipe):
     model.train()
     while (message := pipe.recv()) is not None:
         state, clients = message
-        total = {name: torch.zeros_like(value) for name, value in state.items()}
+        total = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in state.items()}
+        samples = 0
         for client in clients:
             x, y = map(torch.from_numpy, task.client(client))
             model.load_state_dict(state)
@@ -30,8 +31,9 @@ def work(pipe):
                     functional.cross_entropy(model(x[batch]), y[batch]).backward()
                     optimizer.step()
             for name, value in model.state_dict().items():
-                total[name] += value
-        pipe.send(total)
+                total[name] += len(x) * value
+            samples += len(x)
+        pipe.send((total, samples))
 
 
 def main():
@@ -46,14 +48,15 @@ def main():
         cohort = torch.randperm(task.clients)[: task.cohort].tolist()
         for k, pipe in enumerate(pipes):
             pipe.send((state, cohort[k::2]))
-        totals = [pipe.recv() for pipe in pipes]
+        totals, samples = zip(*(pipe.recv() for pipe in pipes), strict=True)
         state = {
-            name: (sum(total[name] for total in totals) / len(cohort)).to(value.dtype)
+            name: (sum(total[name] for total in totals) / sum(samples)).to(value.dtype)
             for name, value in state.items()
         }
         round_done()
     for pipe in pipes:
         pipe.send(None)
+    finished(state.values())
 
 
 if __name__ == "__main__":

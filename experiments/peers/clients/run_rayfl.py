@@ -4,6 +4,8 @@ import os
 import sys
 from typing import ClassVar, Literal
 
+import numpy as np
+
 import rayfl
 from rayfl.models import Model
 from rayfl.models.lstm import Lstm
@@ -12,13 +14,22 @@ from rayfl.models.module import OwnModule
 HERE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 sys.path.insert(0, HERE)
 import networks
-from shared import load_task, round_done
+from shared import DEVIATION, MEAN, finished, load_task, round_done
 
 
 def arrays():
     """Training images and labels; a few of them also as test images."""
-    x, y = load_task().arrays()
-    return x, y, x[:100], y[:100]
+    task = load_task()
+    x, y = task.arrays()
+    client = np.repeat(np.arange(task.clients), [task.count(c) for c in range(task.clients)])
+    return {
+        "x_train": x,
+        "y_train": y,
+        "client_train": client,
+        "x_test": x[:100],
+        "y_test": y[:100],
+        "client_test": client[:100],
+    }
 
 
 class Words(Model):
@@ -42,16 +53,19 @@ class Words(Model):
 def main():
     task = load_task()
     if len(task.shape) == 1:
+        partition = {"name": "iid", "clients": task.clients, "validation": 0.0, "test_samples": 1}
         data = {"name": "ag_news", "length": task.shape[0], "vocabulary": task.classes - 2}
         model = Lstm() if task.network == "lstm" else Words()
     else:
-        data = {"name": "python", "target": f"{__file__}:arrays", "classes": task.classes}
-        model = OwnModule(target=f"{HERE}/networks.py:{task.network}")
-    rayfl.run(
+        scale = {"mean": [MEAN] * task.shape[0], "std": [DEVIATION] * task.shape[0]}
+        data = {"name": "python", "target": f"{__file__}:arrays", "classes": task.classes, "normalise": scale}
+        partition = {"name": "column", "column": "client", "validation": 0.0}
+        model = OwnModule(target=f"{HERE}/networks.py:build", kwargs={"name": task.network})
+    result = rayfl.run(
         {
             "rounds": task.rounds,
             "data": data,
-            "partition": {"name": "iid", "clients": task.clients, "validation": 0.0, "test_samples": 1},
+            "partition": partition,
             "training": {
                 "participation": task.cohort / task.clients,
                 "epochs": task.epochs,
@@ -65,6 +79,7 @@ def main():
         model=model,
         on_event=lambda event: isinstance(event, rayfl.RoundDone) and round_done(),
     )
+    finished(result.model(cluster=0).state_dict().values())
 
 
 if __name__ == "__main__":
