@@ -4,9 +4,9 @@
     python experiments/peers/positions.py FL-bench/src/server/cfl.py
 
 Twelve clients in three planted groups of four. ``cluster_clients`` is taken from the file as it is, and
-called as the repositories call it: on the rows and columns of one cluster, ``similarities[idc][:, idc]``. It returns
-places within that cluster. Kept as client ids, as these repositories do, they are right for the first split,
-whose cluster is everybody, and wrong from the second on. ``idc[places]`` are the ids.
+called as the repositories call it: on the rows and columns of one cluster, ``similarities[idc][:, idc]``. It
+returns places within that cluster. Kept as client ids, as these repositories do, they are right for the first
+split, whose cluster is everybody, and wrong from the second on. ``idc[places]`` are the ids.
 """
 
 from __future__ import annotations
