@@ -119,7 +119,7 @@ def resume(
         raise ConfigError(
             f"plug-in {changed[0].given}",
             "has changed since the run began",
-            f"--changed-plugins goes on with it as it is; as it was it lies in {directory.path}/plugins",
+            f"--changed-plugins resumes with the new one; the old one is in {directory.path}/plugins",
         )
     for plugin in changed:
         plugins.restore(plugin, plugin.folder, KINDS.values())

@@ -379,7 +379,7 @@ def prepare(
             raise DataError(
                 f"{error}; delete what is damaged and run 'rayfl prepare {dataset}' again"
             ) from None
-        _say(f"{dataset} is there already, in {root}")
+        _say(f"{dataset} is already in {root}")
     else:
         _say(config.data.prepare(root))
 
@@ -427,7 +427,7 @@ def list_parts(
         raise ConfigError("list", f"no such kind {kind!r}", nearest(kind, KINDS))
     if name:
         if kind != "presets":
-            raise ConfigError("list", f"shows no more of {kind} than a line each", "leave the name out")
+            raise ConfigError("list", f"shows only a line for each of {kind}", "leave the name out")
         _show_preset(name)
         return
     for title in KINDS if not kind else (kind,):
@@ -527,8 +527,8 @@ def newcomers(
     for row in frame[frame["far"]].itertuples() if "far" in frame else ():
         _say(
             f"warning: newcomer {getattr(row, 'name', row.client)} lies {row.distance:.3g} from cluster "
-            f"{row.cluster}, whose members lie within {row.usual:.3g} ({row.measure}): nothing that the run "
-            "has seen is like it"
+            f"{row.cluster}, whose members lie within {row.usual:.3g} ({row.measure}): the run has seen no "
+            "data like it"
         )
     means = ", ".join(
         f"{name.replace('_', ' ')} {frame[name].mean():.1f} %" for name in frame.columns if "accuracy" in name
@@ -536,7 +536,7 @@ def newcomers(
     _say(f"{len(frame)} newcomers: mean {means}")
     _say("global: the average of all clusters' models, weighted by samples; local: trained alone from w_0")
     sent = pd.read_csv(path / "newcomers_communication.csv").groupby("direction")["bytes"].sum()
-    _say(f"sent for this: {size(int(sent.get('up', 0)))} up, {size(int(sent.get('down', 0)))} down")
+    _say(f"sent: {size(int(sent.get('up', 0)))} up, {size(int(sent.get('down', 0)))} down")
     _say(f"written: {short(path / 'newcomers.csv')}")
 
 

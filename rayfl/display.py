@@ -92,7 +92,7 @@ class Display:
             self._show(event)
         except BrokenPipeError:  # as in ``rayfl run ... | head``
             self._deaf = True
-            self._aside("nobody reads what is printed here any more: stopping")
+            self._aside("the output was closed: stopping")
             signal.raise_signal(signal.SIGTERM)  # which leaves a checkpoint
 
     def __enter__(self) -> Display:

@@ -273,7 +273,7 @@ def test_list_of_one_thing_is_for_presets(rayfl):
     assert rayfl("list", "presets", "pacfl").err.startswith("error: pacfl: no such preset; did you mean")
     answer = rayfl("list", "models", "lenet5")
     assert answer.code == 2
-    assert answer.err == "error: list: shows no more of models than a line each; leave the name out\n"
+    assert answer.err == "error: list: shows only a line for each of models; leave the name out\n"
 
 
 def test_list_schema_is_json(rayfl):
@@ -294,7 +294,7 @@ def test_doctor(rayfl, tmp_path):
 def test_prepare_what_is_there(rayfl, tmp_path):
     answer = rayfl("prepare", "digits")
     assert (answer.code, answer.err) == (0, "")
-    assert answer.out == f"digits is there already, in {tmp_path / 'no-data'}\n"
+    assert answer.out == f"digits is already in {tmp_path / 'no-data'}\n"
 
 
 @pytest.mark.parametrize("extra", [[], ["--beside", "fedavg,solo"], ["execution.backend=inline"]])

@@ -137,7 +137,7 @@ def _read_edges(path: Path) -> NDArray[np.int64]:
         edges = np.array([-1])
     if not len(edges) or edges.min() < 0:
         raise ConfigError(
-            "hierarchy.edges", f"{path} needs a column 'edge' with numbers from 0, a row a client"
+            "hierarchy.edges", f"{path} needs a column 'edge' with numbers from 0, one row per client"
         )
     return edges
 

@@ -233,7 +233,7 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
         if clustering.grouping == "graph":
             raise ConfigError(
                 "clustering.exact_up_to",
-                f"{clients:,} clients, and a graph relates each to each: representatives will not do",
+                f"a graph needs all pairs of the {clients:,} clients: representatives cannot replace them",
                 f"at least {clients}, or the grouping hierarchical",
             )
         if exchange:

@@ -165,7 +165,9 @@ def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
     paths = [folder / name for name in texts]
     for path in paths:
         if path.exists() or path.is_symlink():
-            raise ConfigError(str(path), "exists, and is left as it is", "choose another --name or --folder")
+            raise ConfigError(
+                str(path), "exists already; nothing was written", "choose another --name or --folder"
+            )
     files.make(folder, parents=True)
     for path, text in zip(paths, texts.values(), strict=True):
         with files.boundary(path), path.open("x", encoding="utf-8") as file:

@@ -321,7 +321,7 @@ class Config(Section):
             )
         if self.sampling.name != "uniform" and self.training.participation == 1:
             raise ValueError(
-                f"sampling {self.sampling.name!r} has nothing to choose where all clients take part; "
+                f"sampling {self.sampling.name!r} has nothing to choose from if all clients take part; "
                 "set training.participation below 1"
             )
         return self

@@ -85,7 +85,9 @@ def client_graph(
             rows.append(members[edges.row])
             columns.append(members[edges.col])
     if not rows:
-        raise DataError(f"client graph: each of the {count} clients is a cluster of its own; nobody is alike")
+        raise DataError(
+            f"client graph: each of the {count} clients is a cluster of its own; no two are alike"
+        )
     ends = np.concatenate(rows), np.concatenate(columns)
     A = sp.csr_array((np.ones(len(ends[0])), ends), shape=(count, count))
     return Graph(A, points, None if clusters is None else labels, components=True)

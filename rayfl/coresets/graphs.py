@@ -213,11 +213,11 @@ def ego_graph(path: Path) -> Graph:
             edges = np.loadtxt(file, dtype=np.int64, ndmin=2)
     except (OSError, EOFError, zlib.error, ValueError) as error:
         raise DataError(
-            f"{path}: {error}; a file with two vertex numbers a line is expected, such as SNAP's "
+            f"{path}: {error}; a file with two vertex numbers per line is expected, such as SNAP's "
             "facebook_combined.txt.gz"
         ) from None
     if edges.shape[1:] != (2,):
-        raise DataError(f"{path}: {edges.shape[1]} columns, expected two vertex numbers a line")
+        raise DataError(f"{path}: {edges.shape[1]} columns, expected two vertex numbers per line")
     _, compact = np.unique(edges, return_inverse=True)
     compact = compact.reshape(edges.shape)
     A = _undirected(compact[:, 0], compact[:, 1], int(compact.max()) + 1)

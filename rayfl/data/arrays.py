@@ -234,7 +234,7 @@ def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> C
 
 def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
     if not (zipfile.is_zipfile(path) or path.suffix == ".npy"):
-        raise ValueError("it is no .npz, or only a part of one")  # NumPy would take it for a pickle
+        raise ValueError("it is not an .npz file, or incomplete")  # NumPy would take it for a pickle
     content = np.load(path, allow_pickle=False)
     if isinstance(content, np.ndarray):
         raise ValueError("it holds a single array")

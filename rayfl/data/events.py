@@ -76,7 +76,7 @@ class ClientEvent(BaseEvent):
         if self.clients is not None and self.share is not None:
             raise ValueError("give either a number of clients or a fraction")
         if self.clients is None and self.group is None and self.share is None and self._needs_choice():
-            raise ValueError("say who: clients (ids or a number), fraction or group")
+            raise ValueError("name the clients: clients (ids or a number), fraction or group")
         return self
 
     def _needs_choice(self) -> bool:
@@ -366,7 +366,7 @@ def _named(
             raise ConfigError(
                 f"events.{place}.clients",
                 f"client {called(names, ids[waiting[ids]][0])} joins in another event already",
-                "newcomers that are not named have the last ids; 'returning: true' is for clients that left",
+                "newcomers that are not named get the last ids; 'returning: true' is for clients that left",
             )
         waiting[ids] = True
         named[place] = ids
@@ -419,7 +419,7 @@ def _leave(population: Population, event: Leave, place: int, seed: int) -> Popul
     ids = choose(event, place, population.active, population.groups, rng, population.names)
     population = population.left(ids)
     if not population.active.any():
-        raise ConfigError(f"events.{place}", f"nobody would be left after {event.round} rounds")
+        raise ConfigError(f"events.{place}", f"no client would be left after {event.round} rounds")
     return population
 
 
@@ -471,8 +471,8 @@ def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], sha
         if len(lacking):
             client, needs = called(population.names, int(wish.ids[lacking[0]])), int(short[lacking[0]])
             raise DataError(
-                f"events.{place}: client {client} would need {needs} more samples that fit and nobody holds "
-                f"({len(lacking)} such clients); "
+                f"events.{place}: client {client} would need {needs} more samples that fit and that no client "
+                f"holds ({len(lacking)} such clients); "
                 + (
                     "drift fewer clients"
                     if event.reuse
@@ -503,12 +503,12 @@ def _targets(population: Population, event: Drift, place: int, ids: Ids, rng: np
         if event.to not in there:
             raise ConfigError(
                 where,
-                f"nobody is in group {event.to} after {event.round} rounds",
+                f"no client is in group {event.to} after {event.round} rounds",
                 f"there are groups {', '.join(map(str, there.tolist()))}",
             )
         return np.full(len(ids), event.to)
     if len(there) < 2:
-        raise ConfigError(where, "there is no other group", "clients of two groups must be there")
+        raise ConfigError(where, "there is no other group", "clients of two groups must be present")
     return np.array([rng.choice(there[there != groups[client]]) for client in ids.tolist()], np.int64)
 
 

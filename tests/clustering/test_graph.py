@@ -292,7 +292,7 @@ def test_clients_may_have_different_numbers_of_centroids():
 def test_a_graph_needs_all_pairs(monkeypatch):
     signatures, _ = clouds()
     clustering = Clustering.model_validate({**FLT, "exact_up_to": 20})
-    with pytest.raises(ConfigError, match="24 clients, and a graph relates each to each"):
+    with pytest.raises(ConfigError, match="a graph needs all pairs of the 24 clients"):
         cluster_signatures(clustering, signatures)
     free = types.SimpleNamespace(available=10)
     monkeypatch.setattr("psutil.virtual_memory", lambda: free)

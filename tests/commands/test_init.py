@@ -78,7 +78,9 @@ def test_names_that_cannot_be_used_are_one_line(kind: str, name: str, text: str,
 @pytest.mark.parametrize("there", ["my_method.py", "test_my_method.py"])
 def test_nothing_is_overwritten(there: str, tmp_path: Path) -> None:
     (tmp_path / there).write_text("mine")
-    with pytest.raises(ConfigError, match="exists, and is left as it is; choose another --name or --folder"):
+    with pytest.raises(
+        ConfigError, match="exists already; nothing was written; choose another --name or --folder"
+    ):
         init("method", "", tmp_path)
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "mine")]
 
@@ -120,7 +122,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     ]
     assert (first.returncode, second.returncode) == (0, 2)
     remedy = "choose another --name or --folder"
-    assert second.stderr == f"error: my_data.py: exists, and is left as it is; {remedy}\n"
+    assert second.stderr == f"error: my_data.py: exists already; nothing was written; {remedy}\n"
 
 
 def test_the_shell_completes_commands(tmp_path: Path) -> None:

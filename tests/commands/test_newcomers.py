@@ -336,7 +336,7 @@ def test_the_command_warns_of_it(finished: Any, tmp_path: Path) -> None:
     )
     assert "newcomer 9 lies" not in shown
     sent = 4 * 3 * PARAMETERS  # each downloads the three models to choose among
-    assert f"sent for this: 0 B up, {size(4 * sent)} down" in shown
+    assert f"sent: 0 B up, {size(4 * sent)} down" in shown
     assert re.search(r"accuracy global [0-9.]+ %, accuracy local [0-9.]+ %", shown)
 
 

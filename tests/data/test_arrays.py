@@ -109,9 +109,9 @@ def test_npz_errors_say_what_is_wrong_in_one_line(tmp_path: Path) -> None:
     assert "single array" in refusal(tmp_path / "single.npy")
     whole = write(tmp_path).read_bytes()
     (tmp_path / "half.npz").write_bytes(whole[: len(whole) // 2])
-    assert "it is no .npz, or only a part of one" in refusal(tmp_path / "half.npz")
+    assert "it is not an .npz file, or incomplete" in refusal(tmp_path / "half.npz")
     (tmp_path / "page.npz").write_text("<html>not found</html>")
-    assert "it is no .npz, or only a part of one" in refusal(tmp_path / "page.npz")  # no word of pickles
+    assert "it is not an .npz file, or incomplete" in refusal(tmp_path / "page.npz")  # no word of pickles
     np.savez_compressed(tmp_path / "bent.npz", **arrays(x_train=np.random.default_rng(0).random((4, 50, 60))))
     bent = bytearray((tmp_path / "bent.npz").read_bytes())
     bent[200:2000] = bytes(1800)

@@ -292,7 +292,9 @@ def test_new_classes_when_everything_is_dealt() -> None:
     # Only what drifting clients give back is free: one client alone has nothing to take.
     alone = {"name": "drift", "round": 5, "clients": [0], "kind": "new_classes"}
     message = refusal([alone])
-    assert message.startswith("events.0: client 0 would need 20 more samples that fit and nobody holds")
+    assert message.startswith(
+        "events.0: client 0 would need 20 more samples that fit and that no client holds"
+    )
     assert "set reuse: true" in message
     first, second = stages_of([{**alone, "reuse": True}])
     assert not set(labels_of(second.federation, 0)) & {0, 1}
@@ -425,7 +427,7 @@ def test_borrowed_samples_are_given_back() -> None:
     ("event", "message"),
     [
         ({"name": "leave", "round": 0, "clients": 1}, "greater than or equal to 1"),
-        ({"name": "leave", "round": 1}, "say who: clients"),
+        ({"name": "leave", "round": 1}, "name the clients: clients"),
         ({"name": "leave", "round": 1, "clients": []}, "name at least one client"),
         ({"name": "leave", "round": 1, "clients": [1, 1]}, "none twice"),
         (
@@ -469,7 +471,7 @@ def test_what_does_not_fit_the_federation() -> None:
     )
     twice = [late, {**late, "clients": 10}]
     assert "events.1.clients: 10 clients are wanted after 10 rounds, there are 9" in refusal(twice)
-    assert "nobody would be left after 10 rounds" in refusal([{**late, "clients": 10}])
+    assert "no client would be left after 10 rounds" in refusal([{**late, "clients": 10}])
     assert "events.1.clients: client 3 is not there" in refusal(
         [{**late, "clients": [3]}, {**late, "round": 11, "clients": [3]}]
     )
@@ -478,7 +480,7 @@ def test_what_does_not_fit_the_federation() -> None:
     assert "the partition plants no groups" in refusal([{"name": "leave", "round": 1, "group": 0}], iid)
     drift = {"name": "drift", "round": 1, "clients": 1}
     assert "the partition plants no groups" in refusal([{**drift, "kind": "group"}], iid)
-    assert "nobody is in group 9 after 1 rounds; there are groups 0, 1, 2" in refusal(
+    assert "no client is in group 9 after 1 rounds; there are groups 0, 1, 2" in refusal(
         [{**drift, "kind": "group", "to": 9}]
     )
     assert "no training sample has class 6" in refusal([{**drift, "kind": "new_classes", "classes": [6]}])

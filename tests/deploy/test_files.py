@@ -68,7 +68,7 @@ def test_init_writes_them_for_who_has_rayfl_from_pip(kind: str, tmp_path: Path) 
         assert all(re.fullmatch(r"[a-z0-9-]+==[\w.!-]+", pin) for pin in pins)
         assert {"ray", "rayfl", "torch", "numpy"} <= {pin.partition("==")[0] for pin in pins}
         assert "ARG RAYFL=rayfl==" in (tmp_path / "Dockerfile").read_text()
-        with pytest.raises(ConfigError, match="exists, and is left as it is"):
+        with pytest.raises(ConfigError, match="exists already; nothing was written"):
             init("cluster", "", tmp_path, kind)
 
 

@@ -98,7 +98,7 @@ class HuggingFace(Dataset):
         if (self.test_split is None) == (self.test_fraction is None):
             raise ConfigError(
                 "data.test_fraction",
-                "says, or data.test_split, what the test samples are",
+                "or data.test_split must define the test samples",
                 "give one of them",
             )
         parts = [self._split(name) for name in (self.split, self.test_split) if name is not None]

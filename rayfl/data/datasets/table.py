@@ -55,12 +55,10 @@ class Table(Dataset):
 
         if (self.test_path is None) == (self.test_fraction is None):
             raise ConfigError(
-                "data.test_fraction", "says, or data.test_path, what the test samples are", "give one of them"
+                "data.test_fraction", "or data.test_path must define the test samples", "give one of them"
             )
         if (self.label is None) == (not self.targets):
-            raise ConfigError(
-                "data.label", "says, or data.targets, what is to be predicted", "give one of them"
-            )
+            raise ConfigError("data.label", "or data.targets must name what to predict", "give one of them")
         if len(set(self.targets)) < len(self.targets):
             raise ConfigError("data.targets", "names a column twice", "name each once")
         frame = read_table(self.path)

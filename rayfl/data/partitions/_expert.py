@@ -41,14 +41,14 @@ def read_losses(path: Path, count: int) -> NDArray[np.float64]:
     """
     where = f"partition.losses: {path}"
     if not path.expanduser().is_file():
-        raise DataError(f"{where}: there is no such file; expected a .npy with one loss a training sample")
+        raise DataError(f"{where}: there is no such file; expected a .npy with one loss per training sample")
     try:
         losses = np.load(path.expanduser(), allow_pickle=False)
     except Exception as error:  # broken bytes make NumPy raise nearly anything
         raise DataError(f"{where}: cannot be read as .npy ({one_line(error)})") from error
     if not isinstance(losses, np.ndarray) or losses.shape != (count,) or losses.dtype.kind not in "uif":
         found = f"shape {losses.shape}" if isinstance(losses, np.ndarray) else "several arrays"
-        raise DataError(f"{where}: holds {found}; expected {count} numbers, one a training sample")
+        raise DataError(f"{where}: holds {found}; expected {count} numbers, one per training sample")
     if not np.isfinite(losses).all():
         raise DataError(f"{where}: holds NaN or infinity; every loss must be finite")
     return losses.astype(np.float64)

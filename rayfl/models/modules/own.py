@@ -102,7 +102,7 @@ def _check_logits(logits: object, samples: int, classes: int) -> None:
         raise ConfigError(_WHERE, f"forward returns a {type(logits).__name__}", "expected a tensor of logits")
     if tuple(logits.shape) != (samples, classes):
         what = f"forward returns shape {tuple(logits.shape)} for {samples} sample{'s' * (samples > 1)}"
-        raise ConfigError(_WHERE, what, f"expected logits of shape ({samples}, {classes}): one a class")
+        raise ConfigError(_WHERE, what, f"expected logits of shape ({samples}, {classes}): one per class")
     if logits.dtype != torch.float32:
         raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")
 
