@@ -471,8 +471,8 @@ def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], sha
         if len(lacking):
             client, needs = called(population.names, int(wish.ids[lacking[0]])), int(short[lacking[0]])
             raise DataError(
-                f"events.{place}: client {client} would need {needs} more samples that fit and that no client "
-                f"holds ({len(lacking)} such clients); "
+                f"events.{place}: client {client} would need {needs} more samples that fit and that no "
+                f"client holds ({len(lacking)} such clients); "
                 + (
                     "drift fewer clients"
                     if event.reuse
