@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from rayfl.errors import DiskError
@@ -69,13 +69,17 @@ def writing(path: Path) -> Iterator[None]:
         sync(path)
 
 
-def write(path: Path, data: str | bytes) -> None:
-    """Write a file so that a reader or a crash never sees half of it."""
+def write(path: Path, data: str | bytes | Iterable[str]) -> None:
+    """Write a file, if need be piece by piece, so that a reader or a crash never sees half of it."""
     part = path.with_name(f".{path.name}.part{os.getpid()}")
     with boundary(path):
         try:
             with writing(part):
-                part.write_bytes(data.encode() if isinstance(data, str) else data)
+                if isinstance(data, str | bytes):
+                    part.write_bytes(data.encode() if isinstance(data, str) else data)
+                else:
+                    with part.open("w", newline="") as file:
+                        file.writelines(data)
             rename(part, path)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -27,7 +27,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -105,6 +105,9 @@ GROUP_COLUMNS = (
 
 _COLUMNS = {"rounds.csv": ROUND_COLUMNS, "groups.csv": GROUP_COLUMNS}
 
+
+AT_ONCE = 100_000
+"""Rows of a table that are made into text together."""
 
 _LONGEST_NAME = 97
 
@@ -418,7 +421,14 @@ class RunDirectory:
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
         """A CSV file."""
-        files.write(self.path / name, frame.to_csv(index=False))
+        rows = range(0, max(1, len(frame)), AT_ONCE)
+        self.write_frames(name, (frame.iloc[first : first + AT_ONCE] for first in rows))
+
+    def write_frames(self, name: str, frames: Iterable[pd.DataFrame]) -> None:
+        """A CSV file of several tables with the same columns, one below the other; a few rows are text at a
+        time."""
+        text = (frame.to_csv(index=False, header=not place) for place, frame in enumerate(frames))
+        files.write(self.path / name, text)
 
     def read_frame(self, name: str) -> pd.DataFrame:
         """A CSV file of the run."""

@@ -321,6 +321,16 @@ def division(*federations: Federation) -> str:
     return digest.hexdigest()[:16]
 
 
+def class_counts(federation: Federation, clients: slice) -> NDArray[np.int64]:
+    """Training samples of some consecutive clients by class, as the client sees it ``(n, classes)``."""
+    samples = federation.samples
+    lists = federation.train.take(np.arange(clients.start, clients.stop))
+    owner = np.repeat(np.arange(len(lists)), lists.sizes)
+    cells = owner * samples.classes + samples.labels("train", lists.values)
+    counts = np.bincount(cells, minlength=len(lists) * samples.classes)
+    return counts.reshape(len(lists), samples.classes)
+
+
 def describe(federation: Federation) -> pd.DataFrame:
     """One row a client: ``n``, ``validation``, ``test`` (numbers of samples), ``group``, ``class_0``, ...
 
@@ -330,9 +340,7 @@ def describe(federation: Federation) -> pd.DataFrame:
     import pandas as pd  # deferred: workers do without it
 
     samples, train = federation.samples, federation.train
-    owner = np.repeat(np.arange(len(train)), train.sizes)
-    cells = owner * samples.classes + samples.labels("train", train.values)
-    counts = np.bincount(cells, minlength=len(train) * samples.classes).reshape(len(train), samples.classes)
+    counts = class_counts(federation, slice(0, len(train)))
     groups = [pd.NA] * len(train) if federation.groups is None else federation.groups
     columns = {
         **({} if federation.names is None else {"name": federation.names}),

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl import rundir
 from rayfl.algorithms import ServerState
 from rayfl.clustering.quality import adjusted_rand_index
 from rayfl.coresets.clients import weighted_summary
-from rayfl.data import Federation, TestedOn, describe
+from rayfl.data import Federation, TestedOn
+from rayfl.data.federation import class_counts
 from rayfl.evaluation import (
     BestLast,
     ByGroup,
@@ -30,6 +32,9 @@ from rayfl.evaluation import (
 from rayfl.kept import Kept
 from rayfl.losses import CrossEntropy, Loss
 from rayfl.rundir import RunDirectory
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 MOST_GROUPS = 100
 """With more clusters than that (SOLO has one a client), ``groups.csv`` has no rows of them."""
@@ -420,8 +425,7 @@ class Records:
             self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
         samples = self.federation.samples
         if samples.classes <= MOST_CLASSES and not (samples.tokens or samples.numeric):
-            labels = describe(self.federation).filter(like="class_").reset_index(names="client")
-            self.run.write_frame("labels.csv", labels)
+            self.run.write_frames("labels.csv", self._class_counts())
         groups = self.federation.groups
         frame = pd.DataFrame(
             {
@@ -456,6 +460,18 @@ class Records:
         for name, values in self._facts.items():
             frame[name] = values
         self.run.write_frame("clients.csv", frame)
+
+    def _class_counts(self) -> Iterator[pd.DataFrame]:
+        """The rows of ``labels.csv``, some clients at a time."""
+        import pandas as pd
+
+        clients, classes = self.federation.clients, self.federation.samples.classes
+        for first in range(0, clients, rundir.AT_ONCE):
+            some = slice(first, min(first + rundir.AT_ONCE, clients))
+            columns = [f"class_{label}" for label in range(classes)]
+            frame = pd.DataFrame(class_counts(self.federation, some), columns=columns)
+            frame.insert(0, "client", np.arange(some.start, some.stop))
+            yield frame
 
     def _write_clusters(self) -> None:
         groups, names = self.federation.groups, self.federation.names

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tracemalloc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from rayfl import files, rundir
 from rayfl.bench.measure import Rayfl, running
 from rayfl.bench.population import workload
 from rayfl.evaluation import EvaluationPlan
@@ -63,6 +64,33 @@ def test_tests_are_planned_once_while_clients_and_models_stay(
         found.state = replace(found.state, assignment=moved)  # another array, and so other models
         found.round()
         assert len(planned) == 2
+
+
+def test_tables_are_written_a_few_clients_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same files, and never the text of all clients at once."""
+    longest = [0]
+
+    def watched(path: Path, data: str | bytes | Iterable[str]) -> None:
+        pieces = [data] if isinstance(data, str | bytes) else list(data)
+        if path.suffix == ".csv":
+            longest.append(max(map(len, pieces)))
+        write(path, data if isinstance(data, str | bytes) else pieces)
+
+    write = files.write
+    monkeypatch.setattr(files, "write", watched)
+    task = replace(workload(300, 10, every=1), samples=2)
+    with running(task, tmp_path, {"backend": "inline"}) as found:
+        found.round()
+        written = []
+        for rows in (1000, 7):
+            monkeypatch.setattr(rundir, "AT_ONCE", rows)
+            longest.clear()
+            found.driver.records.write_tables(found.state)
+            folder = found.driver.run_dir.path
+            written.append([(folder / name).read_text() for name in ("clients.csv", "labels.csv")])
+    assert written[0] == written[1]
+    assert written[0][0].count("\n") == 301
+    assert max(longest) < 600
 
 
 def test_what_is_kept_is_made_again_for_other_arrays() -> None:
