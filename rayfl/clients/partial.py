@@ -82,8 +82,11 @@ def pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:
 def summed(vectors: Sequence[Vector]) -> NDArray[np.float64]:
     """The sum in the order of the vectors; those of one number add it everywhere."""
     columns = [pieces(vector) for vector in vectors]
-    sums = [np.array(piece) for piece in columns[0]]
-    for at, total in enumerate(sums):  # piece by piece, so that what is added up stays in the cache
-        for parts in columns[1:]:
-            total += parts[at] if len(parts) == len(sums) else parts[0]
-    return np.concatenate(sums) if sums else np.empty(0)
+    ends = np.cumsum([len(piece) for piece in columns[0]], dtype=np.int64).tolist()
+    found = np.empty(ends[-1] if ends else 0)
+    for at, (end, first) in enumerate(zip(ends, columns[0], strict=True)):
+        total = found[end - len(first) : end]
+        total[:] = first
+        for parts in columns[1:]:  # piece by piece, so that what is added up stays in the cache
+            total += parts[at] if len(parts) == len(ends) else parts[0]
+    return found

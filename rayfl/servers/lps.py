@@ -282,8 +282,8 @@ def _next(
     if own is not None:
         averages, memory = _stepped(own, _take(model.astype(np.float64), shared), averages, row.statistics)
         total = averages * weight
-    _put(new, shared, averages.astype(np.float32))
-    way = _take(new.astype(np.float64) - model, shared)
+    _put(new, shared, averages)
+    way = _take(np.subtract(new, model, dtype=np.float64), shared)
     moved = float(np.linalg.norm(way[: len(way) - row.statistics]))
     sent = weight
     if isinstance(weight, np.ndarray):
@@ -359,4 +359,6 @@ def _put(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.fl
 
 
 def _take(vector: NDArray[Any], segments: Segments) -> NDArray[Any]:
+    if len(segments) == 1:  # without a copy: of a large model each pass over all numbers takes its time
+        return vector[slice(*segments[0])]
     return np.concatenate([vector[a:b] for a, b in segments]) if segments else vector[:0]
