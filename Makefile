@@ -37,7 +37,7 @@ test-cluster: $(STAMP)  ## ray up, cut links, lost and late nodes on machines ma
 	@$(BIN)/pytest -n 0 -m cluster tests/cluster
 
 docs: $(STAMP)  ## build the documentation into site/; a warning or a broken link is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 format: $(STAMP)  ## format and mend what ruff can
 	@$(BIN)/ruff check --fix .

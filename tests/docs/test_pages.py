@@ -83,7 +83,7 @@ def test_a_block_that_fails_is_found(folder: Path) -> None:
 
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("material", reason="needs mkdocs-material (the docs extra)")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "-f", str(ROOT / "mkdocs.yml")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(ROOT / "mkdocs.yml")]
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(
         [*command, "-d", str(tmp_path / "site")], env=environment, cwd=ROOT, capture_output=True, text=True
