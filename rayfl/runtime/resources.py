@@ -12,6 +12,10 @@ WORKER_BYTES = 270e6
 """A Python process with torch imported."""
 
 
+_MANY_GB = 4.0
+"""Of the sums at one local server, above which it is worth a line."""
+
+
 @dataclass(frozen=True)
 class Node:
     """What one machine has free."""
@@ -70,6 +74,7 @@ class ResourcePlan:
         worker_gb: estimated memory of a client actor.
         store_gb: estimated object store: the data once a node, the models, a round's partial products.
         store_there_gb: the smallest object store of a node; None if it is not known yet.
+        sums: sums of blocks that one local server may get of a model in a round.
     """
 
     clients: int
@@ -85,6 +90,12 @@ class ResourcePlan:
     store_gb: float
     store_there_gb: float | None = None
     most_actors: int = 0
+    sums: int = 0
+
+    @property
+    def sums_gb(self) -> float:
+        """Estimated memory that the sums take at one local server."""
+        return 8e-9 * self.parameters * self.sums
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
@@ -96,6 +107,11 @@ class ResourcePlan:
                 f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
                 "to disk, which is slow; 'ray start --object-store-memory' makes it larger"
             ]
+        if self.sums_gb > _MANY_GB and self.sums > 2:
+            short.append(
+                f"a local server may get {self.sums:,} sums of a model, {size(1e9 * self.sums_gb)}; "
+                "'execution.fan_in' has client actors add them first"
+            )
         return [
             f"{self.clients:,} clients, {self.cohort:,} a round, in {self.blocks:,} or more blocks of "
             f"{self.block_size} on {self.actors} client actors ({self.cpus:g} CPUs{gpus}){more}",
@@ -178,5 +194,6 @@ def plan_resources(
         worker_gb=worker / 1e9,
         store_gb=store / 1e9,
         store_there_gb=None if available.store is None else available.store / 1e9,
+        sums=min(blocks, e.fan_in or blocks),
         most_actors=max(actors, min(int(e.actors_wanted[1]), blocks)) if e.elastic else actors,
     )

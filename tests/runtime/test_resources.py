@@ -7,6 +7,7 @@ import pytest
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.models.flat import ModelSpec
+from rayfl.runtime.resources import Available, Node, plan_resources
 from rayfl.servers import building
 from rayfl.servers.building import check_model
 
@@ -25,3 +26,15 @@ def test_the_bound_of_a_model_is_the_memory():
     check_model(10, 160.0)
     with pytest.raises(ConfigError, match="at most 10 parameters fit"):
         check_model(11, 160.0)
+
+
+def test_it_says_how_much_lands_at_one_local_server():
+    """6,400 blocks of a model of 10^6 parameters, flat and in a tree."""
+    node = Available((Node(64.0, 0.0),), 1e13)
+    settings = {"training": {"participation": 1.0}}
+    for fan_in, sums, said in ((None, 6400, True), (80, 80, False)):
+        config = load({**settings, "execution": {"block_size": 1, "fan_in": fan_in}})
+        plan = plan_resources(config, 6400, 1, 10**6, 0, node)
+        assert plan.sums == sums
+        assert plan.sums_gb == pytest.approx(0.008 * sums)
+        assert any("51.2 GB" in line and "fan_in" in line for line in plan.lines()) == said
