@@ -144,7 +144,7 @@ def results(name: str) -> Iterator[str]:
     found = list(_studies(name))
     if not found:
         return
-    yield from ("## Results beside the paper's", "")
+    yield from ("## Results compared with the paper's", "")
     yield "Each table is made by a study, which anybody can run again. Sizes named `smoke` have few rounds"
     yield "and often a smaller network: they show that everything works, and neither confirm nor refute a"
     yield from ("paper. All studies are in [experiments](repo:experiments/README.md).", "")

@@ -200,9 +200,9 @@ def blocks() -> Picture:
     p.arrow((420, 182), (478, 222))
     p.box(480, 100, 280, 52, "local server of cluster 0\n(block 0 + block 1) + block 2", "a")
     p.box(480, 200, 280, 52, "local server of cluster 1\nblock 3 + block 4", "b")
-    p.text(20, 240, "Blocks depend on the config, not on the number of actors,", kind="small")
+    p.text(20, 256, "Blocks depend on the config, not on the number of actors,", kind="small")
     p.text(
-        20, 258, "and sums are taken in block order: any number of actors gives the same bits.", kind="small"
+        20, 274, "and sums are taken in block order: any number of actors gives the same bits.", kind="small"
     )
     return p
 
@@ -220,7 +220,7 @@ def signatures() -> Picture:
     for client, kind in enumerate(kinds):
         p.box(165, 44 + 24 * client, 70, 16, "", CLUSTERS[kind])
         p.arrow((128, 52 + 24 * client), (163, 52 + 24 * client))
-    p.text(160, 282, "d × p numbers each", kind="small")
+    p.text(140, 282, "d × p numbers each", kind="small")
     p.text(290, 28, "3 distances", kind="title")
     for row, mine in enumerate(kinds):
         for column, other in enumerate(kinds):
@@ -270,7 +270,8 @@ def hierarchy() -> Picture:
             p.arrow((x + 22 + 42 * member, 264), (x + 85, 198), both=True)
     p.text(560, 82, "every κ local rounds:", kind="small")
     p.text(560, 98, "the common layers", kind="small")
-    p.text(20, 240, "every round: whole models", kind="small")
+    p.text(226, 222, "every round:", kind="small")
+    p.text(226, 238, "whole models", kind="small")
     p.text(60, 310, "clients of cluster 0", kind="small")
     p.text(300, 310, "clients of cluster 1", kind="small")
     p.text(540, 310, "clients of cluster 2", kind="small")
