@@ -137,6 +137,14 @@ class Execution(Section):
     gpus_per_actor: float = Field(
         0.0, ge=0, description="fraction of a GPU for a client actor; caps its memory"
     )
+    placement: Literal["auto", "pack", "spread"] = Field(
+        "auto", description="client actors on as few nodes as possible, or on as many; auto: as Ray likes"
+    )
+    servers_on: Annotated[str, Field(min_length=1)] | None = Field(
+        None,
+        description="a custom resource of Ray's, or a label key=value, of the nodes that stay: parameter "
+        "servers go there, and the driver has to be on one",
+    )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda if gpus_per_actor > 0 and there is one"
     )

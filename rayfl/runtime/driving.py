@@ -27,6 +27,7 @@ from rayfl.loggers.base import environment
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
+from rayfl.runtime.placement import Placement
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
 from rayfl.runtime.remote import UNRECORDED, Whereabouts, named, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
@@ -78,7 +79,10 @@ def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:
 
     deadline = None if e.deadline == "auto" else e.deadline
     size, servers = plan.most_actors, config.hierarchy.lps_actors
-    return RayBackend(size, e.cpus_per_actor, e.gpus_per_actor, servers, deadline, run or config.name)
+    placement = Placement.of(config)
+    return RayBackend(
+        size, e.cpus_per_actor, e.gpus_per_actor, servers, deadline, run or config.name, placement
+    )
 
 
 def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
@@ -195,6 +199,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
         Interrupted: after ``stop`` was set.
         RayflError: if drivers do nothing but die.
     """
+    Placement.of(config)  # or refuse now
     await_room(config, lambda text: listen(Note(text)), stop)
     deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
     deaths, reached = 0, -1

@@ -26,6 +26,7 @@ from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.linalg import libraries
 from rayfl.runtime.dispatch import Crew, Dispatch
+from rayfl.runtime.placement import Placement
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
 from rayfl.runtime.remote import (
     UNRECORDED,
@@ -124,6 +125,7 @@ class RayBackend(Backend):
         servers: number of LPS actors (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
         run: the name of the run, for those of actors and tasks.
+        placement: on which nodes they go.
     """
 
     def __init__(
@@ -134,10 +136,17 @@ class RayBackend(Backend):
         servers: int,
         deadline: float | None = None,
         run: str = "run",
+        placement: Placement = Placement(),  # noqa: B008 (it is frozen)
     ) -> None:
-        self.actors, self._run = actors, run
+        self.actors, self._run, self._placement = actors, run, placement
         self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
-        options = {**UNRECORDED, "num_cpus": 0, "max_restarts": -1, "max_task_retries": 0}
+        options = {
+            **UNRECORDED,
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            **placement.servers(),
+        }
         server = ray.remote(ServerActor)
         self._servers = [
             Process.of(f"LPS actor {i}", server.options(**options, **named(run, f"lps:{i}")).remote())
@@ -239,9 +248,11 @@ class RayBackend(Backend):
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
         actor, options = ray.remote(_HostActor), {**UNRECORDED, **self._resources}
+        places = self._placement.of_clients(self.actors, **self._resources)
 
         def new(place: int) -> Any:
-            return actor.options(**options, **named(self._run, f"client:{place}")).remote(stages, host)
+            names = named(self._run, f"client:{place}")
+            return actor.options(**options, **names, **places[place]).remote(stages, host)
 
         self._crew = Crew(self.actors, new, self._deaths, lambda text: self.say(text))
 
@@ -255,7 +266,8 @@ class RayBackend(Backend):
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
         # No CPU is reserved: the client actors hold them all, and wait while this runs.
-        task = _TASK.options(name=f"rayfl:{self._run}:{getattr(function, '__name__', 'task')}")
+        name = f"rayfl:{self._run}:{getattr(function, '__name__', 'task')}"
+        task = _TASK.options(name=name, **self._placement.servers())
         return self._submit(lambda: task.remote(function, *self._current(args)), None)[0]
 
     @override

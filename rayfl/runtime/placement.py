@@ -1,0 +1,107 @@
+"""On which nodes actors are placed: servers on those that stay, client actors packed or spread."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.config import Config
+from rayfl.errors import ConfigError
+from rayfl.runtime.resources import Available, Node
+
+_TRACE = 0.001
+"""So much of a custom resource is reserved: it marks a node and is not used up."""
+
+
+def packed(rooms: Mapping[str, int], count: int) -> list[str | None]:
+    """Nodes for so many actors, on as few nodes as possible; None where there is no room.
+
+    Args:
+        rooms: how many actors each node has room for.
+        count: how many actors.
+    """
+    largest_first = sorted(rooms, key=lambda node: (-rooms[node], node))
+    places: list[str | None] = [node for node in largest_first for _ in range(rooms[node])]
+    return (places + [None] * count)[:count]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the actors of a run go.
+
+    Attributes:
+        servers_on: a custom resource, or a label ``key=value``, of the nodes for servers; None for any.
+        clients: ``pack``, ``spread``, or ``auto`` for Ray's own choice.
+    """
+
+    servers_on: str | None = None
+    clients: str = "auto"
+
+    @classmethod
+    def of(cls, config: Config) -> Placement:
+        """As a config says.
+
+        Raises:
+            ConfigError: if no node is one for servers, or not this one, where the driver has to be.
+        """
+        wanted = cls(config.execution.servers_on, config.execution.placement)
+        wanted._check(ray.nodes(), ray.get_runtime_context().get_node_id())
+        return wanted
+
+    def _check(self, nodes: list[dict[str, Any]], here: str) -> None:
+        if self.servers_on is None:
+            return
+        marked = [node["NodeID"] for node in nodes if node["Alive"] and self._marks(node)]
+        key, equals, value = self.servers_on.partition("=")
+        option = f"--labels={key}={value}" if equals else f"""--resources='{{"{key}": 1}}'"""
+        if not marked:
+            raise ConfigError(
+                "execution.servers_on",
+                f"no node of the cluster has {self.servers_on!r}",
+                f"start those that stay with: ray start {option}",
+            )
+        if here not in marked:
+            raise ConfigError(
+                "execution.servers_on",
+                f"the driver writes the run on this node, which does not have {self.servers_on!r}",
+                "start the run on one that does (ray job submit has --entrypoint-resources and "
+                "--entrypoint-label-selector)",
+            )
+
+    def _marks(self, node: Mapping[str, Any]) -> bool:
+        key, equals, value = str(self.servers_on).partition("=")
+        if equals:
+            return bool(node.get("Labels", {}).get(key) == value)
+        return bool(node["Resources"].get(key, 0) > 0)
+
+    def servers(self) -> dict[str, Any]:
+        """Ray's options for servers and remote tasks."""
+        if self.servers_on is None:
+            return {}
+        key, equals, value = self.servers_on.partition("=")
+        return {"label_selector": {key: value}} if equals else {"resources": {key: _TRACE}}
+
+    def of_clients(self, count: int, num_cpus: float, num_gpus: float) -> list[dict[str, Any]]:
+        """Ray's options for each of the client actors, given what is free now."""
+        if self.clients == "spread":
+            return [{"scheduling_strategy": "SPREAD"}] * count
+        if self.clients != "pack":
+            return [{}] * count
+        free = ray.state.available_resources_per_node()
+        rooms = {
+            name: Available((Node(node.get("CPU", 0.0), node.get("GPU", 0.0)),), 0.0).room(num_cpus, num_gpus)
+            for name, node in free.items()
+        }
+        # Soft: if the node is gone or was taken in the meantime, it is another one.
+        return [
+            {}
+            if node is None
+            else {
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(node, True, _spill_on_unavailable=True)
+            }
+            for node in packed(rooms, count)
+        ]
