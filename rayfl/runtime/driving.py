@@ -28,7 +28,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import Head, available, await_room
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.placement import Placement
-from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, died, plain_errors
+from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, alive, died, plain_errors
 from rayfl.runtime.remote import UNRECORDED, Whereabouts, named, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
 from rayfl.servers.building import block_rule, build
@@ -44,6 +44,10 @@ _DRIVER_STOPS = 60.0
 
 _HEADLESS = 30.0
 """Seconds that the driver has for a last checkpoint when Ray's head is gone: then Ray ends it."""
+
+
+_NODE_LOST = 10.0
+"""Seconds of silence after which it is asked whether this node still belongs to the cluster."""
 
 
 _MAX_DRIVER_DEATHS = 3
@@ -235,7 +239,8 @@ def _watch_driver(
 ) -> None:
     """Run the driver in an actor, and relay its events."""
     # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
-    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    node = ray.get_runtime_context().get_node_id()
+    here = NodeAffinitySchedulingStrategy(node, soft=False)
     names = named(directory.path.name, "driver")
     options = {**UNRECORDED, **names, "num_cpus": 0, "max_concurrency": 3, "scheduling_strategy": here}
     driver = Process.of("the driver", ray.remote(DriverActor).options(**options).remote())
@@ -256,6 +261,11 @@ def _watch_driver(
             events, silence = driver.actor.poll.remote(0.0 if finished else 0.25), Silence()
             while not ray.wait([events], timeout=TICK)[0]:
                 driver.greet()
+                if silence.seconds > _NODE_LOST and not head.silent() and not alive(node):
+                    raise RayflError(
+                        f"this node's Ray has ended (the head may have been restarted); go on with: "
+                        f"rayfl resume {directory.place}"
+                    )
                 allowed = min(deadline, _DRIVER_STOPS) if stop.is_set() else deadline
                 if driver.where is None:  # it is still being started
                     allowed = max(allowed, _DRIVER_DEADLINE)

@@ -204,7 +204,7 @@ class Deadlines:
         return False
 
 
-def _alive(node: str) -> bool:
+def alive(node: str) -> bool:
     """Whether Ray holds a node to be alive; a node that is gone never comes back under its id."""
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
@@ -232,7 +232,7 @@ class Deaths:
         """
         if node is not None and node in self._nodes:
             return
-        if node is not None and not _alive(node):
+        if node is not None and not alive(node):
             self._nodes.add(node)
         self._count += 1
         if self._count > MAX_DEATHS or getattr(error, "actor_init_failed", False):
