@@ -168,12 +168,12 @@ def test_the_tiny_federation_has_clients_of_different_sizes(tmp_path, monkeypatc
     import agree
     import shared
 
-    monkeypatch.setenv("PEERS_TASK", str(agree.tiny(tmp_path, epochs=3)))
+    monkeypatch.setenv("PEERS_TASK", str(agree.tiny(tmp_path, (2, 5, 1, 4))))
     task = shared.load_task()
     assert (task.epochs, task.rounds) == (3, 3)
     x, _ = task.arrays()
     parts = [task.client(number) for number in range(task.clients)]
-    assert tuple(len(y) for _, y in parts) == agree.SIZES
+    assert tuple(len(y) for _, y in parts) == (2, 5, 1, 4)
     np.testing.assert_array_equal(np.concatenate([own for own, _ in parts]), shared.normalised(x))
 
 
