@@ -25,7 +25,7 @@ class Limits:
     """How long to measure.
 
     Attributes:
-        warm_up: rounds that are left out.
+        warm_up: rounds that are left out besides the first, which belongs to the start-up.
         rounds: least number of rounds that are timed.
         seconds: least time that they take together, up to ``most`` rounds.
         most: largest number of rounds that are timed.

@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> None:
     workloads = _known(options.workloads, tasks.WORKLOADS, "workload")
     limits = measure.Limits(patience=options.patience)
     if options.quick:
-        limits = measure.Limits(rounds=2, seconds=2.0, patience=options.patience)
+        limits = measure.Limits(warm_up=0, rounds=2, seconds=2.0, patience=options.patience)
     for repetition in range(options.repetitions):
         for name in workloads:
             workload = tasks.quick(tasks.WORKLOADS[name]) if options.quick else tasks.WORKLOADS[name]
