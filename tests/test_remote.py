@@ -35,7 +35,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """A bucket of a server on this machine."""
     server = shutil.which("moto_server")
     if server is None:
-        pytest.skip("no moto_server (pip install 'moto[server]')")
+        pytest.skip("no moto_server; its packages conflict with Matplotlib's: pipx install 'moto[server]'")
     from pyarrow import fs
 
     (port,) = free_ports(1)
