@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl import files
-from rayfl.algorithms import Plan, Regrouping, RoundReport, ServerState
+from rayfl.algorithms import Mixing, Plan, Regrouping, RoundReport, ServerState
 from rayfl.backend import Backend, Done, Ref, Task
 from rayfl.clients.jobs import HostSpec, LocalTest
 from rayfl.clients.state import StateLayout
@@ -40,13 +40,14 @@ from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
+from rayfl.servers.mixing import check as check_mixing
 from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
 from rayfl.servers.rounds import AskedReport, Progress, Round, train
 from rayfl.servers.serialisation import flatten
 from rayfl.servers.states import ClientStates
 from rayfl.training import complement, length
-from rayfl.training.reports import ClientReport
+from rayfl.training.reports import ClientReport, Reports
 
 if TYPE_CHECKING:
     import torch
@@ -367,12 +368,17 @@ class Driver:
         """What the servers are to do in this round."""
         algorithm, setup = self.algorithm, self.setup
         waits = algorithm.mixes_by_reports
+
+        def mix(reports: Reports) -> Mixing:
+            found = algorithm.mix(setup, state, plan, reports)
+            return check_mixing(found, algorithm.name, state.models, len(plan.cohort))
+
         return Round(
             round=state.round,
             plan=plan,
             work=algorithm.work(setup, state),
-            mixing=None if waits else algorithm.mix(setup, state, plan, {}),
-            mix=(lambda reports: algorithm.mix(setup, state, plan, reports)) if waits else None,
+            mixing=None if waits else mix({}),
+            mix=mix if waits else None,
             server_step=algorithm.server_step(setup, state),
             step=algorithm.global_step(setup, state),
             stage=self.stage,

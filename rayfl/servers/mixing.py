@@ -11,7 +11,44 @@ from numpy.typing import NDArray
 
 from rayfl.algorithms import Mixing, Plan
 from rayfl.clients.jobs import BlockMixing
+from rayfl.errors import ConfigError
 from rayfl.local import LocalObjective
+
+
+def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
+    """The matrix of a round as a method gave it.
+
+    Args:
+        mixing: the matrix A.
+        method: its name, for the message.
+        models: K, how many there are.
+        clients: M, the size of the cohort.
+
+    Raises:
+        ConfigError: if the shape is not ``(K', M)``, an entry is not finite, or a row that has entries does
+            not sum to a positive number, so that it cannot be normalised.
+    """
+    rows = models if mixing.parents is None else len(mixing.parents)
+    matrices = {"weights": mixing.weights, "keep": mixing.keep}
+    for name, matrix in matrices.items():
+        if name == "keep" and matrix is None:
+            continue
+        if not sp.issparse(matrix):
+            remedy = "expected a scipy.sparse.csr_array"
+            raise ConfigError(f"{method}.mix", f"{name} is a {type(matrix).__name__}", remedy)
+        if matrix.shape != (rows, clients):
+            remedy = f"expected {(rows, clients)}: a row a model, a column a client of the cohort"
+            raise ConfigError(f"{method}.mix", f"{name} have shape {matrix.shape}", remedy)
+        if not np.isfinite(matrix.data).all():
+            raise ConfigError(f"{method}.mix", f"{name} are not finite")
+    sums = np.asarray(mixing.weights.sum(axis=1)).ravel()
+    if mixing.keep is not None:
+        sums = sums + np.asarray(mixing.keep.sum(axis=1)).ravel()
+    wrong = np.flatnonzero((np.diff(mixing.weights.tocsr().indptr) > 0) & ~(sums > 0))
+    if len(wrong):
+        what = f"the weights of model {wrong[0]} sum to {sums[wrong[0]]:g}"
+        raise ConfigError(f"{method}.mix", what, "expected a positive sum: rows are divided by it")
+    return mixing
 
 
 def block_mixings(mixing: Mixing, blocks: Sequence[slice]) -> list[BlockMixing]:
