@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import json
 import os
 import signal
@@ -17,7 +18,7 @@ from rich.table import Table
 
 from rayfl.display import Output, short
 from rayfl.errors import ClientError, ConfigError, DataError, RayflError, nearest
-from rayfl.units import size
+from rayfl.units import counted, size
 
 if TYPE_CHECKING:
     from rayfl.config import Config
@@ -408,13 +409,13 @@ KINDS = (
 def list_parts(
     kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}; all if left out")] = "",
     name: Annotated[
-        str, typer.Argument(help="with 'presets': the preset whose deviations from its paper to show")
+        str, typer.Argument(help="one part: its docstring and settings; of a preset, what its paper says")
     ] = "",
     schema: Annotated[
         bool, typer.Option("--schema", help="print the JSON schema of config files, for editors")
     ] = False,
 ) -> None:
-    """List methods, all other parts and presets, one line each; or show one preset in full."""
+    """List methods, all other parts and presets, one line each; or show one of them in full."""
     from rayfl import config
     from rayfl.config import kinds
     from rayfl.settings import first_sentence, summary
@@ -426,9 +427,10 @@ def list_parts(
     if kind and kind not in KINDS:
         raise ConfigError("list", f"no such kind {kind!r}", nearest(kind, KINDS))
     if name:
-        if kind != "presets":
-            raise ConfigError("list", f"shows only a line for each of {kind}", "leave the name out")
-        _show_preset(name)
+        if kind == "presets":
+            _show_preset(name)
+        else:
+            _show_part(kind, name)
         return
     for title in KINDS if not kind else (kind,):
         if title == "presets":
@@ -441,6 +443,33 @@ def list_parts(
         table = Table(title=heading, title_justify="left", box=None, show_header=False, padding=(0, 2))
         for name, line in entries.items():
             table.add_row(f"[bold]{name}[/bold]", escape(line.replace("``", "")))
+        out.print(table)
+
+
+def _show_part(kind: str, name: str) -> None:
+    """A part's docstring, and its settings with their defaults."""
+    from rayfl.config import kinds
+
+    if kind == "coresets":
+        found = _coresets()
+        if name not in found:
+            raise ConfigError(name, f"no such part among {kind}", nearest(name, found))
+        _say(inspect.cleandoc(found[name]).replace("``", ""))
+        return
+    parts = kinds.KINDS[kind]
+    if name not in parts:
+        raise ConfigError(name, f"no such part among {kind}", nearest(name, parts))
+    part = parts[name]
+    _say(inspect.cleandoc(part.__doc__ or "").replace("``", ""))
+    table = Table(title="settings", title_justify="left")
+    for column in ("setting", "default", "meaning"):
+        table.add_column(column, overflow="fold")
+    for setting, field in part.model_fields.items():
+        if setting != "name":
+            default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
+            table.add_row(setting, escape(default), escape(field.description or ""))
+    if table.row_count:
+        _say("")
         out.print(table)
 
 
@@ -566,7 +595,7 @@ def models(
             _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
             folder.mkdir(parents=True, exist_ok=True)
         save_file(tensors, folder / f"client_{quote(str(client), safe=' ')}.safetensors")
-    _say(f"written: {number} models to {short(folder)}")
+    _say(f"written: {counted(number, 'model')} to {short(folder)}")
 
 
 @app.command()
@@ -677,7 +706,7 @@ def bench(
 
 @app.command()
 def init(
-    kind: Annotated[str, typer.Argument(help="method, model, dataset, partition, study or cluster")],
+    kind: Annotated[str, typer.Argument(help="method, model, dataset, partition, loss, study or cluster")],
     name: Annotated[str, typer.Option(help="name of the file and the part, such as my_method")] = "",
     folder: Annotated[Path, typer.Option(help="folder to write to")] = Path(),
     cluster: Annotated[

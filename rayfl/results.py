@@ -31,7 +31,7 @@ _BATCH = 500
 """Samples that a network is given at a time."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Result:
     """A finished (or stopped) run, read from its directory.
 
@@ -40,6 +40,9 @@ class Result:
     """
 
     path: Path
+
+    def __init__(self, path: Path | str) -> None:
+        object.__setattr__(self, "path", Path(path))
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""

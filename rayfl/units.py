@@ -16,6 +16,11 @@ def number(value: object, digits: int = 2) -> str:
     return f"{value:,}" if isinstance(value, Integral) else f"{value:,.{digits}f}"
 
 
+def counted(count: int, noun: str) -> str:
+    """``1 group``, ``1,200 groups``."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
+
+
 def percent(value: object, digits: int = 1) -> str:
     """A number in percent with its unit."""
     text = number(float(value), digits) if isinstance(value, Real) else UNKNOWN

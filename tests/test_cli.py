@@ -269,11 +269,21 @@ def test_list_says_of_a_preset_what_is_not_the_papers_and_why(rayfl):
     assert "left open by the paper: clustering.proximity: " in answer.out
 
 
-def test_list_of_one_thing_is_for_presets(rayfl):
+def test_list_of_one_thing_that_is_not_there(rayfl):
     assert rayfl("list", "presets", "pacfl").err.startswith("error: pacfl: no such preset; did you mean")
-    answer = rayfl("list", "models", "lenet5")
+    answer = rayfl("list", "models", "lenet")
     assert answer.code == 2
-    assert answer.err == "error: list: shows only a line for each of models; leave the name out\n"
+    assert answer.err.startswith("error: lenet: no such part among models; did you mean 'lenet5'")
+
+
+def test_list_shows_a_part_with_its_settings(rayfl):
+    said = rayfl("list", "methods", "pacfl").out
+    assert "principal angles" in said
+    assert "Cost" in said
+    assert "batch normalisation after each convolution" in " ".join(
+        rayfl("list", "models", "lenet5").out.split()
+    )
+    assert "Algorithm 12" in rayfl("list", "coresets", "scgiga").out
 
 
 def test_list_schema_is_json(rayfl):

@@ -7,6 +7,7 @@ which absent clients have no samples. All stages share one object with the sampl
 from __future__ import annotations
 
 import difflib
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -342,7 +343,8 @@ def client_number(client: int | str, known: Mapping[str, int], where: str) -> in
     if known:
         if str(client) not in known:
             near = difflib.get_close_matches(str(client), known, n=1)
-            remedy = f"did you mean {near[0]!r}?" if near else "name clients as the partition does"
+            some = ", ".join(map(repr, itertools.islice(known, 3)))
+            remedy = f"did you mean {near[0]!r}?" if near else f"use the ids of the partition, such as {some}"
             raise ConfigError(where, f"there is no client {str(client)!r}", remedy)
         return known[str(client)]
     if not str(client).isdecimal():

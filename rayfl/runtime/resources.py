@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from rayfl.config import Config
 from rayfl.errors import ConfigError
-from rayfl.units import size
+from rayfl.units import counted, size
 
 WORKER_BYTES = 270e6
 """A Python process with torch imported."""
@@ -99,7 +99,8 @@ class ResourcePlan:
 
     def lines(self) -> list[str]:
         """The arithmetic in words."""
-        gpus = f", {self.gpus:g} GPUs" if self.gpus else ""
+        gpus = f", {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
+        cpus = f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
         more = f", up to {self.most_actors} as nodes join" if self.most_actors > self.actors else ""
         short = []
         if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
@@ -113,8 +114,8 @@ class ResourcePlan:
                 "'execution.fan_in' has client actors add them first"
             )
         return [
-            f"{self.clients:,} clients, {self.cohort:,} a round, in {self.blocks:,} or more blocks of "
-            f"{self.block_size} on {self.actors} client actors ({self.cpus:g} CPUs{gpus}){more}",
+            f"{counted(self.clients, 'client')}, {self.cohort:,} a round, in {self.blocks:,} or more blocks "
+            f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
             f"{self.parameters:,} numbers a model; about {size(1e9 * self.worker_gb)} a client actor, "
             f"{size(1e9 * self.store_gb)} in the object store",
             *short,

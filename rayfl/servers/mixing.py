@@ -41,9 +41,9 @@ def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
             raise ConfigError(f"{method}.mix", f"{name} have shape {matrix.shape}", remedy)
         if not np.isfinite(matrix.data).all():
             raise ConfigError(f"{method}.mix", f"{name} are not finite")
-    sums = np.asarray(mixing.weights.sum(axis=1)).ravel()
+    sums: NDArray[np.float64] = np.asarray(mixing.weights.sum(axis=1), np.float64).ravel()
     if mixing.keep is not None:
-        sums = sums + np.asarray(mixing.keep.sum(axis=1)).ravel()
+        sums = sums + np.asarray(mixing.keep.sum(axis=1), np.float64).ravel()
     wrong = np.flatnonzero((np.diff(mixing.weights.tocsr().indptr) > 0) & ~(sums > 0))
     if len(wrong):
         what = f"the weights of model {wrong[0]} sum to {sums[wrong[0]]:g}"

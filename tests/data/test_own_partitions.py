@@ -425,7 +425,7 @@ EVENTS = [
     ({"name": "leave", "round": 1, "clients": ["ana"]}, "there is no client 'ana'; did you mean 'anna'?"),
     (
         {"name": "leave", "round": 1, "clients": [3]},
-        "there is no client '3'; name clients as the partition does",
+        "there is no client '3'; use the ids of the partition, such as '007', 'NA', 'anna'",
     ),
     (
         {"name": "join", "round": 1, "returning": True, "clients": ["zoe"]},

@@ -320,7 +320,7 @@ def test_a_run_waits_for_gpu_nodes_that_the_autoscaler_starts(
         result = head.run(sys.executable, str(LAUNCH), *arguments, RAY_ADDRESS=head.address)
     assert result.returncode == 0, result.stderr
     assert "waiting for nodes: there is room for 0 of 2 actors" in result.stdout
-    assert "on 2 client actors (2 CPUs, 1 GPUs)" in result.stdout
+    assert "on 2 client actors (2 CPUs, 1 GPU)" in result.stdout
     assert models_sha256(tmp_path / "runs") == inline_sha256(3)
 
 
