@@ -24,7 +24,7 @@ class MyMethod(Algorithm):
     power: float = Field(0.5, ge=0, description="1: FedAvg; 0: all clients count the same")
 
     def mix(self, setup: Setup, state: ServerState, plan: Plan, reports: Reports) -> Mixing:
-        """FedAvg's weights n_i times n_i ** (power - 1); rows are normalised by the servers."""
+        """FedAvg's weights n_i times n_i ** (power - 1), which the servers normalise."""
         mixing = super().mix(setup, state, plan, reports)
         factors = setup.sizes[plan.cohort].astype(np.float64) ** (self.power - 1)  # (M,)
         return replace(mixing, weights=sp.csr_array(mixing.weights.multiply(factors)))

@@ -24,6 +24,19 @@ Checkpoints write and read its fields; nothing has to be registered.
 
 **A method in one file.** Clients whose model was worse than average when they last took part count double::
 
+    from __future__ import annotations
+
+    from dataclasses import dataclass, replace
+    from typing import Literal
+
+    import numpy as np
+    import scipy.sparse as sp
+    from numpy.typing import NDArray
+    from pydantic import Field
+
+    from rayfl.algorithms import Algorithm, Mixing, Plan, RoundReport, ServerState, Setup, per_client
+    from rayfl.training.reports import ClientReport, Reports, Trained
+
     @dataclass(frozen=True)
     class BehindState(ServerState):
         behind: NDArray[np.bool_] = per_client(False)  # (N,)

@@ -150,7 +150,9 @@ class Execution(Section):
     )
     block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort, at most 64",
+        description="clients in a block, what is scheduled; auto: a sixteenth of the cohort (at most 64), "
+        "or an eighth or quarter, without a limit, where a block would have less work than 10 million "
+        "parameters x samples x epochs; a cluster's last block may be smaller",
     )
     fan_in: Annotated[int, Field(ge=2)] | None = Field(
         None,

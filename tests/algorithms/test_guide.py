@@ -21,27 +21,14 @@ from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Interrupted
 
-IMPORTS = """
-from __future__ import annotations
-from dataclasses import dataclass, replace
-from typing import Literal
-import numpy as np
-import scipy.sparse as sp
-from numpy.typing import NDArray
-from pydantic import Field
-from rayfl.algorithms.base import Algorithm
-from rayfl.algorithms.contract import Mixing, Plan, RoundReport, ServerState, Setup, per_client
-from rayfl.training.reports import ClientReport, Reports, Trained
-"""
-
 
 @pytest.fixture(scope="module")
 def guide() -> Iterator[ModuleType]:
     """A module of the example in the guide."""
     text = rayfl.algorithms.base.__doc__ or ""
-    code = text[text.index("    @dataclass(frozen=True)") : text.index("To mix by what")]
+    code = text[text.index("    from __future__") : text.index("To mix by what")]
     module = sys.modules["guide"] = ModuleType("guide")
-    exec(IMPORTS + textwrap.dedent(code), module.__dict__)
+    exec(textwrap.dedent(code), module.__dict__)
     yield module
     del sys.modules["guide"]
 

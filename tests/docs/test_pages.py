@@ -41,7 +41,8 @@ def test_the_code_blocks_of_a_page_run(path: Path) -> None:
 
 
 def test_the_method_of_the_guide_clusters_after_its_warm_up() -> None:
-    (code,) = [b.code for b in blocks((DOCS / "your" / "method.md").read_text()) if b.language == "python"]
+    page = (DOCS / "your" / "method.md").read_text()
+    (code,) = [b.code for b in blocks(page) if b.title == "late_clustering.py"]
     Path("late_clustering.py").write_text(code)
     changes = ["algorithm=late_clustering", "algorithm.warmup=2", "rounds=4", "training.epochs=1", *INLINE]
     rayfl(["--plugin", "late_clustering.py", "run", "digits-demo", *changes])
