@@ -138,7 +138,7 @@ class Execution(Section):
         0.0, ge=0, description="fraction of a GPU for a client actor; caps its memory"
     )
     placement: Literal["auto", "pack", "spread"] = Field(
-        "auto", description="client actors on as few nodes as possible, or on as many; auto: as Ray likes"
+        "auto", description="client actors on as few nodes as possible, or on as many; auto: Ray decides"
     )
     servers_on: Annotated[str, Field(min_length=1)] | None = Field(
         None,
@@ -156,9 +156,9 @@ class Execution(Section):
     )
     fan_in: Annotated[int, Field(ge=2)] | None = Field(
         None,
-        description="add sums in a tree: an actor trains so many blocks of a model one after the other and "
-        "sends one sum, and so many sums are added again before the LPS gets them; by default it gets the "
-        "sum of every block",
+        description="add in a tree: an actor trains up to this many blocks of a model and sends one sum, "
+        "client actors add up to this many sums at a time until the LPS gets no more than that; by default "
+        "it gets the sum of every block",
     )
     wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
