@@ -126,10 +126,15 @@ class Registry(Mapping[str, type[PartT]]):
     def __len__(self) -> int:
         return len(self._parts())
 
-    def _parts(self) -> dict[str, type[PartT]]:
+    @property
+    def own(self) -> Mapping[str, type[PartT]]:
+        """Rayfl's own parts, without those of plug-ins."""
         if self._own is None:
             self._own = _found_in(self.package, self.base)
-        return dict(sorted({**self._own, **self._added}.items())) if self._added else self._own
+        return self._own
+
+    def _parts(self) -> Mapping[str, type[PartT]]:
+        return dict(sorted({**self.own, **self._added}.items())) if self._added else self.own
 
     def register(self, part: type[PartT]) -> None:
         """Take a part from outside of rayfl; the same class of a module that is imported anew replaces it.

@@ -52,14 +52,14 @@ RESULTS = ROOT / "experiments" / "results"
 def pages() -> Iterator[tuple[str, str]]:
     """The overview and the pages, by their path in ``docs``."""
     yield "methods/index.md", index()
-    for name, part in ALGORITHMS.items():
+    for name, part in ALGORITHMS.own.items():
         yield f"methods/{name}.md", page(name, part)
 
 
 def groups() -> dict[str, tuple[str, ...]]:
     """The methods by group; those that no group names come last."""
     known = {name for group in GROUPS.values() for name in group}
-    others = tuple(sorted(set(ALGORITHMS) - known))
+    others = tuple(sorted(set(ALGORITHMS.own) - known))
     return {**GROUPS, "Others": others} if others else GROUPS
 
 

@@ -213,7 +213,7 @@ def parts() -> str:
         shared = [name for name in KINDS[kind].base.model_fields if name != "name"]
         if shared and kind != "methods":
             lines += ["Settings of all of them:", "", *settings_table(KINDS[kind].base, prefix), ""]
-        for name, part in KINDS[kind].items():
+        for name, part in KINDS[kind].own.items():
             if kind == "methods":
                 lines += [f"- [`{name}`](../methods/{name}.md): {markdown(summary(part))}"]
                 continue
@@ -226,7 +226,7 @@ def parts() -> str:
         "Distances between clients' data that `rayfl partition` measures.",
         "",
     ]
-    lines += [f"- `{name}`: {markdown(summary(part))}" for name, part in KINDS["measures"].items()]
+    lines += [f"- `{name}`: {markdown(summary(part))}" for name, part in KINDS["measures"].own.items()]
     return "\n".join(lines) + "\n"
 
 

@@ -164,7 +164,10 @@ def test_an_unknown_part(override, line):
         ("hierarchy=none", "hierarchy: got 'none'; expected a section with common_layers, "),
         # what does not fit together
         ("clustering={threshold: 1, n_clusters: 2}", "clustering: threshold and n_clusters are both given; "),
-        ("sampling=curriculum", "config: sampling 'curriculum' has nothing to choose where all clients take"),
+        (
+            "sampling=curriculum",
+            "config: sampling 'curriculum' has nothing to choose from if all clients take",
+        ),
         ("clustering.proximity=principal", "clustering: no proximity 'principal'; did you mean "),
         ("clustering.proximity=relevance", "clustering: proximity 'relevance' cannot compare signatures "),
     ],

@@ -208,7 +208,7 @@ def test_weighted_summary_of_the_untested():
         (lambda: clients.client_graph(np.zeros((4, 3)), neighbours=0), "0 neighbours"),
         (lambda: clients.client_graph(np.zeros((4, 3)), clusters=[0, 1]), "clusters of shape"),
         (lambda: clients.client_graph(clusters=[0, 1, 2]), "no edges"),
-        (lambda: clients.client_graph(np.eye(3), clusters=[0, 1, 2]), "nobody is alike"),
+        (lambda: clients.client_graph(np.eye(3), clusters=[0, 1, 2]), "no two are alike"),
         (lambda: clients.client_graph(np.full((4, 2), np.inf)), "not finite"),
         (lambda: clients.client_coreset(clients.client_graph(np.eye(9)), 0), "references: got 0"),
         (lambda: clients.evaluation_coreset(clients.client_graph(np.eye(9)), 0), "references: got 0"),

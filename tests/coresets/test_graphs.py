@@ -181,7 +181,7 @@ def bad(matrix, **settings):
         (lambda: graphs.knn_graph(np.full((9, 2), np.nan), 3), "not finite"),
         (
             lambda: graphs.ego_graph(Path("/no/such/file")),
-            "two vertex numbers a line",
+            "two vertex numbers per line",
         ),
         (lambda: walks.walk_vectors(Graph(path(3)), 0, 1), "power: got 0"),
         (lambda: graphs.random_graph(1, 2.0, 0), "random graph: 1 vertices"),
@@ -200,7 +200,7 @@ def test_a_torn_file_of_edges_is_refused(tmp_path, torn):
     packed = gzip.compress(b"0 1\n1 2\n" * 50)
     broken = packed[torn] if torn.start == 0 else packed[: torn.start] + b"\xff\xff" + packed[torn.stop :]
     (tmp_path / "edges.gz").write_bytes(broken)
-    with pytest.raises(DataError, match="two vertex numbers a line") as caught:
+    with pytest.raises(DataError, match="two vertex numbers per line") as caught:
         graphs.ego_graph(tmp_path / "edges.gz")
     assert "\n" not in str(caught.value)
 

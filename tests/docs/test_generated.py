@@ -50,11 +50,11 @@ def test_the_reference_lists_every_setting() -> None:
     known = _documented()
     assert set(_settings(Config)) - known - {"hierarchy", *sections} == set()
     for kind, prefix in {"models": "model.", "datasets": "data.", "partitions": "partition."}.items():
-        for part in KINDS[kind].values():
+        for part in KINDS[kind].own.values():
             assert set(_settings(part, prefix)) <= known
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", ALGORITHMS.own)
 def test_the_docstring_of_a_method_has_all_that_its_page_shows(name: str) -> None:
     from docstrings import Docstring, entries
 

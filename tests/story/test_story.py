@@ -33,8 +33,10 @@ def rayfl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if files.returncode:
         pytest.skip("no git checkout to build a wheel of")
     for name in filter(None, files.stdout.split("\0")):
-        if (ROOT / name).is_file():
-            (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_symlink():  # rayfl/deploy
+            (source / name).symlink_to(os.readlink(ROOT / name))
+        elif (ROOT / name).is_file():
             (source / name).write_bytes((ROOT / name).read_bytes())
     build = ["wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source)]
     subprocess.run([*pip, *build], check=True, cwd=folder)
