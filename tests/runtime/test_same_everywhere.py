@@ -68,19 +68,19 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
 @pytest.mark.parametrize(
     ("method", "actors"),
     [
-        ("mt_hfl", 1),
         ("sub_fedavg", 3),
         ("cfl", 2),
-        ("ifca", 2),
-        ("flis_dc", 2),
         ("flt", 2),
         ("mt_hfl, scaffold", 2),
         ("mt_hfl, edges", 2),
-        ("mtl", 3),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
             for method, actors in (
+                ("mt_hfl", 1),
                 ("mt_hfl", 3),
+                ("mtl", 3),
+                ("ifca", 2),
+                ("flis_dc", 2),
                 ("solo", 2),
                 ("fedavg", 3),
                 ("pacfl", 2),
@@ -116,12 +116,17 @@ def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_c
     ("method", "together"),
     [
         ("mt_hfl, scaffold", True),
-        ("mt_hfl, scaffold", False),
-        ("flis_dc", True),
         ("mtl", False),
         *(
             pytest.param(method, together, marks=pytest.mark.slow)
-            for method, together in (("mt_hfl", True), ("mt_hfl", False), ("flis_dc", False), ("mtl", True))
+            for method, together in (
+                ("mt_hfl, scaffold", False),
+                ("mt_hfl", True),
+                ("mt_hfl", False),
+                ("flis_dc", True),
+                ("flis_dc", False),
+                ("mtl", True),
+            )
         ),
     ],
 )
@@ -205,11 +210,11 @@ def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[s
 @pytest.mark.parametrize(
     ("method", "kill", "code"),
     [
-        ("mt_hfl", signal.SIGKILL, -9),
-        ("mt_hfl", signal.SIGTERM, 130),
         ("solo", signal.SIGINT, 130),
         ("mt_hfl, scaffold", signal.SIGKILL, -9),
-        ("mtl", signal.SIGKILL, -9),
+        pytest.param("mt_hfl", signal.SIGKILL, -9, marks=pytest.mark.slow),
+        pytest.param("mt_hfl", signal.SIGTERM, 130, marks=pytest.mark.slow),
+        pytest.param("mtl", signal.SIGKILL, -9, marks=pytest.mark.slow),
     ],
 )
 def test_killed_and_resumed_is_uninterrupted(
