@@ -1,4 +1,4 @@
-"""What was computed of large arrays is kept for as long as it is asked of the same arrays."""
+"""Cache of one result that is valid as long as the arrays it was computed from are the same objects."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ T = TypeVar("T")
 
 
 class Kept(Generic[T]):
-    """The latest result of a computation over all clients, which most rounds would only do again.
+    """The latest result of a computation over all clients, whose inputs do not change in most rounds.
 
-    States, stages and what hangs on them are frozen: the same array has the same values.
+    Arrays are compared by identity: states and stages are frozen, so the same array has the same values.
     """
 
     def __init__(self) -> None:
@@ -19,12 +19,12 @@ class Kept(Generic[T]):
         self._found: T
 
     def of(self, make: Callable[[], T], *asked: object) -> T:
-        """What ``make`` gives, called only if it is ``asked`` of other objects than the last time.
+        """The result of ``make``, which is called only if ``asked`` differs from the last call.
 
         Args:
-            make: computes it.
-            asked: all that the result depends on; arrays and the like are the same if they are one object,
-                text and numbers if they are equal.
+            make: computes the result.
+            asked: everything the result depends on; text and numbers are compared by value, all else by
+                identity.
         """
         if self._asked is None or not _same(self._asked, asked):
             self._found = make()

@@ -22,7 +22,7 @@ _COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed
 def runs_table(runs: Sequence[RunView], folder: Path) -> Table:
     """The table of ``rayfl runs``: one row a run."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("run", overflow="fold", min_width=24)
+    table.add_column("run", overflow="fold", min_width=12)  # all columns fit into 80 characters
     table.add_column("state", overflow="fold", min_width=8)
     for heading in ("method", "dataset"):
         table.add_column(heading, overflow="fold")

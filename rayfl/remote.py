@@ -3,7 +3,7 @@
 A run works in a folder of this machine, its *staging folder*, and is published from there: after every
 checkpoint and at the end. Object stores rename nothing, so the order does what a rename does: a checkpoint's
 ``manifest.json`` is written after all that it lists and removed before it; ``summary.json``, which says that
-a run is finished, comes last. Whoever reads in between finds the checkpoints before.
+a run is finished, comes last. A reader in between finds the earlier checkpoints.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ URL = r"^(s3|gs|gcs|abfs|abfss|hdfs|file):/"
 """How the root of runs elsewhere begins. A path has collapsed the slashes."""
 
 _NOTE, _PUBLISHED = ".remote", ".published.json"
-"""Where a staging folder belongs, and what of it has been published."""
+"""Files in a staging folder: the URL of its root, and the record of what has been published."""
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
@@ -36,7 +36,7 @@ def is_url(text: object) -> bool:
 
 
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of the environment says who may write there."""
+    """The environment variables that hold credentials for object storage."""
     return {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
 
 
@@ -135,10 +135,10 @@ class Remote:
             raise DiskError(self, " ".join(str(error).split())[:300]) from None
 
     def publish(self, folder: Path) -> None:
-        """Bring what is there to what this folder holds.
+        """Make the remote directory equal to this folder.
 
         Raises:
-            DiskError: if that is not possible; what is there can be read nevertheless.
+            DiskError: if that fails; the remote directory stays readable.
         """
         there, before = self.files(), _known(folder)
         here = _visible(folder)
@@ -174,7 +174,7 @@ class Remote:
         system.delete_file(f"{path}/{name}")
 
     def fetch(self, folder: Path) -> None:
-        """Bring this folder to what is there, unless it has got further itself.
+        """Make this folder equal to the remote directory, unless this folder has more rounds.
 
         Raises:
             ConfigError: if there is no run.
@@ -193,6 +193,8 @@ class Remote:
             system, path = self._place
             for name in whole:
                 target = folder / name
+                if ".." in PurePosixPath(name).parts:  # an object's name may be anything
+                    raise DiskError(self, f"{name!r} would be written outside of the run directory")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with system.open_input_stream(f"{path}/{name}") as file, target.open("wb") as out:
                     shutil.copyfileobj(file, out, 1 << 24)
@@ -222,7 +224,7 @@ def _visible(folder: Path) -> dict[str, Path]:
 
 
 def _stamps(files: Mapping[str, Path]) -> dict[str, list[int]]:
-    """By which it is known that a file has changed."""
+    """Size and modification time of each file, to notice changes."""
     return {name: [path.stat().st_size, path.stat().st_mtime_ns] for name, path in files.items()}
 
 

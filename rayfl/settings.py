@@ -128,7 +128,7 @@ class Registry(Mapping[str, type[PartT]]):
 
     @property
     def own(self) -> Mapping[str, type[PartT]]:
-        """Rayfl's own parts, without those of plug-ins."""
+        """The parts that come with rayfl, without those of plug-ins."""
         if self._own is None:
             self._own = _found_in(self.package, self.base)
         return self._own

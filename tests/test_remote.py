@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import rayfl
 from rayfl import cli
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, DiskError, RayflError
 from rayfl.events import CheckpointSaved, Note, RunEvent
 from rayfl.remote import Remote, split, staging
 from rayfl.rundir import RunDirectory
@@ -179,3 +179,14 @@ def test_where_nothing_answers_nothing_begins(settings: dict[str, Any], tmp_path
 )
 def test_the_name_of_a_run_is_the_last_of_its_url(url: str, expected: tuple[str, str]) -> None:
     assert split(url) == expected
+
+
+def test_an_object_cannot_be_fetched_to_outside_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Remote, "files", lambda self: {"config.yaml": 1, "../../other": 1})
+    (tmp_path / "there" / "run").mkdir(parents=True)
+    (tmp_path / "there" / "run" / "config.yaml").write_text("{}")
+    with pytest.raises(DiskError, match="outside of the run directory"):
+        Remote(f"file://{tmp_path / 'there'}", "run").fetch(tmp_path / "staging" / "run")
+    assert not (tmp_path / "other").exists()

@@ -1,7 +1,7 @@
-"""How runs go, for whoever watches them from elsewhere: small files in their directories.
+"""The progress of runs, for observers in other processes: small files in the run directories.
 
 ``status`` says what a run does now and how it ended, ``writer`` keeps that up to date while it runs and
-writes ``log.jsonl``, ``looking`` reads it, ``pace`` says how long a run will still take.
+writes ``log.jsonl``, ``looking`` reads it, ``pace`` estimates the remaining time.
 """
 
 from rayfl.monitor.looking import RunView, newest_running, runs_below, view

@@ -1,4 +1,4 @@
-"""What can be seen of runs from outside, of those that go on and of those that have ended."""
+"""Running and finished runs, as their directories describe them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rayfl.errors import ConfigError
 from rayfl.monitor.status import Status
 
 _SILENCE = 30.0
-"""Seconds without a sign of life after which a run on another machine is held to be dead."""
+"""Seconds without a sign of life after which a run on another machine counts as dead."""
 
 _DEPTH = 3
 """How far below a folder runs are looked for."""
@@ -26,7 +26,7 @@ _DEPTH = 3
 
 @dataclass(frozen=True)
 class RunView:
-    """A run as it is seen from outside.
+    """A run, as its directory describes it.
 
     Attributes:
         path: its directory.
@@ -106,7 +106,7 @@ def _directories(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _alive(status: Status) -> bool:
-    """Whether the process of a run that says that it goes on is there."""
+    """Whether the process of a run that claims to be active exists."""
     if status.host == socket.gethostname():
         try:
             if abs(psutil.Process(status.pid).create_time() - status.born) < 60:  # clocks are put right

@@ -1,4 +1,4 @@
-"""How long a run will still take, judged by its last rounds."""
+"""Estimate of the remaining time of a run, from its last rounds."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections import deque
 from collections.abc import Callable
 
 _ROUNDS = 20
-"""Rounds by which the coming ones are judged: some are longer than others, those with tests for instance."""
+"""Rounds that the estimate averages over: some take longer than others, for example those with tests."""
 
 
 class Pace:
     """Seconds that are left.
 
-    Rounds may take hours, and a resumed run has done many before: both are too much for the estimates that
-    progress bars make themselves.
+    The estimates of progress bars are wrong if rounds take hours, or if a resumed run starts with many rounds
+    done.
 
     Args:
         clock: seconds since any time.

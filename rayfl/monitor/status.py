@@ -1,4 +1,4 @@
-"""``status.json``: what a run does now, or how it has ended."""
+"""``status.json``: what a run is doing, or how it ended."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ from rayfl.rundir import clean
 LOG = "log.jsonl"
 
 MOST = 5_000_000
-"""Bytes of a log; with the one before, ``log.1.jsonl``, a run has twice as many at most."""
+"""Most bytes of a log; together with the previous one, ``log.1.jsonl``, a run has at most twice as many."""
 
 _BEAT = 1.0
 """Seconds between two times that the files are written, if something has happened."""
@@ -53,10 +53,10 @@ Export = Callable[[Status], None]
 
 
 class Monitor:
-    """Tells whoever watches how a run goes; a listener of its events that passes them on.
+    """Publishes the progress of a run; a listener of its events that passes them on.
 
-    The run only puts events into a queue. A thread of this process does the rest once a second. Nothing that
-    goes wrong here is an error of the run.
+    The run only puts events into a queue. A thread of this process handles them once a second. Errors in that
+    thread never end the run.
 
     Args:
         status: of the run when it begins or goes on.
