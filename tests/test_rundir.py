@@ -178,9 +178,12 @@ def test_a_run_waits_for_what_the_one_before_gives_back(
 ) -> None:
     """Two CPUs, of which none, then one, then both are free again."""
     free = iter([0.0, 1.0, 2.0])
-    nodes = [{"Alive": True, "Resources": {"CPU": 2.0}}, {"Alive": False, "Resources": {"CPU": 8.0}}]
+    nodes = [
+        {"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0}},
+        {"NodeID": "b", "Alive": False, "Resources": {"CPU": 8.0}},
+    ]
     monkeypatch.setattr(connection.ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(connection, "this_cluster", lambda: Available((Node(next(free), 0.0),), 1e12))
+    monkeypatch.setattr(connection, "this_cluster", lambda *_: Available((Node(next(free), 0.0),), 1e12))
     config = load(
         settings, ["execution.backend=ray", "execution.block_size=auto", f"execution.actors={actors}"]
     )
@@ -189,8 +192,9 @@ def test_a_run_waits_for_what_the_one_before_gives_back(
 
 def test_a_run_does_not_wait_for_ever(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_RELEASE_TIMEOUT", 0.1)
-    monkeypatch.setattr(connection.ray, "nodes", lambda: [{"Alive": True, "Resources": {"CPU": 2.0}}])
-    monkeypatch.setattr(connection, "this_cluster", lambda: Available((Node(1.0, 0.0),), 1e12))
+    nodes = [{"NodeID": "a", "Alive": True, "Resources": {"CPU": 2.0}}]
+    monkeypatch.setattr(connection.ray, "nodes", lambda: nodes)
+    monkeypatch.setattr(connection, "this_cluster", lambda *_: Available((Node(1.0, 0.0),), 1e12))
     assert connection.available(load(settings, ["execution.backend=ray"])).cpus == 1
 
 

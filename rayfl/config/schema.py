@@ -70,6 +70,9 @@ RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/
 _BLOCK_WORK = 1e7
 """Parameters times samples that take a core a few milliseconds: less is not worth a message."""
 
+_MOST = 64
+"""Clients in a block of large cohorts, or as many as have that work together."""
+
 
 class Evaluation(Section):
     """When and how clients are tested: each on its own test data with the model that it would use.
@@ -134,8 +137,10 @@ class Execution(Section):
         None, ge=1, description="pin this many clients to each actor (1: one actor per client); sets 'actors'"
     )
     cpus_per_actor: float = Field(1.0, gt=0, description="CPUs that Ray reserves for a client actor")
-    gpus_per_actor: float = Field(
-        0.0, ge=0, description="fraction of a GPU for a client actor; caps its memory"
+    gpus_per_actor: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
+        0.0,
+        description="fraction of a GPU for a client actor, which caps its memory; auto: an actor for every "
+        "8 GB of each GPU, so that larger GPUs get more",
     )
     placement: Literal["auto", "pack", "spread"] = Field(
         "auto", description="client actors on as few nodes as possible, or on as many; auto: Ray decides"
@@ -150,9 +155,10 @@ class Execution(Section):
     )
     block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="clients in a block, what is scheduled; auto: a sixteenth of the cohort (at most 64), "
-        "or an eighth or quarter, without a limit, where a block would have less work than 10 million "
-        "parameters x samples x epochs; a cluster's last block may be smaller",
+        description="clients in a block, what is scheduled; auto: a sixteenth of the cohort (at most 64, or "
+        "as many as have work of 10 million parameters x samples x epochs together), or an eighth or "
+        "quarter, without a limit, where a block would have less work than that; a cluster's last block may "
+        "be smaller",
     )
     fan_in: Annotated[int, Field(ge=2)] | None = Field(
         None,
@@ -195,6 +201,11 @@ class Execution(Section):
         return int(least), int(most)
 
     @property
+    def gpu_share(self) -> float:
+        """What an actor has of a GPU, where that is one number; a whole one if it depends on the GPU."""
+        return 1.0 if self.gpus_per_actor == "auto" else self.gpus_per_actor
+
+    @property
     def elastic(self) -> bool:
         """Whether actors may come and go during the run."""
         return isinstance(self.actors, str) and self.actors != "auto"
@@ -212,7 +223,7 @@ class Execution(Section):
             while blocks > 4 and work * cohort / blocks < _BLOCK_WORK:
                 blocks //= 2
             size = -(-cohort // blocks)
-            size = min(64, size) if blocks == 16 else size
+            size = min(max(_MOST, math.ceil(_BLOCK_WORK / work)), size) if blocks == 16 else size
         else:
             size = self.block_size
         return min(size, self.clients_per_actor or size)

@@ -11,7 +11,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +24,9 @@ from rayfl import plugins
 from rayfl.config import Config
 from rayfl.errors import ConfigError, RayflError
 from rayfl.memory import free_memory
+from rayfl.runtime import nodes
 from rayfl.runtime.processes import one_line
-from rayfl.runtime.resources import Available, Node
+from rayfl.runtime.resources import Available, Node, PerActor
 
 _RELEASE_TIMEOUT = 5.0
 """Seconds to wait for CPUs and GPUs that something else in the cluster holds, which may be about to end."""
@@ -199,20 +200,21 @@ def this_machine() -> Available:
     """What this machine has."""
     import torch
 
-    node = Node(float(os.cpu_count() or 1), float(torch.cuda.device_count()))
+    gpus = float(torch.cuda.device_count())
+    node = Node(float(os.cpu_count() or 1), gpus, nodes.smallest_gpu() if gpus else None)
     return Available((node,), float(free_memory()))
 
 
-def this_cluster() -> Available:
-    """What the connected Ray cluster has free, node by node."""
-    return _nodes(ray.state.available_resources_per_node().values())
+def this_cluster(gpus: PerActor = 0.0) -> Available:
+    """What the connected Ray cluster has free, node by node.
 
-
-def _nodes(resources: Iterable[Mapping[str, float]]) -> Available:
-    each = list(resources)
-    nodes = tuple(Node(node.get("CPU", 0.0), node.get("GPU", 0.0)) for node in each)
+    Args:
+        gpus: what an actor gets of a GPU.
+    """
+    each = list(ray.state.available_resources_per_node().values())
     stores = [node["object_store_memory"] for node in each if "object_store_memory" in node]
-    return Available(nodes, sum(node.get("memory", 0.0) for node in each), min(stores, default=None))
+    memory = sum(node.get("memory", 0.0) for node in each)
+    return Available(tuple(nodes.free(gpus).values()), memory, min(stores, default=None))
 
 
 def available(config: Config) -> Available:
@@ -224,12 +226,12 @@ def available(config: Config) -> Available:
     e = config.execution
     if e.backend == "inline":
         return this_machine()
-    whole = _nodes(node["Resources"] for node in ray.nodes() if node["Alive"])
+    whole = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
     wanted = whole.room(e.cpus_per_actor, e.gpus_per_actor)
     if e.clients_per_actor is None:
         wanted = int(min(wanted, e.actors_wanted[1]))
     until = time.monotonic() + _RELEASE_TIMEOUT
-    while (free := this_cluster()).room(e.cpus_per_actor, e.gpus_per_actor) < wanted:
+    while (free := this_cluster(e.gpus_per_actor)).room(e.cpus_per_actor, e.gpus_per_actor) < wanted:
         if time.monotonic() > until:
             break
         time.sleep(0.05)
@@ -249,9 +251,10 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
     e = config.execution
     wanted = e.actors_wanted[0]
     seconds = e.wait if e.wait != "auto" else (_NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT)
-    bundle = {"CPU": e.cpus_per_actor} | ({"GPU": e.gpus_per_actor} if e.gpus_per_actor else {})
+    share = nodes.share_anywhere(e.gpus_per_actor)
+    bundle = {"CPU": e.cpus_per_actor} | ({"GPU": share} if share else {})
     until, told = time.monotonic() + seconds, False
-    while (room := this_cluster().room(e.cpus_per_actor, e.gpus_per_actor)) < wanted:
+    while (room := this_cluster(e.gpus_per_actor).room(e.cpus_per_actor, e.gpus_per_actor)) < wanted:
         if stop.is_set() or time.monotonic() > until:
             break
         if not told and seconds > _RELEASE_TIMEOUT:

@@ -11,7 +11,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rayfl.config import Config
 from rayfl.errors import ConfigError
-from rayfl.runtime.resources import Available, Node
+from rayfl.runtime import nodes
+from rayfl.runtime.resources import PerActor, in_turn
 
 _TRACE = 0.001
 """So much of a custom resource is reserved: it marks a node and is not used up."""
@@ -52,10 +53,10 @@ class Placement:
         wanted._check(ray.nodes(), ray.get_runtime_context().get_node_id())
         return wanted
 
-    def _check(self, nodes: list[dict[str, Any]], here: str) -> None:
+    def _check(self, there: list[dict[str, Any]], here: str) -> None:
         if self.servers_on is None:
             return
-        marked = [node["NodeID"] for node in nodes if node["Alive"] and self._marks(node)]
+        marked = [node["NodeID"] for node in there if node["Alive"] and self._marks(node)]
         key, equals, value = self.servers_on.partition("=")
         option = f"--labels={key}={value}" if equals else f"""--resources='{{"{key}": 1}}'"""
         if not marked:
@@ -85,23 +86,33 @@ class Placement:
         key, equals, value = self.servers_on.partition("=")
         return {"label_selector": {key: value}} if equals else {"resources": {key: _TRACE}}
 
-    def of_clients(self, count: int, num_cpus: float, num_gpus: float) -> list[dict[str, Any]]:
-        """Ray's options for each of the client actors, given what is free now."""
-        if self.clients == "spread":
-            return [{"scheduling_strategy": "SPREAD"}] * count
-        if self.clients != "pack":
-            return [{}] * count
-        free = ray.state.available_resources_per_node()
-        rooms = {
-            name: Available((Node(node.get("CPU", 0.0), node.get("GPU", 0.0)),), 0.0).room(num_cpus, num_gpus)
-            for name, node in free.items()
-        }
-        # Soft: if the node is gone or was taken in the meantime, it is another one.
+    def of_clients(self, count: int, num_cpus: float, num_gpus: PerActor) -> list[dict[str, Any]]:
+        """Ray's options for each of the client actors, given what is free now.
+
+        Where GPUs are shared by their memory, an actor's share is that of one node, so it goes there.
+        """
+        options = {"num_cpus": num_cpus, "num_gpus": nodes.share_anywhere(num_gpus)}
+        if num_gpus != "auto" and self.clients != "pack":
+            spread = {"scheduling_strategy": "SPREAD"} if self.clients == "spread" else {}
+            return [{**options, **spread}] * count
+        free = nodes.free(num_gpus)
+        rooms = {name: node.room(num_cpus, num_gpus) for name, node in free.items()}
+        if self.clients == "pack":
+            places = packed(rooms, count)
+        else:
+            names = sorted(rooms)
+            turns = in_turn([rooms[name] for name in names], count)
+            places = [None if turn is None else names[turn] for turn in turns]
+        # Soft: if the node is gone or, where shares do not depend on it, was taken, it is another one.
         return [
-            {}
-            if node is None
+            options
+            if name is None
             else {
-                "scheduling_strategy": NodeAffinitySchedulingStrategy(node, True, _spill_on_unavailable=True)
+                **options,
+                "num_gpus": free[name].share(num_gpus),
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(
+                    name, True, _spill_on_unavailable=num_gpus != "auto"
+                ),
             }
-            for node in packed(rooms, count)
+            for name in places
         ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import ray
@@ -38,6 +39,7 @@ from rayfl.runtime.remote import (
     named,
     whereabouts,
 )
+from rayfl.runtime.resources import PerActor
 
 _TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(acknowledge)
 """A remote task. Ray keeps each function that is made one for good: one for all."""
@@ -121,7 +123,8 @@ class RayBackend(Backend):
 
     Args:
         actors: number of client actors, at most: those for which there is no room yet come when there is.
-        num_cpus, num_gpus: what Ray reserves for each; may be fractions.
+        num_cpus, num_gpus: what Ray reserves for each; may be fractions, of a GPU one that follows from its
+            memory, too.
         servers: number of LPS actors (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
         run: the name of the run, for those of actors and tasks.
@@ -132,14 +135,14 @@ class RayBackend(Backend):
         self,
         actors: int,
         num_cpus: float,
-        num_gpus: float,
+        num_gpus: PerActor,
         servers: int,
         deadline: float | None = None,
         run: str = "run",
         placement: Placement = Placement(),  # noqa: B008 (it is frozen)
     ) -> None:
         self.actors, self._run, self._placement = actors, run, placement
-        self._resources = {"num_cpus": num_cpus, "num_gpus": num_gpus}
+        self._num_cpus, self._num_gpus = num_cpus, num_gpus
         options = {
             **UNRECORDED,
             "num_cpus": 0,
@@ -247,12 +250,13 @@ class RayBackend(Backend):
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
-        actor, options = ray.remote(_HostActor), {**UNRECORDED, **self._resources}
-        places = self._placement.of_clients(self.actors, **self._resources)
+        actor = ray.remote(_HostActor)
+        places = self._placement.of_clients(self.actors, self._num_cpus, self._num_gpus)
 
         def new(place: int) -> Any:
-            names = named(self._run, f"client:{place}")
-            return actor.options(**options, **names, **places[place]).remote(stages, host)
+            options = {**UNRECORDED, **named(self._run, f"client:{place}"), **places[place]}
+            own = replace(host, gpu_fraction=options["num_gpus"])
+            return actor.options(**options).remote(stages, own)
 
         self._crew = Crew(self.actors, new, self._deaths, lambda text: self.say(text))
 

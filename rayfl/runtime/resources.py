@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Literal
 
 from rayfl.config import Config
 from rayfl.errors import ConfigError
@@ -16,12 +18,52 @@ _MANY_GB = 4.0
 """Of the sums at one local server, above which it is worth a line."""
 
 
+ACTOR_GPU_BYTES = 8e9
+"""Memory of a GPU for each client actor, where ``execution.gpus_per_actor`` is ``auto``."""
+
+_GRAIN = 10_000
+"""Parts of a GPU that Ray counts."""
+
+PerActor = float | Literal["auto"]
+"""What an actor has of a GPU: a fraction, or as much as :data:`ACTOR_GPU_BYTES` are."""
+
+
 @dataclass(frozen=True)
 class Node:
-    """What one machine has free."""
+    """What one machine has free.
+
+    Attributes:
+        cpus, gpus: how many.
+        gpu_bytes: memory of the smallest of its GPUs; None if it is not known.
+    """
 
     cpus: float
     gpus: float
+    gpu_bytes: float | None = None
+
+    def share(self, gpus: PerActor) -> float:
+        """The fraction of a GPU of this node that an actor gets; a whole one where its memory is unknown."""
+        if gpus != "auto":
+            return gpus
+        # Rounded down: seven times 0.1429, which is what Ray makes of a seventh, is more than there is.
+        return _GRAIN // max(1, int((self.gpu_bytes or 0.0) / ACTOR_GPU_BYTES)) / _GRAIN
+
+    def room(self, cpus: float, gpus: PerActor) -> int:
+        """How many actors of so many CPUs and GPUs can be placed."""
+        by_cpu, share = int(self.cpus / cpus + 1e-9), self.share(gpus)
+        return min(by_cpu, int(self.gpus / share + 1e-9)) if share else by_cpu
+
+
+def in_turn(rooms: Sequence[int], count: int) -> list[int | None]:
+    """Nodes for so many actors, one on each in turn while there is room; None where there is none.
+
+    Args:
+        rooms: how many actors each node has room for.
+        count: how many actors.
+    """
+    turns = range(max(rooms, default=0))
+    places: list[int | None] = [node for turn in turns for node, room in enumerate(rooms) if turn < room]
+    return (places + [None] * count)[:count]
 
 
 @dataclass(frozen=True)
@@ -48,13 +90,15 @@ class Available:
         """Over all nodes."""
         return sum(node.gpus for node in self.nodes)
 
-    def room(self, cpus: float, gpus: float) -> int:
+    def room(self, cpus: float, gpus: PerActor) -> int:
         """How many actors of so many CPUs and GPUs can be placed."""
-        by_cpu = [int(node.cpus / cpus + 1e-9) for node in self.nodes]
-        by_gpu = [
-            int(node.gpus / gpus + 1e-9) if gpus else n for node, n in zip(self.nodes, by_cpu, strict=True)
-        ]
-        return sum(min(pair) for pair in zip(by_cpu, by_gpu, strict=True))
+        return sum(node.room(cpus, gpus) for node in self.nodes)
+
+    def reserved(self, count: int, cpus: float, gpus: PerActor) -> float:
+        """GPUs that so many actors reserve, placed in turn on the nodes."""
+        rooms = [node.room(cpus, gpus) for node in self.nodes]
+        shares = [self.nodes[place].share(gpus) for place in in_turn(rooms, count) if place is not None]
+        return sum(shares)
 
 
 @dataclass(frozen=True)
@@ -156,11 +200,13 @@ def plan_resources(
     if e.backend == "ray" and actors > room:
         lacking, per, have = ("cpus", e.cpus_per_actor, available.cpus)
         if room < available.room(e.cpus_per_actor, 0):
+            if e.gpus_per_actor == "auto":
+                raise _too_few_gpus(actors, room, available)
             lacking, per, have = ("gpus", e.gpus_per_actor, available.gpus)
         if room == 0 and per <= have:
             raise ConfigError(
                 "execution",
-                f"no node has {e.cpus_per_actor:g} CPUs and {e.gpus_per_actor:g} GPUs free for an actor",
+                f"no node has {e.cpus_per_actor:g} CPUs and {e.gpu_share:g} GPUs free for an actor",
                 "lower execution.cpus_per_actor or execution.gpus_per_actor",
             )
         share = int(1000 * have / actors) / 1000
@@ -190,7 +236,9 @@ def plan_resources(
         actors=actors,
         clients_per_actor=e.clients_per_actor or -(-clients // actors),
         cpus=actors * e.cpus_per_actor,
-        gpus=actors * e.gpus_per_actor,
+        gpus=e.gpu_share
+        if e.backend == "inline"
+        else available.reserved(actors, e.cpus_per_actor, e.gpus_per_actor),
         parameters=parameters,
         worker_gb=worker / 1e9,
         store_gb=store / 1e9,
@@ -198,3 +246,11 @@ def plan_resources(
         sums=min(blocks, e.fan_in or blocks),
         most_actors=max(actors, min(int(e.actors_wanted[1]), blocks)) if e.elastic else actors,
     )
+
+
+def _too_few_gpus(actors: int, room: int, available: Available) -> ConfigError:
+    """Of actors that get GPUs by memory."""
+    what = f"{counted(actors, 'actor')} of {size(ACTOR_GPU_BYTES)} of GPU memory each"
+    there = f"there are {available.gpus:g} GPUs with room for {room}" if available.gpus else "there is no GPU"
+    fitting = f"execution.actors={room} or a fraction would fit" if room else "execution.gpus_per_actor=0"
+    return ConfigError("execution.gpus_per_actor", f"{what} do not fit: {there}", fitting)

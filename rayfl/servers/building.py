@@ -85,7 +85,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
     engine, why = choose_engine(spec, config.training.engine)
     permutes, graphs = config.algorithm.permutes, config.training.cuda_graphs == "auto"
-    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpus_per_actor, permutes, graphs)
+    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpu_share, permutes, graphs)
 
 
 def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], ModelSpec]:

@@ -198,13 +198,13 @@ def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs
         jobs: number of parallel runs that the user wants; None to choose.
     """
     e = config.execution
-    per_gpu = int(gpus / e.gpus_per_actor + 1e-9) if e.gpus_per_actor else int(cpus)
+    per_gpu = int(gpus / e.gpu_share + 1e-9) if e.gpu_share else int(cpus)
     room = max(1, min(int(cpus / e.cpus_per_actor + 1e-9), per_gpu))
     given = e.actors if isinstance(e.actors, int) else None
     side = jobs or max(1, min(runs, room // (given or 1)))
     each = given or max(1, room // max(1, min(side, runs)))
     if e.backend == "inline" or (each == 1 and nodes == 1 and e.clients_per_actor is None):
-        return Shares(side, 0, e.gpus_per_actor)
+        return Shares(side, 0, e.gpu_share)
     return Shares(side, each)
 
 

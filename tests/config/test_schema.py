@@ -116,6 +116,9 @@ def test_the_block_size_is_a_matter_of_config_alone():
     tiny = load({}).execution
     assert [tiny.clients_per_block(c, 48_000) for c in (1, 16, 100, 1000)] == [1, 4, 25, 250]
     assert tiny.clients_per_block(1000, 1e6) == 63  # 63 * 1e6 is worth a message
+    # Of large cohorts 64, or as many as are worth a message together; no preset has so many.
+    assert [tiny.clients_per_block(c, 48_200) for c in (3000, 10_000, 10**6)] == [375, 208, 208]
+    assert [tiny.clients_per_block(c, 1e6) for c in (1024, 10_000)] == [64, 64]
     assert size(1000, clients_per_actor=5) == 5
     assert size(10, clients_per_actor=5) == 1
     assert size(10, block_size=100, clients_per_actor=1) == 1

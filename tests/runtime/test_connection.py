@@ -78,7 +78,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def _room(monkeypatch: pytest.MonkeyPatch, *rooms: int) -> None:
     left = list(rooms)
 
-    def now() -> Available:
+    def now(*_: object) -> Available:
         return Available((Node(float(left.pop(0) if len(left) > 1 else left[0]), 0.0),), 1e12)
 
     monkeypatch.setattr(connection, "this_cluster", now)

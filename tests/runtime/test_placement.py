@@ -31,13 +31,17 @@ def test_packed_actors_have_the_node_with_most_room_and_may_go_elsewhere(
 ) -> None:
     a, b = 28 * "aa", 28 * "bb"
     free = {a: {"CPU": 1.0}, b: {"CPU": 2.0}}
+    there = [{"NodeID": name, "Alive": True, "Resources": each} for name, each in free.items()]
+    monkeypatch.setattr("ray.nodes", lambda: there)
     monkeypatch.setattr("ray.state.available_resources_per_node", lambda: free)
+    plain = {"num_cpus": 1, "num_gpus": 0}
     options = Placement(clients="pack").of_clients(4, 1, 0)
     assert [each["scheduling_strategy"].node_id for each in options[:3]] == [b, b, a]
     assert all(each["scheduling_strategy"].soft for each in options[:3])
-    assert options[3] == {}
-    assert Placement(clients="spread").of_clients(2, 1, 0) == 2 * [{"scheduling_strategy": "SPREAD"}]
-    assert Placement().of_clients(2, 1, 0) == [{}, {}]
+    assert options[3] == plain
+    spread = Placement(clients="spread").of_clients(2, 1, 0)
+    assert spread == 2 * [{**plain, "scheduling_strategy": "SPREAD"}]
+    assert Placement().of_clients(2, 1, 0) == [plain, plain]
 
 
 @pytest.mark.parametrize("mark", ["stays", "role=server"])

@@ -1,0 +1,86 @@
+"""What the nodes of the connected Ray cluster have: CPUs, GPUs, and the memory of those."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Mapping
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from rayfl.runtime.remote import UNRECORDED
+from rayfl.runtime.resources import Node, PerActor
+
+GPU_GB = "gpu_gb"
+"""The custom resource that says how many GB the smallest GPU of a node has: ``ray start --resources``."""
+
+_PATIENCE = 60.0
+"""Seconds for a node to answer how large its GPUs are."""
+
+
+def whole(gpus: PerActor = 0.0) -> dict[str, Node]:
+    """All that the nodes have, by the node's id.
+
+    Args:
+        gpus: what an actor gets of a GPU; only where that depends on the GPU is its memory asked for.
+    """
+    there = {node["NodeID"]: node["Resources"] for node in ray.nodes() if node["Alive"]}
+    return _nodes(there, gpus)
+
+
+def free(gpus: PerActor = 0.0) -> dict[str, Node]:
+    """What the nodes have free, by the node's id."""
+    there = whole(gpus)
+    left = ray.state.available_resources_per_node()
+    return {
+        name: Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0), there[name].gpu_bytes)
+        for name, resources in left.items()
+        if name in there
+    }
+
+
+def share_anywhere(gpus: PerActor) -> float:
+    """The fraction of a GPU for an actor whose node is not known yet: that which the smallest GPUs want."""
+    if gpus != "auto":
+        return gpus
+    return max((node.share(gpus) for node in whole(gpus).values() if node.gpus), default=1.0)
+
+
+def _nodes(resources: Mapping[str, Mapping[str, float]], gpus: PerActor) -> dict[str, Node]:
+    sizes = _gpu_bytes(resources) if gpus == "auto" else {}
+    return {
+        name: Node(each.get("CPU", 0.0), each.get("GPU", 0.0), sizes.get(name))
+        for name, each in resources.items()
+    }
+
+
+_asked: dict[str, float | None] = {}
+"""Bytes of the smallest GPU of nodes that were asked; None for those that do not know. Ids are never used
+again."""
+
+
+def _gpu_bytes(resources: Mapping[str, Mapping[str, float]]) -> dict[str, float | None]:
+    """Memory of the smallest GPU of each node that has one, as the node was started with, or says itself."""
+    with_gpus = {name: each for name, each in resources.items() if each.get("GPU", 0.0)}
+    silent = [name for name, each in with_gpus.items() if GPU_GB not in each and name not in _asked]
+    if silent:
+        ask = ray.remote(num_cpus=0, max_retries=0, **UNRECORDED)(smallest_gpu)
+        there = {name: NodeAffinitySchedulingStrategy(name, soft=False) for name in silent}
+        answers = {name: ask.options(scheduling_strategy=place).remote() for name, place in there.items()}
+        for name, answer in answers.items():
+            try:
+                _asked[name] = ray.get(answer, timeout=_PATIENCE)
+            except (RayError, GetTimeoutError):
+                _asked[name] = None
+    return {name: 1e9 * each[GPU_GB] if GPU_GB in each else _asked[name] for name, each in with_gpus.items()}
+
+
+def smallest_gpu() -> float | None:
+    """Bytes of the smallest GPU of this machine, as NVIDIA's driver says; None if it says nothing."""
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE / 2, check=True)
+        return min(float(line) for line in said.stdout.split()) * 2**20
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
