@@ -162,17 +162,26 @@ def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
 
 
 def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
-    paths = [folder / name for name in texts]
-    for path in paths:
+    """Write the files; those that are there with the same text stay."""
+    missing = {folder / name: text for name, text in texts.items() if not _is(folder / name, text)}
+    for path in missing or [folder / name for name in texts]:
         if path.exists() or path.is_symlink():
             raise ConfigError(
                 str(path), "exists already; nothing was written", "choose another --name or --folder"
             )
     files.make(folder, parents=True)
-    for path, text in zip(paths, texts.values(), strict=True):
+    for path, text in missing.items():
         with files.boundary(path), path.open("x", encoding="utf-8") as file:
             file.write(text)
-    return paths
+    return [folder / name for name in texts]
+
+
+def _is(path: Path, text: str) -> bool:
+    """Whether a file of this text is there."""
+    try:
+        return path.is_file() and path.read_text(encoding="utf-8") == text
+    except (OSError, ValueError):
+        return False
 
 
 def _filled(template: str, words: dict[str, str]) -> str:

@@ -72,6 +72,20 @@ def test_init_writes_them_for_who_has_rayfl_from_pip(kind: str, tmp_path: Path) 
             init("cluster", "", tmp_path, kind)
 
 
+def test_kinds_that_share_files_can_be_written_to_one_folder(tmp_path: Path) -> None:
+    """The image's, which both have; a file that was changed since is refused as ever."""
+    init("cluster", "", tmp_path, "kuberay")
+    before = (tmp_path / "Dockerfile").stat().st_mtime_ns
+    written, _ = init("cluster", "", tmp_path, "docker")
+    assert all(path.is_file() for path in written)
+    assert (tmp_path / "Dockerfile").stat().st_mtime_ns == before
+    (tmp_path / "compose.yaml").unlink()
+    (tmp_path / "Dockerfile").write_text("FROM mine")
+    with pytest.raises(ConfigError, match="Dockerfile: exists already; nothing was written"):
+        init("cluster", "", tmp_path, "docker")
+    assert not (tmp_path / "compose.yaml").exists()
+
+
 def test_kinds_that_there_are_not_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as raised:
         init("cluster", "", tmp_path, "kubray")
