@@ -169,6 +169,19 @@ def test_a_node_lost_for_good_costs_the_rounds_since_the_last_checkpoint(
 
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.parametrize("moment", ["blocks", "reduce"])
+def test_sums_in_a_tree_on_two_nodes_of_which_one_is_lost_are_the_same(
+    moment: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings |= {"rounds": 5, "model": {"name": "mlp", "hidden": [512]}}
+    settings["execution"] = {**settings["execution"], "block_size": 1, "fan_in": 2}
+    found = _on_two_nodes(settings, tmp_path, moment)
+    assert (found["lost"], found["actors"]) == (1, 1)
+    assert_same(run(settings), Result(Path(found["path"])))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_node_that_comes_later_is_used(settings: dict[str, Any], tmp_path: Path) -> None:
     settings |= {"rounds": 200}
     found = _on_two_nodes(settings, tmp_path, "blocks", "later")

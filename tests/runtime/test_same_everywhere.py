@@ -190,6 +190,42 @@ def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
     assert_same(inline, Result(directory.path))
 
 
+TREE = {"block_size": 1, "fan_in": 2}
+"""Of FedAvg's nine clients: nine sums, five, three, two."""
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("actors", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_sums_in_a_tree_are_the_same_on_any_number_of_actors(
+    actors: int, settings: dict[str, Any], ray_cluster: None
+) -> None:
+    on_ray = run(_settings(settings, "fedavg", backend="ray", actors=actors, cpus_per_actor=0.5, **TREE))
+    assert_same(run(_settings(settings, "fedavg", **TREE)), on_ray)
+
+
+def test_sums_in_a_tree_killed_and_resumed_are_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
+    long = {**_settings(settings, "fedavg", **TREE), "rounds": 60}
+    process, path = _start({**long, "output": {**long["output"], "checkpoint_every": 3}}, tmp_path)
+    process.kill()
+    process.communicate(timeout=280)
+    assert not (path / "summary.json").exists()
+    assert_same(run(long), resume(path))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_sums_in_a_tree_stopped_on_ray_and_resumed_inline_are_the_same(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    long = {**_settings(settings, "fedavg", backend="ray", actors=2, **TREE), "rounds": 60}
+    process, path = _start(long, tmp_path)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=280)
+    assert process.returncode == 130
+    resumed = resume(path, ["execution.backend=inline"])
+    assert_same(run({**long, "execution": {**settings["execution"], **TREE}}), resumed)
+
+
 def _start(settings: dict[str, Any], tmp_path: Path) -> tuple[subprocess.Popen[str], Path]:
     """A run in a process of its own, which announces its directory by making it."""
     file = tmp_path / "config.yaml"
