@@ -84,7 +84,9 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
         Held: if another process is running it.
         ConfigError, DataError, Interrupted: as :func:`run`.
     """
-    path = config.output.folder / name
+    path, there = config.output.folder / name, config.output.remote(name)
+    if there is not None and there.files():
+        there.fetch(path)
     if not (path / "config.yaml").is_file():
         check(config)
         if config.execution.backend == "ray":

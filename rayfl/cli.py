@@ -79,6 +79,14 @@ def run(
             "--dry-run", help="print the resolved config and the resources that it needs; run nothing"
         ),
     ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="resume the run of these settings that the same command has begun before, if there is one: "
+            "for jobs that may be started again",
+        ),
+    ] = False,
 ) -> None:
     """Run a preset or a config file."""
     from rayfl.config import changes, load, on_the_same_data, variant
@@ -96,21 +104,27 @@ def run(
         for each in configs:
             _show_plan(each)
         return
-    _run_all(configs, [changes(each, config, given) for each in configs])
+    _run_all(configs, [changes(each, config, given) for each in configs], resume)
 
 
-def _run_all(configs: list[Config], changed: list[tuple[str, ...]]) -> None:
+def _run_all(configs: list[Config], changed: list[tuple[str, ...]], resume: bool) -> None:
     from rayfl import api
     from rayfl.display import Display, closing
     from rayfl.report import write_comparison
+    from rayfl.rundir import name_of
     from rayfl.servers import building
+    from rayfl.study.plan import key_of
 
     for config in configs:
         building.check(config)
     results = []
     for config, settings in zip(configs, changed, strict=True):
         with Display(out, _title(config)) as display:
-            results.append(api.run(config, on_event=display, changed=settings))
+            if resume:
+                name = name_of(config, settings, key_of(config))
+                results.append(api.run_once(config, name, display))
+            else:
+                results.append(api.run(config, on_event=display, changed=settings))
     out.print(closing([result.summary for result in results], out.width))
     for result in results:
         _say(f"run directory: {_place(result.path)}")

@@ -130,7 +130,7 @@ class RunDirectory:
             ConfigError: if it cannot be created.
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
-        base = config.output.folder / _name(config, changed, stamp)
+        base = config.output.folder / name_of(config, changed, stamp)
         for attempt in range(1000):
             path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt}")
             try:
@@ -438,7 +438,7 @@ class RunDirectory:
         return pd.read_csv(self.path / name, float_precision="round_trip", converters={"name": str})
 
 
-def _name(config: Config, changed: Sequence[str], stamp: str) -> str:
+def name_of(config: Config, changed: Sequence[str], stamp: str) -> str:
     """``<name>-<algorithm>-<changed settings>-seed<seed>-<time>``, with room for 99 more of that second."""
     start, end = f"{config.name}-{config.algorithm.name}", f"seed{config.seed}-{stamp}"
     for shown in range(len(changed), -1, -1):

@@ -187,6 +187,29 @@ def test_an_interrupt_exits_with_130(rayfl, monkeypatch, error):
     assert "Traceback" not in answer.err
 
 
+def test_a_command_that_is_given_again_with_resume_goes_on(rayfl, monkeypatch, tmp_path):
+    """Stopped in the second of two runs; the third time nothing is left. Other settings are other runs."""
+    command = ["run", "digits-demo", *QUICK, "--beside", "fedavg", "--resume", f"output.root={tmp_path}/runs"]
+    whole, rounds = driver.Driver.round, []
+
+    def stop(self: driver.Driver, state: object) -> object:
+        rounds.append(self.config.algorithm.name)
+        if len(rounds) == 4:
+            raise driver.Interrupted
+        return whole(self, state)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(driver.Driver, "round", stop)
+        assert rayfl(*command).code == 130
+        assert rayfl(*command).code == 0
+        assert rounds == ["mt_hfl", "mt_hfl", "fedavg", "fedavg", "fedavg"]
+        again = rayfl(*command)
+        assert (again.code, len(rounds)) == (0, 5)
+    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 2
+    assert rayfl(*command, "seed=1", "execution.tolerate_failures=1").code == 0
+    assert len(list((tmp_path / "runs").glob("*/summary.json"))) == 4
+
+
 def test_a_bug_is_not_hidden(rayfl, monkeypatch):
     def bug(*args: object, **kwargs: object) -> None:
         raise ZeroDivisionError("a bug")

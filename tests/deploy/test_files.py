@@ -122,33 +122,11 @@ def containers(cluster: dict[str, Any]) -> Iterator[tuple[dict[str, Any], dict[s
         yield pod, container
 
 
-def test_the_job_has_the_cluster_of_raycluster_yaml() -> None:
-    (cluster,), (script, job) = documents("kuberay/raycluster.yaml"), documents("kuberay/rayjob.yaml")
-    spec = job["spec"]["rayClusterSpec"]
-    head = spec["headGroupSpec"]["template"]["spec"]
-    assert head["containers"][0]["volumeMounts"].pop() == {"name": "job", "mountPath": "/etc/rayfl"}
-    assert head["volumes"].pop() == {"name": "job", "configMap": {"name": script["metadata"]["name"]}}
-    assert spec == cluster["spec"]
-    assert job["spec"]["entrypoint"] == "bash /etc/rayfl/job.sh"
-    subprocess.run(["bash", "-n"], input=script["data"]["job.sh"], text=True, check=True)
-
-
-def test_the_job_goes_on_with_the_run_that_is_there(tmp_path: Path) -> None:
-    """Its script with a rayfl that says how it was called."""
-    script, _ = documents("kuberay/rayjob.yaml")
-    text = script["data"]["job.sh"].replace("/data/runs", str(tmp_path / "runs"))
-    (tmp_path / "rayfl").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "rayfl").chmod(0o755)
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
-
-    def called() -> str:
-        command = ["bash", "-c", text]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-
-    assert called().startswith("run digits-demo execution.actors=8 ")
-    (tmp_path / "runs" / "rayfl-job" / "a run").mkdir(parents=True)
-    (tmp_path / "runs" / "rayfl-job" / "a run" / "config.yaml").touch()
-    assert called() == f"resume {tmp_path}/runs/rayfl-job/a run execution.wait=1800\n"
+def test_the_job_has_the_cluster_of_raycluster_yaml_and_goes_on_with_its_run() -> None:
+    (cluster,), (job,) = documents("kuberay/raycluster.yaml"), documents("kuberay/rayjob.yaml")
+    assert job["spec"]["rayClusterSpec"] == cluster["spec"]
+    assert job["spec"]["entrypoint"].startswith("rayfl run digits-demo --resume ")
+    assert job["spec"]["backoffLimit"] > 0
 
 
 def test_the_cluster_scales_asks_for_a_token_and_keeps_runs() -> None:

@@ -191,7 +191,7 @@ def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
 
 
 TREE = {"block_size": 1, "fan_in": 2}
-"""Of FedAvg's nine clients: nine sums, five, three, two."""
+"""Six clients train: three groups of two blocks, and two sums of these."""
 
 
 @pytest.mark.ray
