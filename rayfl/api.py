@@ -13,7 +13,7 @@ from typing import Any
 from rayfl import plugins
 from rayfl.config import CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
-from rayfl.errors import ConfigError, DataError, DiskError, RayflError
+from rayfl.errors import ConfigError, DataError, DiskError, Held, RayflError
 from rayfl.events import Begun, Listener, Note, RunEvent
 from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
@@ -67,7 +67,7 @@ def run(
     except RayflError as error:
         refused = isinstance(error, ConfigError | DataError | DiskError)
         resumable = (directory.path / "checkpoints").is_dir() or str(directory.path) in str(error)
-        if directory.is_empty() and (refused or not resumable):
+        if directory.is_empty() and (refused or not resumable) and not isinstance(error, Held):
             directory.discard()  # nothing was trained
         raise
 
@@ -142,7 +142,7 @@ def resume(
     finished = directory.read_json("summary.json")
     if finished is not None and finished.get("rounds", 0) >= config.rounds:
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
-        directory.publish()  # the last try may have failed
+        directory.republish()  # the last try may have failed
         return Result(directory.path)
     check(config)
     if changed:
@@ -155,7 +155,7 @@ def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Res
     with _heeded(on_event, stop) as heeded:
         heeded(Begun(directory.path))
         with (
-            directory.locked(),
+            directory.locked(lambda text: heeded(Note(text))),
             directory.publishing(),
             Monitor(_status(config, directory), directory.path, heeded, exports(config)) as listen,
         ):

@@ -620,12 +620,14 @@ def report(path: Annotated[Path, typer.Argument(help="a run directory")]) -> Non
 
     run = RunDirectory.open(path)
     _say(f"report: {short(write_report(run.path))}")
-    run.publish()
+    run.republish()
 
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="the folder of the runs, output.root")] = Path("runs"),
+    folder: Annotated[
+        Path, typer.Argument(help="the folder of the runs, output.root, which may be a URL")
+    ] = Path("runs"),
     as_json: Annotated[bool, typer.Option("--json", help="print a JSON list instead of a table")] = False,
 ) -> None:
     """List the runs of a folder: running, stopped, failed and why, or finished; newest first."""
@@ -645,7 +647,7 @@ def runs(
 def top(
     run: Annotated[
         Path,
-        typer.Argument(help="a run directory, or a folder: the newest run in it that is running"),
+        typer.Argument(help="a run, or a folder: the newest run in it that is running; or a URL of either"),
     ] = Path("runs"),
     once: Annotated[bool, typer.Option("--once", help="show it once, for scripts")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print its status once, as JSON")] = False,
@@ -654,10 +656,10 @@ def top(
     from dataclasses import asdict
 
     from rayfl.monitor import newest_running, view
+    from rayfl.monitor.looking import is_root
     from rayfl.overview import follow, screen
 
-    there = (run / "config.yaml").is_file() or not run.is_dir()
-    found = view(run) if there else newest_running(run)
+    found = newest_running(run) if is_root(run) else view(run)
     if as_json:
         print(json.dumps({"path": str(found.path), **asdict(found.status)}, indent=1))
     elif once:

@@ -14,12 +14,16 @@ from rich.text import Text
 
 from rayfl.monitor import RunView, view
 from rayfl.monitor.status import Status
+from rayfl.remote import is_url
 from rayfl.units import UNKNOWN, duration, number, percent, size
+
+_PAUSE_THERE = 5.0
+"""Seconds between two looks at a run on object storage; what it says there is up to ten seconds old."""
 
 _COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red", "finished": ""}
 
 
-def runs_table(runs: Sequence[RunView], folder: Path) -> Table:
+def runs_table(runs: Sequence[RunView], folder: Path | str) -> Table:
     """The table of ``rayfl runs``: one row a run."""
     table = Table(box=None, padding=(0, 1), header_style="bold")
     table.add_column("run", overflow="fold", min_width=12)  # all columns fit into 80 characters
@@ -31,9 +35,8 @@ def runs_table(runs: Sequence[RunView], folder: Path) -> Table:
     for run in runs:
         s = run.status
         why = f": {s.why}" if s.why else ""
-        name = run.path.relative_to(folder) if run.path != folder else run.path
         table.add_row(
-            Text(str(name)),
+            Text(_below(run.path, folder)),
             Text(f"{s.state}{why}", style=_COLOURS[s.state]),
             Text(s.method),
             Text(s.dataset),
@@ -43,6 +46,13 @@ def runs_table(runs: Sequence[RunView], folder: Path) -> Table:
             time.strftime("%m-%d %H:%M", time.localtime(s.begun)),
         )
     return table
+
+
+def _below(path: Path | str, folder: Path | str) -> str:
+    """A run's name below the folder that was asked for."""
+    if isinstance(path, str):
+        return path.rpartition("/")[2]
+    return str(path.relative_to(folder) if path != folder else path)
 
 
 def screen(run: RunView) -> RenderableType:
@@ -102,19 +112,20 @@ def lines(s: Status) -> list[tuple[str, str]]:
     return found
 
 
-def follow(path: Path, console: Console, wait: Callable[[float], None] = time.sleep) -> RunView:
+def follow(path: Path | str, console: Console, wait: Callable[[float], None] = time.sleep) -> RunView:
     """Show a run until it ends: on a terminal as a screen that changes, elsewhere as a line a round.
 
     Args:
-        path: the run directory.
+        path: the run directory, or its URL.
         console: where to.
         wait: between two looks.
     """
     run, told = view(path), -1
+    pause = _PAUSE_THERE if is_url(path) else 1.0
     if console.is_terminal:
         with Live(screen(run), console=console, auto_refresh=False) as live:
             while run.status.active:
-                wait(1.0)
+                wait(pause)
                 run = view(path)
                 live.update(screen(run), refresh=True)
         return run
@@ -132,5 +143,5 @@ def follow(path: Path, console: Console, wait: Callable[[float], None] = time.sl
             )
         if not s.active:
             return run
-        wait(1.0)
+        wait(pause)
         run = view(path)

@@ -4,6 +4,14 @@ A run works in a folder of this machine, its *staging folder*, and is published 
 checkpoint and at the end. Object stores rename nothing, so the order does what a rename does: a checkpoint's
 ``manifest.json`` is written after all that it lists and removed before it; ``summary.json``, which says that
 a run is finished, comes last. A reader in between finds the earlier checkpoints.
+
+Nor do they lock anything. A process that wants to write to a run puts an object of its own below ``.lease/``,
+and gives way if it then sees another's that is alive. S3, GCS and Azure show in a list what was written
+before it, so of two processes at least one sees the other; both may give way. The object is written anew
+every few seconds, with the run's status for those who watch. One that has not changed for a minute is of a
+dead process: the next one removes it. Whoever was only asleep for so long finds that out before it publishes
+again, and stops. What this cannot exclude is a process that falls asleep for a minute in the middle of
+publishing.
 """
 
 from __future__ import annotations
@@ -13,19 +21,35 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
-from rayfl.errors import ConfigError, DiskError
+import psutil
+
+from rayfl.errors import ConfigError, DiskError, Held
 
 URL = r"^(s3|gs|gcs|abfs|abfss|hdfs|file):/"
 """How the root of runs elsewhere begins. A path has collapsed the slashes."""
 
-_NOTE, _PUBLISHED = ".remote", ".published.json"
-"""Files in a staging folder: the URL of its root, and the record of what has been published."""
+_NOTE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
+"""Files in a staging folder: the URL of its root, the record of what has been published, and the name of this
+process's object below ``.lease/`` there."""
+
+_BEAT = 10.0
+"""Seconds between two times that such an object is written."""
+
+_DEAD = 60.0
+"""Seconds without a change after which its process is held to be dead."""
+
+_LOOK = 1.0
+"""Seconds between two looks at those of others."""
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
@@ -62,8 +86,8 @@ def _parts(url: str) -> tuple[str, str]:
     return scheme, ("/" if scheme == "file" else "") + rest.lstrip("/")
 
 
-def newest(root: str) -> str | None:
-    """The URL of the run below a root that began last; None if there is none.
+def runs(root: str) -> dict[str, float]:
+    """When the runs below a root began, in seconds since 1970, by name.
 
     Raises:
         DiskError: if nothing answers there.
@@ -73,10 +97,24 @@ def newest(root: str) -> str | None:
     whole = Remote(root, "")
     with whole._reaching():
         system, path = whole._place
-        found = system.get_file_info(fs.FileSelector(path.rstrip("/"), recursive=True, allow_not_found=True))
-    parts = [(info.mtime, info.path[len(path) :].split("/")) for info in found]
-    runs = [(time, names[0]) for time, names in parts if names[1:] == ["config.yaml"]]
-    return str(Remote(root, max(runs)[1])) if runs else None
+        folders = system.get_file_info(fs.FileSelector(path.rstrip("/"), allow_not_found=True))
+        names = [info.base_name for info in folders if info.type == fs.FileType.Directory]
+        found = system.get_file_info([f"{path}{name}/config.yaml" for name in names])
+    return {
+        name: info.mtime.timestamp()
+        for name, info in zip(names, found, strict=True)
+        if info.type == fs.FileType.File
+    }
+
+
+def newest(root: str) -> str | None:
+    """The URL of the run below a root that began last; None if there is none.
+
+    Raises:
+        DiskError: if nothing answers there.
+    """
+    found = runs(root)
+    return Remote(root, max(found, key=lambda name: (found[name], name))).url if found else None
 
 
 class Remote:
@@ -91,8 +129,14 @@ class Remote:
         self.root, self.name = root, name
 
     def __str__(self) -> str:
+        return self.url.partition("?")[0]
+
+    @property
+    def url(self) -> str:
+        """Its URL with the options of the root's."""
         scheme, rest = _parts(self.root)
-        return f"{scheme}://{rest.partition('?')[0].rstrip('/')}/{self.name}"
+        path, mark, query = rest.partition("?")
+        return f"{scheme}://{path.rstrip('/')}/{self.name}{mark}{query}"
 
     @classmethod
     def of(cls, folder: Path) -> Remote | None:
@@ -115,17 +159,23 @@ class Remote:
         return system, f"{path.rstrip('/')}/{self.name}"
 
     def files(self) -> dict[str, int]:
-        """The sizes of what is there, by name.
+        """The sizes of what is there, by name; leases are not part of it.
 
         Raises:
             DiskError: if nothing answers there.
         """
+        there = self._list()
+        return {name: size for name, (size, _) in there.items() if not name.startswith(f"{_LEASE}/")}
+
+    def _list(self, folder: str = "") -> dict[str, tuple[int, float]]:
+        """Size of each file, and when it was written by the clock there."""
         from pyarrow import fs
 
         with self._reaching():
             system, path = self._place
-            found = system.get_file_info(fs.FileSelector(path, recursive=True, allow_not_found=True))
-            return {i.path[len(path) + 1 :]: i.size for i in found if i.type == fs.FileType.File}
+            where = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
+            found = [info for info in system.get_file_info(where) if info.type == fs.FileType.File]
+            return {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in found}
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -139,8 +189,16 @@ class Remote:
 
         Raises:
             DiskError: if that fails; the remote directory stays readable.
+            Held: if another process has taken the run for that of a dead one.
         """
-        there, before = self.files(), _known(folder)
+        there, before = {name: size for name, (size, _) in self._list().items()}, _known(folder)
+        leases = [name for name in there if name.startswith(f"{_LEASE}/")]
+        if (folder / _LEASE).is_file() and (folder / _LEASE).read_text() not in leases:
+            raise Held(
+                f"{self}: another process has gone on with this run, since this one was silent for long"
+            )
+        for name in leases:
+            del there[name]
         here = _visible(folder)
         now = _stamps(here)
         new = [name for name in here if there.get(name) != now[name][0] or before.get(name) != now[name]]
@@ -201,11 +259,139 @@ class Remote:
         (folder / _PUBLISHED).write_text(json.dumps(_stamps(_visible(folder))), encoding="utf-8")
         self.claim(folder)
 
+    @contextlib.contextmanager
+    def leased(self, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
+        """Be the only process that writes to the run.
+
+        Args:
+            folder: its staging folder.
+            say: called with a line if it takes a minute to see whether another process is dead.
+
+        Raises:
+            Held: if there is another, or this folder is behind what is there.
+            DiskError: if nothing answers there.
+        """
+        mine, end = f"{_LEASE}/{uuid.uuid4().hex}", threading.Event()
+        self._sign(mine, folder)
+        alive = threading.Thread(target=self._stay, args=(mine, folder, end), name="rayfl-lease", daemon=True)
+        alive.start()
+        try:
+            self._outlast_others(mine, say)
+            if _progress(set(_visible(folder))) < _progress(set(self.files())):
+                raise Held(f"{self}: has got further on another machine just now; give the command again")
+            (folder / _LEASE).write_text(mine)
+            yield
+        finally:
+            end.set()
+            alive.join()
+            (folder / _LEASE).unlink(missing_ok=True)
+            with contextlib.suppress(DiskError), self._reaching():
+                self._remove(mine)
+
+    def _sign(self, lease: str, folder: Path) -> None:
+        """Write a lease: who holds it, and what the run does."""
+        says: dict[str, Any] = {"machine": _machine(), "pid": os.getpid(), "born": _born(os.getpid())}
+        with contextlib.suppress(OSError, ValueError):
+            says["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
+        with self._reaching():
+            system, path = self._place
+            if system.type_name in ("local", "hdfs"):
+                system.create_dir(f"{path}/{_LEASE}", recursive=True)
+            with system.open_output_stream(f"{path}/{lease}") as out:
+                out.write(json.dumps(says).encode())
+
+    def _stay(self, lease: str, folder: Path, end: threading.Event) -> None:
+        """Write a lease anew until the end, unless somebody has removed it."""
+        while not end.wait(_BEAT):
+            with contextlib.suppress(DiskError):  # it may answer again
+                if lease not in self._list(_LEASE):
+                    return
+                self._sign(lease, folder)
+
+    def _outlast_others(self, mine: str, say: Callable[[str], None]) -> None:
+        """Return when all others are dead; on this machine that is seen at once.
+
+        Raises:
+            Held: if one is alive.
+        """
+        first: dict[str, float] = {}
+        begun = time.monotonic()
+        while True:
+            found = {name: when for name, (_, when) in self._list(_LEASE).items()}
+            now = found.pop(mine, None)
+            if now is None:
+                raise Held(f"{self}: another process wants to run this run; give the command again")
+            for name, when in list(found.items()):
+                says = self._read_json(name)
+                who = f"process {says.get('pid')} on {str(says.get('machine')).partition('/')[0]}"
+                here = says.get("machine") == _machine()
+                lives = here and _born(says.get("pid")) == says.get("born")
+                if lives or first.get(name, when) != when:
+                    raise Held(f"{self}: {who} is running this run; wait for it or stop it")
+                if here or now - when > _DEAD or time.monotonic() - begun > _DEAD:
+                    with contextlib.suppress(DiskError), self._reaching():
+                        self._remove(name)
+                    del found[name]
+                elif name not in first:
+                    say(f"{self}: waiting whether {who} still runs this run (at most {_DEAD:.0f} s)")
+                first[name] = when
+            if not found:
+                return
+            time.sleep(_LOOK)
+
+    def _read_json(self, name: str) -> dict[str, Any]:
+        """What a small object says; nothing if it is gone or no mapping."""
+        with contextlib.suppress(DiskError, ValueError), self._reaching():
+            system, path = self._place
+            with system.open_input_stream(f"{path}/{name}") as file:
+                found = json.loads(file.read())
+            return found if isinstance(found, dict) else {}
+        return {}
+
+    def glance(self, folder: Path) -> None:
+        """Put here what ``rayfl runs`` and ``rayfl top`` read of a run: its config, and what it does now.
+
+        Raises:
+            DiskError: if nothing answers there.
+        """
+        there = self._list(_LEASE)
+        status = None
+        for lease in sorted(there, key=lambda name: there[name][1]):
+            status = self._read_json(lease).get("status") or status
+        if status is not None:
+            (folder / "status.json").write_text(json.dumps(status), encoding="utf-8")
+        wanted = ["config.yaml", *(() if status else ("status.json", "summary.json", "rounds.csv"))]
+        from pyarrow import fs
+
+        with self._reaching():
+            system, path = self._place
+            for info in system.get_file_info([f"{path}/{name}" for name in wanted]):
+                if info.type == fs.FileType.File:
+                    target = folder / info.base_name
+                    with system.open_input_stream(info.path) as file:
+                        target.write_bytes(file.read())
+                    os.utime(target, (info.mtime.timestamp(), info.mtime.timestamp()))
+
     def remove(self) -> None:
         """Remove what is there."""
         for name in sorted(self.files(), key=_rank, reverse=True):
             with self._reaching():
                 self._remove(name)
+
+
+def _machine() -> str:
+    """This machine until it boots the next time, and on it this container: where process ids are ours."""
+    boot, space = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
+    booted = boot.read_text().strip() if boot.is_file() else f"{psutil.boot_time():.0f}"
+    return f"{socket.gethostname()}/{booted}/{os.readlink(space) if os.path.islink(space) else ''}"
+
+
+def _born(pid: object) -> float | None:
+    """When a process began; None if there is none of this id."""
+    try:
+        return float(psutil.Process(pid).create_time()) if isinstance(pid, int) else None
+    except psutil.Error:
+        return None
 
 
 _LAST = ("manifest.json", "summary.json")

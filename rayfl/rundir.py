@@ -212,7 +212,7 @@ class RunDirectory:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(DiskError):
+            with contextlib.suppress(RayflError):
                 self.publish()
             raise
         try:
@@ -370,12 +370,27 @@ class RunDirectory:
         if fingerprint(stages[0].federation.samples) != before["data"]:
             say("the dataset has other contents than when the run began; it goes on with these")
 
-    @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the run, so that no second process writes to it.
+    def republish(self) -> None:
+        """Publish it, if it belongs on object storage and no process is running it.
 
         Raises:
-            RayflError: if another process holds it.
+            DiskError
+            Held: if one is.
+        """
+        if self.remote is not None:
+            with self.locked():
+                self.publish()
+
+    @contextlib.contextmanager
+    def locked(self, say: Callable[[str], None] = lambda text: None) -> Iterator[None]:
+        """Hold the run, so that no second process writes to it, here or on object storage.
+
+        Args:
+            say: called with a line if it takes long to see whether there is one.
+
+        Raises:
+            Held: if another process holds it.
+            DiskError: if the object storage does not answer.
         """
         lock = FileLock(self.path / ".lock")
         with files.boundary(self.path / ".lock"):
@@ -385,8 +400,10 @@ class RunDirectory:
                 raise Held(
                     f"{self.path}: another process is running this run; wait for it or stop it"
                 ) from None
+        there = self.remote
         try:
-            yield
+            with contextlib.nullcontext() if there is None else there.leased(self.path, say):
+                yield
         finally:
             lock.release()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shutil
 import subprocess
 import time
@@ -14,9 +16,10 @@ import pytest
 from typer.testing import CliRunner
 
 import rayfl
-from rayfl import cli
-from rayfl.errors import ConfigError, DiskError, RayflError
+from rayfl import cli, remote
+from rayfl.errors import ConfigError, DiskError, Held, RayflError
 from rayfl.events import CheckpointSaved, Note, RunEvent
+from rayfl.monitor import newest_running, runs_below, view
 from rayfl.remote import Remote, split, staging
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint
@@ -102,6 +105,8 @@ def test_a_run_is_published_resumed_on_another_machine_and_compared(
     assert sum("manifest.json" in each for each in there) == 2  # those that are kept
     other = rayfl.run(elsewhere(settings, root, seed=6))
     shutil.rmtree(staged)
+    assert {run.path for run in runs_below(root)} == {url, f"{root}/{other.path.name}"}
+    assert {run.status.state for run in runs_below(root)} == {"finished"}
     page = tmp_path / "comparison.html"
     urls = [url, f"{root}/{other.path.name}"]
     done = CliRunner().invoke(cli.app, ["compare", *urls, "--out", str(page)])
@@ -190,3 +195,172 @@ def test_an_object_cannot_be_fetched_to_outside_of_the_run(
     with pytest.raises(DiskError, match="outside of the run directory"):
         Remote(f"file://{tmp_path / 'there'}", "run").fetch(tmp_path / "staging" / "run")
     assert not (tmp_path / "other").exists()
+
+
+def probe_parts(root: str) -> None:
+    """Skip where the server itself cannot do it: pyarrow does not take what moto 5.2.1 answers."""
+    from pyarrow import fs
+
+    system, path = fs.FileSystem.from_uri(root)
+    try:
+        with system.open_output_stream(f"{path}/probe") as out:
+            out.write(bytes(12_000_000))
+    except OSError as error:
+        if "CompleteMultipartUpload" in str(error):
+            pytest.skip("this moto_server does not complete uploads in parts; that of moto 5.2.5 does")
+        raise
+    system.delete_file(f"{path}/probe")
+
+
+def test_an_object_of_many_parts_comes_back_as_it_was(root: str, tmp_path: Path) -> None:
+    """S3 takes objects of more than 10 MB in parts."""
+    if root.startswith("s3"):
+        probe_parts(root)
+    here, back = tmp_path / "here", tmp_path / "back"
+    here.mkdir()
+    (here / "config.yaml").write_text("{}")
+    (here / "model.safetensors").write_bytes(os.urandom(25_000_001))
+    there = Remote(root, "parts")
+    there.publish(here)
+    assert there.files()["model.safetensors"] == 25_000_001
+    there.fetch(back)
+    assert (back / "model.safetensors").read_bytes() == (here / "model.safetensors").read_bytes()
+    there.remove()
+    assert not there.files()
+
+
+@pytest.mark.ray
+def test_a_run_on_ray_is_published_by_its_driver(
+    settings: dict[str, Any], root: str, staged: Path, ray_cluster: None
+) -> None:
+    """Credentials reach the driver's process, and the run goes on elsewhere."""
+    execution = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}
+    with pytest.raises(KeyError):
+        rayfl.run(elsewhere(settings, root, execution=execution, seed=7), on_event=Stop())
+    (name,) = (path.name for path in staging(root).iterdir())
+    shutil.rmtree(staged)
+    result = rayfl.resume(f"{root}/{name}")
+    assert result.summary["models_sha256"] == rayfl.run({**settings, "seed": 7}).summary["models_sha256"]
+    assert "summary.json" in Remote(root, name).files()
+
+
+# -- one process at a time ---------------------------------------------------------------------------------
+
+
+def sign(there: Remote, name: str, **says: Any) -> None:
+    """The lease of a process on another machine."""
+    (folder := staging(there.root) / f"not-{there.name}").mkdir(parents=True, exist_ok=True)
+    there._sign(f".lease/{name}", folder)
+    system, path = there._place
+    with system.open_output_stream(f"{path}/.lease/{name}") as out:
+        out.write(json.dumps({"machine": "elsewhere/1/2", "pid": 7, "born": 1.0, **says}).encode())
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("_BEAT", 0.2), ("_DEAD", 4.0), ("_LOOK", 0.1)):
+        monkeypatch.setattr(remote, name, seconds)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_second_process_gives_way(
+    settings: dict[str, Any], root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On this machine at once; from another, with a staging folder of its own, when the first shows life."""
+    said: list[str] = []
+
+    def again(event: RunEvent) -> None:
+        if isinstance(event, CheckpointSaved) and not said:
+            (name,) = (path.name for path in staging(root).glob("t-*"))
+            for machine in (remote._machine(), "elsewhere/1/2"):
+                with monkeypatch.context() as patch:
+                    patch.setenv("RAYFL_STAGING", str(tmp_path / "other machine"))
+                    patch.setattr(remote, "_machine", lambda machine=machine: machine)
+                    with pytest.raises(Held) as raised:
+                        rayfl.resume(f"{root}/{name}")
+                    said.append(str(raised.value))
+
+    whole = rayfl.run({**settings, "seed": 8})
+    result = rayfl.run(elsewhere(settings, root, seed=8), on_event=again)
+    assert all(f"process {os.getpid()} on " in text and "is running this run" in text for text in said)
+    assert len(said) == 2
+    assert result.summary["models_sha256"] == whole.summary["models_sha256"]
+    there = Remote(root, result.path.name)
+    assert "summary.json" in there.files()
+    assert not there._list(".lease")
+    assert not (result.path / ".lease").exists()
+
+
+@pytest.mark.usefixtures("quick")
+def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None:
+    there, said = Remote(root, "dead"), list[str]()
+    for name, says, lines in (
+        ("here", {"machine": remote._machine()}, 0),  # its process id is another's, or nobody's
+        ("elsewhere", {}, 1),
+    ):
+        sign(there, name, **says)
+        with there.leased(tmp_path, said.append):
+            assert [*there._list(".lease")] == [(tmp_path / ".lease").read_text()]
+        assert len(said) == lines
+    assert "waiting whether process 7 on elsewhere still runs this run" in said[0]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_process_that_has_lost_its_lease_stops(settings: dict[str, Any], root: str) -> None:
+    """It was asleep: another has taken the run, and has the right to it."""
+
+    def lose(event: RunEvent) -> None:
+        if isinstance(event, CheckpointSaved) and not lost:
+            (path,) = staging(root).glob("t-*")
+            there = Remote(root, path.name)
+            there._remove((path / ".lease").read_text())
+            sign(there, "other")
+            lost.append(there)
+
+    lost: list[Remote] = []
+    with pytest.raises(Held, match="another process has gone on with this run"):
+        rayfl.run(elsewhere(settings, root, seed=9), on_event=lose)
+    assert "config.yaml" in lost[0].files()
+    assert [*lost[0]._list(".lease")] == [".lease/other"]
+    lost[0].remove()
+
+
+def test_who_is_behind_what_is_there_does_not_begin(settings: dict[str, Any], tmp_path: Path) -> None:
+    root = f"file://{tmp_path}/there"
+    path = rayfl.run(elsewhere(settings, root)).path
+    (path / "summary.json").unlink()
+    with (
+        pytest.raises(Held, match="has got further on another machine just now"),
+        RunDirectory(path).locked(),
+    ):
+        pass
+
+
+# -- watching ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_is_watched_from_another_machine(settings: dict[str, Any], root: str) -> None:
+    """What it does lies in its lease, so one sees more than the last checkpoint."""
+    seen = []
+
+    def watch(event: RunEvent) -> None:
+        if isinstance(event, CheckpointSaved) and not seen:
+            until = time.monotonic() + 20
+            while not (running := [run for run in runs_below(root) if run.status.active]):
+                assert time.monotonic() < until
+                time.sleep(0.2)
+            seen.append((running[0], newest_running(root), view(str(running[0].path))))
+            for command in (["runs", root, "--json"], ["top", root, "--json"], ["top", root, "--once"]):
+                done = CliRunner().invoke(cli.app, command)
+                assert done.exit_code == 0, done.output
+                assert running[0].status.run in done.output.replace("\n", "")
+
+    path = rayfl.run(elsewhere(settings, root, seed=10), on_event=watch).path
+    assert {run.path for run in seen[0]} == {f"{root}/{path.name}"}
+    done = CliRunner().invoke(cli.app, ["top", f"{root}/{path.name}"])
+    assert "finished  round 3/3" in done.output
+    with pytest.raises(ConfigError, match="no run is running there"):
+        newest_running(root)
+    with pytest.raises(ConfigError, match="not a run directory"):
+        view(f"{root}/nothing")

@@ -1,12 +1,14 @@
-"""Running and finished runs, as their directories describe them."""
+"""Running and finished runs, as their directories describe them, here or on object storage."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from typing import Any
 
 import psutil
 
+from rayfl import remote
 from rayfl.errors import ConfigError
 from rayfl.monitor.status import Status
 
@@ -21,7 +24,10 @@ _SILENCE = 30.0
 """Seconds without a sign of life after which a run on another machine counts as dead."""
 
 _DEPTH = 3
-"""How far below a folder runs are looked for."""
+"""How far below a folder runs are looked for; on object storage just below it."""
+
+_TOGETHER = 16
+"""Runs on object storage that are asked for at a time."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +35,11 @@ class RunView:
     """A run, as its directory describes it.
 
     Attributes:
-        path: its directory.
+        path: its directory, or its URL.
         status: what it says of itself; ``failed`` if its process has died without saying so.
     """
 
-    path: Path
+    path: Path | str
     status: Status
 
     def to_dict(self) -> dict[str, Any]:
@@ -54,14 +60,24 @@ class RunView:
         }
 
 
-def view(path: Path) -> RunView:
-    """A run, by its directory.
+def view(path: Path | str) -> RunView:
+    """A run, by its directory or URL.
 
     Raises:
         ConfigError: if it is none.
+        DiskError: if the object storage does not answer.
     """
+    if remote.is_url(path):
+        there = remote.Remote(*remote.split(str(path)))
+        with tempfile.TemporaryDirectory() as folder:
+            (copy := Path(folder) / there.name).mkdir()
+            there.glance(copy)
+            if not (copy / "config.yaml").is_file():
+                raise _no_run(there)
+            return replace(view(copy), path=there.url)
+    path = Path(path)
     if not (path / "config.yaml").is_file():
-        raise ConfigError(str(path), "not a run directory", "it holds no config.yaml")
+        raise _no_run(path)
     status = Status.read(path) or _without(path)
     if status.active and not _alive(status):
         last = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.updated))
@@ -70,19 +86,40 @@ def view(path: Path) -> RunView:
     return RunView(path, status)
 
 
-def runs_below(folder: Path) -> list[RunView]:
+def _no_run(path: object) -> ConfigError:
+    return ConfigError(str(path), "not a run directory", "it holds no config.yaml")
+
+
+def is_root(path: Path | str) -> bool:
+    """Whether a folder or URL is one below which runs lie, not a run.
+
+    Raises:
+        DiskError: if the object storage does not answer.
+    """
+    if remote.is_url(path):
+        return "config.yaml" not in remote.Remote(*remote.split(str(path))).files()
+    return Path(path).is_dir() and not (Path(path) / "config.yaml").is_file()
+
+
+def runs_below(folder: Path | str) -> list[RunView]:
     """All runs in a folder or up to three levels below it, those that began last first.
 
     Raises:
         ConfigError: if there is no such folder.
+        DiskError: if the object storage does not answer.
     """
-    if not folder.is_dir():
-        raise ConfigError(str(folder), "is no folder", "name the folder of the runs, output.root")
-    found = [view(path) for path in _directories(folder, _DEPTH)]
+    if remote.is_url(folder):
+        urls = [remote.Remote(str(folder), name).url for name in remote.runs(str(folder))]
+        with ThreadPoolExecutor(_TOGETHER) as pool:
+            found = list(pool.map(view, urls))
+    else:
+        if not Path(folder).is_dir():
+            raise ConfigError(str(folder), "is no folder", "name the folder of the runs, output.root")
+        found = [view(path) for path in _directories(Path(folder), _DEPTH)]
     return sorted(found, key=lambda run: (-run.status.begun, str(run.path)))
 
 
-def newest_running(folder: Path) -> RunView:
+def newest_running(folder: Path | str) -> RunView:
     """The run below a folder that is running and began last.
 
     Raises:
