@@ -21,8 +21,8 @@ def _unwatched(action: str, path: Path) -> None:
 
 
 watch: Callable[[str, Path], None] = _unwatched
-"""Called before each change of the disk with ``make``, ``write``, ``append``, ``sync``, ``rename`` or
-``remove``, and the path that will have been changed."""
+"""Called before each change of the disk with ``make``, ``write``, ``append``, ``sync``, ``link``, ``rename``
+or ``remove``, and the path that will have been changed."""
 
 
 @contextlib.contextmanager
@@ -152,6 +152,17 @@ def rename(old: Path, new: Path) -> None:
         watch("rename", new)
         old.replace(new)
         sync(new.parent)
+
+
+def link(old: Path, new: Path) -> bool:
+    """Give a file a second name; false where that is not possible, as on some file systems."""
+    with boundary(new):
+        watch("link", new)
+    try:
+        os.link(old, new)
+    except OSError:
+        return False
+    return True
 
 
 def remove(path: Path) -> None:

@@ -3,18 +3,22 @@
 ```
 checkpoints/
   round-00010/ round-00020/    manifest.json: format, the run's settings, SHA-256 and length of every file
-                               arrays.safetensors, updates-*.safetensors, state.json
+                               arrays.safetensors, *.npy (each array of more than 1 MB),
+                               updates-*.safetensors, state.json
   history/<table>.jsonl        tables that only grow, a row a line; a manifest says how far they are its own
   damaged-round-00030/         one that did not verify and was put aside
 ```
 
 A checkpoint is written under another name and renamed when it is complete and on the disk; only then are
-older ones removed. What a checkpoint costs does not grow with the rounds.
+older ones removed. What a checkpoint costs does not grow with the rounds. Files that are as they were in the
+one that will be removed are not written again but linked, after a look that they still hold what was written;
+so those that are kept share nothing, and damage to one leaves the others sound.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import re
@@ -34,8 +38,16 @@ from rayfl.rundir import clean
 from rayfl.servers.serialisation import flatten, restore
 from rayfl.servers.states import Rows
 
-FORMAT = 3
-"""Changes when checkpoints are written in another way; only those of this format are read."""
+FORMAT = 4
+"""Changes when checkpoints are written in another way."""
+
+_READ = (3, FORMAT)
+"""Formats that are read; in 3 all arrays are in one file."""
+
+_FORMATS = " and ".join(map(str, _READ))
+
+_LARGE = 1 << 20
+"""Bytes of an array from which on it has a file of its own."""
 
 _BLOCK = 256
 """Updates in one file."""
@@ -95,13 +107,12 @@ class Checkpoint:
                 name: _Written(**known.get(name, {})).extended(_table(folder, name), rows)
                 for name, rows in grown.items()
             }
-            self._write(part)
             manifest = {
                 "format": FORMAT,
                 "round": self.state.round,
                 "settings": self.settings,
                 "history": {name: vars(written) for name, written in history.items()},
-                "files": {p.name: _digest(p) for p in sorted(part.iterdir())},
+                "files": self._write(part, _leaving(folder, keep)),
             }
             files.write(part / "manifest.json", json.dumps(clean(manifest), indent=1))
             files.sync(folder / "history")
@@ -116,8 +127,20 @@ class Checkpoint:
             files.remove(old)
         return final
 
-    def _write(self, part: Path) -> None:
-        from safetensors.numpy import save_file
+    def _write(self, part: Path, before: Path | None) -> dict[str, Any]:
+        """Write the files; the length and SHA-256 of each, by name.
+
+        Args:
+            part: where to.
+            before: another checkpoint, whose files are linked to where they are the same.
+        """
+        from safetensors.numpy import save
+
+        known: dict[str, Any] = {} if before is None else (_manifest(before) or {"files": {}})["files"]
+        written: dict[str, Any] = {}
+
+        def put(name: str, *content: Any) -> None:
+            written[name] = _put(part / name, content, before, known)
 
         state = flatten(self.state)
         tensors: dict[str, NDArray[Any]] = {
@@ -131,17 +154,17 @@ class Checkpoint:
             **{f"state.{name}": value for name, value in state.arrays.items()},
             **{f"driver.{name}": value for name, value in self.arrays.items()},
         }
-        path = part / "arrays.safetensors"
-        with files.writing(path):
-            save_file(
-                {k: np.asarray(v, v.dtype.newbyteorder("="), order="C") for k, v in tensors.items()}, path
-            )
+        tensors = {k: np.asarray(v, v.dtype.newbyteorder("="), order="C") for k, v in tensors.items()}
+        for name, array in tensors.items():
+            if array.nbytes >= _LARGE:
+                put(f"{name}.npy", _header(array), array.reshape(-1).view(np.uint8))
+        put("arrays.safetensors", save({k: v for k, v in tensors.items() if v.nbytes < _LARGE}))
         for start in range(0, len(self.update_clients), _BLOCK):
             rows = np.ascontiguousarray(self.update_rows[start : start + _BLOCK])
-            with files.writing(_updates(part, start)):
-                save_file({"rows": rows}, _updates(part, start))
+            put(_updates(part, start).name, save({"rows": rows}))
         scalars = {name: value for name, value in self.tables.items() if not isinstance(value, list)}
-        files.write(part / "state.json", json.dumps({"state": state.values, "tables": clean(scalars)}))
+        put("state.json", json.dumps({"state": state.values, "tables": clean(scalars)}).encode())
+        return written
 
     @classmethod
     def load(cls, path: Path, kind: type[ServerState] | None = None) -> Checkpoint:
@@ -162,7 +185,7 @@ class Checkpoint:
         manifest = _manifest(path)
         if manifest is None:
             _refuse_other_format(path)
-            raise Damaged(f"{path}: not a readable checkpoint (no manifest of format {FORMAT})")
+            raise Damaged(f"{path}: not a readable checkpoint (no manifest of formats {_FORMATS})")
         for name, expected in manifest["files"].items():
             try:
                 found = _digest(path / name)
@@ -177,6 +200,11 @@ class Checkpoint:
             }
             head = json.loads((path / "state.json").read_text())
             tensors = load_file(path / "arrays.safetensors")
+            for name in manifest["files"]:
+                if name.endswith(".npy"):
+                    # Pages are read when they are needed; what is written to them stays in memory.
+                    mapped = np.load(path / name, mmap_mode="c", allow_pickle=False)
+                    tensors[name.removesuffix(".npy")] = np.asarray(mapped)
         except Damaged:
             raise
         except Exception as error:
@@ -288,6 +316,46 @@ def _table(folder: Path, name: str) -> Path:
     return folder / "history" / f"{name}.jsonl"
 
 
+def _leaving(folder: Path, keep: int) -> Path | None:
+    """The checkpoint that goes when another one is complete, if there are so many already."""
+    found = checkpoints(folder)
+    return found[-keep] if len(found) >= keep else None
+
+
+def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a file, or link to that of this name in another checkpoint if it is the same.
+
+    Args:
+        path: of the file.
+        content: pieces of it, as buffers.
+        before: the folder of that one.
+        known: length and SHA-256 of the files there.
+    """
+    digest = hashlib.sha256()
+    for piece in content:
+        digest.update(piece)
+    told = {"bytes": sum(memoryview(piece).nbytes for piece in content), "sha256": digest.hexdigest()}
+    if before is not None and known.get(path.name) == told:
+        old = before / path.name
+        try:
+            same = _digest(old) == told
+        except OSError:
+            same = False
+        if same and files.link(old, path):
+            return told
+    with files.writing(path), path.open("wb") as file:
+        for piece in content:
+            file.write(piece)
+    return told
+
+
+def _header(array: NDArray[Any]) -> bytes:
+    """How an ``.npy`` file of an array begins."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    return file.getvalue()
+
+
 def _digest(path: Path) -> dict[str, Any]:
     """Length and SHA-256 of a file."""
     with files.regular(path).open("rb") as file:
@@ -306,7 +374,7 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     """What a checkpoint says of itself; None if it says nothing that this version understands."""
     try:
         found = _manifest_as_written(path)
-        valid = found["format"] == FORMAT and {"files", "history", "settings", "round"} <= set(found)
+        valid = found["format"] in _READ and {"files", "history", "settings", "round"} <= set(found)
         valid = valid and all(isinstance(found[key], dict) for key in ("files", "history"))
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -322,9 +390,9 @@ def _refuse_other_format(path: Path) -> None:
         found = _manifest_as_written(path)["format"]
     except (OSError, ValueError, TypeError, KeyError):
         return
-    if found != FORMAT:
+    if found not in _READ:
         raise OtherFormat(
-            f"{path}: has format {found!r}, and this version of rayfl reads format {FORMAT}; go on with the "
+            f"{path}: has format {found!r}, and this version of rayfl reads {_FORMATS}; go on with the "
             "version that wrote it (environment.json in the run directory says which), or begin a new run"
         )
 

@@ -18,6 +18,7 @@ from rayfl import files
 from rayfl.api import Result, resume, run
 from rayfl.errors import ConfigError, Damaged, DiskError, OtherFormat, RayflError
 from rayfl.events import RoundDone, RunEvent, Stopped
+from rayfl.servers import checkpoint as checkpoint_module
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from tests.algorithms.fakes import Remembering
 from tests.runs import METHODS, assert_same
@@ -236,18 +237,127 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(damage: str, tmp_path: Pat
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize("format", [2, 99, "3"])
+@pytest.mark.parametrize("format", [2, 99, "4"])
 def test_a_checkpoint_of_another_format_is_refused_in_one_line(format: object, tmp_path: Path) -> None:
     """Nor is an older checkpoint taken, or this one put aside: the version that wrote it can go on."""
     _checkpoint(1).save(tmp_path, keep=2)
     manifest = _checkpoint(2).save(tmp_path, keep=2) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": format}))
     with pytest.raises(
-        OtherFormat, match=f"has format {format!r}, and .* reads format 3; go on with"
+        OtherFormat, match=f"has format {format!r}, and .* reads 3 and 4; go on with"
     ) as raised:
         Checkpoint.newest(tmp_path)
     assert "\n" not in str(raised.value)
     assert [path.name for path in checkpoints(tmp_path)] == ["round-00001", "round-00002"]
+
+
+def test_checkpoints_of_the_format_before_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large arrays lay with the others."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_module, "FORMAT", 3)
+        patch.setattr(checkpoint_module, "_LARGE", 1 << 60)
+        old = _large(1).save(tmp_path, keep=2)
+    assert not list(old.glob("*.npy"))
+    new = _large(2).save(tmp_path, keep=2)
+    assert len(list(new.glob("*.npy"))) == 3
+    for path, number in ((old, 1), (new, 2)):
+        _assert_equal(Checkpoint.load(path), _large(number))
+
+
+# -- large arrays ------------------------------------------------------------------------------------------
+
+N = 1 << 18
+"""Clients: more than 1 MB of each number of theirs."""
+
+
+def _large(round: int, **changes: Any) -> Checkpoint:
+    """Last accuracies change from one checkpoint to the next, the best and the clients' clusters do not."""
+    state = Remembering(round, 2, np.arange(N) % 2, True, memory=np.arange(3.0))
+    arrays = {"last": np.full(N, float(round)), "best": np.arange(float(N))}
+    return _checkpoint(round, **{"state": state, "arrays": arrays, **changes})
+
+
+def _assert_equal(found: Checkpoint, expected: Checkpoint) -> None:
+    assert found.state.round == expected.state.round
+    np.testing.assert_array_equal(found.state.assignment, expected.state.assignment)
+    np.testing.assert_array_equal(found.models, expected.models)
+    assert found.arrays.keys() == expected.arrays.keys()
+    for name, values in expected.arrays.items():
+        assert type(found.arrays[name]) is np.ndarray
+        np.testing.assert_array_equal(found.arrays[name], values, strict=True)
+
+
+LINKED = {"driver.best.npy", "state.assignment.npy", "updates-0000000.safetensors"}
+"""What does not change."""
+
+
+def _files(path: Path) -> dict[str, int]:
+    return {file.name: file.stat().st_ino for file in path.iterdir()}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_what_has_not_changed_is_not_written_again_and_those_kept_share_nothing(
+    keep: int, tmp_path: Path
+) -> None:
+    written = [_files(_large(number).save(tmp_path, keep=keep)) for number in range(1, 7)]
+    for number, new in enumerate(written):
+        same = {name for name in new if number >= keep and new[name] == written[number - keep][name]}
+        assert same == (LINKED if number >= keep else set())
+    left = [_files(path) for path in checkpoints(tmp_path)]
+    assert len(left) == keep
+    assert len({inode for each in left for inode in each.values()}) == sum(map(len, left))
+    for path, number in zip(checkpoints(tmp_path), range(7 - keep, 7), strict=True):
+        _assert_equal(Checkpoint.load(path), _large(number))
+
+
+def test_what_was_read_can_be_written_to_and_the_file_stays(tmp_path: Path) -> None:
+    path = _large(1).save(tmp_path, keep=1)
+    best: Any = Checkpoint.load(path).arrays["best"]
+    best[:] = 7
+    _assert_equal(Checkpoint.load(path), _large(1))
+
+
+def test_a_file_that_has_rotted_is_not_linked_to(tmp_path: Path) -> None:
+    first = _large(1).save(tmp_path, keep=1)
+    _flip(first / "driver.best.npy")
+    with pytest.raises(Damaged, match=r"damaged .driver\.best\.npy is not what was written"):
+        Checkpoint.load(first)
+    _assert_equal(Checkpoint.load(_large(2).save(tmp_path, keep=1)), _large(2))
+
+
+def test_where_there_are_no_links_everything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", refuse)
+    for number in (1, 2):
+        _assert_equal(Checkpoint.load(_large(number).save(tmp_path, keep=1)), _large(number))
+
+
+def test_a_crash_before_any_change_of_the_disk_leaves_a_sound_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        _large(1).save(tmp_path / "counted", keep=1)
+        disk = Disk(patch)
+        _large(2).save(tmp_path / "counted", keep=1)
+    assert {path.name for action, path in disk.log if action == "link"} == LINKED
+    for at in range(len(disk.log)):
+        folder = tmp_path / str(at)
+        _large(1).save(folder, keep=1)
+        with monkeypatch.context() as patch:
+            Disk(patch, at)
+            with pytest.raises(Crash):
+                _large(2).save(folder, keep=1)
+        found, wrong = Checkpoint.newest(folder)
+        assert found is not None
+        assert not wrong
+        _assert_equal(found, _large(found.state.round))
+        again = _large(3).save(folder, keep=1)
+        _assert_equal(Checkpoint.load(again), _large(3))
+        shutil.rmtree(folder)
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
