@@ -782,8 +782,15 @@ def _plugins_first(arguments: Sequence[str]) -> list[str]:
     return [*plugins, *others]
 
 
+_HANDLED = (
+    "^A worker died or was killed while executing a task|^The node with node id: .* has been marked dead"
+)
+"""Lines of Ray's about what rayfl reports and mends itself. What Ray killed for lack of memory it still says."""
+
+
 def main() -> None:
     """The entry point: mistakes of the user are one line and exit code 2, an interrupt is 130."""
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", _HANDLED)  # Ray reads it when it is imported
     try:
         sys.exit(app(_plugins_first(sys.argv[1:]) or ["--help"], prog_name="rayfl", standalone_mode=False))
     except ClientError as error:

@@ -229,6 +229,29 @@ def test_a_run_without_a_head_leaves_a_checkpoint_and_says_how_to_go_on(
     assert_same(run({**settings, "rounds": rounds + 1}), resume(path, more))
 
 
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize("own", [{}, {"RAY_DEDUP_LOGS_SKIP_REGEX": "nothing of this"}])
+def test_ray_does_not_report_deaths_that_are_mended_unless_asked_to(
+    own: dict[str, str], settings: dict[str, Any], tmp_path: Path
+) -> None:
+    killed = []
+    with _run({**settings, "rounds": 60}, tmp_path, **own) as (process, lines):
+        said = []
+        for line in lines:
+            said.append(line)
+            if "round   2/" in line:
+                processes = psutil.Process(process.pid).children(recursive=True)
+                actors = [p for p in processes if "HostActor" in " ".join(p.cmdline())]
+                actors[0].kill()
+                killed.append(actors[0].pid)
+        assert process.wait(280) == 0
+    assert killed
+    text = "".join(said) + (process.stderr.read() if process.stderr else "")
+    assert ("(raylet)" in text) == bool(own)
+    assert "60/60" in text
+
+
 # -- memory -----------------------------------------------------------------------------------------------
 
 
