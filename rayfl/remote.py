@@ -51,6 +51,9 @@ _DEAD = 60.0
 _LOOK = 1.0
 """Seconds between two looks at those of others."""
 
+_held: set[str] = set()
+"""Leases that this process holds. One that could not be removed is not among them."""
+
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
 
@@ -273,6 +276,7 @@ class Remote:
         """
         mine, end = f"{_LEASE}/{uuid.uuid4().hex}", threading.Event()
         self._sign(mine, folder)
+        _held.add(mine)
         alive = threading.Thread(target=self._stay, args=(mine, folder, end), name="rayfl-lease", daemon=True)
         alive.start()
         try:
@@ -284,6 +288,7 @@ class Remote:
         finally:
             end.set()
             alive.join()
+            _held.discard(mine)
             (folder / _LEASE).unlink(missing_ok=True)
             with contextlib.suppress(DiskError), self._reaching():
                 self._remove(mine)
@@ -326,6 +331,7 @@ class Remote:
                 who = f"process {says.get('pid')} on {str(says.get('machine')).partition('/')[0]}"
                 here = says.get("machine") == _machine()
                 lives = here and _born(says.get("pid")) == says.get("born")
+                lives &= says.get("pid") != os.getpid() or name in _held
                 if lives or first.get(name, when) != when:
                     raise Held(f"{self}: {who} is running this run; wait for it or stop it")
                 if here or now - when > _DEAD or time.monotonic() - begun > _DEAD:
