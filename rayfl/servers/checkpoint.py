@@ -352,7 +352,8 @@ def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping
 def _header(array: NDArray[Any]) -> bytes:
     """How an ``.npy`` file of an array begins."""
     file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(array))
+    told = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
+    np.lib.format.write_array_header_1_0(file, told)  # type: ignore[no-untyped-call]
     return file.getvalue()
 
 
