@@ -3,13 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# A process takes whole files, and one takes all those that start Ray (tests/conftest.py).
+# Each test process takes whole files; one process takes all files that start Ray (tests/conftest.py).
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all test-cluster docs format clean
 
-help:  ## show what there is
+help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 $(STAMP): pyproject.toml constraints.txt
@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## create .venv with rayfl and everything it needs
 
-demo: $(STAMP)  ## the main job on embedded real data: clustering, hierarchical training, beside FedAvg and SOLO
+demo: $(STAMP)  ## compare MT-HFL, FedAvg and SOLO on scikit-learn's digits; about a minute
 	@$(BIN)/rayfl run digits-demo --beside fedavg,solo
 
 test: $(STAMP)  ## lint, types, tests (without the slow ones)
@@ -33,13 +33,13 @@ test: $(STAMP)  ## lint, types, tests (without the slow ones)
 test-all: $(STAMP)  ## all tests, the slow ones too
 	@$(BIN)/pytest $(PARALLEL) -m 'not cluster'
 
-test-cluster: $(STAMP)  ## ray up, cut links, lost and late nodes on machines made of namespaces (root; 4 minutes)
+test-cluster: $(STAMP)  ## ray up, cut links, lost and late nodes on machines made of network namespaces (root; 4 minutes)
 	@$(BIN)/pytest -n 0 -m cluster tests/cluster
 
 docs: $(STAMP)  ## build the documentation into site/; a warning or a broken link is an error
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-format: $(STAMP)  ## format and mend what ruff can
+format: $(STAMP)  ## format the code, and fix what ruff can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

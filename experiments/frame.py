@@ -1,4 +1,4 @@
-"""The command line that all analyses here share: ``--seeds``, ``--out``, overrides, and how errors end.
+"""The command line that all analyses share: ``--seeds``, ``--out``, overrides, and the handling of errors.
 
 An analysis is a script whose docstring is its help and whose work is a function of the parsed options::
 
@@ -25,7 +25,7 @@ Option = tuple[tuple[str, ...], dict[str, Any]]
 
 
 def option(*names: str, **settings: Any) -> Option:
-    """What ``argparse.ArgumentParser.add_argument`` takes."""
+    """An option, with the arguments of ``argparse.ArgumentParser.add_argument``."""
     return names, settings
 
 
@@ -50,16 +50,16 @@ def main(
     overrides: bool = False,
     arguments: Sequence[str] | None = None,
 ) -> int:
-    """Parse the command line and do the work; the exit code.
+    """Parse the command line and do the work; returns the exit code.
 
     Args:
-        doc: of the script.
-        work: gets the options: ``seeds`` as numbers, ``out`` as an existing folder.
-        options: besides these.
-        seeds: the default of ``--seeds``; empty: the work draws nothing.
-        out: the default of ``--out``; empty: it writes nothing.
+        doc: the script's docstring.
+        work: called with the options: ``seeds`` as numbers, ``out`` as an existing folder.
+        options: further options.
+        seeds: the default of ``--seeds``; empty: there is no such option.
+        out: the default of ``--out``; empty: there is no such option.
         overrides: whether settings such as ``rounds=5`` may follow.
-        arguments: those of the process if left out.
+        arguments: by default those of the process.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False

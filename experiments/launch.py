@@ -5,8 +5,8 @@
     ray submit cluster.yaml experiments/launch.py run pacfl-fmnist rounds=20
     ray job submit --working-dir . -- python experiments/launch.py run pacfl-fmnist rounds=20
 
-``ray job submit`` says in the environment which cluster is meant; ``ray submit`` does not, it only logs in
-to the head node. That node is known by the file that ``ray up`` leaves there.
+``ray job submit`` names the cluster in the environment. ``ray submit`` only logs in to the head node, which
+is recognised by a file that ``ray up`` leaves there.
 """
 
 import os

@@ -31,19 +31,20 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results"
 ABOUT = """# Experiments
 
-Every table and figure of the papers that is made of runs is a study file: methods, grid, seeds, published
-figures, and claims, which `rayfl study` checks. The datasets have to be there first: `rayfl prepare
-fashion_mnist` and so on. `--size smoke` takes minutes at most; without a size a study runs as its file says.
+Each table and figure of the papers that consists of runs is a study file with methods, grid, seeds, published
+figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl prepare
+fashion_mnist`. `--size smoke` takes a few minutes at most; without a size a study runs as its file says.
 
-This page is written by `python experiments/readme.py` from the files and from `results/`. After a run
+`python experiments/readme.py` writes this page from the study files and from `results/`. These commands run
+a study and keep its table and verdicts:
 
     rayfl study experiments/mt_hfl/digits.yaml --size smoke
     python experiments/readme.py studies/digits-smoke
 
-keeps the study's table and verdicts. A claim *holds* if its whole 95 % interval over seeds does, *fails* if
-none of it does, and is *undecided* else. Claims are what the papers say, or what longer runs gave here:
-the smoke size has few rounds, fewer methods and often other data and a smaller network (each result says so),
-so its verdicts neither confirm nor refute a paper. Seconds are those of a machine with other work.
+A claim *holds* if its whole 95 % interval over seeds satisfies it, *fails* if no part of the interval does,
+and is *undecided* otherwise. Claims come from the papers, or from longer runs of rayfl. The smoke size has
+few rounds, fewer methods, and often other data and a smaller network (each result says so), so its verdicts
+neither confirm nor refute a paper. Seconds were measured on a machine with other load.
 """
 
 
@@ -64,7 +65,7 @@ class File:
 
 
 def studies() -> list[File]:
-    """All study files: what has methods."""
+    """All study files, that is YAML files with methods."""
     found = []
     for path in sorted(HERE.glob("*/*.yaml")):
         said = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -76,13 +77,13 @@ def studies() -> list[File]:
 
 
 def keep(folder: Path) -> Path:
-    """Copy what is worth keeping of a study's results.
+    """Keep a study's table and verdicts in ``results``.
 
     Args:
         folder: ``studies/<name>`` or ``studies/<name>-<size>``, as ``rayfl study`` writes it.
 
     Raises:
-        ConfigError: if there are none, or of no study here.
+        ConfigError: if there are no results, or if they belong to no study here.
     """
     try:
         study = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
@@ -152,8 +153,8 @@ def _anchor(file: File, size: str) -> str:
 
 
 def _analyses() -> Iterator[str]:
-    yield "## Analyses that are no runs\n"
-    yield "Scripts with one command line: `--seeds 0-4`, `--out folder`, and settings where there are runs.\n"
+    yield "## Analyses\n"
+    yield "Scripts with common options: `--seeds 0-4`, `--out folder`, and settings such as `rounds=5`.\n"
     yield "| script | what it does |"
     yield "| --- | --- |"
     for path in sorted(HERE.rglob("*.py")):

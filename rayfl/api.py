@@ -58,7 +58,7 @@ def run(
     resolved = load(config, overrides, **parts)
     check(resolved)
     if resolved.execution.backend == "ray":
-        connect(resolved)  # first: where Ray does not start no run directory is left behind
+        connect(resolved)  # first, so that no run directory is left if Ray does not start
     if changed is None:
         changed = changes(resolved, config, [*overrides, *parts])
     directory = RunDirectory.create(resolved, changed)

@@ -101,7 +101,7 @@ class Activity(NamedTuple):
 
 
 class Backend(ABC):
-    """The room between the driver and whoever does the work."""
+    """The interface between the driver and the processes that do the work."""
 
     actors: int
     tick: Callable[[], None] = staticmethod(lambda: None)

@@ -682,7 +682,7 @@ def compare(
     results = [Result(RunDirectory.open(path).path) for path in runs]
     for result in results:
         if not result.summary:
-            raise ConfigError(str(result.path), "is not finished", f"go on with: rayfl resume {result.path}")
+            raise ConfigError(str(result.path), "is not finished", f"resume with: rayfl resume {result.path}")
     found = Comparison.of([result.path for result in results])
     found.write(page)
     if found.differences:
@@ -736,7 +736,7 @@ def init(
     for path in written:
         _say(f"written: {short(path)}")
     for line in tries:
-        _say(f"go on with: {line}")
+        _say(f"continue with: {line}")
 
 
 @app.command()
@@ -769,7 +769,7 @@ def doctor() -> None:
 
 
 def _plugins_first(arguments: Sequence[str]) -> list[str]:
-    """``--plugin x`` may stand behind the command, too."""
+    """Accept ``--plugin x`` after the command, too."""
     plugins: list[str] = []
     others: list[str] = []
     left = list(arguments)

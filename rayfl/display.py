@@ -1,4 +1,4 @@
-"""What a person sees of a run: a progress bar, or plain lines when not a terminal; a table at the end."""
+"""The console output of a run: a progress bar, or plain lines if it is not a terminal; a table at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rayfl.units import UNKNOWN, duration, number, percent, size
 
 
 def short(path: Path) -> Path:
-    """A path as seen from here, if it lies below."""
+    """A path relative to the current folder, if it is below it."""
     try:
         return path.resolve().relative_to(Path.cwd())
     except (ValueError, OSError):
@@ -31,17 +31,17 @@ def short(path: Path) -> Path:
 
 
 class Output(Console):
-    """Standard output; that nobody reads it is for the caller to know, where rich would end the process."""
+    """Standard output; a closed pipe is reported to the caller (rich would end the process)."""
 
     def on_broken_pipe(self) -> None:
-        """Write no more, and say so."""
+        """Stop writing, and raise the error."""
         self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what Python flushes at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it at exit
         raise BrokenPipeError
 
 
 class _Remaining(ProgressColumn):
-    """The time that is left; rich's own column forgets rounds that took longer than half a minute."""
+    """The remaining time; rich's own column ignores rounds that took longer than half a minute."""
 
     max_refresh = 0.5
 
@@ -58,16 +58,16 @@ class Display:
     """Shows the events of one run.
 
     Args:
-        console: where to.
-        title: what is being run.
-        pace: estimates the time that is left.
+        console: where to print.
+        title: of the run.
+        pace: estimates the remaining time.
     """
 
     def __init__(self, console: Console, title: str, pace: Pace | None = None) -> None:
         self.console = console
         self._pace = pace or Pace()
-        self._deaf = False  # nobody reads the output
-        self._path: Path | None = None  # where the run is, until it has been said how to go on
+        self._deaf = False  # whether the output pipe is closed
+        self._path: Path | None = None  # the run directory, until the command to resume has been printed
         console.print(title, style="bold", highlight=False, markup=False)
         self._progress: Progress | None = None
         if console.is_terminal:
@@ -93,30 +93,30 @@ class Display:
         except BrokenPipeError:  # as in ``rayfl run ... | head``
             self._deaf = True
             self._aside("the output was closed: stopping")
-            signal.raise_signal(signal.SIGTERM)  # which leaves a checkpoint
+            signal.raise_signal(signal.SIGTERM)  # stopping writes a checkpoint
 
     def __enter__(self) -> Display:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
-        """Take the progress bar away; after a failure say how to go on, unless that has been said."""
+        """Remove the progress bar; after a failure say how to resume, unless that was already said."""
         self.close()
         if (
             kind is None
             or self._path is None
             or isinstance(error, ConfigError | DataError | Damaged | OtherFormat)
         ):
-            return  # which would meet whoever goes on, too
+            return  # a resumed run would meet the same error
         if (self._path / "checkpoints").is_dir():
-            self._aside(f"go on with: rayfl resume {self._path}")
+            self._aside(f"resume with: rayfl resume {self._path}")
 
     def close(self) -> None:
-        """Take the progress bar away."""
+        """Remove the progress bar."""
         if self._progress is not None:
             self._progress.stop()
 
     def _aside(self, text: str) -> None:
-        """A line on standard error."""
+        """Print a line to standard error."""
         with contextlib.suppress(OSError):
             print(text, file=sys.stderr, flush=True)
 
@@ -173,7 +173,7 @@ class Display:
     def _stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        text = f"stopped after {event.rounds} complete rounds; go on with: rayfl resume {event.path}"
+        text = f"stopped after {event.rounds} complete rounds; resume with: rayfl resume {event.path}"
         if self._deaf:
             self._aside(text)
         else:
@@ -194,17 +194,17 @@ MOST_GROUPS = 12
 
 
 def closing(summaries: Sequence[Mapping[str, Any]], width: int | None = None) -> Group:
-    """What is shown at the end: :func:`closing_table`, and :func:`group_table` where there are groups."""
+    """What is shown at the end: :func:`closing_table`, and :func:`group_table` if there are groups."""
     tables = [group_table(summaries, kind) for kind in ("group", "cluster")]
     return Group(closing_table(summaries, width), *(table for table in tables if table is not None))
 
 
 def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = None) -> Table:
-    """The table at the end: one row a method, accuracies in percent over the clients' own test data.
+    """The table at the end: one row per method, accuracies in percent over the clients' own test data.
 
     Args:
         summaries: of the runs.
-        width: of the terminal; where the table is wider it has a column a method instead.
+        width: of the terminal; a wider table is transposed (one column per method).
     """
     measures = {name: text for s in summaries for name, text in s.get("measures", {}).items()}
     more = {
@@ -252,12 +252,12 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
 def comparison_table(
     columns: Sequence[tuple[str, Sequence[str]]], caption: str, width: int | None = None
 ) -> Table:
-    """Runs side by side: one row a run, or a group of runs that differ in their seeds only.
+    """Runs side by side: one row per run, or per group of runs that differ only in their seeds.
 
     Args:
         columns: headings and cells; the first names the rows.
         caption: what the numbers are.
-        width: of the terminal; where the table is wider it has a column a row instead.
+        width: of the terminal; a wider table is transposed.
     """
     table = Table(caption=escape(caption), caption_justify="left", padding=(0, 0))
     headings, cells = zip(*columns, strict=True)
@@ -266,7 +266,7 @@ def comparison_table(
 
 
 def _filled(table: Table, lines: Sequence[tuple[str, ...]], width: int | None) -> Table:
-    """The table with a heading and rows; turned if it is wider than the terminal."""
+    """The table with a heading and rows; transposed if it is wider than the terminal."""
     columns = list(zip(*lines, strict=True))
     if width is not None and sum(max(map(len, column)) + 1 for column in columns) >= width:
         lines = columns
@@ -297,7 +297,7 @@ _MORE = {
     ),
     "common_accuracy_mean": ("common", "mean accuracy on all test samples, the same for every client"),
 }
-"""Further columns, where a run has them: heading, and what the caption says of it."""
+"""Further columns, if a run has them: heading, and explanation in the caption."""
 
 
 def _tests(summary: Mapping[str, Any]) -> str:
@@ -309,12 +309,12 @@ def _tests(summary: Mapping[str, Any]) -> str:
 
 
 def group_table(summaries: Sequence[Mapping[str, Any]], kind: str) -> Table | None:
-    """Mean accuracy and variance by planted group or by cluster, one column a method.
+    """Mean accuracy and variance by planted group or by cluster, one column per method.
 
     Args:
         summaries: of the runs.
-        kind: ``group`` or ``cluster``. Clusters are shown only where no groups are planted: each method has
-            clusters of its own, whose numbers do not correspond.
+        kind: ``group`` or ``cluster``. Clusters are shown only if no groups are planted: every method has its
+            own clusters, whose numbers do not correspond.
 
     Returns:
         None if no run has such groups, or more than :data:`MOST_GROUPS`.

@@ -79,7 +79,7 @@ def _cache(folder: Path) -> Check:
     remedy = (
         ""
         if os.access(folder, os.W_OK)
-        else "it cannot be written, so every run compiles anew: set NUMBA_CACHE_DIR to a folder that can"
+        else "it is not writable, so every run compiles again: set NUMBA_CACHE_DIR to a writable folder"
     )
     return Check(name, f"{size(written)} in {folder}", remedy)
 

@@ -98,7 +98,7 @@ def append(path: Path, text: str, durably: bool = False) -> None:
 
 
 def publish(path: Path, text: str) -> None:
-    """Write a small file that nothing depends on, for whoever watches; a reader never sees half of it.
+    """Write a small file for observers, on which nothing depends; a reader never sees half of it.
 
     Nothing waits for the disk, no fault of it is an error, and :data:`watch` is not told.
     """

@@ -32,7 +32,7 @@ def one_thread() -> Iterator[None]:
 
 
 def fix_signs(vectors_DQ: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Flip columns so that their entry of largest magnitude is positive.
+    """Flip the columns of ``(D, Q)`` so that the entry of largest magnitude is positive.
 
     Singular vectors and eigenvectors have no sign of their own. Among entries of nearly the same
     magnitude the first decides, so that rounding does not.

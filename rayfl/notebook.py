@@ -1,4 +1,4 @@
-"""Progress of a run in a notebook, where nobody listens otherwise."""
+"""Progress of a run in a notebook, unless the caller handles events."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Progress:
             case Finished(summary=summary):
                 self._notes.append(f"finished in {duration(summary['seconds'])}")
             case Stopped(rounds=rounds):
-                self._notes.append(f"stopped after {rounds} rounds; go on with rayfl.resume")
+                self._notes.append(f"stopped after {rounds} rounds; resume with rayfl.resume")
             case _:
                 return
         self._handle.update(_Shown(self._html()))

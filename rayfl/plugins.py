@@ -1,14 +1,14 @@
-"""Code from outside of rayfl: modules with parts, networks and data of a user's own.
+"""Plug-ins: modules with the user's own parts, networks and data.
 
-A plug-in is a module, by its name or as a file. Each class in it that is a part with a name becomes a choice
-like rayfl's own; a package may also bring presets, as YAML files in its folder ``presets``. Plug-ins are
-named in a config (``plugins: [my_method, nets/my_net.py]``), on the command line (``--plugin``), in the
-environment (``RAYFL_PLUGINS``, separated by commas), by installed packages (entry points of the group
+A plug-in is a module, given by its name or as a file. Each class in it that is a part with a name becomes a
+choice like rayfl's own parts; a package may also contain presets, as YAML files in its folder ``presets``.
+Plug-ins are named in a config (``plugins: [my_method, nets/my_net.py]``), on the command line (``--plugin``),
+in the environment (``RAYFL_PLUGINS``, separated by commas), by installed packages (entry points of the group
 ``rayfl.parts``), and by targets such as ``model.target: my_net:MyNet``.
 
-What a plug-in imports from its own folder belongs to it: it travels to the workers of a cluster, is copied
-into the run directory, and enters the hash by which a changed plug-in is noticed. Installed packages are left
-where they are; a cluster must have them, as it must have rayfl.
+What a plug-in imports from its own folder belongs to it: it is sent to the workers of a cluster, copied into
+the run directory, and included in the hash that detects a changed plug-in. Installed packages are not sent;
+the cluster must have them, as it must have rayfl.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rayfl.errors import ConfigError, nearest
 from rayfl.settings import Registry, parts_of
 
 ENTRY_POINTS = "rayfl.parts"
-"""The group of entry points by which an installed package brings parts."""
+"""The group of entry points through which an installed package provides parts."""
 
 ENVIRONMENT = "RAYFL_PLUGINS"
 """The variable that names plug-ins, separated by commas."""
@@ -48,10 +48,10 @@ class Plugin:
     Attributes:
         module: its name in Python.
         given: how the user named it.
-        folder: where its top module lies; None where it has no source.
+        folder: the folder of its top module; None if it has no source.
         files: the source files that belong to it, below the folder, sorted.
         sha256: of these files and their names.
-        installed: whether it is an installed package, which stays where it is.
+        installed: whether it is an installed package, which is not copied.
     """
 
     module: str
@@ -74,10 +74,10 @@ class Plugin:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Plugin:
-        """What :meth:`to_dict` gave.
+        """The inverse of :meth:`to_dict`.
 
         Raises:
-            KeyError, TypeError: if it did not.
+            KeyError, TypeError: if the data are not of that form.
         """
         folder = values["folder"]
         return cls(
@@ -90,7 +90,7 @@ class Plugin:
         )
 
     def now(self) -> Plugin | None:
-        """The same with the hash of the files as they are now; None if one of them is gone."""
+        """The same plug-in with the hash of its current files; None if one of them is gone."""
         if self.folder is None:
             return self
         try:
@@ -99,7 +99,7 @@ class Plugin:
             return None
 
     def source(self) -> dict[str, bytes]:
-        """Its files by their names; none of an installed package.
+        """Its files by name; empty for an installed package.
 
         Raises:
             OSError
@@ -113,7 +113,9 @@ _loaded: dict[str, Plugin] = {}
 """The plug-ins of this process by module, in the order in which they were imported."""
 
 _restored: set[str] = set()
-"""Those that came from an earlier run: they stand for whatever lies where the user named them then."""
+"""The plug-ins restored from an earlier run; they replace whatever is now at the path that the user named
+then.
+"""
 
 
 def loaded() -> tuple[Plugin, ...]:
@@ -132,27 +134,27 @@ def presets() -> dict[str, Path]:
 
 
 def load(named: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
-    """Import plug-ins and offer their parts; one that has been imported is not imported again.
+    """Import plug-ins and register their parts; a plug-in is imported only once.
 
     Args:
         named: modules or files.
-        registries: those that may take a part.
+        registries: that may receive parts.
 
     Raises:
-        ConfigError: where one cannot be imported, with its file, line and error; or brings a part under a
-            name that is taken.
+        ConfigError: if one cannot be imported, with its file, line and error; or if the name of a part is
+            already taken.
     """
     for given in named:
         _offer(_import(given, "plugins"), registries)
 
 
 def restore(recorded: Plugin, folder: Path | None, registries: Iterable[Registry[Any]]) -> None:
-    """Import a plug-in of an earlier run, unless this process has it, in whatever version.
+    """Import a plug-in of an earlier run, unless this process already has some version of it.
 
     Args:
-        recorded: what was noted of it.
-        folder: where its files lie now; None for an installed package.
-        registries: those that may take a part.
+        recorded: its entry in ``plugins.json``.
+        folder: where its files are now; None for an installed package.
+        registries: that may receive parts.
 
     Raises:
         ConfigError: as :func:`load`.
@@ -165,7 +167,7 @@ def restore(recorded: Plugin, folder: Path | None, registries: Iterable[Registry
 
 
 def load_everywhere(registries: Iterable[Registry[Any]]) -> None:
-    """Import the plug-ins of the environment and of installed packages.
+    """Import the plug-ins that the environment and installed packages name.
 
     Raises:
         ConfigError: as :func:`load`.
@@ -181,7 +183,7 @@ def _entry_points() -> tuple[str, ...]:
 
 
 def adopt(modules: Iterable[str], registries: Iterable[Registry[Any]]) -> None:
-    """In a worker: offer the parts of plug-ins that have travelled here, by their names in Python."""
+    """In a worker: register the parts of plug-ins that were sent here, by module name."""
     for name in modules:
         _offer(importlib.import_module(name), registries)
 
@@ -215,7 +217,7 @@ def target_of(thing: Any) -> str:
     """The target that names a class or function.
 
     Raises:
-        ConfigError: if no other process could import it: it lies in a notebook, or in a function.
+        ConfigError: if no other process could import it, because it is defined in a notebook or a function.
     """
     module, name = thing.__module__, thing.__qualname__
     if module == "__main__":
@@ -238,15 +240,16 @@ def _import(given: str, where: str) -> ModuleType:
         folder = Path.cwd()
         if is_file and name not in _travelled():
             _check_file(given, name, where)
-            folder = Path(os.path.abspath(os.path.expanduser(given))).parent  # of a link, not of its target
+            # The folder of a link, not of its target
+            folder = Path(os.path.abspath(os.path.expanduser(given))).parent
         _loaded[name] = _describe(_imported(name, given, where, folder), given)
     elif not _loaded[name].installed and _loaded[name].now() not in (None, _loaded[name]):
-        raise ConfigError(where, f"{given}: has changed since it was imported", "start Python anew")
+        raise ConfigError(where, f"{given}: has changed since it was imported", "restart Python")
     return sys.modules[name]
 
 
 def _same_file(name: str, given: str) -> bool:
-    """Whether a file is the one from which a module was imported; also if it is gone since."""
+    """Whether a module was imported from this file, even if the file no longer exists."""
     if name in _restored or name in _travelled() or _loaded[name].given == given:
         return True
     file = getattr(sys.modules[name], "__file__", None)
@@ -255,7 +258,7 @@ def _same_file(name: str, given: str) -> bool:
 
 
 def _travelled() -> frozenset[str]:
-    """Modules that were brought to this worker: their files need not lie where the user named them."""
+    """Modules that were sent to this worker; their files need not be at the path that the user named."""
     return frozenset(filter(None, os.environ.get(_TRAVELLED, "").split(",")))
 
 
@@ -263,15 +266,15 @@ _TRAVELLED = "RAYFL_TRAVELLED_PLUGINS"
 
 
 def travelling() -> tuple[Plugin, ...]:
-    """The plug-ins of this process whose source goes where its objects go."""
+    """The plug-ins of this process whose source must be sent to workers."""
     return tuple(plugin for plugin in loaded() if plugin.folder is not None and not plugin.installed)
 
 
 def pack(folder: Path) -> list[Path]:
-    """Copy the source of the plug-ins that travel to a folder.
+    """Copy the source of the plug-ins that must be sent to a folder.
 
     Returns:
-        The files and packages in it: what has to be on a worker's path.
+        The files and packages in it, which must be importable on a worker.
 
     Raises:
         OSError
@@ -284,7 +287,7 @@ def pack(folder: Path) -> list[Path]:
 
 
 def variables() -> dict[str, str]:
-    """Of the environment of workers: they tell what has been brought."""
+    """Environment variables of workers, which say what has been sent to them."""
     return {_TRAVELLED: ",".join(plugin.module for plugin in travelling())}
 
 
@@ -294,7 +297,7 @@ def _check_file(given: str, name: str, where: str) -> None:
         raise ConfigError(where, f"{given}: no such file")
     if not name.isidentifier():
         raise ConfigError(
-            where, f"{given}: {name!r} is no module's name", "rename the file, e.g. my_method.py"
+            where, f"{given}: {name!r} is not a module's name", "rename the file, e.g. my_method.py"
         )
     if name in sys.modules:
         other = getattr(sys.modules[name], "__file__", None)
@@ -312,7 +315,7 @@ def _check_file(given: str, name: str, where: str) -> None:
 
 def _imported(name: str, given: str, where: str, folder: Path | None) -> ModuleType:
     if folder is not None and str(folder) not in sys.path:
-        sys.path.append(str(folder))  # last: it hides nothing
+        sys.path.append(str(folder))  # last, so that it hides no other module
         importlib.invalidate_caches()
     _importing.append(given)
     try:
@@ -331,7 +334,7 @@ _importing: list[str] = []
 
 
 def refuse_while_importing() -> None:
-    """Refuse a run that a plug-in starts when it is imported: a script would run itself again and again.
+    """Refuse a run that a plug-in starts on import: a script would run itself again and again.
 
     Raises:
         ConfigError
@@ -345,7 +348,7 @@ def refuse_while_importing() -> None:
 
 
 def broken(error: BaseException, given: str) -> ConfigError:
-    """File, line and error of what went wrong in somebody else's code."""
+    """File, line and error of a failure in a user's code."""
     where = f"plug-in {given}"
     if isinstance(error, ConfigError):
         return error
@@ -359,7 +362,7 @@ def broken(error: BaseException, given: str) -> ConfigError:
     ]
     if frames:
         where = f"{frames[-1].filename}:{frames[-1].lineno}"
-        for frame in reversed(frames):  # the last line of code that is the user's own
+        for frame in reversed(frames):  # the innermost line of the user's own code
             if not _is_installed(Path(frame.filename)):
                 where = f"{frame.filename}:{frame.lineno}"
                 break
@@ -368,7 +371,7 @@ def broken(error: BaseException, given: str) -> ConfigError:
 
 
 def _offer(module: ModuleType, registries: Iterable[Registry[Any]]) -> None:
-    """Register the parts of a module with the registry of their kind."""
+    """Register the parts of a module with the registries of their kinds."""
     for registry in registries:
         for part in parts_of(module, registry.base):
             try:
@@ -382,7 +385,7 @@ def _describe(module: ModuleType, given: str) -> Plugin:
     file = getattr(module, "__file__", None)
     if file is None or not file.endswith(".py"):
         return Plugin(module.__name__, given, None, (), "", installed=True)
-    # The folder that has to be on the path: above the top package.
+    # The folder above the top package, which must be on the path.
     depth = module.__name__.count(".") + (Path(file).name == "__init__.py")
     folder = Path(os.path.abspath(file)).parents[depth]
     installed = _is_installed(folder / "x")
@@ -406,7 +409,7 @@ def _package_files(module: ModuleType, folder: Path) -> Iterator[str]:
 def _belonging(module: ModuleType, folder: Path) -> set[Path]:
     """The files of a module and of all that it imports, directly or not, from its own folder.
 
-    Also of what it imports only later, within a function: nothing of it need have been imported by now.
+    This includes imports within functions, which need not have been executed yet.
     """
     found: set[Path] = set()
     left = [module.__name__]
@@ -432,11 +435,11 @@ def _lies_in(path: Path, folder: Path) -> bool:
 
 
 def _imports(name: str, path: Path) -> Iterator[str]:
-    """The dotted names that a module imports, wherever in it."""
+    """The dotted names that a module imports anywhere in its code."""
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
     try:
         tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError):  # it has not been imported yet, and cannot be
+    except (SyntaxError, ValueError):  # it has not been imported and cannot be
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -457,14 +460,14 @@ def _site() -> tuple[Path, ...]:
 
 
 def _is_installed(path: Path) -> bool:
-    """Whether a file is Python's own or of an installed package."""
+    """Whether a file belongs to Python itself or to an installed package."""
     if {"site-packages", "dist-packages"} & set(path.parts):
         return True
     return any(path.is_relative_to(each) for each in _site())
 
 
 def _hash(folder: Path, files: Sequence[str]) -> str:
-    """Of the names and contents of files.
+    """The hash of the names and contents of files.
 
     Raises:
         OSError

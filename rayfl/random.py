@@ -78,7 +78,7 @@ def orders(
 
     Args:
         seed: the run's seed.
-        round: the round, so that each round shuffles anew.
+        round: the round, so that each round shuffles differently.
         clients: client ids.
         sizes: each client's number of training samples ``n_i``.
         epochs: local epochs ``E``.

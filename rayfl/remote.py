@@ -36,7 +36,7 @@ import psutil
 from rayfl.errors import ConfigError, DiskError, Held
 
 URL = r"^(s3|gs|gcs|abfs|abfss|hdfs|file):/"
-"""How the root of runs elsewhere begins. A path has collapsed the slashes."""
+"""The beginning of the URL of a remote root. ``Path`` collapses its two slashes to one."""
 
 _NOTE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
 """Files in a staging folder: the URL of its root, the record of what has been published, and the name of this
@@ -58,7 +58,7 @@ _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
 
 def is_url(text: object) -> bool:
-    """Whether a path is one of object storage."""
+    """Whether a path is on object storage."""
     return re.match(URL, str(text)) is not None
 
 
@@ -68,8 +68,9 @@ def variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def staging(root: str) -> Path:
-    """The folder of this machine in which the runs of a root are done: below ``$RAYFL_STAGING``, else
-    ``~/.cache/rayfl/staging``."""
+    """The local folder in which the runs of a root are made: below ``$RAYFL_STAGING``, else
+    ``~/.cache/rayfl/staging``.
+    """
     own = os.environ.get("RAYFL_STAGING")
     folder = Path(own) if own else Path.home() / ".cache" / "rayfl" / "staging"
     scheme, rest = _parts(root)
@@ -93,7 +94,7 @@ def runs(root: str) -> dict[str, float]:
     """When the runs below a root began, in seconds since 1970, by name.
 
     Raises:
-        DiskError: if nothing answers there.
+        DiskError: if the storage does not answer.
     """
     from pyarrow import fs
 
@@ -143,12 +144,12 @@ class Remote:
 
     @classmethod
     def of(cls, folder: Path) -> Remote | None:
-        """Where the run in this staging folder belongs; None if the folder is no such."""
+        """The remote directory of the run in this staging folder; None if it is not a staging folder."""
         note = folder / _NOTE
         return cls(note.read_text(encoding="utf-8"), folder.name) if note.is_file() else None
 
     def claim(self, folder: Path) -> None:
-        """Make a folder the staging folder of this run."""
+        """Turn a folder into the staging folder of this run."""
         (folder / _NOTE).write_text(self.root, encoding="utf-8")
 
     @cached_property
@@ -156,7 +157,7 @@ class Remote:
         from pyarrow import fs
 
         scheme, rest = _parts(self.root)
-        if scheme == "s3":  # one request for a small file, not three
+        if scheme == "s3":  # a small file in one request instead of three
             rest += f"{'&' if '?' in rest else '?'}allow_delayed_open=true"
         system, path = fs.FileSystem.from_uri(f"{scheme}://{rest}")
         return system, f"{path.rstrip('/')}/{self.name}"
@@ -165,7 +166,7 @@ class Remote:
         """The sizes of what is there, by name; leases are not part of it.
 
         Raises:
-            DiskError: if nothing answers there.
+            DiskError: if the storage does not answer.
         """
         there = self._list()
         return {name: size for name, (size, _) in there.items() if not name.startswith(f"{_LEASE}/")}
@@ -205,7 +206,7 @@ class Remote:
         here = _visible(folder)
         now = _stamps(here)
         new = [name for name in here if there.get(name) != now[name][0] or before.get(name) != now[name]]
-        # A checkpoint of which anything changes is none until its manifest is written again.
+        # A changed checkpoint is invalid until its manifest is written again.
         torn = {str(PurePosixPath(name).parent) for name in new if not name.endswith(_LAST)}
         manifests = [f"{parent}/{_LAST[0]}" for parent in torn]
         new += [name for name in manifests if name in here and name not in new]
@@ -222,7 +223,7 @@ class Remote:
         system, path = self._place
         target = f"{path}/{name}"
         local = system.type_name in ("local", "hdfs")
-        if local:  # there are folders, and half-written files are seen
+        if local:  # this storage has folders, and readers would see partial files
             system.create_dir(target.rpartition("/")[0], recursive=True)
         part = f"{target.rpartition('/')[0]}/.{PurePosixPath(name).name}.part" if local else target
         with source.open("rb") as file, system.open_output_stream(part) as out:
@@ -239,11 +240,11 @@ class Remote:
 
         Raises:
             ConfigError: if there is no run.
-            DiskError: if nothing answers there.
+            DiskError: if the storage does not answer.
         """
         there = self.files()
         if "config.yaml" not in there:
-            if (folder / "config.yaml").is_file():  # it was never published
+            if (folder / "config.yaml").is_file():  # the folder was never published
                 return
             raise ConfigError(str(self), "not a run directory", "it holds no config.yaml")
         if (folder / _NOTE).is_file() and _progress(set(_visible(folder))) >= _progress(set(there)):
@@ -254,7 +255,7 @@ class Remote:
             system, path = self._place
             for name in whole:
                 target = folder / name
-                if ".." in PurePosixPath(name).parts:  # an object's name may be anything
+                if ".." in PurePosixPath(name).parts:  # object names are not restricted to safe paths
                     raise DiskError(self, f"{name!r} would be written outside of the run directory")
                 target.parent.mkdir(parents=True, exist_ok=True)
                 with system.open_input_stream(f"{path}/{name}") as file, target.open("wb") as out:
@@ -379,7 +380,7 @@ class Remote:
                     os.utime(target, (info.mtime.timestamp(), info.mtime.timestamp()))
 
     def remove(self) -> None:
-        """Remove what is there."""
+        """Remove the remote directory."""
         for name in sorted(self.files(), key=_rank, reverse=True):
             with self._reaching():
                 self._remove(name)
@@ -404,13 +405,13 @@ _LAST = ("manifest.json", "summary.json")
 
 
 def _rank(name: str) -> tuple[int, str]:
-    """The order in which files are written; they are removed in the opposite one."""
+    """The order in which files are written; they are removed in the opposite order."""
     last = PurePosixPath(name).name
     return (_LAST.index(last) + 1 if last in _LAST else 0), name
 
 
 def _visible(folder: Path) -> dict[str, Path]:
-    """The files that belong to the run by name, not those that are being written."""
+    """The files of the run by name, without temporary files."""
     found = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
     return {p.as_posix(): folder / p for p in found if not any(part.startswith(".") for part in p.parts)}
 
@@ -435,13 +436,13 @@ def _checkpoint(name: str) -> str | None:
 
 
 def _complete(name: str, there: Mapping[str, int]) -> bool:
-    """Whether a file is not one of a checkpoint that was never completed."""
+    """Whether a file does not belong to an incomplete checkpoint."""
     checkpoint = _checkpoint(name)
     return checkpoint is None or f"checkpoints/{checkpoint}/{_LAST[0]}" in there
 
 
 def _progress(names: set[str]) -> tuple[int, bool]:
-    """How far a run has got, by its checkpoints, and whether it is finished."""
+    """The progress of a run by its checkpoints, and whether it is finished."""
     rounds = [
         int(PurePosixPath(name).parts[1].removeprefix("round-").rstrip("~"))
         for name in names

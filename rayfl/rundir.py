@@ -429,7 +429,7 @@ class RunDirectory:
         return found
 
     def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-        """``rounds.csv`` or ``groups.csv`` anew, with these columns after those that every run has."""
+        """Start ``rounds.csv`` or ``groups.csv``, with these columns after those that every run has."""
         files.write(self.path / name, _csv((*_COLUMNS[name], *columns), rows, header=True))
 
     def append_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:

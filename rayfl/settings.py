@@ -37,6 +37,9 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
 
+    renamed: ClassVar[Mapping[str, str]] = {}
+    """Other names of settings that are accepted, such as those of earlier versions, and what they are now."""
+
     paths_from_here: ClassVar[bool] = False
     """Whether its paths stay as they are, relative to the folder in which a command is given."""
 
@@ -52,7 +55,7 @@ class Section(BaseModel):
     def _usable(cls, value: Any, info: ValidationInfo) -> Any:
         """Bound integers that have no upper bound of their own, and make paths absolute.
 
-        Workers, and whoever goes on with a run, may be in another folder.
+        Workers, and a process that resumes a run, may be in another folder.
         """
         metadata = cls.model_fields[info.field_name].metadata if info.field_name else ()
         if isinstance(value, Path):
@@ -137,7 +140,7 @@ class Registry(Mapping[str, type[PartT]]):
         return dict(sorted({**self.own, **self._added}.items())) if self._added else self.own
 
     def register(self, part: type[PartT]) -> None:
-        """Take a part from outside of rayfl; the same class of a module that is imported anew replaces it.
+        """Take a part from outside of rayfl; the same class of a module that is imported again replaces it.
 
         Raises:
             ValueError: if it has no name of its own, or another part has it.

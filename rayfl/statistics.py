@@ -60,7 +60,7 @@ def mean_interval(values: ArrayLike, level: float = LEVEL) -> Interval:
     """The mean of values with its interval.
 
     Args:
-        values: ``(n,)``, a number a seed; NaN is left out.
+        values: ``(n,)``, one number per seed; NaN is ignored.
         level: confidence.
     """
     found = _known(values)

@@ -56,8 +56,8 @@ METHODS: dict[str, dict[str, Any]] = {
         "hierarchy": {"common_layers": 1, "global_every": 2, "edges": 2},
         **SAMPLED,
     },
-    "mtl": {"local": {"strength": 0.5}, **SAMPLED},
-    "pacfl, mtl": {"algorithm": "pacfl", "local": {"name": "mtl", "strength": 0.5}, **CLUSTERED, **SAMPLED},
+    "mtl": {"local": {"lam": 0.5}, **SAMPLED},
+    "pacfl, mtl": {"algorithm": "pacfl", "local": {"name": "mtl", "lam": 0.5}, **CLUSTERED, **SAMPLED},
     "pacfl, scaffold": {"algorithm": "pacfl", "local": "scaffold", **CLUSTERED, **SAMPLED},
 }
 """Methods and local objectives with settings that exercise them: partial participation, clusters, common

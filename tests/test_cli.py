@@ -439,7 +439,7 @@ def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path):
     (runs[2] / "summary.json").unlink()
     answer = rayfl("compare", *map(str, runs), "--out", "other.html")
     assert answer.code == 2
-    assert "is not finished; go on with: rayfl resume " in answer.err
+    assert "is not finished; resume with: rayfl resume " in answer.err
     assert not (tmp_path / "other.html").exists()
 
 

@@ -73,7 +73,7 @@ def test_the_end_and_unknown_events():
     path = Path("runs/x")
     shown = lines(RunEvent(), Stopped(2, path), Finished(summary, path))[1:]
     assert shown == [
-        "stopped after 2 complete rounds; go on with: rayfl resume runs/x",
+        "stopped after 2 complete rounds; resume with: rayfl resume runs/x",
         "accuracy –, worst 10 % of the clients – after 3 rounds in 1.0 s",
     ]
 
@@ -196,7 +196,7 @@ def test_a_failure_says_how_to_go_on_unless_that_was_said(tmp_path, capsys) -> N
     begun = Begun(tmp_path)
     with pytest.raises(ZeroDivisionError):
         _fail(begun)
-    assert f"go on with: rayfl resume {tmp_path}" in capsys.readouterr().err
+    assert f"resume with: rayfl resume {tmp_path}" in capsys.readouterr().err
     with pytest.raises(ZeroDivisionError):
         _fail(begun, Stopped(3, tmp_path))
     assert capsys.readouterr().err == ""

@@ -205,7 +205,7 @@ BAD = {
     "a name that is none": (
         "own-x.py",
         {"own-x": ""},
-        r"plugins: own-x.py: 'own-x' is no module's name; rename",
+        r"plugins: own-x.py: 'own-x' is not a module's name; rename",
     ),
     "half of a package": ("own_p.no", {"own_p_in___init__": ""}, r"no module named 'own_p.no' here"),
     "not text": ("own_n.py", {"own_n": "\x00"}, r"own_n.py"),
@@ -289,7 +289,7 @@ def test_changed_in_mid_process(folder):
     root = folder(own_g=METHOD.format(name="moving"))
     load({**SMALL, "plugins": ["own_g.py"]})
     (root / "own_g.py").write_text("")
-    with pytest.raises(ConfigError, match=r"own_g.py: has changed since it was imported; start Python anew"):
+    with pytest.raises(ConfigError, match=r"own_g.py: has changed since it was imported; restart Python"):
         load({**SMALL, "plugins": ["own_g.py"]})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -99,6 +100,8 @@ def page(name: str, part: type[Algorithm[Any]]) -> str:
         if title == "Symbols":
             lines += ["| symbol | setting |", "| --- | --- |"]
             lines += [f"| {cell(symbol)} | {cell(text)} |" for symbol, text in entries(body)] + [""]
+        elif title == "Shown by":
+            lines += [_FILE.sub(_linked, markdown(body)), ""]
         else:
             lines += [markdown(body), ""]
     objective = _plain(part.defaults).get("local", {}).get("name")
@@ -123,6 +126,15 @@ def page(name: str, part: type[Algorithm[Any]]) -> str:
     lines += list(results(name))
     lines += [f"Code: [{file}](repo:{file}).", ""]
     return "\n".join(lines) + "\n"
+
+
+_FILE = re.compile(r"\b(?:tests|experiments)/[\w/]+\.\w+(?:::(\w+))?")
+"""A file of the repository, or a test in it, in the section that says where a failure is shown."""
+
+
+def _linked(found: re.Match[str]) -> str:
+    path = found[0].partition("::")[0]
+    return f"[{found[1] or path}](repo:{path})"
 
 
 def _plain(value: Any) -> Any:

@@ -165,12 +165,12 @@ def mixing() -> Picture:
     p.text(200, 30, "mixing matrix A", kind="title")
     weights = [["a:⅔", "a:⅓", ":", ":", ":"], [":", ":", "b:¼", "b:¼", "b:½"]]
     _matrix(p, 200, 60, weights)
-    p.text(200, 150, "K × m: row k says how model k", kind="small")
-    p.text(200, 168, "is averaged from the m clients", kind="small")
+    p.text(200, 150, "K × M: row k says how model k", kind="small")
+    p.text(200, 168, "is averaged from the M clients", kind="small")
     p.text(390, 100, "·", kind="title")
     p.text(420, 30, "trained models W", kind="title")
     _matrix(p, 420, 45, [["a:", "a:", "a:"], ["a:", "a:", "a:"], *[["b:", "b:", "b:"]] * 3])
-    p.text(420, 238, "m × P, never in one place:", kind="small")
+    p.text(420, 238, "M × P, never in one place:", kind="small")
     p.text(420, 256, "each block sends A[:, block] W[block]", kind="small")
     for place, name in enumerate(("client 2", "client 7", "client 1", "client 4", "client 9")):
         p.text(530, 67 + 34 * place, name, kind="small")
@@ -230,7 +230,7 @@ def signatures() -> Picture:
                 f'<rect x="{290 + 22 * column}" y="{44 + 24 * row}" width="21" height="23" '
                 f'fill="rgb({shade},{min(255, shade + 10)},{min(255, shade + 18)})"/>'
             )
-    p.text(290, 282, "dark: alike", kind="small")
+    p.text(290, 282, "dark: similar", kind="small")
     p.text(530, 28, "4 tree, cut", kind="title")
     ends = [52 + 24 * client for client in range(9)]
     middles = []
@@ -287,7 +287,7 @@ def exact() -> Picture:
         "inline or Ray",
         "a worker is killed",
         "stopped and resumed",
-        "another order of finishing",
+        "blocks finish in another order",
     )
     for place, text in enumerate(same):
         p.box(30, 44 + 38 * place, 200, 30, text, "c")

@@ -1,12 +1,12 @@
-"""What state of clients costs: 10,000 clients, 1,000 a round, with SCAFFOLD's control variates and without.
+"""The cost of client state: 10,000 clients, 1,000 per round, with SCAFFOLD's control variates and without.
 
 ::
 
     python experiments/baselines/client_state.py --clients 10000 --rounds 15 --out runs/client-state
 
-W3 of ``rayfl bench``: 20 samples of 8 x 8 each, an MLP 64-32-10, so that a client's control variate has 2,410
-numbers. After ``--rounds`` timed rounds more are run until every client has been in one. Each objective
-runs in a process of its own, which reads its checkpoint in a second one.
+W3 of ``rayfl bench``: 20 samples of 8 x 8 per client, an MLP 64-32-10, so that a control variate has 2,410
+parameters. After ``--rounds`` timed rounds more follow until every client has taken part. Each objective runs
+in a separate process, and its checkpoint is read in another one.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ import frame
 
 OBJECTIVES = ("sgd", "scaffold")
 MOST = 400
-"""Rounds after which it is given up that all clients take part."""
+"""The largest number of rounds in which all clients have to take part."""
 
 
 def measure(
     objective: str, clients: int, rounds: int, execution: dict[str, Any], folder: Path
 ) -> dict[str, Any]:
-    """A run here: seconds a round, memory, and its checkpoint in ``folder``."""
+    """Run in this process: seconds per round, memory, and a checkpoint in ``folder``."""
     from rayfl.bench.measure import PeakMemory, running, tree_memory
     from rayfl.bench.population import workload
 
@@ -75,7 +75,7 @@ def measure(
 
 
 def resume(path: Path) -> dict[str, Any]:
-    """Start the run again from its checkpoint and do one round."""
+    """Resume the run from its checkpoint and run one round."""
     from rayfl.rundir import RunDirectory
     from rayfl.runtime.connection import connect, this_cluster, this_machine
     from rayfl.runtime.driving import arithmetic, make_backend
@@ -104,15 +104,15 @@ def resume(path: Path) -> dict[str, Any]:
 
 
 def _here(task: str, *arguments: str) -> dict[str, Any]:
-    """Run a part in a process of its own."""
+    """Run a part in a separate process."""
     command = [sys.executable, __file__, "--task", task, *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray may have its say, too
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray may print messages, too
     return dict(json.loads(lines[-1]))
 
 
 def work(options: argparse.Namespace) -> None:
-    """Measure each objective in processes of their own."""
+    """Measure each objective in separate processes."""
     execution = {"backend": "inline"} if options.inline else {}
     if options.task == "measure":
         objective, folder = options.given

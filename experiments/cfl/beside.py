@@ -1,13 +1,14 @@
-"""The separation gap in a run of rayfl beside that of the plain loop in gap.py, on the same clients.
+"""The separation gap in a run of rayfl and in the plain loop of gap.py, on the same clients.
 
 ::
 
     python experiments/cfl/beside.py
 
 ``rayfl run cfl-label-swap`` with ``algorithm.gap=true`` and no splits (``eps1: 0``), for several numbers of
-samples a client; then ``gap.federated`` on the same clients' samples, from the same initial weights. What
-differs is the order of the samples alone. Of both: gap, ``|d_c|``, ``max |d_i|`` and whether the bipartition
-is correct. Writes ``beside.csv``, a row a round and seed; prints a few rounds, the mean over the seeds.
+samples per client; then ``gap.federated`` on the same samples, from the same initial weights. Only the order
+of the samples differs. For both it reports the gap, ``|d_c|``, ``max |d_i|`` and whether the bipartition is
+correct. It writes ``beside.csv``, one row per round and seed, and prints the mean over the seeds for some
+rounds.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def config_of(samples: int, seed: int, rounds: int, out: Path) -> Config:
 
 
 def package(config: Config) -> pd.DataFrame:
-    """What the run says of every round."""
+    """The run's diagnostics of every round."""
     table = pd.read_csv(rayfl.run(config).path / "diagnostics.csv")
     return table.assign(round=table["round"] + 1, correct=table["correct"].astype(float))
 
 
 def oracle(config: Config) -> pd.DataFrame:
-    """What the plain loop says of the same clients, from the same weights."""
+    """The plain loop's diagnostics for the same clients, from the same weights."""
     stages, host = build(config)
     federation = stages[0].federation
     batches = Batches(federation.samples, torch.device("cpu"))

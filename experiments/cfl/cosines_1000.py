@@ -5,16 +5,16 @@
     python experiments/cfl/cosines_1000.py
     python experiments/cfl/cosines_1000.py --backend inline
 
-Two rounds of CFL over Fashion-MNIST, 60 samples a client, an MLP 784-78-10 (P = 62,020), in which the
-separation gap asks for the cosines of all N clients after every round. The N updates are N P numbers, 248 MB.
-No process should hold them all for itself: they lie in the object store in blocks, each tile of the matrix
-reads two blocks of 128, and the driver receives N x N numbers (8 MB). ``inline`` is one process, which has to
-hold them. The driver runs in this process, and not in an actor as in ``rayfl run``.
+Two rounds of CFL on Fashion-MNIST with 60 samples per client and an MLP 784-78-10 (P = 62,020). The
+separation gap needs the cosines of all N clients after every round. The N updates have N P parameters, 248
+MB. No process should hold all of them: they are in the object store in blocks, each tile of the matrix reads
+two blocks of 128, and the driver receives N x N numbers (8 MB). With ``inline`` there is only one process,
+which has to hold them. The driver runs in this process, not in an actor as in ``rayfl run``.
 
-Prints, and writes to ``cosines.csv``: of every kind of process its own memory (without mapped files, such
-as the object store) before the first round, while cosines are computed, and at its peak. Prints the
-seconds of every call, and how far a sample of the cosines is from NumPy's in double precision, computed from
-the updates in the checkpoint.
+The script prints, and writes to ``cosines.csv``, for every kind of process its private memory (without mapped
+files such as the object store) before the first round, while cosines are computed, and at its peak. It also
+prints the seconds of every call, and how far a sample of the cosines is from NumPy's in double precision,
+computed from the updates in the checkpoint.
 """
 
 from __future__ import annotations
@@ -48,14 +48,15 @@ import frame
 
 
 def own_bytes(pid: int) -> int:
-    """Memory of a process that is no mapped file: Linux counts pages of the object store as a process' own as
-    long as nobody else has looked at them."""
+    """Memory of a process without mapped files: Linux counts pages of the object store as private as long
+    as no other process has read them.
+    """
     status = Path(f"/proc/{pid}/status").read_text()
     return next((1024 * int(line.split()[1]) for line in status.splitlines() if "RssAnon" in line), 0)
 
 
 class Watch(threading.Thread):
-    """Own memory of this process and of those below it, every now and then."""
+    """Samples the private memory of this process and its descendants."""
 
     def __init__(self, pause: float = 0.2) -> None:
         super().__init__(daemon=True)

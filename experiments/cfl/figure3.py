@@ -1,4 +1,4 @@
-"""Figure 3 of the CFL paper: when does the optimal bipartition part no group?
+"""Figure 3 of the CFL paper: when does the optimal bipartition split no group?
 
 ::
 
@@ -41,7 +41,7 @@ NOISE = tuple(np.round(np.arange(0.1, 3.01, 0.1), 2).tolist())
 
 
 def gradients(k: int, gamma: float, dimension: int, seed: int, draw: int) -> NDArray[np.float64]:
-    """The gradients of the clients' empirical risks, ``(3k, d)``; client i is of group ``i mod k``."""
+    """The gradients of the clients' empirical risks, ``(3k, d)``; client i belongs to group ``i mod k``."""
     random = generator(seed, "figure 3", k, draw)
     true = random.standard_normal((k, dimension))
     true -= true.mean(axis=0)  # the point is stationary (Eq. 104)
@@ -83,7 +83,9 @@ def simulate(
 
 
 def summary(table: pd.DataFrame, share: float = 0.95) -> pd.DataFrame:
-    """For each k the largest gamma up to which at least ``share`` of the draws are right; 0 if none is."""
+    """For each k the largest gamma up to which at least ``share`` of the draws are correct; 0 if there is
+    none.
+    """
     rows = []
     for k, part in table.groupby("k"):
         row = {"k": k, "guaranteed below": guarantee(int(str(k)))}

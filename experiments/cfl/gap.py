@@ -1,25 +1,25 @@
-"""CFL's separation gap on real data, by a plain sequential loop: an oracle that shares no code with rayfl.
+"""CFL's separation gap on real data, from a plain sequential loop: an oracle that shares no code with rayfl.
 
 ::
 
     python experiments/cfl/gap.py DATA              # Figures 5 and 6, and every split
-    python experiments/cfl/gap.py DATA --control    # Figure 7: who must not be split
-    python experiments/cfl/gap.py DATA --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
+    python experiments/cfl/gap.py DATA --control # Figure 7: clients that must not be split python
+    experiments/cfl/gap.py DATA --cfl 0.12 0.35 0 --samples 100  # CFL: eps1 eps2 gamma_max
 
 Sattler, Mueller, Samek, *Clustered federated learning*, VI-A and VI-B: m = 20 clients in k = 4 groups, in
 each of which two labels are swapped; FedAvg with three local epochs. After every round, over the clients'
 updates d_i from the common model:
 
 - ``gap``: g = smallest similarity within a group - largest across the optimal bipartition (Eq. 28, 29);
-- ``gap_all_groups``: the same with the largest similarity across *all* groups. Smaller; positive only
-  when every group can be told from every other;
-- ``correct``: whether the bipartition parts no group (Definition 1);
+- ``gap_all_groups``: the same with the largest similarity across *all* groups. It is smaller, and positive
+  only if every group can be distinguished from every other;
+- ``correct``: whether the bipartition splits no group (Definition 1);
 - ``gap_gradient``: g of the full gradients at the common model (Eq. 50);
 - ``mean_norm``, ``max_norm``: ``||d_c||`` and ``max ||d_i||`` (Eq. 32, 33);
 - ``gamma``: ``sqrt((1 - a_cross) / 2)``, which gamma_max must be below (Eq. 39).
 
-``--control`` trains clients of one group, half of which have the classes 0-4 and half 5-9, beside clients of
-two groups: in the first case both norms have to fall, in the second only ``||d_c||``.
+``--control`` trains clients of one group, half of which have the classes 0-4 and half 5-9, and then clients
+of two groups: in the first case both norms have to fall, in the second only ``||d_c||``.
 
 ``--cfl`` runs Algorithm 5 and prints every split and the final clusters.
 
@@ -79,7 +79,7 @@ def congruent(x: Tensor, y: Tensor, clients: int, samples: int, seed: int) -> li
 
 
 def initial(seed: int) -> Tensor:
-    """PyTorch's initial weights of the network, flat."""
+    """PyTorch's initial weights of the network, as a flat vector."""
     torch.manual_seed(seed)
     layers = [torch.nn.Linear(a, b) for a, b in itertools.pairwise(LAYERS)]
     return torch.cat([p.detach().ravel() for layer in layers for p in layer.parameters()])
@@ -102,7 +102,7 @@ def gradient(w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 
 def update(w: Tensor, client: Client, epochs: int, batch: int, lr: float, seed: Sequence[int]) -> Tensor:
-    """``d_i``: what ``epochs`` of SGD change (Eq. 1)."""
+    """``d_i``: the change of the weights by ``epochs`` of SGD (Eq. 1)."""
     random, trained = np.random.default_rng(seed), w.clone()
     for _ in range(epochs):
         order = torch.from_numpy(random.permutation(len(client.y)))
@@ -154,7 +154,7 @@ class Settings(NamedTuple):
 def federated(
     federation: list[Client], w: Tensor, rounds: int, settings: Settings, seed: int, gradients: bool = False
 ) -> tuple[Tensor, pd.DataFrame, Tensor]:
-    """FedAvg (Algorithm 2): the final model, a row a round, and the last round's updates ``(m, P)``."""
+    """FedAvg (Algorithm 2): the final model, one row per round, and the last round's updates ``(m, P)``."""
     groups = np.array([client.group for client in federation])
     n = torch.tensor([float(len(client.y)) for client in federation])
     rows = []
@@ -175,9 +175,10 @@ def federated(
 
 
 def splits(federation: list[Client], rounds: int, settings: Settings, seed: int) -> pd.DataFrame:
-    """FedAvg, bipartition, FedAvg in both halves and so on while groups are mixed, and once beyond.
+    """FedAvg, bipartition, FedAvg in both halves and so on, until no cluster is mixed, and one split more.
 
-    A row a cluster, at the end of its FedAvg: what each criterion sees, and whether the cluster *is* mixed.
+    Returns one row per cluster at the end of its FedAvg: the value of each criterion, and whether the cluster
+        *is* mixed.
     """
     waiting = [(tuple(range(len(federation))), initial(seed))]
     rows = []
@@ -214,7 +215,7 @@ def cfl(
     eps2: float,
     gamma: float,
 ) -> tuple[list[tuple[int, ...]], pd.DataFrame]:
-    """Algorithm 5: the final clusters, and a row a cluster and round."""
+    """Algorithm 5: the final clusters, and one row per cluster and round."""
     clusters = [(tuple(range(len(federation))), w)]
     rows = []
     for number in range(rounds):

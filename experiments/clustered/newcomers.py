@@ -1,4 +1,5 @@
-"""Clients that come after a run has ended (thesis, Table 3.12): 80 of 100 clients train, the other 20 follow.
+"""Clients that join after the end of a run (thesis, Table 3.12): 80 of 100 clients train, the other 20 join
+later.
 
 ::
 
@@ -6,9 +7,9 @@
     python experiments/clustered/newcomers.py --methods pacfl,fedavg rounds=50 training.epochs=10
 
 The partition is that of the config with all 100 clients (Fashion-MNIST, label skew 20 %). Newcomers get the
-model that the method has for them and fine-tune it for 5 epochs. SOLO stands there twice: with 5 epochs, and
-with as many as a client that takes part in every round would train. ``--out`` gets ``newcomers.csv`` (a row a
-seed and method; what is there is not run again) and ``newcomers.md``.
+model that the method assigns to them and fine-tune it for 5 epochs. SOLO is listed twice: with 5 epochs, and
+with as many as a client trains that takes part in every round. ``--out`` gets ``newcomers.csv`` (one row per
+seed and method; existing rows are not computed again) and ``newcomers.md``.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def split(config: Config, folder: Path) -> tuple[Path, Path]:
 
 
 def _samples(federation: Federation, clients: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """The samples of some clients, one client's after the other's, and whose (from 0) each is."""
+    """The samples of some clients, client by client, and the number (from 0) of each sample's client."""
     found: dict[str, Any] = {}
     for part, lists in (("train", federation.train), ("test", federation.test)):
         ids = [lists[client] for client in clients.tolist()]
@@ -82,9 +83,10 @@ def _samples(federation: Federation, clients: NDArray[np.int64]) -> dict[str, ND
 def measure(
     name: str, settings: Sequence[str], method: str, known: Path, new: Path
 ) -> list[dict[str, object]]:
-    """A run of a config without the newcomers, then what they get."""
+    """Run a config without the newcomers, then assign and test the newcomers."""
     data = [
-        f"data={{name: npz, path: {known}, server_share: 2500}}",  # FLIS's: no client's, whatever the method
+        # The server's data for FLIS, held out for all methods
+        f"data={{name: npz, path: {known}, server_share: 2500}}",
         f"partition={{name: natural, clients: {KNOWN}}}",
     ]
     config = load(variant(name, [*settings, *data], method), METHODS[method])
@@ -126,7 +128,7 @@ def table(rows: pd.DataFrame) -> str:
 
 
 def work(options: argparse.Namespace) -> None:
-    """Run what is not there yet; write the table."""
+    """Run what is missing and write the table."""
     file = options.out / "newcomers.csv"
     methods = options.methods.split(",") if options.methods else list(METHODS)
     for method in methods:

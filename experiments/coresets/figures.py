@@ -1,4 +1,4 @@
-"""SCGIGA beside its comparison methods: the figures of chapter 6, as CSV, Markdown and PNG.
+"""SCGIGA and the methods that it is compared with: the figures of chapter 6, as CSV, Markdown and PNG.
 
 ::
 
@@ -60,7 +60,7 @@ def costs_of(n: int, seed: int) -> Array:
 def greedy(
     graph: Graph, X: walks.Vectors, counts: Sequence[int], seed: int, kappa: float = 1.0
 ) -> dict[int, scgiga.Step]:
-    """Algorithm 12 for every number of references from one run: the last step with at most so many."""
+    """Algorithm 12 for every number of references from one run: the last step with at most that many."""
     costs = costs_of(len(graph), seed)
     found: dict[int, scgiga.Step] = {}
     for step in scgiga.steps(graph, max(counts), seed=seed, costs=costs, kappa=kappa, vectors=X):
@@ -70,7 +70,7 @@ def greedy(
 
 
 def frank_wolfe_of(graph: Graph, X: walks.Vectors, counts: Sequence[int], seed: int) -> dict[int, Coreset]:
-    """Frank-Wolfe likewise."""
+    """Frank-Wolfe in the same way."""
     found: dict[int, Coreset] = {}
     for coreset in frank_wolfe.steps(graph, max(counts), seed=seed, vectors=X):
         found.update({k: coreset for k in counts if k >= len(coreset)})
@@ -85,7 +85,7 @@ def choices(
     skip: set[str],
     vectors: Callable[[int], walks.Vectors] | None = None,
 ) -> Rows:
-    """Every method's coresets: a row a method and number of references, with the coreset itself."""
+    """Every method's coresets: one row per method and number of references, with the coreset itself."""
     rows: Rows = []
 
     def add(method: str, k: int, coreset: Coreset, **more: Any) -> None:
@@ -362,7 +362,7 @@ def gcn(options: argparse.Namespace) -> pd.DataFrame:
 
 
 def _within(graph: Graph, points: Array, pool: NDArray[np.int64], k: int, seed: int) -> NDArray[np.int64]:
-    """K-means of the points of those that may be chosen."""
+    """K-means of the points that may be chosen."""
     part = Graph(graph.adjacency[pool][:, pool], points[pool], components=True)
     return np.asarray(pool[kmeans.select(part, k, seed=seed).ids])
 
@@ -435,7 +435,7 @@ def figure(rows: pd.DataFrame, title: str, path: Path, what: str) -> None:
 
 
 def keep(name: str, rows: Rows, options: argparse.Namespace) -> None:
-    """Write what there is after each seed, for ``--again`` after an interruption."""
+    """Write the results after each seed, so that ``--again`` can continue after an interruption."""
     pd.DataFrame(rows).to_csv(options.out / f"{name}.csv", index=False)
 
 

@@ -1,8 +1,9 @@
-"""FLIS: clustering error over beta, by the server's data (thesis section 3.3.3, Figures 3.6 and 3.7).
+"""FLIS: clustering error over beta for several kinds of server data (thesis section 3.3.3, Figures 3.6 and
+3.7).
 
-Every client trains from w_0 once; the server lets the models predict each kind of server data, and for every
-beta counts the pairs that are wrongly together (FP) and wrongly apart (FN), for the disjoint clusters of FLIS
-(HC) and the overlapping ones of FLIS (DC). Clients with the same labels belong together::
+Every client trains once from w_0. The server lets the models predict each kind of server data. For every beta
+the script counts the pairs that are wrongly together (FP) and wrongly apart (FN), for the disjoint clusters
+of FLIS (HC) and the overlapping ones of FLIS (DC). Clients with the same labels belong together::
 
     python experiments/flis/beta.py experiments/flis/fmnist.yaml --out runs/flis-beta
     python experiments/flis/beta.py experiments/flis/fmnist.yaml --sources noise --betas 0.4,0.5
@@ -34,7 +35,7 @@ BETAS = np.round(np.arange(0, 1.0001, 0.05), 2)
 
 
 def true_groups(federation: Federation) -> NDArray[np.int64]:
-    """Clients with the same set of training labels are a group ``(N,)``."""
+    """The true group of each client ``(N,)``: clients with the same set of training labels."""
     kinds: dict[tuple[int, ...], int] = {}
     found = []
     for ids in federation.train:
@@ -46,7 +47,7 @@ def true_groups(federation: Federation) -> NDArray[np.int64]:
 def errors(
     similarities: NDArray[np.float64], groups: NDArray[np.int64], betas: Sequence[float]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each beta and kind of clusters."""
+    """Return a row for each beta and kind of clusters."""
     for beta in betas:
         labels = disjoint_clusters(similarities, beta)
         for method, together, count in (

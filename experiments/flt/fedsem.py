@@ -1,19 +1,20 @@
-"""FedSEM as the authors of FLT compare with it: all clients are clustered, also those that have not trained.
+"""FedSEM as the authors of FLT implement it: all clients are clustered, even those that have not trained.
 
 ::
 
     RAYFL_DATA=... python experiments/flt/fedsem.py --out runs/flt-fedsem
 
 In FLT's code (github hjraad/FLT, ``src/optim/flt.py`` with ``multi_center``) the server holds a model of
-each client. In each round the sampled fifth trains, then k-means over *all* N models, starting from the
-centers of the round before, decides who belongs together, and a center's model becomes the mean of all its
-members, weighted by n_i. So in the first round k-means sees N/5 trained models beside 4N/5 copies of w_0,
-which take a center, and a center moves by the share of its members that took part. Clients that have not
+each client. In each round a sampled fifth of the clients trains. Then k-means over *all* N models,
+starting from the previous centers, forms the clusters, and a center's model becomes the mean of all its
+members, weighted by n_i. So in the first round k-means sees N/5 trained models and 4N/5 copies of w_0, which
+occupy a center, and a center moves only by the share of its members that took part. Clients that have not
 trained are tested with the center of w_0. rayfl's FedSEM forms centers from trained models only, averages
-those that took part, and lets a client that it has not seen choose the center of least training loss.
+those that took part, and lets a client that it has not seen choose the center with the lowest training loss.
 
-Clients that did not train lie at their center, so the state is C centers and who belongs to which. (The code
-averages in place, so that later members of a center see the averages of earlier ones; that is left out.)
+The models of clients that did not train equal their center, so the state is C centers and the assignment of
+the clients. (The original code averages in place, so that later members of a center see the averages of
+earlier ones; this script does not.)
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ def regroup(
     Args:
         trained: of the clients that took part ``(M, P)``.
         centers: ``(C, P)``; ``(1, P)`` before the first round.
-        resting: how many clients lie at each ``(C,)`` or ``(1,)``.
+        resting: how many clients that did not train are at each center ``(C,)`` or ``(1,)``.
         seed: of the first k-means.
 
     Returns:
-        The new center of each trained model ``(M,)``, and of those who rest at each old center.
+        The new center of each trained model ``(M,)``, and of the clients at each old center ``(C,)``.
     """
     points = np.concatenate([trained, centers])
     weights = np.concatenate([np.ones(len(trained)), resting])
@@ -70,7 +71,7 @@ def regroup(
 
 
 def work(options: argparse.Namespace) -> None:
-    """Run the code's FedSEM; write a row for every test."""
+    """Run this FedSEM and write a row for every test."""
     config = load(options.config, ["algorithm=fedavg"])
     torch.set_num_threads(1)
     (stage, *_), host = build(config)

@@ -1,13 +1,14 @@
-"""Which clients belong together, found once before training: FLT's FCR, its variants and its linear baseline.
+"""One-shot clustering of clients: FLT's FCR, its variants and its linear baseline.
 
 ::
 
     RAYFL_DATA=... python experiments/flt/recovery.py --out runs/flt-recovery
 
-Planted groups on real images: EMNIST's letters, five groups of five letters with sizes by FLT's power law,
-and FLT's scenario 1 on Fashion-MNIST, five groups of two classes. The encoder is trained on the *other* of
-the two (letters: on Fashion-MNIST). The table has the adjusted Rand index of the clusters found against the
-groups, with the number of clusters given (C = 5) and as the tree proposes it (the number in brackets).
+Planted groups on real images: EMNIST's letters in five groups of five letters, with sizes by FLT's power law,
+    and
+FLT's scenario 1 on Fashion-MNIST, five groups of two classes. The encoder is trained on the *other* dataset
+(for letters on Fashion-MNIST). The table has the adjusted Rand index of clusters against groups, with the
+number of clusters given (C = 5) and as the tree proposes it (the number in brackets).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ GROUPS = 5
 
 
 def scenarios(least: int) -> dict[str, dict[str, Any]]:
-    """The datasets, the labels and clients of a group, and what the encoder is trained on."""
+    """The datasets, the labels and clients of each group, and the data that the encoder is trained on."""
     letters = {
         "data": {"name": "emnist", "split": "letters"},
         "labels": 5,
@@ -91,7 +92,7 @@ def signatures(
 
 
 def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each scenario, variant and seed."""
+    """Return a row for each scenario, variant and seed."""
     for scenario, settings in scenarios(options.least).items():
         source = DATASETS[settings["data"]["name"]].model_validate(settings["data"])
         samples = source.load(source.root or data_root())
@@ -131,7 +132,7 @@ def run(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def table(rows: pd.DataFrame) -> str:
-    """Markdown: a line a variant, a column a scenario; lowest to highest over the seeds."""
+    """Markdown: one line per variant, one column per scenario; lowest to highest over the seeds."""
     names = list(dict.fromkeys(rows["scenario"]))
     lines = [["", *(f"{name}{how}" for name in names for how in (", C = 5", ", proposed"))]]
     lines.append(["---"] * len(lines[0]))

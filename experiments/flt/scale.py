@@ -1,12 +1,12 @@
-"""Seconds of FLT's one-shot part for many clients, and what loops over pairs would take.
+"""Seconds of FLT's one-shot part for many clients, compared with loops over pairs.
 
 ::
 
     RAYFL_DATA=... python experiments/flt/scale.py --clients 2400
 
 Clients hold EMNIST's letters in five groups of five. Measured in one process: encoding, k-means, UMAP of all
-centroids, the smallest distances of all pairs, the graph and Ward's tree. Beside it the double loop over
-pairs with a loop over centroids as such code usually is, timed on some pairs and extrapolated.
+centroids, the smallest distances of all pairs, the graph and Ward's tree. For comparison, the usual double
+loop over pairs with a loop over centroids is timed on some pairs and extrapolated.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ GROUPS, LABELS = 5, 5
 
 
 def pair_loops(points: Sequence[NDArray[np.floating]], pairs: int = 1000) -> float:
-    """Seconds of loops over all ordered pairs of clients and of centroids, from those of ``pairs``."""
+    """Seconds of loops over all ordered pairs of clients and of centroids, extrapolated from ``pairs``
+    pairs.
+    """
     clients = len(points)
     begun = time.perf_counter()
     for pair in range(pairs):
@@ -99,7 +101,7 @@ def work(options: argparse.Namespace) -> None:
 
 @contextmanager
 def timed(what: str) -> Iterator[Any]:
-    """Print the seconds of what happens inside."""
+    """Context manager that prints the seconds of its body."""
     begun = time.perf_counter()
     yield
     print(f"{time.perf_counter() - begun:8.1f} s  {what}", flush=True)

@@ -1,11 +1,12 @@
-"""Super-clusters of the classes of CIFAR-10 and Fashion-MNIST, in every way (thesis Figure 5.3, Table 5.7).
+"""Super-clusters of the classes of CIFAR-10 and Fashion-MNIST under all measures (thesis Figure 5.3, Table
+5.7).
 
 ::
 
     python experiments/heterogeneity/super_clusters.py [--all]
 
-With ``--all`` every training image is looked at; by default 1,000 of a class on CIFAR-10, which takes seconds
-instead of minutes, and all on Fashion-MNIST.
+``--all`` uses every training image. The default is 1,000 per class on CIFAR-10, which takes seconds instead
+of minutes, and all on Fashion-MNIST.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TROUSER, DRESS, BAG = 1, 3, 8
 
 
 def work(options: argparse.Namespace) -> None:
-    """Print what is found in every way."""
+    """Print the super-clusters under every measure."""
     for name, n in WANTED.items():
         per_class = 1000 if name == "cifar10" and not options.all else None
         samples = DATASETS[name]().load(data_root())

@@ -5,12 +5,13 @@
     python experiments/heterogeneity/table_3_16.py --seeds 0-19
 
 100 points each in 20 dimensions of N(mu, Sigma) and: N(2 mu, Sigma), N(3 mu, Sigma), N(mu, 2 Sigma),
-N(mu, 5 Sigma). The thesis gives neither mu nor Sigma. Here both are drawn anew for every seed: the direction
-of mu at random, its length such that ``mu^T Sigma^-1 mu = 30`` (the printed KL of the first case is half of
-that); Sigma the unit matrix, or ``A A^T`` with Gaussian A, whose variances differ a thousandfold.
+N(mu, 5 Sigma). The thesis gives neither mu nor Sigma. Here both are drawn for every seed: mu has a random
+direction and a length such that ``mu^T Sigma^-1 mu = 30`` (twice the printed KL of the first case); Sigma is
+the unit matrix, or ``A A^T`` with Gaussian A, whose variances differ a thousandfold.
 
-Two claims are counted: within each half of the table (the thesis' own words) the second case is farther
-apart than the first; and all measures rank the four cases as Bhattacharyya's printed row does.
+Two claims are counted: within each half of the table the second case is farther apart than the first (as the
+    thesis
+says), and all measures rank the four cases as Bhattacharyya's printed row does.
 """
 
 from __future__ import annotations

@@ -4,9 +4,9 @@
 
     python experiments/heterogeneity/table_5_3.py --seeds 0-2 [--data cifar10]
 
-The thesis does not say in which unit its angles are, on how many samples, or which ground distance its EMD
-has; what can be compared is the order. A line each: mean over the seeds for each partition, and in how many
-seeds the three are in the thesis' order.
+The thesis does not say in which unit its angles are, on how many samples they were computed, or which ground
+distance its EMD has, so only the order can be compared. For each measure a row has the mean over the seeds
+for each partition, and in how many seeds the three are in the thesis' order.
 """
 
 from __future__ import annotations

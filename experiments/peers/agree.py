@@ -4,8 +4,8 @@
     python experiments/peers/agree.py --systems flwr pfl --write
 
 Four clients take part in each of three rounds of three epochs, with momentum 0.5. A client's images are one
-batch, so that the order in which they are shuffled does not matter. The client scripts are the timed ones.
-``--write`` keeps the table in ``results/agreement.md``.
+batch, so that the order in which they are shuffled does not matter. The client scripts are those
+of the timings. ``--write`` writes the whole page ``results/agreement.md``: the table and its caption.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from measure import environment
 from shared import Task
 
 CASES: Mapping[str, tuple[int, ...]] = {"24 images each": (24, 24, 24, 24), "8 to 24 images": (8, 12, 20, 24)}
-"""Images of the clients."""
+"""Numbers of images of the four clients."""
 
 Weights = list[np.ndarray[tuple[int, ...], np.dtype[np.float32]]]
 
@@ -38,7 +38,7 @@ def tiny(folder: Path, sizes: tuple[int, ...]) -> Path:
 
 
 def final(system: systems.System, folder: Path) -> Weights | str:
-    """The weights after three rounds, in the order of the layers; or why there are none."""
+    """The weights after three rounds, in the order of the layers; or the reason why there are none."""
     path = folder / f"{system.name}.npz"
     variables = {**environment(system, folder, folder / "marks", 1), "PEERS_FINAL": str(path)}
     with tempfile.TemporaryDirectory(prefix="peers-") as scratch, open(folder / "log", "w") as log:
@@ -63,26 +63,26 @@ def deviation(found: Weights, expected: Weights) -> float:
 def table(names: Sequence[str]) -> str:
     """The deviations from the plain loop, in Markdown."""
     rows: dict[str, list[str]] = {name: [] for name in names if name != "plain"}
-    moved = []
+    changes = []
     with tempfile.TemporaryDirectory(prefix="peers-agree-") as scratch:
         for number, (case, sizes) in enumerate(CASES.items()):
             folder = tiny(Path(scratch) / str(number), sizes)
             expected = final(systems.SYSTEMS["plain"], folder)
             if isinstance(expected, str):
                 raise SystemExit(f"plain: {expected}")
-            moved.append(deviation(expected, _start()))
+            changes.append(deviation(expected, _start()))
             for name, cells in rows.items():
                 found = final(systems.SYSTEMS[name], folder)
                 cells.append(found if isinstance(found, str) else f"{deviation(found, expected):.1e}")
                 print(f"{case}, {name}: {cells[-1]}", flush=True)
     lines = [
-        "Largest deviation of a final weight from that of a plain PyTorch loop. The last line says how far a",
-        "weight moved at most in the three rounds.",
+        "Largest deviation of a final weight from that of a plain PyTorch loop. For comparison, the last",
+        "line has the largest change of a weight in the three rounds.",
         "",
         f"| system | {' | '.join(CASES)} |",
         "| --- " * (1 + len(CASES)) + "|",
         *(f"| {systems.SYSTEMS[name].title} | {' | '.join(cells)} |" for name, cells in rows.items()),
-        f"| *moved* | {' | '.join(f'{value:.1e}' for value in moved)} |",
+        f"| *largest change* | {' | '.join(f'{value:.1e}' for value in changes)} |",
     ]
     return "\n".join(lines) + "\n"
 

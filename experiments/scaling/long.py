@@ -1,10 +1,10 @@
-"""A long run: what its processes and checkpoints hold as the rounds go by. Nothing of it may grow.
+"""A long run: memory of its processes and size of its checkpoints over the rounds. Neither may grow.
 
     python experiments/scaling/long.py --rounds 5000 --out runs/long
 
-Two client actors, tiny rounds, Ray started here. Every 500 rounds ``long.csv`` gets a row for each process:
-its memory (proportional set size) and its open files; and a row each for the newest checkpoint, the history
-that checkpoints share, and the logs of Ray. Started again, it goes on.
+Two client actors, tiny rounds, a local Ray. Every 500 rounds ``long.csv`` gets a row for each process with
+its memory (proportional set size) and its open files, and a row each for the newest checkpoint, the history
+that checkpoints share, and the logs of Ray. Started again, it continues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KINDS = {
     "dashboard": "dashboard",
     "ray::": "idle worker",
 }
-"""What the command lines of processes hold, the first that fits."""
+"""Kinds of processes by a part of their command line; the first match counts."""
 
 CONFIG: dict[str, Any] = {
     "name": "long",
@@ -45,33 +45,33 @@ CONFIG: dict[str, Any] = {
     "training": {"epochs": 1, "batch_size": 10, "lr": 0.05, "participation": 0.5},
     "execution": {"backend": "ray", "actors": 2, "cpus_per_actor": 0.5},
 }
-"""Clusters, a hierarchy, partial participation: all that a round of a method may leave behind."""
+"""Clusters, a hierarchy, partial participation: everything that could leave something behind in a round."""
 
 
 def processes() -> Iterator[tuple[str, float, int]]:
-    """Of this process and all below it: what it is, its memory in MB, its open files."""
+    """For this process and its descendants: kind, memory in MB, open files."""
     here = psutil.Process()
     for process in (here, *here.children(recursive=True)):
         try:
             line = " ".join(process.cmdline())
             kind = "rayfl" if process == here else next((k for w, k in KINDS.items() if w in line), "other")
             yield kind, process.memory_full_info().pss / 1e6, process.num_fds()
-        except psutil.Error:  # it has just ended
+        except psutil.Error:  # the process has just ended
             continue
 
 
 def size(*folders: Path) -> float:
-    """MB of the files below."""
+    """Size of the files below a folder in MB."""
     return sum(p.stat().st_size for f in folders for p in f.rglob("*") if p.is_file()) / 1e6
 
 
 def logs() -> Path:
-    """Where Ray writes what its processes say."""
+    """The folder of Ray's logs."""
     return Path(ray._private.worker._global_node.get_logs_dir_path())
 
 
 def main() -> None:
-    """Run, or go on."""
+    """Start the run, or resume it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5000)
     parser.add_argument("--every", type=int, default=500, help="rounds between two rows, and checkpoints")

@@ -1,4 +1,4 @@
-"""A prediction of seconds a round for 1 to 1,000 nodes: a discrete-event model of rayfl with measured costs.
+"""Predict seconds per round for 1 to 1,000 nodes: a discrete-event model of rayfl with measured costs.
 
 ::
 
@@ -7,12 +7,13 @@
     python experiments/scaling/model.py check --costs costs.json   against 1, 2 and 4 Ray nodes here
     python experiments/scaling/model.py predict                    figure and table, by the costs.json here
 
-The model has what rayfl has: a driver that handles one message after another, client actors that work on one
-message while a second waits, messages as :func:`rayfl.backend.bundles` makes them, a model that every node
-fetches once from any node that has it, an LPS that fetches all sums and adds them, ``execution.fan_in``, and
-a link in and out of every node. Each takes as long as was measured for so many messages, sums and bytes.
-What it leaves out: clients of different sizes, failures, tests, Ray's scheduling and its head node under load
-of thousands of actors, the network between racks. It is a prediction: nobody has run rayfl on 1,000 nodes.
+The model has the same parts as rayfl: a driver that handles one message after another, client actors that
+    work on
+one message while a second waits, messages as :func:`rayfl.backend.bundles` makes them, a model that every
+node fetches once from any node that has it, an LPS that fetches all sums and adds them, ``execution.fan_in``,
+and a link in and out of every node. Each takes as long as was measured per message, sum and byte. Not
+modelled: clients of different sizes, failures, tests, Ray's scheduling and its head node with thousands of
+actors, and the network between racks. It is a prediction: rayfl has not been run on 1,000 nodes.
 """
 
 from __future__ import annotations
@@ -40,20 +41,20 @@ COSTS = HERE / "costs.json"
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured seconds; of CPU time but for those of the network.
+    """Measured seconds: CPU time, except for the network.
 
     Attributes:
-        round: of the driver a round, without messages.
-        message: of the driver a message, sent and answered.
-        work: of a client actor a message, besides training.
-        work_number: of a client actor a message and parameter of the model: its sum is made and put away.
-        step: of a client actor a client-step of W1.
-        add: of an LPS a sum.
-        add_number: of an LPS a sum and parameter.
-        ray: of Ray's own processes a message.
-        latency: of a call on its way, one way; nothing is busy meanwhile.
-        fetch: of a link an object, besides its bytes.
-        byte: of a link a byte.
+        round: of the driver per round, without messages.
+        message: of the driver per message, sent and answered.
+        work: of a client actor per message, without training.
+        work_number: of a client actor per message and parameter of the model, to compute and store its sum.
+        step: of a client actor per client-step of W1.
+        add: of an LPS per sum.
+        add_number: of an LPS per sum and parameter.
+        ray: of Ray's own processes per message.
+        latency: of a call, one way; nothing is busy during this time.
+        fetch: of a link per object, in addition to its bytes.
+        byte: of a link per byte.
     """
 
     round: float
@@ -71,19 +72,19 @@ class Costs:
 
 @dataclass(frozen=True)
 class Case:
-    """What is predicted.
+    """The case for which a round is predicted.
 
     Attributes:
         nodes: of the cluster; the driver and the LPS are on the first.
-        actors: client actors a node.
-        cohort: clients a round.
-        block: clients in a block.
-        steps: client-steps of a client.
+        actors: client actors per node.
+        cohort: clients per round.
+        block: clients per block.
+        steps: client-steps per client.
         parameters: P.
-        samples: of a client and epoch: decides which blocks share a message.
+        samples: per client and epoch; they decide which blocks share a message.
         fan_in: ``execution.fan_in``.
-        cores: of all nodes together, where they are on one machine; None: each process has one of its own.
-        step: seconds of a client-step, where it is not that of the costs.
+        cores: of all nodes together, if they are on one machine; None: each process has its own core.
+        step: seconds of a client-step, if different from that of the costs.
     """
 
     nodes: int
@@ -100,7 +101,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Prediction:
-    """Seconds of a round, and how long of it each resource was busy (the busiest of its kind)."""
+    """Seconds of a round, and how long each resource was busy (the busiest of its kind)."""
 
     seconds: float
     busy: dict[str, float]
@@ -112,7 +113,7 @@ class Prediction:
 
 
 class Resource:
-    """Something that does one thing after another, or ``places`` at a time."""
+    """A resource that serves one request after another, or ``places`` at a time."""
 
     def __init__(self, places: int = 1) -> None:
         self.places, self.taken, self.busy = places, 0, 0.0
@@ -120,7 +121,7 @@ class Resource:
 
     @property
     def queue(self) -> int:
-        """How many have it or wait for it."""
+        """The number of requests that are served or waiting."""
         return self.taken + len(self.waiting)
 
 
@@ -135,7 +136,7 @@ class World:
         heapq.heappush(self._events, (when, self._count, then))
 
     def use(self, resources: Sequence[Resource], seconds: float, then: Callable[[], None]) -> None:
-        """Wait for the resources one after another, in turn; hold all for some seconds, and let them go."""
+        """Acquire the resources one after another, hold all of them for some seconds, and release them."""
 
         def take(place: int) -> None:
             if place == len(resources):
@@ -175,7 +176,7 @@ class Round:
         self.into, self.out = ([Resource() for _ in range(case.nodes)] for _ in range(2))
         self.holders, self.coming = [0], dict[int, list[Callable[[], None]]]()
         self.messages, self.left = self._messages(), 0
-        self.sums: list[int] = []  # the nodes where they lie
+        self.sums: list[int] = []  # the nodes that hold them
 
     def _messages(self) -> deque[list[int]]:
         """The sizes of the blocks of each message, in the order of sending."""
@@ -221,7 +222,7 @@ class Round:
                 self.world.use(self.cores, self.costs.ray, lambda: None)
 
     def _call(self, who: list[Resource], seconds: float, then: Callable[[], None]) -> None:
-        """Work that ends with a call or an answer, which arrives a moment later."""
+        """Work that ends with a call or an answer, which arrives after the latency."""
         world, latency = self.world, self.costs.latency
         world.use([*who, *self.cores], seconds, lambda: world.at(world.now + latency, then))
 
@@ -229,7 +230,7 @@ class Round:
         self._with_model(actor // self.case.actors, lambda: self._work(actor, message))
 
     def _with_model(self, node: int, then: Callable[[], None]) -> None:
-        """As soon as the model is on this node."""
+        """Continue as soon as the model is on this node."""
         if node in self.holders:
             then()
         elif node in self.coming:
@@ -269,7 +270,7 @@ class Round:
             self._reduce(self.sums)
 
     def _reduce(self, sums: list[int]) -> None:
-        """Add up in a tree, then at the LPS."""
+        """Add the sums in a tree, then at the LPS."""
         if self.case.fan_in is None or len(sums) <= self.case.fan_in:
             self._call([self.driver], 0.0, lambda: self._gather(0, sums, self.lps, self._finish))
             return
@@ -291,7 +292,7 @@ class Round:
             self._call([self.driver], call, ask)
 
     def _gather(self, node: int, sums: list[int], who: Resource, then: Callable[[], None]) -> None:
-        """Fetch sums to a node, and add them there when all are there."""
+        """Fetch sums to a node and add them when all have arrived."""
         missing = len(sums)
         seconds = len(sums) * (self.costs.add + self.case.parameters * self.costs.add_number)
 
@@ -309,7 +310,7 @@ class Round:
 
 
 def predict(case: Case, costs: Costs) -> Prediction:
-    """Of one round."""
+    """Predict one round."""
     return Round(case, costs).predict()
 
 
@@ -317,7 +318,7 @@ def predict(case: Case, costs: Costs) -> Prediction:
 
 
 def _workload(name: str, clients: int, model: list[int], shape: tuple[int, int, int]) -> Any:
-    """Clients with one step each: what is left is messages and sums."""
+    """Clients with one step each, so that messages and sums dominate."""
     from rayfl.bench.workloads import Workload
 
     return Workload(
@@ -338,7 +339,9 @@ _BATCHES = 4
 
 
 def measure_one(small: bool, block: int, rounds: int) -> dict[str, Any]:
-    """CPU seconds of a round by process, where every block is a message; here, on a Ray of its own."""
+    """CPU seconds of a round by process, with one message per block; runs in this process with a local
+    Ray.
+    """
     from rayfl import backend
     from rayfl.bench.measure import running
     from rayfl.bench.profile import by_process_now
@@ -351,7 +354,7 @@ def measure_one(small: bool, block: int, rounds: int) -> dict[str, Any]:
             rayfl.round()
         actors = set(rayfl.driver.backend.pids())
         taken = []
-        for _ in range(_BATCHES):  # the least is what other work on the machine disturbs least
+        for _ in range(_BATCHES):  # the minimum is least affected by other load on the machine
             before = by_process_now(actors)
             for _ in range(rounds):
                 rayfl.round()
@@ -381,11 +384,11 @@ class Echo:
     """An actor that only answers."""
 
     def answer(self) -> None:
-        """Nothing."""
+        """Return nothing."""
 
 
 def measure_link() -> dict[str, Any]:
-    """Seconds an object and a byte between two Ray nodes on this machine."""
+    """Seconds per object and per byte between two Ray nodes on this machine."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -420,7 +423,7 @@ def measure_link() -> dict[str, Any]:
 
 
 def costs_of(rows: Sequence[dict[str, Any]], step: dict[str, Any], link: dict[str, Any]) -> Costs:
-    """Costs by differences between few and many messages, small and large models."""
+    """Costs from differences between few and many messages, and between small and large models."""
     by = {(row["P"], row["messages"]): row for row in rows}
     small, large = sorted({row["P"] for row in rows})
     few, many = sorted({row["messages"] for row in rows})
@@ -453,11 +456,11 @@ def costs_of(rows: Sequence[dict[str, Any]], step: dict[str, Any], link: dict[st
 
 
 SENT = {"W1": (16, 16, 166_447), "W2": (10, 10, 44_426), "W3": (2, 4, 2_410)}
-"""Of the workloads of ``rayfl bench`` with two client actors: messages a round, sums, parameters."""
+"""For the workloads of ``rayfl bench`` with two client actors: messages per round, sums, parameters."""
 
 
 def costs_of_profile(rows: Sequence[dict[str, Any]], link: dict[str, Any]) -> Costs:
-    """Costs that explain best what ``rayfl bench profile`` says of the processes, none of them negative.
+    """Nonnegative costs that best explain the times by process of ``rayfl bench profile``.
 
     Args:
         rows: of its JSON: ``where``, ``what`` and milliseconds of a round by workload.
@@ -489,7 +492,7 @@ def costs_of_profile(rows: Sequence[dict[str, Any]], link: dict[str, Any]) -> Co
 
 
 def _fresh(*arguments: object) -> dict[str, Any]:
-    """What this script measures in a process of its own."""
+    """Run a measurement of this script in a separate process."""
     command = [sys.executable, __file__, *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads([x for x in done.stdout.splitlines() if x.startswith("{")][-1])
@@ -515,7 +518,7 @@ def _say(costs: Costs) -> None:
 
 
 def read(path: Path) -> Costs:
-    """Costs that were measured before.
+    """Read costs that were measured before.
 
     Raises:
         SystemExit: with one line.
@@ -527,7 +530,7 @@ def read(path: Path) -> Costs:
 
 
 W1: dict[str, Any] = {"steps": 25, "parameters": 166_447, "samples": 5 * 47}
-"""Of a client of W1: 5 epochs of 5 batches."""
+"""A client of W1: 5 epochs of 5 batches."""
 
 
 _W2: dict[str, Any] = {
@@ -555,11 +558,11 @@ KNOWN = (
     ("W1, 2 nodes", Case(2, 1, 480, 30, cores=2, **W1), 0.45),
     ("W1, 4 actors on two cores", Case(1, 4, 480, 30, cores=2, **W1), 0.51),
 )
-"""Seconds a round that README.md has, on two cores with nothing else to do."""
+"""Seconds per round in README.md, on two otherwise idle cores."""
 
 
 def check(costs: Costs, nodes: Sequence[int], out: Path) -> None:
-    """The model against W1 on Ray nodes on this machine, one CPU each."""
+    """Compare the model with W1 on Ray nodes on this machine, one CPU each."""
     import psutil
 
     for name, case, measured in KNOWN:
@@ -585,7 +588,9 @@ def check(costs: Costs, nodes: Sequence[int], out: Path) -> None:
 
 
 def measure_nodes(count: int, rounds: int = 6) -> dict[str, Any]:
-    """Seconds of rounds of W1 on so many Ray nodes here: the least, which other work disturbs least."""
+    """Seconds per round of W1 on this many Ray nodes on this machine: the minimum, which is least affected
+    by other load.
+    """
     import psutil
     import ray
     from ray.cluster_utils import Cluster
@@ -614,18 +619,19 @@ def measure_nodes(count: int, rounds: int = 6) -> dict[str, Any]:
 NODES = (1, 2, 4, 8, 16, 64, 256, 1000)
 
 ACTORS = 8
-"""A node in the prediction."""
+"""Client actors per node in the prediction."""
 
 CLIENTS = 4800
-"""Of each node a round: the work grows with the cluster."""
+"""Clients per node and round: the work grows with the cluster."""
 
 LARGE = 10_000_000
-"""Parameters of the larger model; a client-step of it takes as much longer as it has more of them."""
+"""Parameters of the larger model; its client-step takes proportionally longer."""
 
 
 def cases(nodes: int, costs: Costs) -> dict[str, Case]:
-    """What the figure shows of a cluster: W1's clients in blocks of 64, as is the default, and a larger model
-    in blocks of 10."""
+    """The cases of the figure: W1's clients in blocks of 64, the default, and a larger model in blocks of
+    10.
+    """
     base = Case(nodes, ACTORS, CLIENTS * nodes, 64, **W1, step=costs.step)
     step = costs.step * LARGE / base.parameters
     large = replace(base, parameters=LARGE, step=step, cohort=base.cohort // 20, block=10)
@@ -638,7 +644,9 @@ def cases(nodes: int, costs: Costs) -> dict[str, Case]:
 
 
 def table(costs: Costs, nodes: Sequence[int] = NODES) -> list[dict[str, Any]]:
-    """A row a case and number of nodes: seconds, efficiency (training / round), and what is busiest."""
+    """One row per case and number of nodes: seconds, efficiency (training / round), and the busiest
+    resource.
+    """
     rows = []
     for count in nodes:
         for name, case in cases(count, costs).items():
@@ -659,7 +667,7 @@ def table(costs: Costs, nodes: Sequence[int] = NODES) -> list[dict[str, Any]]:
 
 
 def breaks(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
-    """By case the first row in which less than half of the round is training."""
+    """For each case the first row in which less than half of the round is training."""
     found: dict[str, dict[str, Any] | None] = {}
     for row in rows:
         found.setdefault(row["case"], None)
@@ -669,7 +677,7 @@ def breaks(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any] | None]:
 
 
 def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES) -> None:
-    """The table and the figure of a prediction for a cluster with such links."""
+    """Write the table and the figure of a prediction for a cluster with these links."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""How rayfl scales over clients, over actors and over nodes: seconds a round, memory, and a plot.
+"""How rayfl scales with clients, actors and nodes: seconds per round, memory, and a plot.
 
 ::
 
@@ -6,13 +6,13 @@
     python experiments/scaling/scaling.py experiments/scaling/actors.yaml --values 1,2,4,8
     python experiments/scaling/scaling.py experiments/scaling/nodes.yaml
 
-Each value is run in a process of its own, on random images (as ``rayfl bench`` makes them), without tests.
-A file names what varies (``over: clients | actors | nodes``), the values, and the workload of ``rayfl bench``
-that the rest is taken from. ``nodes`` starts that many Ray nodes on this machine, ``cpus_per_node`` CPUs
-each: it shows what rayfl does, not what more hardware would bring. On a real cluster use ``over: actors``
-with ``execution: {address: auto}``.
+Each value runs in a separate process, on random images (as in ``rayfl bench``), without tests. A file names
+what varies (``over: clients | actors | nodes``), the values, and the workload of ``rayfl bench`` that defines
+the rest. ``nodes`` starts that many Ray nodes on this machine with ``cpus_per_node`` CPUs each: this shows
+the overhead of rayfl, not the benefit of more hardware. On a real cluster use ``over: actors`` with
+``execution: {address: auto}``.
 
-``--out`` (default: scaling-<over>) gets ``scaling.csv`` (a row a value) and ``scaling.png``.
+``--out`` (default: scaling-<over>) gets ``scaling.csv`` (one row per value) and ``scaling.png``.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
-    """Run one value here: seconds to the first round, median seconds a round, peak memory."""
+    """Run one value in this process: seconds to the first round, median seconds per round, peak memory."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -105,7 +105,7 @@ def measure(settings: dict[str, Any], value: int) -> dict[str, Any]:
 
 
 def plot(frame: pd.DataFrame, over: str, title: str, path: Path) -> None:
-    """Seconds a round, client-steps per second and memory over what varies."""
+    """Plot seconds per round, client-steps per second and memory over what varies."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(1, 3, figsize=(12, 3.6), layout="constrained")

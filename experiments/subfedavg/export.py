@@ -1,11 +1,11 @@
-"""The smaller network of a client of a finished Sub-FedAvg run, as a file, and how fast it is.
+"""Write the smaller network of a client of a finished Sub-FedAvg run to a file, and time it.
 
 ::
 
     python experiments/subfedavg/export.py RUN --client 3 --file client-3.safetensors
 
-Channels that were pruned (hybrid) are cut out of the tensors, so the network needs fewer operations
-everywhere. Single weights that were pruned stay as zeros: they save bytes, and time only with sparse kernels.
+Pruned channels (hybrid) are removed from the tensors, so the network needs fewer operations on any hardware.
+Single pruned weights stay as zeros: they save bytes, and save time only with sparse kernels.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class Network:
     Attributes:
         client: its id.
         module: without the pruned channels; in training mode, as built.
-        dense: the same, with zeros in the places of what was pruned.
+        dense: the same, with zeros in place of pruned weights.
         parameters: of the smaller network, zeros included.
-        nonzero: those of them that are not pruned.
+        nonzero: the number of those that are not pruned.
         flops: of its convolutions, for one sample.
-        server_accuracy: percent right on its test samples of the server's model under its mask.
+        server_accuracy: accuracy in percent of the server's model under its mask, on its test samples.
     """
 
     client: int
@@ -64,7 +64,7 @@ def open_run(path: Path) -> tuple[Config, Checkpoint, ModelSpec, Federation]:
     """Config, last checkpoint, layout and data of a run.
 
     Raises:
-        ConfigError: if it is no run of Sub-FedAvg, or has no checkpoint.
+        ConfigError: if it is not a run of Sub-FedAvg, or has no checkpoint.
     """
     config = RunDirectory.open(path).config
     if not isinstance(config.local, SubFedAvg):
@@ -126,7 +126,9 @@ def networks(path: Path) -> Iterator[Network]:
 
 
 def seconds(modules: Sequence[nn.Module], x: torch.Tensor, repeats: int = 200) -> list[float]:
-    """The least time of a forward pass over ``x`` of each, taken in turns: other work only ever adds time."""
+    """The shortest time of a forward pass over ``x`` for each network, measured in turns; other load only
+    adds time.
+    """
     times = np.empty((repeats, len(modules)))
     with torch.inference_mode():
         for at in np.ndindex(times.shape):

@@ -178,7 +178,7 @@ class Algorithm(Section, Generic[S]):
     def join(
         self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients
     ) -> S | Regrouping[S]:
-        """Assign models to clients that have joined.
+        """Assign models to clients that have joined, ``newcomers`` ``(n,)``.
 
         By default clients choose a model where the method lets them (``selects``); otherwise they get model
         0.
@@ -186,7 +186,8 @@ class Algorithm(Section, Generic[S]):
         return self.select(setup, state, newcomers, clients) if self.selects else state
 
     def fit(self, setup: Setup, state: S, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
-        """How well newcomers fit the models that :meth:`join` assigned; None if it cannot be said.
+        """How well ``newcomers`` ``(n,)`` fit the models that :meth:`join` assigned; None if it cannot be
+        said.
 
         By default the loss is compared: on the newcomers' training data, and on test data of the models'
         current users (at most ``_WITNESSES`` per model). Neither has been trained on.
@@ -203,7 +204,7 @@ class Algorithm(Section, Generic[S]):
     def drift(
         self, setup: Setup, state: S, drifted: NDArray[np.int64], clients: Clients
     ) -> S | Regrouping[S]:
-        """The data of these clients have changed."""
+        """The data of these clients ``(n,)`` have changed."""
         return state
 
     def recluster(self, setup: Setup, state: S, clients: Clients) -> Regrouping[S] | None:
@@ -215,11 +216,11 @@ class Algorithm(Section, Generic[S]):
         return sample_cohort(setup, state, clients)
 
     def select(self, setup: Setup, state: S, who: NDArray[np.int64], clients: Clients) -> S:
-        """Let the clients ``who`` choose their models."""
+        """Let the clients ``who`` ``(n,)`` choose their models."""
         return state
 
     def plan(self, setup: Setup, state: S, cohort: NDArray[np.int64]) -> Plan:
-        """Each of ``cohort`` starts from its own model and reports to that model's LPS."""
+        """Each client of ``cohort`` ``(M,)`` starts from its own model and reports to that model's LPS."""
         group = state.assignment[cohort]
         order = np.lexsort((cohort, group))
         return Plan(cohort[order], group[order], group[order])
@@ -381,9 +382,10 @@ def _among(values: NDArray[np.int64], present: NDArray[np.int64]) -> NDArray[np.
 
 
 def choose_by_loss(state: S, who: NDArray[np.int64], clients: Clients, split: Split) -> S:
-    """Each client of ``who`` takes the model with the lowest loss on a part of its data (ties: lowest).
+    """Each client of ``who`` ``(n,)`` takes the model with the lowest loss on a part of its data (ties:
+    lowest).
 
-    :func:`losses_on` says what is used where a client has no such data.
+    :func:`losses_on` says which data are used if a client has none of that part.
     """
     if state.models == 1:
         return state

@@ -100,6 +100,10 @@ class CFL(Algorithm[CFLState]):
         eps1 and eps2 do not fit: they are norms, which belong to the dataset, the model and the number of
         samples (``criteria: {norms: relative}`` carries over). Clients take part rarely. Updates of few
         samples are noise: with 20 samples for each client the groups are not separated.
+
+    Shown by:
+        - experiments/cfl/README.md: thresholds over samples per client, and 20 samples
+        - experiments/pacfl/README.md: with a tenth of the clients in each round it never splits
     """
 
     name: Literal["cfl"] = "cfl"

@@ -108,7 +108,7 @@ class Hierarchy(Section):
         return edges
 
     def kappa(self, servers: NDArray[np.int64]) -> NDArray[np.int64]:
-        """kappa of the given edges (or clusters)."""
+        """kappa of the given edges (or clusters) ``(n,)``."""
         each = np.array([self.global_every] if isinstance(self.global_every, int) else self.global_every)
         return np.asarray(each[np.minimum(servers, len(each) - 1)], np.int64)
 
@@ -430,9 +430,9 @@ class Clients(Protocol):
     def signatures(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
     ) -> dict[int, NDArray[np.float32]]:
-        """The signatures of clients by id, in the order of ``clients``, without clients that have none.
+        """The signatures of ``clients`` ``(n,)`` by id, in their order, without clients that have none.
 
-        Their shapes are those of ``clustering.signature``. ``known`` as for :meth:`cluster`.
+        Their shapes depend on ``clustering.signature``. ``known`` as for :meth:`cluster`.
         """
         ...
 

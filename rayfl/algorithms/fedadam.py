@@ -38,6 +38,9 @@ class FedAdam(Algorithm):
     Fails when:
         eta does not fit the network: unlike FedAvg's, the size of a step does not follow the clients'
         updates, so eta has to be tuned.
+
+    Shown by:
+        - tests/algorithms/test_server_steps.py::test_steps_of_adam_do_not_follow_the_updates
     """
 
     name: Literal["fedadam"] = "fedadam"

@@ -28,6 +28,10 @@ class FedAvg(Algorithm):
     Fails when:
         Clients need different models: one model cannot learn equal images under different labels, and it
         serves small groups of clients worse than large ones.
+
+    Shown by:
+        - experiments/cfl/README.md: 33 % with permuted labels
+        - experiments/mt_hfl/digits.yaml: the worst 10 % of the clients
     """
 
     name: Literal["fedavg"] = "fedavg"

@@ -32,6 +32,9 @@ class FedAvgM(Algorithm):
     Fails when:
         beta is near 1 and eta is 1: the steps grow up to ``1 / (1 - beta)`` times as long as FedAvg's. With
         beta = 0 and eta = 1 it is FedAvg.
+
+    Shown by:
+        - tests/algorithms/test_server_steps.py::test_momentum_lengthens_steps
     """
 
     name: Literal["fedavgm"] = "fedavgm"

@@ -26,6 +26,9 @@ class FedProx(Algorithm):
 
     Fails when:
         mu is large: then local models hardly move. With mu = 0 it is FedAvg, bit for bit.
+
+    Shown by:
+        - tests/local/test_fedprox.py::test_the_larger_mu_the_nearer_to_the_start
     """
 
     name: Literal["fedprox"] = "fedprox"

@@ -57,6 +57,10 @@ class FedSEM(Algorithm[FedSEMState]):
     Fails when:
         Round 0 misses a group, or the distance between models is dominated by chance: large networks, few
         samples, few local steps.
+
+    Shown by:
+        - experiments/clustered/README.md: planted clusters, letters
+        - experiments/flt/fedsem.py: what it forms if clients that have not trained count, too
     """
 
     name: Literal["fedsem"] = "fedsem"

@@ -36,6 +36,10 @@ class FLISHC(OneShotClustered):
     Fails when:
         The first models have learned little (ARI 0.3 to 0.6 on clients of four datasets), or the server's
         samples are noise or of another dataset.
+
+    Shown by:
+        - experiments/clustered/README.md: planted clusters, clients of four datasets
+        - experiments/flis/README.md: noise and another dataset as the server's data
     """
 
     classes_only: ClassVar[bool] = True

@@ -87,6 +87,9 @@ class FLT(OneShotClustered[FLTState]):
     Fails when:
         Clients have few samples (ARI 0.69 with 12 letters per client, 0.95 with 50); gamma 1 joins clusters,
         ``gamma: auto`` finds the groups more often; equal images under different labels look alike.
+
+    Shown by:
+        - experiments/clustered/README.md: samples per client, gamma, swapped labels
     """
 
     name: Literal["flt"] = "flt"
@@ -116,7 +119,7 @@ class FLT(OneShotClustered[FLTState]):
             return super().regroup(setup, state, clusters)
         there, disjoint = clusters.labels >= 0, clusters.labels.astype(np.int64)
         kinds, first = kinds_of_clients(clusters.graph, there)
-        # Kinds are numbered anew with every graph; the disjoint clusters keep the numbers that they had.
+        # Kinds get new numbers with every graph; the disjoint clusters keep theirs.
         disjoint[there] = match_ids(disjoint[there], state.disjoint[there], next_id=state.free)
         new = replace(
             self.settled(setup, state, clusters),

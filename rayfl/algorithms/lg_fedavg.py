@@ -34,6 +34,9 @@ class LGFedAvg(Algorithm):
 
     Fails when:
         Clients have too few samples to learn the first layers alone.
+
+    Shown by:
+        - reasoned, not measured
     """
 
     name: Literal["lg_fedavg"] = "lg_fedavg"

@@ -19,7 +19,7 @@ class MTL(Algorithm):
     clusters.
 
     Symbols:
-        lambda: ``local.strength``
+        lambda: ``local.lam``
         2 lambda_2: ``training.weight_decay``
 
     Cost:
@@ -29,6 +29,9 @@ class MTL(Algorithm):
         Most clients are unrelated: then the mean of all is a poor guide, and a strong pull costs accuracy
         (87.5 % with lambda 0.001, 83.8 % with 0.1 on CIFAR-10 with two shards for each client). lambda = 0 is
         SOLO.
+
+    Shown by:
+        - experiments/subfedavg/README.md: four values of lambda
     """
 
     name: Literal["mtl"] = "mtl"

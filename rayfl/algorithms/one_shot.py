@@ -24,7 +24,7 @@ from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.newcomers import Fit, fit_by_distances
 from rayfl.clustering.numbering import completed, match_ids, most_used, reuse
-from rayfl.clustering.placing import adopt, place, place_by_distances
+from rayfl.clustering.placing import adopt, assign, assign_by_distances
 from rayfl.clustering.proximity import BLOCK
 from rayfl.training.reports import ClientReport, UpdateLengths
 
@@ -52,9 +52,9 @@ class OneShotState(ServerState):
     again: bool = False
 
     def sent(self, setup: Setup, newcomers: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
-        """``known``, but -1 for clients that send their signature now.
+        """``known`` ``(N,)``, but -1 for clients that send their signature now.
 
-        These are newcomers and present clients whose data have changed.
+        These are ``newcomers`` ``(n,)``, and present clients whose data have changed.
         """
         known = np.where(self.stale & (setup.sizes > 0), -1, self.known)
         if newcomers is not None:
@@ -62,7 +62,7 @@ class OneShotState(ServerState):
         return known
 
     def flagged(self, who: NDArray[np.int64]) -> Self:
-        """The state in which these clients have raised a flag."""
+        """The state in which these clients ``(n,)`` have raised a flag."""
         flags = self.flags.copy()
         flags[who] = True
         return replace(self, flags=flags)
@@ -85,7 +85,7 @@ class KnownSignatures:
 
     @classmethod
     def of(cls, clients: NDArray[np.int64], found: Mapping[int, NDArray[np.float32]]) -> Self:
-        """Select the given clients that have a signature."""
+        """Of the given clients ``(n,)``, select those that have a signature."""
         having = [client for client in clients.tolist() if client in found]
         return cls(np.array(having, np.int64), [found[client] for client in having])
 
@@ -205,7 +205,8 @@ class OneShotClustered(Algorithm[OS]):
     def candidates(
         self, state: OS, newcomers: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The clients that have a cluster, present or absent; and the newcomers that need one.
+        """The clients ``(m,)`` that have a cluster, present or absent; and those of the newcomers ``(n,)``
+        that need one.
 
         Clients that return with the data whose signature the servers have do not need one.
         """
@@ -238,18 +239,18 @@ class OneShotClustered(Algorithm[OS]):
         """
         everyone = np.union1d(old, newcomers)
         clustering, few = latest(setup, state).for_clients(len(everyone)), len(everyone) <= BLOCK
-        unknown = clustering.needs_groups and clients.groups is None  # after a run nobody knows the groups
+        unknown = clustering.needs_groups and clients.groups is None  # unknown after a run
         if (clustering.pairwise and few) or unknown:
             known, theirs = self.signatures(setup, state, old, newcomers, clients)
             labels, signatures = state.assignment[known.clients], [*known.signatures, *theirs.signatures]
-            found = place(clustering, signatures, labels, state.threshold, state.models)
+            found = assign(clustering, signatures, labels, state.threshold, state.models)
             return of_all(newcomers, theirs.clients, found)
         sent = state.sent(setup, newcomers)
         if clustering.signature.needs_exchange and few and clustering.needs_signatures:
             ids, distances = clients.distances(clustering, everyone, sent[everyone])
             new = np.intersect1d(newcomers, ids)
             labels = np.where(np.isin(ids, old), state.assignment[ids], -1)
-            found = place_by_distances(clustering, distances, labels, state.threshold, state.models)
+            found = assign_by_distances(clustering, distances, labels, state.threshold, state.models)
             return of_all(newcomers, new, found)
         if clustering.needs_signatures and not clustering.embedding.joint:
             clustering = clustering.at(state.threshold)
@@ -275,7 +276,7 @@ class OneShotClustered(Algorithm[OS]):
         newcomers: NDArray[np.int64],
         clients: Clients,
     ) -> tuple[KnownSignatures, KnownSignatures]:
-        """The signatures of the old clients and of the newcomers."""
+        """The signatures of the old clients ``(m,)`` and of the newcomers ``(n,)``."""
         everyone, sent = np.concatenate([old, newcomers]), state.sent(setup, newcomers)
         found = clients.signatures(latest(setup, state), everyone, sent[everyone])
         return KnownSignatures.of(old, found), KnownSignatures.of(newcomers, found)

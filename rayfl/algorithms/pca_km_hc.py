@@ -39,6 +39,9 @@ class PCAkMHC(OneShotClustered):
     Fails when:
         Almost always: coordinates that each client fits on its own cannot be compared (ARI 0.03 to 0.07 on
         letters). Use ``clustering.features=pca``.
+
+    Shown by:
+        - experiments/clustered/README.md: planted clusters, letters
     """
 
     name: Literal["pca_km_hc"] = "pca_km_hc"

@@ -41,6 +41,9 @@ class QFedAvg(Algorithm):
 
     Fails when:
         q is large: the denominator grows with the losses, so the steps become short. With q = 0 it is FedAvg.
+
+    Shown by:
+        - tests/algorithms/test_server_steps.py::test_a_larger_q_makes_shorter_steps
     """
 
     name: Literal["qfedavg"] = "qfedavg"

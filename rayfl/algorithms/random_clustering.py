@@ -31,6 +31,9 @@ class RandomClustering(OneShotClustered):
 
     Fails when:
         Clients differ. It is a baseline and not a method to use.
+
+    Shown by:
+        - experiments/mt_hfl/README.md: accuracy per task
     """
 
     name: Literal["random_clustering"] = "random_clustering"

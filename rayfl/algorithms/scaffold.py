@@ -31,6 +31,11 @@ class Scaffold(Algorithm):
     Fails when:
         Clients take part rarely: their variates are then old. Learning rates that suit FedAvg may be too
         high. Methods in which clients change their models (IFCA, FedSEM, FLIS (DC)) refuse it.
+
+    Shown by:
+        - experiments/curricula/README.md: a loss that is not finite at FedAvg's rate
+        - tests/local/test_scaffold.py::test_methods_without_a_fixed_model_for_c_refuse_it
+        - old variates: reasoned, not measured
     """
 
     name: Literal["scaffold"] = "scaffold"

@@ -34,6 +34,10 @@ class Solo(Algorithm):
 
     Fails when:
         Clients have few samples.
+
+    Shown by:
+        - experiments/pacfl/README.md: the worst 10 % of the clients
+        - experiments/mt_hfl/digits.yaml: a claim
     """
 
     name: Literal["solo"] = "solo"

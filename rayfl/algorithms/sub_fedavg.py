@@ -32,6 +32,10 @@ class SubFedAvg(Algorithm):
     Fails when:
         Clients have no validation samples, or never reach Acc_th: then nothing is pruned. One threshold for
         all layers may remove a whole layer; the run says so.
+
+    Shown by:
+        - tests/local/test_subfedavg.py::test_not_below_the_accuracy_nor_without_validation_data
+        - tests/local/test_subfedavg.py::test_a_layer_that_dies_is_said
     """
 
     name: Literal["sub_fedavg"] = "sub_fedavg"

@@ -1,8 +1,9 @@
 """Measure clustering at scale: seconds and memory of ``cluster_signatures`` over the number of clients.
 
-The signatures are planted: every client's subspace lies near that of its cluster. Beside it the double loop
-over pairs as such code usually is, timed on some pairs and extrapolated. Every size runs in a process of its
-own, so that the peak of memory is its own; it holds the signatures and some 0.1 GB of imports as well.
+The signatures are synthetic: every client's subspace lies near that of its planted cluster. For comparison,
+    the usual double loop over pairs is timed on some pairs and extrapolated. Every size runs in a separate
+    process, so that its peak memory can be measured; the peak includes the signatures and about 0.1 GB of
+    imports.
 """
 
 from __future__ import annotations
@@ -30,15 +31,17 @@ NOISE = 0.008
 """How far clients are from their cluster: 6 to 18 degrees from one another."""
 
 BESIDE = 10_000
-"""The number of clients at which the two-stage way is compared with the exact one, client by client."""
+"""The number of clients at which two-stage clustering is compared with exact clustering, client by client."""
 SHARE = 25
-"""Clients to a sampled representative there, as there are at 100,000."""
+"""Clients per sampled representative in that comparison; the same ratio as at 100,000 clients."""
 
 
 def planted(
     clients: int, noise: float = NOISE, seed: int = 0
 ) -> tuple[list[NDArray[np.float32]], NDArray[np.int64]]:
-    """Signatures ``(784, 3)`` of clients in 20 clusters, the largest 20 times the smallest, and the truth."""
+    """Signatures ``(784, 3)`` of clients in 20 clusters, the largest 20 times the smallest, and the true
+    labels.
+    """
     rng = np.random.default_rng(seed)
     common = _orthonormal(rng.standard_normal((FEATURES, VECTORS)))
     own = _orthonormal(rng.standard_normal((CLUSTERS, FEATURES, VECTORS)))
@@ -55,7 +58,9 @@ def planted(
 
 
 def double_loop(signatures: Sequence[NDArray[np.float32]], pairs: int = 3000) -> float:
-    """Seconds that the double loop over all pairs of clients takes, from those of the first ``pairs``."""
+    """Seconds of the double loop over all pairs of signatures ``(D, p)``, extrapolated from the first
+    ``pairs`` pairs.
+    """
     clients = len(signatures)
     done = 0
     begun = time.perf_counter()
@@ -79,15 +84,16 @@ def run(
     """Measure.
 
     Args:
-        sizes: numbers of clients; those above ``Clustering.exact_up_to`` go the two-stage way.
-        beside: the number of clients at which both ways are compared; None: not at all.
-        say: called with a line a result.
+        sizes: numbers of clients; above ``Clustering.exact_up_to`` the clustering is two-stage.
+        beside: the number of clients at which both are compared; None: no comparison.
+        say: called with one line per result.
 
     Returns:
-        A row a size: ``clients``, ``way`` (exact or two-stage), ``seconds``, ``peak_gb``, ``signatures_gb``
-        (that part of it which is given), ``double_loop_seconds`` (extrapolated), ``n_clusters``, ``ari``
-        (against the planted clusters), and for the two-stage way ``representatives`` and ``agreement`` (ARI
-        against the exact way: estimated, or at ``beside`` clients that of all).
+        One row per size: ``clients``, ``way`` (exact or two-stage), ``seconds``, ``peak_gb``,
+        ``signatures_gb`` (the part of the peak that the signatures take), ``double_loop_seconds``
+        (extrapolated), ``n_clusters``, ``ari`` (against the planted clusters); for two-stage clustering also
+        ``representatives`` and ``agreement`` (ARI against exact clustering: an estimate, or at ``beside``
+        clients over all of them).
     """
     plans: list[tuple[Callable[..., dict[str, Any]], int]] = [(measure, clients) for clients in sizes]
     if beside is not None:
@@ -116,7 +122,7 @@ def measure(clients: int) -> dict[str, Any]:
 
 
 def measure_beside(clients: int) -> dict[str, Any]:
-    """The two-stage way at a number of clients that the exact one can do, compared with it."""
+    """Compare two-stage with exact clustering, at a number of clients for which the exact one is feasible."""
     from rayfl.clustering.cluster import cluster_signatures
     from rayfl.clustering.config import Clustering
     from rayfl.clustering.quality import adjusted_rand_index
@@ -150,9 +156,9 @@ def _orthonormal(bases: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _peak_memory() -> int:
-    """The most bytes that this process has had in memory so far."""
+    """Peak resident memory of this process so far, in bytes."""
     status = Path("/proc/self/status")
-    if status.exists():  # what getrusage says there was inherited from whoever started the process
+    if status.exists():  # on Linux, getrusage may report the peak of the parent process
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
         return int(line.split()[1]) * 1024
     import resource

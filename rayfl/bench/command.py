@@ -23,21 +23,21 @@ TASKS = (*WORKLOADS, "startup", "cluster", "population", "reduction", "local", "
 
 
 def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
-    """Run the named benchmarks (all workloads if none is named), print tables, write JSON.
+    """Run the named benchmarks (by default all workloads), print tables, and write JSON.
 
     Args:
         tasks: names of benchmarks; or a config (a preset's name or a YAML file) and dotted settings.
         rounds: measured rounds of each workload.
-        out: file of all figures.
+        out: file for all figures.
         console: where tables are printed.
 
     Raises:
         ConfigError: for an unknown name.
-        DataError: if the config's data are not there.
+        DataError: if the config's data are missing.
     """
     own = _own(tasks)
     chosen = [] if own else list(tasks) or list(WORKLOADS)
-    settle()  # the driver is in this process, and its actor in a run does so too
+    settle()  # in a run the driver's actor does the same; here the driver is in this process
     result: dict[str, Any] = {"machine": machine(), "versions": versions()}
 
     def say(text: str) -> None:
@@ -88,11 +88,11 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
 
 
 def _own(tasks: Sequence[str]) -> OwnWorkload | None:
-    """The config that is named, if one is.
+    """The config, if one is named.
 
     Raises:
-        ConfigError: if it is neither a config nor a benchmark, or one is named beside benchmarks.
-        DataError: if its data are not there.
+        ConfigError: if a name is neither a config nor a benchmark, or if both are named.
+        DataError: if the config's data are missing.
     """
     others = [name for name in tasks if name not in TASKS]
     if not others:
@@ -112,7 +112,7 @@ def _own(tasks: Sequence[str]) -> OwnWorkload | None:
 
 
 _STARTUP = ("commands", "imports", "steps")
-"""What ``startup`` also shows."""
+"""Further tables of the benchmark ``startup``."""
 
 _SPEED = {  # a line of nine columns must fit into 80 characters
     "workload": "task",

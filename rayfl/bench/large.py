@@ -1,4 +1,5 @@
-"""Models of tens of millions of parameters: seconds a round beside the plain loop, memory of each process.
+"""Models with tens of millions of parameters: seconds per round compared with the plain loop, memory by
+process.
 
 ``python -m rayfl.bench.large --help`` measures one model on Ray.
 """
@@ -35,7 +36,7 @@ def workload(hidden: tuple[int, ...], cohort: int) -> Workload:
 
 
 def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of a round of both, and the memory of rayfl's processes in GB after the last round."""
+    """Seconds per round of both, and the memory of rayfl's processes in GB after the last round."""
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
         plain = NaiveFedAvg(task)
         try:
@@ -56,7 +57,9 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
 
 
 def by_process() -> dict[str, list[float]]:
-    """Memory of this process and of those of Ray below it in GB: their own, and shared pages of the store."""
+    """Memory in GB of this process and of the Ray processes that it started: private pages, and shared pages
+    of the object store.
+    """
     found: dict[str, list[float]] = {}
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:

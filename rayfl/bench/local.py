@@ -1,8 +1,8 @@
-"""What local objectives and orders of samples cost beside plain SGD on shuffled samples: W1, round by round.
+"""What local objectives and orders of samples cost compared with plain SGD on shuffled samples, on W1.
 
-All variants run side by side in one process tree and take turns round by round, so that whatever else the
-machine does hits them alike. Each has client actors of its own, which are idle while the others work. Beside
-seconds stands the processor time of the tree, which other processes hardly change.
+All variants run in one process tree and take turns round by round, so that other load on the machine affects
+them equally. Each has its own client actors, which are idle while the others work. In addition to seconds,
+the CPU time of the tree is reported, which other processes hardly affect.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ VARIANTS: Mapping[str, dict[str, Any]] = {
 """Sections of the config; the first is what the others are compared with."""
 
 WARM_UP = 2
-"""Rounds that are left out: the first compiles, in the second some clients have state for the first time."""
+"""Rounds that are not counted: the first compiles; in the second some clients have state for the first time.
+"""
 
 
 def run(
@@ -44,13 +45,13 @@ def run(
     Args:
         rounds: measured rounds of each variant.
         workload: what they run.
-        execution: the ``execution`` section; by default an actor a core for each variant.
-        say: called with a line a round.
+        execution: the ``execution`` section; by default one actor per core for each variant.
+        say: called with one line per round.
 
     Returns:
-        A row a variant: median ``seconds`` a round, the median of the paired ratios to the first variant's
-        round of the same turn (``ratio``, above 1: slower) with the ``least`` and the ``most`` of them,
-        ``steps_per_second``, and likewise ``cpu_seconds`` and ``cpu_ratio`` of processor time.
+        One row per variant: median ``seconds`` per round; the median of the paired ratios to the first
+        variant's round of the same turn (``ratio``, above 1: slower), and the smallest (``least``) and
+        largest (``most``) of them; ``steps_per_second``; and ``cpu_seconds`` and ``cpu_ratio`` for CPU time.
     """
     if execution is None:
         cores = os.cpu_count() or 1
@@ -96,7 +97,7 @@ def run(
 
 
 def tree_cpu() -> float:
-    """Processor seconds that this process and all below it have taken so far."""
+    """CPU seconds of this process and its descendants so far."""
     total = 0.0
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
@@ -107,6 +108,6 @@ def tree_cpu() -> float:
 
 
 def _ratios(measured: Mapping[str, list[float]], name: str) -> list[float]:
-    """To the first variant, turn by turn."""
+    """The ratios to the first variant, turn by turn."""
     first = next(iter(measured.values()))
     return [own / max(base, 1e-9) for own, base in zip(measured[name], first, strict=True)]

@@ -27,14 +27,14 @@ Say = Callable[[str], None]
 
 
 class Configured(Protocol):
-    """What rayfl runs."""
+    """A workload that rayfl can run."""
 
     def config(self, folder: Path, **execution: Any) -> Config:
-        """The config of an endless run, with its data and runs in ``folder``."""
+        """The config of a run without a last round, with its data and runs in ``folder``."""
 
 
 class Measured(Plain, Configured, Protocol):
-    """What rayfl and the plain loop run."""
+    """A workload that rayfl and the plain loop can both run."""
 
     @property
     def name(self) -> str:
@@ -42,7 +42,7 @@ class Measured(Plain, Configured, Protocol):
 
     @property
     def about(self) -> str:
-        """What it stands for."""
+        """What it represents."""
 
     @property
     def steps(self) -> int:
@@ -50,11 +50,13 @@ class Measured(Plain, Configured, Protocol):
 
 
 _TURN = 0.5
-"""Seconds that the plain loop works before it is rayfl's turn, if a round does not take longer."""
+"""Seconds that the plain loop works before it is rayfl's turn (at least one round)."""
 
 
 def tree_memory() -> float:
-    """Memory of this process and all below it in GB: proportional set size, shared pages counted once."""
+    """Memory of this process and its descendants in GB: proportional set size, which counts shared pages
+    once.
+    """
     total = 0
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
@@ -67,7 +69,7 @@ def tree_memory() -> float:
 
 
 class PeakMemory:
-    """The highest :func:`tree_memory` while it is open, looked at a few times a second."""
+    """The highest :func:`tree_memory` while the context is open, sampled a few times per second."""
 
     def __enter__(self) -> PeakMemory:
         self.gb, self._stop = tree_memory(), threading.Event()
@@ -87,19 +89,19 @@ class PeakMemory:
 
 @dataclass
 class Rayfl:
-    """A running rayfl driver that does one round at a time.
+    """A running rayfl driver that runs one round at a time.
 
     Attributes:
-        driver, state: the driver and where it is.
-        busy: seconds that each worker trained in the last round.
+        driver, state: the driver and the current state.
+        worker_seconds: seconds that each worker trained in the last round.
     """
 
     driver: Driver
     state: Any
-    busy: dict[int, float]
+    worker_seconds: dict[int, float]
 
     def round(self) -> float:
-        """One round; its seconds."""
+        """Run one round; returns its seconds."""
         begun = time.perf_counter()
         self.state = self.driver.round(self.state)
         return time.perf_counter() - begun
@@ -112,13 +114,13 @@ def running(
     execution: dict[str, Any],
     mark: Callable[[str], None] = lambda step: None,
 ) -> Iterator[Rayfl]:
-    """Start rayfl on a workload, in this process and with its actors on Ray, and stop it in the end.
+    """Context manager: start rayfl on a workload, with the driver in this process and the actors on Ray.
 
     Args:
         workload: what to run.
         folder: for data and runs.
         execution: the section of the config.
-        mark: called with the name of each step that is done.
+        mark: called with the name of each completed step.
     """
     config = workload.config(folder, **execution)
     mark("writing data")
@@ -129,33 +131,33 @@ def running(
         mark("Ray's own start")
     plan = arithmetic(config, stages[0].federation, host, available(config))
     backend = make_backend(config, plan)
-    busy: dict[int, float] = {}
+    worker_seconds: dict[int, float] = {}
 
     def listen(event: RunEvent) -> None:
         if isinstance(event, RoundDone):
-            busy.clear()
-            busy.update(event.worker_seconds)
+            worker_seconds.clear()
+            worker_seconds.update(event.worker_seconds)
 
     driver = Driver(config, stages, backend, RunDirectory.create(config), host, listen)
     try:
-        rayfl = Rayfl(driver, driver.start(), busy)
+        rayfl = Rayfl(driver, driver.start(), worker_seconds)
         mark("servers, first models")
         yield rayfl
-        for model in driver.servers.models:  # Ray complains of calls that are still under way
+        for model in driver.servers.models:  # Ray logs an error for calls that are still under way
             backend.get(model)
     finally:
         backend.close()
 
 
 def measure(workload: Measured, rounds: int, execution: dict[str, Any], say: Say = print) -> dict[str, Any]:
-    """Rounds of rayfl and of the plain loop in turns, the first of each left out.
+    """Measure rounds of rayfl and of the plain loop in turns; the first round of each is not counted.
 
-    A turn takes the plain loop about half a second: with tiny rounds it is several in a row, as in a real
-    run, not one at a time with caches and processes that the other side has put to sleep.
+    A turn of the plain loop takes about half a second. If rounds are short a turn has several in a row, as in
+    a real run, so that caches are warm and processes awake.
 
     Returns:
-        Medians of seconds a round and client-steps per second of both, the median of the paired ratios
-        (plain loop / rayfl: above 1 rayfl is faster), utilisation of the client actors, peak memory in GB.
+        For both, median seconds per round and client-steps per second; the median of the paired ratios (plain
+        loop / rayfl: above 1 rayfl is faster); utilisation of the client actors; peak memory in GB.
     """
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
         naive = NaiveFedAvg(workload)
@@ -170,11 +172,11 @@ def measure(workload: Measured, rounds: int, execution: dict[str, Any], say: Say
                     ours, busy = 0.0, 0.0
                     for _ in turn:
                         ours += rayfl.round() / len(turn)
-                        busy += sum(rayfl.busy.values()) / len(turn)
+                        busy += sum(rayfl.worker_seconds.values()) / len(turn)
                     pairs.append((theirs, ours))
                     used.append(busy / (rayfl.driver.backend.actors * ours))
                     say(f"{workload.name} {number + 1}/{rounds}: plain {theirs:.3f} s, rayfl {ours:.3f} s")
-                with PeakMemory() as peak:  # not while rounds are timed: looking takes a quarter of a core
+                with PeakMemory() as peak:  # not while rounds are timed: sampling takes a quarter of a core
                     for _ in range(4 * len(turn)):
                         rayfl.round()
         finally:

@@ -1,6 +1,7 @@
-"""The yardstick: FedAvg as a competent user would write it in plain PyTorch, in two processes of one thread.
+"""The baseline of the benchmarks: FedAvg as a competent user would write it in plain PyTorch, in two
+processes with one thread each.
 
-Nothing of rayfl's engine or runtime is used: modules, ``torch.optim.SGD``, state dicts, pipes.
+It uses nothing of rayfl's engines or runtime, only modules, ``torch.optim.SGD``, state dicts and pipes.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from torch import Tensor, nn
 
 State = dict[str, Tensor]
 Reader = Callable[[int], tuple[Tensor, Tensor]]
-"""Of a client's number: its inputs and targets."""
+"""Maps a client's number to its inputs and targets."""
 
 
 class Plain(Protocol):
-    """What the plain loop trains; it travels to the worker processes by pickle."""
+    """What the plain loop trains; it is pickled and sent to the worker processes."""
 
     @property
     def clients(self) -> int:
@@ -28,7 +29,7 @@ class Plain(Protocol):
 
     @property
     def cohort(self) -> int:
-        """Clients a round."""
+        """Clients per round."""
 
     @property
     def training(self) -> Mapping[str, Any]:
@@ -38,14 +39,14 @@ class Plain(Protocol):
         """The network, freshly initialised."""
 
     def reader(self) -> Reader:
-        """Read the data, in a worker process."""
+        """Read the data; called in a worker process."""
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Of a batch, a number."""
+        """The loss of a batch, a scalar: outputs ``(B, C)``, targets ``(B,)``."""
 
 
 def train_client(plain: Plain, model: nn.Module, x: Tensor, y: Tensor) -> None:
-    """E epochs of SGD."""
+    """E epochs of SGD on the client's samples ``(n, ...)`` and targets ``(n,)``."""
     training = plain.training
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -61,7 +62,7 @@ def train_client(plain: Plain, model: nn.Module, x: Tensor, y: Tensor) -> None:
 
 
 def _work(plain: Plain, pipe: Connection) -> None:
-    """A worker process: trains the clients it is told and returns the sums of n_i w_i and of n_i."""
+    """A worker process: trains the clients that it receives and returns the sums of n_i w_i and of n_i."""
     torch.set_num_threads(1)
     read, model = plain.reader(), plain.network()
     model.train()
@@ -88,7 +89,7 @@ class NaiveFedAvg:
 
     Args:
         plain: what to train.
-        processes: how many, of one thread each.
+        processes: how many processes, with one thread each.
     """
 
     def __init__(self, plain: Plain, processes: int = 2) -> None:
@@ -107,7 +108,7 @@ class NaiveFedAvg:
             pipe.recv()
 
     def round(self) -> float:
-        """One round; its seconds."""
+        """Run one round; returns its seconds."""
         begun = time.perf_counter()
         cohort = torch.randperm(self.plain.clients)[: self.plain.cohort].tolist()
         for k, pipe in enumerate(self._pipes):

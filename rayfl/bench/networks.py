@@ -43,7 +43,7 @@ class SkipNet(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """A network on images: 10 clients of 100, an epoch each, in one block.
+    """A network on images: 10 clients with 100 images each, one epoch, in one block.
 
     Attributes:
         network: for tables.
@@ -68,15 +68,15 @@ CASES = (
 
 
 def run(rounds: int, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-    """Measure in this process, on one thread: the two engines in turns.
+    """Measure the two engines in turns, in this process and on one thread.
 
     Args:
         rounds: measured rounds of each engine.
-        say: called with a line a round.
+        say: called with one line per round.
 
     Returns:
-        A row a network: the ``engine``, median CPU seconds a round of it and of the loop, and the median of
-        the paired ratios (above 1: faster than the loop).
+        One row per network: the ``engine``, median CPU seconds per round of the engine and of the loop, and
+        the median of the paired ratios (above 1: faster than the loop).
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

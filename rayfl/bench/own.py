@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rayfl.bench.naive import Reader
 
 _ENDLESS = 1_000_000
-"""Rounds: the benchmark does as many as it needs."""
+"""Upper limit on rounds; the benchmark stops when it has measured enough."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class OwnWorkload:
         given: a preset's name or a YAML file.
         overrides: dotted settings.
         name, about: for tables.
-        clients, cohort: N, and clients a round.
-        steps: client-steps of a round whose clients have as many samples as the average.
+        clients, cohort: N, and clients per round.
+        steps: client-steps of a round, if its clients have the average number of samples.
         training: epochs, batch size, learning rate, momentum and weight decay.
     """
 
@@ -73,7 +73,7 @@ class OwnWorkload:
         )
 
     def config(self, folder: Path, **execution: Any) -> Config:
-        """The config, for as many rounds as it takes, without tests, pages and checkpoints."""
+        """The config with an unlimited number of rounds and without tests, reports and checkpoints."""
         output = [f"output.{key}=false" for key in ("tensorboard", "report")]
         return load(
             self.given,
@@ -107,12 +107,12 @@ class OwnWorkload:
         return read
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The config's."""
+        """The config's loss; shapes as in :class:`~rayfl.losses.Loss`: ``(B, C)``, ``(B,)``."""
         return _divided(self.given, tuple(self.overrides))[1].loss.mean(outputs, targets)
 
 
 @functools.cache
 def _divided(given: str, overrides: tuple[str, ...]) -> tuple[Federation, ModelSpec]:
-    """The clients' data and the model, once a process."""
+    """The clients' data and the model, computed once per process."""
     stages, spec = divide(load(given, overrides))
     return stages[0].federation, spec

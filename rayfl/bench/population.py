@@ -1,4 +1,5 @@
-"""What a round costs as the population grows: CPU time of the driver and the others, memory, start-up.
+"""What a round costs as the population grows: CPU time of the driver and of the other processes, memory,
+start-up.
 
 ``python -m rayfl.bench.population --help`` measures one population in this process.
 """
@@ -31,7 +32,7 @@ CASES = (
     (1_000_000, 1000, 0),
     (1_000_000, 10_000, 0),
 )
-"""Clients, how many a round, and after how many rounds all are tested (0: never)."""
+"""Number of clients, clients per round, and rounds between tests of all clients (0: never)."""
 
 _NEVER = 1_000_000
 
@@ -41,9 +42,9 @@ def workload(clients: int, cohort: int = 1000, every: int = 0, tests: int = 1) -
 
     Args:
         clients: N.
-        cohort: clients a round.
-        every: rounds between two tests of everybody; 0: none.
-        tests: test samples of a client.
+        cohort: clients per round.
+        every: rounds between two tests of all clients; 0: no tests.
+        tests: test samples per client.
     """
     return Workload(
         f"population-{clients}",
@@ -61,25 +62,26 @@ def workload(clients: int, cohort: int = 1000, every: int = 0, tests: int = 1) -
 
 
 def run(rounds: int = 20) -> list[dict[str, Any]]:
-    """Measure each of :data:`CASES` in a process of its own: see :func:`measured`."""
+    """Measure each of :data:`CASES` in a separate process: see :func:`measured`."""
     rows = []
     for clients, cohort, every in CASES:
         options = ["--cohort", cohort, "--every", every, "--rounds", rounds]
         command = [sys.executable, "-m", "rayfl.bench.population", clients, *options]
         done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, text=True, check=True)
-        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]  # Ray may have its say
+        # Ray may print messages before the JSON
+        lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
         rows.append(json.loads(lines[-1]))
     return rows
 
 
 def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Start a run and do some rounds.
+    """Start a run and time some rounds.
 
     Returns:
-        Seconds of CPU time: of the start without writing the data, of a round by process (inline: what is the
-        driver's, and what the clients' and the LPSs' code took), of a checkpoint, of the tables at the end; a
-        round's median seconds;
-        and the memory of the process tree in GB, while one more round is done and all is written.
+        CPU seconds of the start (without writing the data), of a round by process (inline: of the driver's
+        code and of the code of clients and LPSs), of a checkpoint and of the final tables; the median seconds
+        of a round; and the memory of the process tree in GB during one more round and while everything is
+        written.
     """
     task.config(folder)
     begun = time.process_time()
@@ -90,7 +92,8 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
         for _ in range(rounds):
             seconds.append(rayfl.round())
         after = _cpu(rayfl)
-        with PeakMemory() as peak:  # not while rounds are measured: looking takes time of this process
+        # Not while rounds are timed: sampling the memory takes CPU time of this process
+        with PeakMemory() as peak:
             rayfl.round()
             begun = time.process_time()
             rayfl.driver.checkpoint(rayfl.state)
@@ -115,7 +118,7 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
 
 
 _inside = [0.0]
-"""CPU seconds that this process has spent in the code of clients and LPSs (inline)."""
+"""CPU seconds that this process has spent in the code of clients and LPSs (inline backend)."""
 
 
 def _watched(kind: type, name: str) -> None:
@@ -132,7 +135,7 @@ def _watched(kind: type, name: str) -> None:
 
 
 def _cpu(rayfl: Rayfl) -> dict[str, float]:
-    """Seconds of CPU time so far: of the driver, and of all others."""
+    """CPU seconds so far: of the driver, and of all other processes."""
     if rayfl.driver.config.execution.backend == "ray":
         return by_process_now(set(rayfl.driver.backend.pids()))
     times = psutil.Process().cpu_times()

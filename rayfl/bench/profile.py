@@ -1,4 +1,4 @@
-"""Where the time of a round goes: stage by stage in one process, and process by process on Ray."""
+"""Where the time of a round is spent: by stage in one process, and by process on Ray."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _WARM = 5
 """Rounds before anything is measured."""
 
 Places = Sequence[tuple[type | ModuleType, str]]
-"""Methods: class and name; functions: the module that calls them, and name."""
+"""For methods the class and the name; for functions the module that calls them and the name."""
 
 
 def stages() -> dict[str, Places]:
-    """What belongs to a stage, less what is called from there and belongs to another."""
+    """The functions of each stage; calls to functions of another stage count for that stage."""
     others = [kind for kind in _below(Layer) if kind not in (Linear, Chain)]
     return {
         "linear layers, forward": [(Linear, "forward")],
@@ -61,7 +61,7 @@ def _below(kind: type) -> list[type]:
 
 
 class Stopwatch:
-    """Time of each stage without that of the stages that it calls.
+    """Time of each stage, excluding the stages that it calls.
 
     Attributes:
         seconds: by stage.
@@ -73,7 +73,7 @@ class Stopwatch:
         self._last = 0.0
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function, whose time is that of the stage."""
+        """The function, wrapped so that its time counts for the stage."""
 
         @functools.wraps(function)
         def wrapper(*args: Any, **options: Any) -> Any:
@@ -88,7 +88,7 @@ class Stopwatch:
         return wrapper
 
     def _pass(self) -> None:
-        """Until now it was the time of whoever is on top."""
+        """Add the time since the last call to the stage on top of the stack."""
         now = time.perf_counter()
         if self._stack:
             self.seconds[self._stack[-1]] += now - self._last
@@ -96,7 +96,7 @@ class Stopwatch:
 
     @contextmanager
     def watching(self, places: Mapping[str, Places]) -> Iterator[None]:
-        """Time these methods while it is open."""
+        """Context manager that times these methods."""
         before = [
             (kind, name, kind.__dict__[name])
             for found in places.values()
@@ -114,7 +114,7 @@ class Stopwatch:
 
 
 def by_stage(workload: Workload, rounds: int) -> dict[str, float]:
-    """Milliseconds of a round by stage, everything in one process and one thread: medians."""
+    """Median milliseconds of a round by stage, with everything in one process and one thread."""
     found: dict[str, list[float]] = {stage: [] for stage in stages()}
     with (
         tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
@@ -133,7 +133,7 @@ def by_stage(workload: Workload, rounds: int) -> dict[str, float]:
 
 
 def by_process(workload: Workload, rounds: int) -> dict[str, float]:
-    """Milliseconds of CPU time of a round by process, on Ray, and the round's own milliseconds: means."""
+    """Mean CPU milliseconds of a round on Ray by process, and the mean duration of the round."""
     with (
         tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder,
         running(workload, Path(folder), {}) as rayfl,
@@ -150,7 +150,7 @@ def by_process(workload: Workload, rounds: int) -> dict[str, float]:
 
 
 def by_process_now(actors: set[int]) -> dict[str, float]:
-    """Seconds of CPU time so far of the driver (this process), the client actors, the LPSs and Ray."""
+    """CPU seconds so far of the driver (this process), the client actors, the LPSs and Ray."""
     seconds = {"driver": 0.0, "client actors": 0.0, "local parameter server": 0.0, "Ray itself": 0.0}
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
@@ -170,10 +170,12 @@ def by_process_now(actors: set[int]) -> dict[str, float]:
 
 
 def run(rounds: int, say: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Both profiles of all workloads: a row a stage or process, a column a workload, in milliseconds."""
+    """Both profiles of all workloads in milliseconds: one row per stage or process, one column per
+    workload.
+    """
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for workload in WORKLOADS.values():
-        # Tiny rounds are measured for as long as large ones.
+        # Short rounds are repeated, so that every workload is measured for about as long.
         for where, measure in (("one process", by_stage), ("on Ray", by_process)):
             found = measure(workload, rounds * max(1, 12_000 // workload.steps))
             if where == "one process":

@@ -1,4 +1,4 @@
-"""What reaches one LPS, and what it costs there: the sums of all blocks, or of groups of them (a tree).
+"""What reaches one LPS and what it costs there: one sum per block, or one per group of blocks (a tree).
 
 ``python -m rayfl.bench.reduction --help`` measures one case in this process.
 """
@@ -26,16 +26,16 @@ def run() -> list[dict[str, Any]]:
 
 
 def measured(blocks: int, parameters: int, fan_in: int) -> dict[str, Any]:
-    """Reduce the sums of so many blocks.
+    """Reduce the sums of many blocks.
 
     Args:
-        blocks: how many.
-        parameters: of the model.
+        blocks: number of blocks.
+        parameters: number of parameters of the model.
         fan_in: how many sums are added before they are sent; 0: none.
 
     Returns:
         Sums, megabytes and CPU seconds at the LPS; CPU seconds of the largest group at an actor; and how many
-        numbers of the new model differ from those of all sums at once.
+        parameters of the new model differ from those obtained by adding all sums at once.
     """
     parts = list(_sums(blocks, parameters))
     found, spent = parts, [0.0]

@@ -1,4 +1,4 @@
-"""The first seconds: of commands that compute nothing, and of a run until its first round is done."""
+"""Start-up time: of commands that compute nothing, and of a run until its first round is done."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rayfl.bench.own import OwnWorkload
 from rayfl.bench.workloads import WORKLOADS, Workload
 
 COMMANDS = ("list", "run digits-demo training.lrr=1", "--help", "--version")
-"""A list, a mistake, and what a command says of itself."""
+"""A list, a mistake, and the help of a command."""
 
 IMPORTS = {
     "the command's process": "rayfl.api",
@@ -31,11 +31,11 @@ IMPORTS = {
     "PyTorch alone": "torch",
     "Ray alone": "ray",
 }
-"""What processes of a run on Ray import before they do anything."""
+"""What the processes of a run on Ray import before they do anything else."""
 
 
 def commands(tries: int = 5) -> list[dict[str, Any]]:
-    """CPU seconds of commands, the median of some tries."""
+    """CPU seconds of commands, the median of several tries."""
     return [
         {"rayfl": line, "cpu_seconds": _cpu(["-m", "rayfl.cli", *line.split()], tries)} for line in COMMANDS
     ]
@@ -50,7 +50,9 @@ def imports(tries: int = 3) -> list[dict[str, Any]]:
 
 
 def first_rounds() -> list[dict[str, Any]]:
-    """Seconds from the start of a process to the end of its first round, less a second round's time."""
+    """Seconds from the start of a process to the end of its first round, minus the time of the second
+    round.
+    """
     return [
         {
             "workload": w.name,
@@ -74,7 +76,7 @@ def steps() -> list[dict[str, Any]]:
 
 
 def _cpu(arguments: Sequence[str], tries: int) -> float:
-    """User and system seconds of a Python process, the median of some tries; the first is not counted."""
+    """User and system seconds of a Python process, the median of several tries; the first is not counted."""
     used = []
     for _ in range(tries + 1):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -95,7 +97,7 @@ def own_first_rounds(workload: OwnWorkload, backend: str) -> dict[str, float]:
 def _elsewhere(
     workload: Workload | OwnWorkload, side: str, environment: Mapping[str, str] | None = None
 ) -> dict[str, float]:
-    """The seconds of each step in a process of its own.
+    """The seconds of each step, measured in a new process.
 
     Args:
         workload: what to run.
@@ -111,7 +113,7 @@ def _elsewhere(
 
 
 def _here(side: str, workload: Measured, begun: float) -> dict[str, float]:
-    """The seconds of each step since ``begun``; of the first round what it takes more than the second."""
+    """The seconds of each step since ``begun``; for the first round, its time minus that of the second."""
     found: dict[str, float] = {}
 
     def mark(step: str) -> None:

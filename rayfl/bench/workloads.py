@@ -1,4 +1,4 @@
-"""The three workloads: FedAvg on random images, no evaluation inside the timed part."""
+"""The three workloads: FedAvg on random images, without evaluation in the timed part."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rayfl.bench.naive import Reader
 
 _A_FILE = 10_000
-"""Clients in a shard."""
+"""Clients per shard."""
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,17 @@ class Workload:
 
     Attributes:
         name: for tables.
-        about: what it stands for.
+        about: what it represents.
         clients: N.
         samples: training samples of each client.
-        cohort: clients a round.
+        cohort: clients per round.
         shape: of an image ``(C, H, W)``.
         classes: number of labels.
         model: the ``model`` section.
         training: the ``training`` section, without participation.
-        sections: more of the config, such as ``{"local": "scaffold"}``.
-        tests: test samples of a client.
-        sharded: whether the data lie in many files, and stay there.
+        sections: further sections of the config, such as ``{"local": "scaffold"}``.
+        tests: test samples per client.
+        sharded: whether the data are in many files and are read from there.
     """
 
     name: str
@@ -69,7 +69,7 @@ class Workload:
         return x, rng.integers(0, self.classes, count)
 
     def _write_shards(self, folder: Path) -> None:
-        """The clients in files of 10,000; all files have the same random images."""
+        """Write the clients to files of 10,000 clients each; all files have the same random images."""
         if (folder / "test-0.npz").exists():
             return
         folder.mkdir(exist_ok=True)
@@ -84,7 +84,7 @@ class Workload:
         np.savez(folder / "test-0.npz", x=x[:1000], y=y[:1000])
 
     def network(self) -> nn.Module:
-        """The network, written out."""
+        """The network in plain PyTorch."""
         from torch import nn
 
         if self.model["name"] == "mlp":
@@ -108,7 +108,7 @@ class Workload:
         )
 
     def reader(self) -> Reader:
-        """See :class:`~rayfl.bench.naive.Plain`: all images are normalised at once."""
+        """See :class:`~rayfl.bench.naive.Plain`; all images are normalised in advance."""
         import torch
 
         pixels, labels = self.arrays()
@@ -122,13 +122,15 @@ class Workload:
         return read
 
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Cross-entropy."""
+        """Cross-entropy of logits ``(B, C)`` and labels ``(B,)``."""
         from torch.nn import functional
 
         return functional.cross_entropy(outputs, targets)
 
     def config(self, folder: Path, **execution: Any) -> Config:
-        """The rayfl config, with its data written to ``folder``; IID, so every client has equally many."""
+        """The rayfl config, with its data written to ``folder``; IID, so that all clients have equally many
+        samples.
+        """
         data, partition = ("sharded", "stored") if self.sharded else ("npz", "iid")
         path = folder / (self.name if self.sharded else f"{self.name}.npz")
         if self.sharded:

@@ -51,7 +51,7 @@ from rayfl.training.batches import Batches, raw_features
 from rayfl.training.device import open_device
 from rayfl.training.engine import Engine, open_engine
 from rayfl.training.reports import ClientReport, Trained, updates_of
-from rayfl.training.work import behind
+from rayfl.training.work import length_from
 
 
 class ClientHost:
@@ -159,7 +159,7 @@ class ClientHost:
         delivered = np.ones(len(job.clients))
         delivered[list(block.failures)] = 0.0
         sent = _Sent(values, kept, outcome.server if has_vectors else None, delivered)
-        statistics = behind(shared, self.spec.n_parameters)
+        statistics = length_from(shared, self.spec.n_parameters)
         return {
             ("sum", int(row)): _partial(job.mixing, place, sent, statistics).cut()
             for place, row in enumerate(job.mixing.rows)
@@ -198,7 +198,7 @@ class ClientHost:
     def _gather(
         self, objects: Objects, kind: str, numbers: NDArray[np.int64], own: bool = True
     ) -> torch.Tensor:
-        """The vectors of a kind with these numbers, one a client ``(B, ...)``; only its ``own`` may be
+        """The vectors of a kind with these numbers, one per client ``(B, ...)``; only its ``own`` may be
         written to."""
         device = self.batches.device
         used, place = np.unique(numbers, return_inverse=True)
@@ -470,8 +470,8 @@ def partial_product(
     Args:
         weights: ``(B,)``.
         rows: ``(B, S)`` float32.
-        kept: 1 for the numbers that take part, 0 for the others, ``(B, S)``; None for all. The weight is then
-            one of each number.
+        kept: 1 for the parameters that take part, 0 for the others, ``(B, S)``; None for all. The weight is
+            then one of each number.
     """
     # Rows of failed clients may contain NaN: they are dropped, since 0 * NaN is NaN.
     there = np.flatnonzero(weights)
@@ -516,8 +516,8 @@ class _Sent:
     """What the clients of a block send.
 
     Attributes:
-        values: the shared numbers of their models ``(B, S)``.
-        kept: 1 for the numbers that take part, 0 for the others ``(B, S)``; None for all.
+        values: the shared parameters of their models ``(B, S)``.
+        kept: 1 for the parameters that take part, 0 for the others ``(B, S)``; None for all.
         vectors: what they add to the server's vector ``(B, Q)``, if there is one.
         delivered: 1 for each client that did, 0 for one that failed ``(B,)``.
     """
@@ -529,8 +529,9 @@ class _Sent:
 
 
 def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> Partial:
-    """The part of the row at ``place`` of a block's part of A; ``statistics`` numbers at the end are running
-    statistics."""
+    """The part of the row at ``place`` of a block's part of A; ``statistics`` entries at the end are running
+    statistics.
+    """
     weights, keep = mixing.weights[place] * sent.delivered, 0.0
     total, weight = partial_product(weights, sent.values, sent.kept)
     if mixing.keep is not None:

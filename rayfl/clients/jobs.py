@@ -52,11 +52,12 @@ class HostSpec:
 
     def permute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Models ``(..., P)`` as the servers see them, permuted; running statistics stay after the
-        parameters."""
+        parameters.
+        """
         return self._permuted(permute, rows) if self.permutes else rows
 
     def unpermute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
-        """The inverse of :meth:`permute`."""
+        """The inverse of :meth:`permute`, of rows ``(B, P)``."""
         return self._permuted(restore, rows) if self.permutes else rows
 
     def _permuted(self, how: Permutation, rows: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -252,7 +253,7 @@ class SignatureJob:
     Attributes:
         clients: ids ``(B,)``.
         signature: what they compute.
-        features: the fitted feature map Phi that the server sent to everybody.
+        features: the fitted feature map Phi that the server sent to all clients.
         seed: the run's seed, for signatures that draw random numbers.
         stages: the stage of the federation whose data each client's signature is of ``(B,)``.
         first: position of the block's first client among all whose signatures are compared.
@@ -313,7 +314,8 @@ class EvalJob:
 @dataclass(frozen=True)
 class EvalReport:
     """For every pass in order: how many predictions of each sample were right (one per sample, or one per
-    word), the sum of their losses, and the other measures of the loss ``(n, S)``."""
+    word), the sum of their losses, and the other measures of the loss ``(n, S)``.
+    """
 
     correct: list[NDArray[np.int64]] = field(default_factory=list)
     loss: list[NDArray[np.float32]] = field(default_factory=list)

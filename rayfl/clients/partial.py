@@ -25,15 +25,15 @@ which slow training down when clients use every core."""
 class Partial:
     """A part of one row of ``A W``: ``total = sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
 
-    ``total`` covers the shared (not personal) numbers of the model, in float64: with whole-number weights
+    ``total`` covers the shared (not personal) parameters of the model, in float64: with whole-number weights
     the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
 
     Attributes:
         total: ``(S,)``; a single number stands for S of them.
-        weight: of all numbers, or of each ``(S,)`` where clients leave some out.
+        weight: one number, or one for each parameter ``(S,)`` if clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
-        statistics: how many of the last numbers are running statistics. These are averaged with weights
-            ``a_j + b_j`` in ``total``: ``b_j`` may be negative, which would make a variance negative.
+        statistics: how many entries at the end are running statistics. These are averaged with weights ``a_j
+            + b_j`` in ``total``: ``b_j`` may be negative, which would make a variance negative.
         extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
         scale: factor of the row's sums (except running statistics); the old model gets the remaining
             weight.

@@ -64,7 +64,7 @@ def bipartition(
 
     Args:
         similarities: ``a_ij`` of all pairs in the order of ``ids``, condensed, ``(m (m - 1) / 2,)``, finite.
-        ids: of the m clients, all different.
+        ids: of the m clients, all different ``(m,)``.
         linkage: see above.
 
     Raises:
@@ -136,5 +136,7 @@ def separation_gap(similarities: Similarities, groups: NDArray[np.integer]) -> f
 
 
 def is_correct(halves: Bipartition, groups: NDArray[np.integer]) -> bool:
-    """Whether the bipartition parts no group (Definition 1); ``groups[i]`` is the true group of client i."""
+    """Whether the bipartition splits no group (Definition 1); ``groups`` ``(N,)`` has the true group of each
+    client.
+    """
     return not np.isin(groups[halves.first], groups[halves.second]).any()

@@ -137,7 +137,9 @@ class Clusters:
         return replace(self, distances=None, linkage=None, places=places)
 
     def among(self, ids: NDArray[np.int64], clients: int) -> Clusters:
-        """Clusters of the clients ``ids`` as clusters of all: label -1, and no relatives, for the others."""
+        """Clusters of the clients ``ids`` ``(n,)`` as clusters of all N: label -1 and no relatives for the
+        others.
+        """
         if len(ids) == clients:
             return self
         labels, graph, places = np.full(clients, -1, np.int64), self.graph, self.places
@@ -164,7 +166,7 @@ def cluster_signatures(
 
     Args:
         clustering: the settings.
-        signatures: one a client; may be empty where ``clustering.needs_signatures`` is false.
+        signatures: one per client; may be empty where ``clustering.needs_signatures`` is false.
         relations: the rows of the exchange step, for the proximity ``relevance``.
         groups: true groups ``(N,)`` if known.
         seed: the run's seed, for random groupings.
@@ -251,7 +253,7 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
 def embed(
     clustering: Clustering, signatures: Sequence[NDArray[np.floating]], seed: int
 ) -> Sequence[NDArray[np.floating]]:
-    """Map all signatures to the space in which they are compared."""
+    """Map all signatures, each ``(k_i, d)``, to the space in which they are compared, each ``(k_i, u)``."""
     return clustering.embedding.embed(signatures, key(seed, "embedding"))
 
 
@@ -311,7 +313,9 @@ def from_representatives(
 ) -> Clusters:
     """Link representatives and cut; arguments as for :func:`two_stage.link` and :func:`from_distances`.
 
-    The agreement with the exact way is estimated on ``SUBSET`` clients.
+    ``sampled`` are the representatives' ids ``(R,)``; ``answers`` have for each block the nearest
+    representative of each client and the distance to it, ``(B,)`` each; ``groups`` are planted groups
+    ``(N,)``. The agreement with exact clustering is estimated on ``SUBSET`` clients.
     """
     start = time.perf_counter() if start is None else start
     measure, method = clustering.measure, clustering.linkage

@@ -223,8 +223,8 @@ def with_newcomers(
         relatives: before ``(K, N)``.
         like: for each client the client whose kinds it is related to: itself, or the one that it joins
         ``(N,)``.
-        founders: clients that are the first of their kind ``(F,)``.
-        kinds: these kinds ``(F,)``: new ones, or kinds whose clients have all left.
+        founders: clients that are the first of their kind ``(n,)``.
+        kinds: these kinds ``(n,)``: new ones, or kinds whose clients have all left.
     """
     rows, members = relatives.tocsc()[:, like].tocoo().coords
     stays = ~np.isin(members, founders) & ~np.isin(rows, kinds)

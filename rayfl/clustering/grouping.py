@@ -22,7 +22,7 @@ def singletons(clients: int) -> Labels:
 
 
 def planted(groups: NDArray[np.integer]) -> Labels:
-    """The federation's true groups: the oracle."""
+    """The planted groups of the federation ``(N,)``: the oracle."""
     return number_by_first(groups)
 
 
@@ -38,7 +38,9 @@ def random_clusters(clients: int, n_clusters: int, seed: int) -> Labels:
 
 
 def shuffle_members(labels: NDArray[np.integer], seed: int) -> Labels:
-    """The same cluster sizes, members drawn at random: MT-HFL's baseline "random clustering"."""
+    """Labels ``(N,)`` with the same cluster sizes and random members: MT-HFL's baseline "random
+    clustering".
+    """
     return number_by_first(generator(seed, "random clusters").permutation(labels))
 
 

@@ -178,7 +178,7 @@ def _lance_williams(
 
 
 def number_by_first(labels: NDArray[np.integer]) -> Labels:
-    """The same clusters, numbered 0, 1, ... by their smallest client id."""
+    """The same clusters ``(N,)``, numbered 0, 1, ... by their smallest client id."""
     _, first, inverse = np.unique(labels, return_index=True, return_inverse=True)
     rank = np.empty(len(first), np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
@@ -217,7 +217,8 @@ def cut_into(linkage: Array, n_clusters: int) -> Labels:
 def threshold_for(linkage: Array, n_clusters: int) -> float | None:
     """A beta that gives ``n_clusters``: the middle of its interval; None if ties leave no interval.
 
-    For one cluster, whose interval has no upper end: the height of the last merge.
+    For one cluster, whose interval has no upper end, it is the height of the last merge. ``linkage`` is
+    SciPy's linkage matrix ``(N - 1, 4)``.
     """
     heights = linkage[:, 2]
     below = float(heights[-n_clusters]) if n_clusters <= len(heights) else 0.0
@@ -228,7 +229,9 @@ def threshold_for(linkage: Array, n_clusters: int) -> float | None:
 
 
 def clusters_over_threshold(linkage: Array) -> Curve:
-    """The number of clusters for every threshold beta: choosing it needs no training."""
+    """The number of clusters for every threshold beta, from a linkage matrix ``(N - 1, 4)``; needs no
+    training.
+    """
     heights = np.sort(linkage[:, 2])
     thresholds = np.unique(np.concatenate([[0.0], heights]))
     return Curve(thresholds, len(heights) + 1 - np.searchsorted(heights, thresholds, side="right"))
@@ -239,7 +242,8 @@ def suggest(linkage: Array, clear_gap: float = CLEAR_GAP) -> int:
 
     Of the cuts into 2 to N/2 clusters (more would leave most clients alone) the one with the largest
     ratio between the next merge's height and the last one made; one cluster if no ratio reaches
-    ``clear_gap``. With up to three clients: two clusters cannot be told from noise, so one.
+    ``clear_gap``. With up to three clients it is one cluster, since two cannot be told from noise.
+    ``linkage`` is SciPy's linkage matrix ``(N - 1, 4)``.
     """
     heights = linkage[:, 2]
     clients = len(heights) + 1

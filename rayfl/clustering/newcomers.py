@@ -184,7 +184,7 @@ def extend(distances: Array, new_rows: Array) -> Array:
     return extended
 
 
-def place_newcomers(
+def cluster_newcomers(
     extended: Array,
     old_labels: NDArray[np.integer],
     threshold: float,

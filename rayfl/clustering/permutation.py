@@ -1,16 +1,17 @@
 """CFL on permuted updates (Sattler et al., section V-B): the server learns norms and angles, not weights.
 
-The clients share a seed that the server does not have. They send ``Pi d_i``, where Pi permutes the P numbers
-of an update; the server works on these alone; the clients apply the inverse to the average (Eq. 46).
+The clients share a seed that the server does not have. They send ``Pi d_i``, where Pi permutes the P
+parameters of an update; the server works on these alone; the clients apply the inverse to the average (Eq.
+46).
 
 What stays the same, bit for bit: a weighted mean that is taken number by number, one client after another,
 and with it the final models. (A matrix product is not quite that: BLAS has other kernels for the last few
 columns. It may round one number in 10,000 otherwise; in double precision, rounded to single afterwards, that
-is gone.) What stays the same up to rounding only: norms and cosines (Eq. 45), since sums over P numbers are
+is gone.) What stays the same up to rounding only: norms and cosines (Eq. 45), since sums over P entries are
 taken in another order. They differ by about 1e-7, so a criterion that is met by less than that may be decided
 otherwise.
 
-A permutation hides which number is which weight, not the numbers themselves.
+A permutation hides which value belongs to which parameter, not the values themselves.
 """
 
 from __future__ import annotations

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.linkage import Labels
-from rayfl.clustering.newcomers import extend, newcomer_rows, place_newcomers
+from rayfl.clustering.newcomers import cluster_newcomers, extend, newcomer_rows
 from rayfl.clustering.proximity import condensed_distances
 
 
-def place(
+def assign(
     clustering: Clustering,
     signatures: Sequence[NDArray[np.floating]],
     old_labels: NDArray[np.integer],
@@ -40,17 +40,17 @@ def place(
     return _placed(clustering, extend(distances, rows), old_labels, threshold, next_id)
 
 
-def place_by_distances(
+def assign_by_distances(
     clustering: Clustering,
     distances: NDArray[np.float64],
     labels: NDArray[np.int64],
     threshold: float | None,
     next_id: int,
 ) -> Labels:
-    """The same as :func:`place`, if the distances of all clients are known.
+    """The same as :func:`assign`, if the distances of all clients are known.
 
     Args:
-        clustering, threshold, next_id: as for :func:`place`.
+        clustering, threshold, next_id: as for :func:`assign`.
         distances: of the M + B clients, condensed.
         labels: their clusters, -1 for newcomers ``(M + B,)``.
 
@@ -72,7 +72,7 @@ def _placed(
     next_id: int,
 ) -> Labels:
     beta = np.inf if threshold is None else threshold
-    return place_newcomers(distances, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
+    return cluster_newcomers(distances, old_labels, beta, clustering.linkage, next_id)[len(old_labels) :]
 
 
 def adopt(

@@ -59,7 +59,7 @@ def disjoint_clusters(similarities: NDArray[np.floating], beta: float, method: M
     """FLIS (HC): hierarchical clustering on ``1 - A``, cut where similarity falls below beta (Alg. 6).
 
     The thesis leaves the linkage open; ``average`` is PACFL's. New clients extend ``1 - A`` and are assigned
-    by :func:`rayfl.clustering.newcomers.place_newcomers` with the threshold ``1 - beta``.
+    by :func:`rayfl.clustering.newcomers.cluster_newcomers` with the threshold ``1 - beta``.
 
     Args:
         similarities: condensed ``(N (N - 1) / 2,)``.

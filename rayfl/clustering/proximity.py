@@ -69,7 +69,9 @@ PROXIMITIES = (*ANGLES, *VECTOR_DISTANCES, *POINTS, RELEVANCE)
 
 
 def condensed_index(clients: int, i: NDArray[np.integer], j: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The position of the distance between clients i and j (i != j, either order) in the condensed form."""
+    """The positions ``(n,)`` of the distances between clients i and j ``(n,)`` in condensed form (i != j, any
+    order).
+    """
     low, high = np.minimum(i, j).astype(np.int64), np.maximum(i, j).astype(np.int64)
     return np.asarray(clients * low - low * (low + 1) // 2 + high - low - 1, np.int64)
 
@@ -160,7 +162,7 @@ def _by_count(
 
 
 def take(blocks: Sequence[Block], ids: NDArray[np.integer]) -> Block:
-    """The clients at ``ids`` (rising) of consecutive blocks, as one block."""
+    """The clients at ``ids`` ``(n,)``, ascending, of consecutive blocks, as one block."""
     found: dict[int, list[tuple[NDArray[np.intp], Distances]]] = {}
     start = 0
     for block in blocks:
@@ -206,7 +208,7 @@ def tile(proximity: str, left: Block, right: Block | None = None, precise: bool 
     return out
 
 
-def place(distances: Distances, clients: int, row: int, column: int, values: Distances) -> None:
+def write_tile(distances: Distances, clients: int, row: int, column: int, values: Distances) -> None:
     """Write a tile into the condensed form.
 
     Args:
@@ -255,7 +257,7 @@ def condensed_blocks(proximity: str, blocks: Sequence[Block], precise: bool = Fa
     for i, left in enumerate(blocks):
         for j in range(i, len(blocks)):
             values = tile(proximity, left, blocks[j] if j > i else None, precise)
-            place(distances, clients, starts[i], starts[j], values)
+            write_tile(distances, clients, starts[i], starts[j], values)
     return distances
 
 
@@ -515,7 +517,8 @@ def relevance_distances(
 ) -> Distances:
     """``1 - R`` in condensed form, in tiles: the square matrix is not made.
 
-    Arguments and errors as :func:`relevance_matrix` and :func:`condensed_distances`.
+    The result is ``(N (N - 1) / 2,)``. Arguments and errors as :func:`relevance_matrix` and
+    :func:`condensed_distances`.
     """
     clients = len(_square(relations))
     distances: Distances = np.empty(clients * (clients - 1) // 2, np.float64 if precise else np.float32)
@@ -524,7 +527,7 @@ def relevance_distances(
         for j in range(i, clients, block):
             there = np.array([row[j : j + block] for row in relations[i : i + block]], np.float64)
             back = np.array([row[i : i + block] for row in relations[j : j + block]], np.float64)
-            place(distances, clients, i, j, 1.0 - (there + back.T) / 2)
+            write_tile(distances, clients, i, j, 1.0 - (there + back.T) / 2)
     return distances
 
 

@@ -9,11 +9,13 @@ from numpy.typing import NDArray
 
 
 def adjusted_rand_index(labels: NDArray[np.integer], truth: NDArray[np.integer]) -> float:
-    """Agreement with the true groups, whatever the ids: 1 if equal, about 0 if random (Hubert, Arabie)."""
+    """Agreement of two labellings ``(N,)``, up to numbering: 1 if equal, about 0 if random (Hubert,
+    Arabie).
+    """
     from sklearn.metrics import adjusted_rand_score  # deferred: it takes a second
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # scikit-learn takes many small clusters for a mistake
+        warnings.simplefilter("ignore", UserWarning)  # scikit-learn warns about many small clusters
         return float(adjusted_rand_score(truth, labels))
 
 

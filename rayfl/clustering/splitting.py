@@ -72,9 +72,9 @@ def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
     """The initial :attr:`UpdateNorms.reference` of a half of a split.
 
     Decision: the geometric mean of the longest update so far (``root``, in the first cluster) and of the
-    half's longest update at the split (``norms``). The first alone is too long, since the remaining clients
-    disagree less than all did. The second alone is too short, since updates have been getting shorter for
-    some time.
+    half's longest update at the split (the maximum of ``norms``, ``(m,)``). The first alone is too long,
+    since the remaining clients disagree less than all did. The second alone is too short, since updates have
+    become shorter by then.
     """
     return float(np.sqrt(root * norms.max()))
 
@@ -162,7 +162,7 @@ def decide(
 
     Args:
         criteria: eps1, eps2, gamma_max and so on.
-        ids: the m clients of the cluster.
+        ids: the m clients of the cluster ``(m,)``.
         similarities: of their latest updates, condensed, in the order of ``ids``; may be None unless
         :meth:`SplitCriteria.met`.
         norms: of the same updates.

@@ -53,7 +53,8 @@ class ParameterTree:
         return way
 
     def down(self, node: int, update: NDArray[np.float32]) -> int:
-        """The child with the single most similar update (Algorithm 4).
+        """The child whose members include the most similar update (Algorithm 4); ``update`` is a sketch
+        ``(q,)``.
 
         As printed, the maxima ``a0`` and ``a1`` belong to the edges to ``v1`` and ``v2``; there are only
         ``v0`` and ``v1``. Of equal similarities ``v1`` is taken, as printed.

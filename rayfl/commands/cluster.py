@@ -82,7 +82,7 @@ def _cluster(config: Config) -> ClusteringResult:
 def write(results: Sequence[ClusteringResult], folder: Path) -> list[Path]:
     """A page and a JSON file for all methods, and for each a picture: distances, dendrogram, threshold.
 
-    The numbers of a picture are in an .npz file beside it, as SciPy has them: ``distances`` (the condensed
+    The numbers of a picture are in an .npz file next to it, in SciPy's format: ``distances`` (the condensed
     proximity matrix) and ``linkage`` (the tree), where there are such.
     """
     files.make(folder, parents=True)

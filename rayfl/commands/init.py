@@ -28,7 +28,7 @@ class Skeleton:
 
     Attributes:
         name: by default.
-        tries: commands to go on with.
+        tries: commands to continue with.
         registry: of parts that have their names to themselves; empty if users choose by file.
     """
 
@@ -62,7 +62,7 @@ class ClusterFiles:
     """What is written for a kind of cluster.
 
     Attributes:
-        tries: commands to go on with.
+        tries: commands to continue with.
         deploy: files of ``deploy/``; they are written under their last names.
         template: whether ``cluster.yaml`` and ``launch.py`` are written.
         constraints: whether ``constraints.txt`` is.
@@ -104,7 +104,7 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
         cluster: one of :data:`CLUSTERS`, where ``kind`` is ``cluster``; empty for the first.
 
     Returns:
-        What was written, and commands to go on with.
+        What was written, and commands to continue with.
 
     Raises:
         ConfigError: for a name that cannot be used, or files that exist.

@@ -132,7 +132,7 @@ def read_newcomers(config: Config, own: Samples, data: Path) -> NewSamples:
             f"{own.x_train.dtype}"
         )
     if new.numeric != own.numeric or (own.numeric and new.outputs != own.outputs):
-        kinds = [f"{s.outputs} numbers a sample" if s.numeric else "classes" for s in (new, own)]
+        kinds = [f"{s.outputs} numbers per sample" if s.numeric else "classes" for s in (new, own)]
         raise DataError(f"{data}: y holds {kinds[0]}; the run's model predicts {kinds[1]}")
     top = int(max(new.y_train.max(), new.y_test.max()))
     if top >= own.classes:
@@ -210,7 +210,7 @@ def _owners(data: Path, samples: Samples) -> tuple[NDArray[np.int64], NDArray[np
             whole = owners.shape == (count,) and owners.dtype.kind in "iu"
             if not text and (not whole or owners.astype(np.int64).min() < 0):
                 raise DataError(
-                    f"{data}: {name} must hold {count} numbers from 0, one a sample, or ids as text"
+                    f"{data}: {name} must hold {count} numbers from 0, one per sample, or ids as text"
                 )
             found.append(owners if text else owners.astype(np.int64))
     kinds = {owners.dtype.kind for owners in found}
@@ -229,7 +229,7 @@ def _joined(own: NDArray[Any] | None, new: NDArray[Any] | None) -> NDArray[Any] 
 
 
 def _appended(lists: Ragged, more: Sequence[NDArray[np.integer]], before: int, now: int) -> Ragged:
-    """Lists of (virtual) ids of ``before`` samples, as those of ``now``, and more lists behind them."""
+    """Lists of (virtual) ids of ``before`` samples as ids of ``now`` samples, followed by more lists."""
     maps, ids = np.divmod(lists.values, before)
     values = [part for part in more if len(part)]
     sizes = np.array([len(part) for part in more], np.int64)

@@ -103,8 +103,8 @@ def _sentence(message: str) -> str:
 def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _Place:
     """Where an error lies.
 
-    Pydantic's own path names the branch of a plain union (``execution.actors.int``), which is no part of what
-    users write.
+    Pydantic's own path names the branch of a plain union (``execution.actors.int``), which is not part of
+    what users write.
     """
     where: list[str] = []
     owner: type[BaseModel] | None = root

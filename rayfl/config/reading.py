@@ -103,7 +103,7 @@ def reload(path: Path) -> Config:
 
 
 def bring_plugins(settings: Mapping[str, Any]) -> None:
-    """Import what settings name as their plug-ins; what is no list of names is refused later.
+    """Import what settings name as their plug-ins; what is not a list of names is refused later.
 
     Raises:
         ConfigError: if one cannot be imported.
@@ -121,7 +121,7 @@ def read(source: str | Path | Mapping[str, Any] | Config) -> dict[str, Any]:
     given: object = source
     if not isinstance(given, (str, os.PathLike, Mapping)):
         what, others = (
-            f"{one_line(repr(given))[:60]} is no config",
+            f"{one_line(repr(given))[:60]} is not a config",
             "a YAML file, a mapping or a rayfl.Config",
         )
         raise ConfigError("config", what, f"expected a preset's name, {others}")
@@ -168,7 +168,7 @@ def _is_file(path: Path) -> bool:
 def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
     """``settings`` with dotted ``key=value`` overrides applied (a copy).
 
-    Naming a part anew, as in ``algorithm=pacfl``, drops the settings of the part that it replaces; giving a
+    Naming another part, as in ``algorithm=pacfl``, drops the settings of the part that it replaces; giving a
     setting that another one excludes drops that one, unless the overrides give both.
     """
     result = copy.deepcopy(dict(settings))
@@ -253,9 +253,14 @@ def _merge(base: Mapping[str, Any], over: Any) -> Any:
 
 
 def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, Any]:
-    """Settings of a part that is not named belong to the default one; a section left empty is left out."""
+    """Settings of a part that is not named belong to the default one; a section left empty is left out.
+
+    Settings under another name (:attr:`~rayfl.settings.Section.renamed`) get the present one.
+    """
     result: dict[str, Any] = {}
+    names = section.renamed if issubclass(section, Section) else {}
     for key, value in values.items():
+        key = names.get(key, key)
         field = section.model_fields.get(key) if isinstance(key, str) else None
         default = field.get_default(call_default_factory=True) if field else None
         if field is not None and isinstance(default, Section):

@@ -185,7 +185,7 @@ class Execution(Section):
         """Refuse a range of actors that is none, or that pinned clients would ignore."""
         least, most = self.actors_wanted
         if least > most:
-            raise ValueError(f"actors: {self.actors} is no range; did you mean {most:g}-{least}?")
+            raise ValueError(f"actors: {self.actors} is not a range; did you mean {most:g}-{least}?")
         if self.elastic and self.clients_per_actor is not None:
             raise ValueError("actors: a range makes no sense with clients_per_actor, which sets their number")
         return self
@@ -214,7 +214,7 @@ class Execution(Section):
         """The block size: a matter of config and data alone, so that sums do not depend on the workers.
 
         Args:
-            cohort: clients a round.
+            cohort: clients per round.
             work: of a client in a round: parameters times samples times epochs. Blocks of tiny clients are
                 larger, until they are worth a message, but there are four at least.
         """

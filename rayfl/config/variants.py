@@ -31,8 +31,8 @@ def variant(
     What the source says of comparing signatures is left out if the other algorithm has signatures of another
     kind: degrees between subspaces mean nothing to it; and what its own defaults say otherwise: PCA+kM+HC has
     no encoder where FLT was given one. So is momentum where it makes no sense. What ``overrides`` say holds
-    for every algorithm; but sections that it does not use are left out, whoever speaks of them: the number of
-    clusters is for those that cluster.
+    for every algorithm; but sections that it does not use are dropped, even if set by an override: the number
+    of clusters is for those that cluster.
 
     Raises:
         ConfigError: as :func:`load`.

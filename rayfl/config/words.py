@@ -90,7 +90,7 @@ def mixed(annotation: Any) -> bool:
 
 
 def item_of(annotation: Any) -> Any:
-    """What the items of a list have to be; None if it is no list."""
+    """What the items of a list have to be; None if it is not a list."""
     for a in (annotation, *_flat_args(annotation)):
         if get_origin(a) is tuple:
             return get_args(a)[0]

@@ -136,7 +136,7 @@ def client_coreset(
 
     Args:
         graph: of :func:`client_graph`.
-        references: K; everybody with weight 1 / N if it is N or more.
+        references: K; if it is N or more, all clients with weight 1 / N.
         costs: what testing each client costs, ``(N,)``, at least 0.
         kappa: slack in (0, 1]; 1: costs play no part.
         seed: decides between equally good clients.
@@ -162,7 +162,7 @@ def evaluation_coreset(graph: Graph, references: int, *, seed: int = 0) -> Cores
 
     Args:
         graph: of :func:`client_graph`, made from vectors.
-        references: K; everybody with weight 1 / N if it is N or more.
+        references: K; if it is N or more, all clients with weight 1 / N.
         seed: decides between equally good clients.
 
     Returns:
@@ -260,7 +260,7 @@ def weighted_summary(
     Args:
         correct: correctly classified test samples of each tested client, ``(K,)``.
         loss_sums: sum of its sample losses, ``(K,)``.
-        sizes: its test samples, ``(K,)``; clients without any count in none of the numbers.
+        sizes: its test samples, ``(K,)``; clients without test samples are ignored.
         weights: of :func:`evaluation_coreset`, ``(K,)``.
         population: N, of which the K were taken.
 

@@ -18,8 +18,8 @@ What the printed algorithm leaves open, and what is done here:
   sqrt(n)``. They sum to ``zeta_1^2 = 1 - J``: below 1 as long as the references do not cover the graph.
 - A step may choose a vertex again, which changes its weight. K counts vertices, as in ``|S| <= K``; steps
   go on until the next one would add vertex K + 1, the alignment is complete, or ten steps a reference.
-- ``delta`` lies in [0, 1] if kappa = 1. With kappa < 1 a first vertex that is cheap but badly aligned can
-  be so far behind a later one that ``delta > 1``, a negative weight. It is cut to 1: the later vertex alone.
+- ``delta`` lies in [0, 1] if kappa = 1. With kappa < 1 a first vertex that is cheap may be aligned so much
+  worse than a later one that ``delta > 1``, a negative weight. It is cut to 1: the later vertex alone.
 - Several vertices within kappa with the same least cost: the best aligned of them; several equally well
   aligned: drawn with the seed.
 
@@ -114,7 +114,7 @@ def steps(
 
     Args:
         graph, references, seed, costs, kappa, eligible: as in :func:`select`.
-        vectors: of :func:`~rayfl.coresets.walks.walk_vectors`; by default those of :func:`select`'s default.
+        vectors: of :func:`~rayfl.coresets.walks.walk_vectors`, ``(n, d)``; by default as in :func:`select`.
     """
     n = len(graph)
     check_references(graph, references)

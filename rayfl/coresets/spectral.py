@@ -17,13 +17,13 @@ Array = NDArray[np.float64]
 
 
 def select(graph: Graph, references: int, *, seed: int = 0, embedding: Array | None = None) -> Coreset:
-    """One reference a spectral cluster (Ng, Jordan, Weiss 2002), weighted by the cluster's share.
+    """One reference per spectral cluster (Ng, Jordan, Weiss 2002), weighted by the cluster's share.
 
     Args:
         graph: the graph.
         references: K, below n.
         seed: of the eigenvector iteration and of k-means++.
-        embedding: of :func:`eigenvectors`, at least K columns, if it is at hand.
+        embedding: the result of :func:`eigenvectors` ``(n, K)``, or with more columns, if available.
 
     Raises:
         DataError: if K is not from 1 to n - 1.

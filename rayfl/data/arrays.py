@@ -163,7 +163,8 @@ def of_arrays(
     """The dataset made of arrays.
 
     Args:
-        arrays: as :func:`read_npz` finds them in a file; unknown names are ignored.
+        arrays: by name, as :func:`read_npz` returns them: inputs ``(n, ...)`` and labels ``(n,)``; unknown
+            names are ignored.
         name: the dataset's name, for reports.
         where: the source of the arrays, for errors.
         layout: see :func:`as_inputs`.

@@ -177,7 +177,7 @@ class Samples:
         return found
 
     def targets(self, part: Part, ids: NDArray[np.integer]) -> NDArray[np.int64] | NDArray[np.float32]:
-        """The targets of a model: the words that follow, numbers, or the labels."""
+        """The targets of samples by their ids, ``(n, ...)``: labels, numbers, or the words that follow."""
         targets = self.targets_train if part == "train" else self.targets_test
         return self.labels(part, ids) if targets is None else targets[ids]
 
@@ -241,9 +241,9 @@ def pieces(ends: NDArray[np.int64], lists: slice, together: int) -> Iterator[sli
     """Consecutive lists with at most ``together`` values in all, or a single list.
 
     Args:
-        ends: behind the last value of each list, ascending.
-        lists: which of them.
-        together: values.
+        ends: the index after the last value of each list, ascending ``(L,)``.
+        lists: which lists.
+        together: the limit.
     """
     first = lists.start
     while first < lists.stop:
@@ -262,7 +262,7 @@ class Ragged:
 
     @classmethod
     def of(cls, lists: Sequence[NDArray[np.integer]] | Ragged) -> Ragged:
-        """Pack a sequence of index arrays."""
+        """Pack L index arrays ``(n_i,)``."""
         if isinstance(lists, Ragged):
             return lists
         offsets = _offsets(np.array([len(part) for part in lists], dtype=np.int64))
@@ -271,7 +271,7 @@ class Ragged:
 
     @classmethod
     def ascending(cls, values: NDArray[np.int32], sizes: NDArray[np.int64]) -> Ragged:
-        """Lists of these sizes, each sorted."""
+        """Lists of these sizes ``(L,)`` from ``values`` ``(n,)``, each sorted."""
         lists = cls(np.empty_like(values), _offsets(sizes))
         for some in lists.pieces(_TOGETHER):
             part = slice(lists.offsets[some.start], lists.offsets[some.stop])
@@ -296,7 +296,7 @@ class Ragged:
         return (self[i] for i in range(len(self)))
 
     def take(self, which: NDArray[np.integer]) -> Ragged:
-        """Some of the lists, in this order."""
+        """The lists ``which`` ``(l,)``, in this order."""
         sizes = self.sizes_of(which)
         offsets = _offsets(sizes)
         shift = np.repeat(self.offsets[which] - offsets[:-1], sizes)
@@ -307,11 +307,11 @@ class Ragged:
         return pieces(self.offsets[1:], slice(0, len(self)), together)
 
     def among(self, which: NDArray[np.integer]) -> Ragged:
-        """The lists of ``which``, ascending and each once; without a copy if these are all."""
+        """The lists ``which`` ``(l,)``, ascending and each once; without a copy if these are all."""
         return self if len(which) == len(self) else self.take(which)
 
     def sizes_of(self, which: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The lengths of some of the lists, without reading the others."""
+        """The lengths ``(l,)`` of the lists ``which``, without reading the others."""
         sizes: NDArray[np.int64] = self.offsets[which + 1] - self.offsets[which]
         return sizes
 
@@ -319,7 +319,7 @@ class Ragged:
     def sizes(self) -> NDArray[np.int64]:
         """The length of every list."""
         sizes = np.diff(self.offsets)
-        sizes.flags.writeable = False  # everybody gets the same
+        sizes.flags.writeable = False  # the array is shared
         return sizes
 
     @property
@@ -343,7 +343,7 @@ class Ranges(Ragged):
 
     @classmethod
     def of_sizes(cls, sizes: NDArray[np.int64]) -> Ranges:
-        """Lists of these sizes, one behind the other."""
+        """Consecutive lists of these sizes ``(L,)``."""
         return cls(_offsets(sizes))
 
     @property
@@ -355,7 +355,7 @@ class Ranges(Ragged):
         return np.arange(self.offsets[i], self.offsets[i + 1], dtype=np.int32)
 
     def take(self, which: NDArray[np.integer]) -> Ragged:
-        """Some of the lists, in this order."""
+        """The lists ``which`` ``(l,)``, in this order."""
         offsets = _offsets(self.sizes_of(which))
         shift = np.repeat(self.offsets[which] - offsets[:-1], np.diff(offsets))
         return Ragged((np.arange(offsets[-1]) + shift).astype(np.int32), offsets)
@@ -371,11 +371,11 @@ class Ranges(Ragged):
 
 @dataclass(frozen=True)
 class Stored:
-    """Clients that data come with, one behind the other.
+    """Clients that the data define, in order.
 
     Attributes:
         train: the training samples of each.
-        test: its own test samples; None: nobody has such.
+        test: its own test samples; None: no client has any.
         names: what they are called ``(N,)``; None: by their numbers.
     """
 

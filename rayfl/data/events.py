@@ -222,7 +222,7 @@ def build_stages(
 
     Raises:
         ConfigError: if an event concerns clients or groups that are not there, comes after the last
-            round, or would leave nobody.
+            round, or would leave no client.
         DataError: as :func:`build_federation`, or if there are too few samples for a drift.
     """
     check_settings(samples, validation, test_samples)

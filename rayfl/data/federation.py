@@ -129,7 +129,9 @@ def with_label_maps(samples: Samples, assignment: Assignment) -> tuple[Samples, 
 
 
 def seen_through(lists: Ragged, maps: NDArray[np.int64], count: int) -> Ragged:
-    """Virtual ids: client ``i``'s samples, out of ``count``, seen through label map ``maps[i]``."""
+    """Virtual ids: the samples of client ``i``, out of ``count``, under label map ``maps[i]``, ``(N,
+    classes)``.
+    """
     shifted = lists.values + np.repeat(maps * count, lists.sizes)
     return Ragged(shifted.astype(np.int32), lists.offsets)
 
@@ -162,7 +164,8 @@ def client_tests(
     seed: int,
     names: Names | None = None,
 ) -> Ragged:
-    """The test samples of every client: ``own``, or those that follow its training samples; ``cap`` at most.
+    """The test samples of every client ``(n_i,)``: ``own``, or some with the label distribution of its
+    training samples; at most ``cap``.
 
     Raises:
         DataError: if a client has none.
@@ -332,7 +335,7 @@ def class_counts(federation: Federation, clients: slice) -> NDArray[np.int64]:
 
 
 def describe(federation: Federation) -> pd.DataFrame:
-    """One row a client: ``n``, ``validation``, ``test`` (numbers of samples), ``group``, ``class_0``, ...
+    """One row per client: ``n``, ``validation``, ``test`` (numbers of samples), ``group``, ``class_0``, ...
 
     The class columns count training samples, under the labels that the client sees. ``group`` is missing
     (NA) if no groups were planted. Where the user gave ids, they come first, as ``name``.

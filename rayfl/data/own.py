@@ -190,7 +190,7 @@ def _array(value: Any, where: str) -> NDArray[np.generic]:
     try:
         found = np.asarray(value.detach().cpu().numpy() if hasattr(value, "detach") else value)
     except Exception as error:
-        raise DataError(f"{where} is no array ({one_line(error)})") from None
+        raise DataError(f"{where} is not an array ({one_line(error)})") from None
     if found.dtype.kind == "O" and found.ndim == 1 and all(isinstance(item, str) for item in found):
         found = found.astype(str)
     if found.dtype.kind not in "uifbU" or found.ndim == 0:

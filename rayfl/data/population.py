@@ -86,7 +86,7 @@ class Population:
         return replace(self, rows=tuple(rows), maps=maps)
 
     def regrouped(self, ids: Ids, keys: Sequence[tuple[object, ...]]) -> Population:
-        """``ids`` belong to the new groups that ``keys`` stand for, one a client."""
+        """``ids`` belong to the new groups that ``keys`` stand for, one per client."""
         if self.groups is None:
             return self
         groups, founded = self.groups.copy(), list(self.founded)
@@ -108,7 +108,9 @@ class Population:
         return replace(self, groups=groups, maps=maps)
 
     def dealt(self, ids: Ids, lists: Sequence[NDArray[np.integer]], shares: Shares, event: int) -> Population:
-        """``ids`` have the samples ``lists`` instead of theirs."""
+        """The population in which ``ids`` ``(n,)`` have the samples ``lists``, each ``(n_i,)``, instead of
+        their own.
+        """
         new = Ragged.of(lists)
         train, validation = split(new, shares.validation, shares.seed, event)
         names = None if self.names is None else self.names[ids]

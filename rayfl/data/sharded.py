@@ -37,7 +37,7 @@ class ShardedArray:
 
     Args:
         paths: of the S shards.
-        starts: the number of the first row of each, and behind the last ``(S + 1,)``.
+        starts: the number of the first row of each, and the total ``(S + 1,)``.
         shape: of a row.
         dtype: of the numbers.
         cache: bytes of shards that are kept in memory.

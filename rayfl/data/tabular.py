@@ -23,7 +23,7 @@ Place = Callable[[int], str]
 """Where a row lies, for errors."""
 
 MOST_VALUES = 1000
-"""A column with more different texts is no category."""
+"""A column with more different texts is not a category."""
 _LONGEST = 200
 """Characters of a value by which clients can be told apart."""
 
@@ -69,7 +69,7 @@ class Encoded:
     targets: NDArray[np.float32] | None = None
 
     def part(self, rows: NDArray[np.bool_], others: NDArray[np.bool_]) -> dict[str, Column]:
-        """The columns, where ``rows`` are the training samples and ``others`` the test samples."""
+        """The columns, with training samples ``rows`` and test samples ``others``, masks ``(n,)``."""
         return {name: column_of(values[rows], values[others]) for name, values in self.columns.items()}
 
 

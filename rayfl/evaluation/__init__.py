@@ -1,4 +1,4 @@
-"""What a round is worth: accuracies and their spread over clients, best and last, bytes moved."""
+"""Evaluation of rounds: accuracies and their spread over clients, best and last; bytes sent."""
 
 from rayfl.evaluation.groups import ByGroup, TestSets
 from rayfl.evaluation.ledger import Ledger, Transfer

@@ -1,4 +1,4 @@
-"""Accuracy by cluster and by planted group, and how its variance divides into within and between.
+"""Accuracy by cluster and by planted group, and its variance within and between them.
 
 For clients with weights ``w_i`` that sum to 1 (``1 / N`` each if all are tested), accuracies ``a_i`` and
 groups ``g``, with ``W_g``, ``m_g`` and ``v_g`` a group's weight, mean and variance and ``m`` the mean of all,
@@ -7,8 +7,8 @@ the law of total variance says
     sum_i w_i (a_i - m)^2  =  sum_g W_g v_g  +  sum_g W_g (m_g - m)^2
           total            =      within     +       between
 
-A method that serves every group well and the groups alike has both small. One that serves each client of a
-group alike, but one group better than another, has a small variance within and a large one between.
+Both are small if a method serves all clients equally well. If it serves the clients of a group equally well,
+but one group better than another, the variance within is small and the variance between is large.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rayfl.data.base import Ragged
 from rayfl.evaluation.metrics import accuracy
 
 _TOGETHER = 1 << 22
-"""Test samples of clients that are counted together."""
+"""Test samples of clients that are counted at a time."""
 
 
 @dataclass(frozen=True)
 class ByGroup:
-    """The tests of clients, group by group (``G`` groups by rising label). Build it with :meth:`of`.
+    """The tests of clients by group (``G`` groups, by ascending label). Build it with :meth:`of`.
 
     Attributes:
         ids: the labels ``(G,)``.
-        weights: the share of each group, ``(G,)``, sum 1.
+        weights: the share of each group, ``(G,)``; they sum to 1.
         clients: tested clients, ``(G,)``.
-        test_samples: their test samples, ``(G,)``; those that clients share count for each of them.
+        test_samples: their test samples, ``(G,)``; shared samples count once per client.
         accuracy_mean, accuracy_var: over the clients of the group, percent and percent squared, ``(G,)``.
         accuracy_se: standard error of the mean over clients, ``(G,)``; NaN for one client.
         loss_mean: mean over clients of their mean loss, ``(G,)``.
@@ -62,9 +62,9 @@ class ByGroup:
         Args:
             correct: correctly classified test samples of each client, ``(n,)``.
             loss_sums: sum of each client's sample losses, ``(n,)``.
-            sizes: test samples of each client, ``(n,)``; clients without any count in no group.
+            sizes: test samples of each client, ``(n,)``; clients without test samples are ignored.
             labels: the group of each client, ``(n,)``.
-            weights: how much each client counts, ``(n,)``; default: all the same.
+            weights: how much each client counts, ``(n,)``; default: equally.
         """
         sizes_n = np.asarray(sizes, np.float64)
         weights_n = np.ones(len(sizes_n)) if weights is None else np.asarray(weights, np.float64)
@@ -99,7 +99,7 @@ class ByGroup:
         return float(self.weights @ (self.accuracy_mean - mean) ** 2) if len(self.ids) else float("nan")
 
     def rows(self) -> list[dict[str, float | int]]:
-        """One row a group: all but the weights."""
+        """One row per group, with everything but the weights."""
         names = [name for name in vars(self) if name not in ("ids", "weights")]
         columns = {"id": self.ids, **{name: getattr(self, name) for name in names}}
         lists = [column.tolist() for column in columns.values()]
@@ -108,19 +108,20 @@ class ByGroup:
 
 @dataclass(frozen=True)
 class TestSets:
-    """The test samples that the clients of each group have together. Build it with :meth:`of`.
+    """The union of the test samples of each group's clients. Build it with :meth:`of`.
 
-    Clients share test samples: 100 clients with 200 each may have 500 images in all, and one image that is
-    misclassified lowers the accuracy of all who have it. An average over many clients may so be less certain
+    Clients share test samples: 100 clients with 200 each may have only 500 images in all, and one
+        misclassified
+    image lowers the accuracy of every client that has it. So an average over many clients may be less certain
     than it looks.
 
     Attributes:
-        distinct: distinct test samples ``(G,)``, by rising label.
-        effective: ``1 / sum_j u_j^2`` ``(G,)``, where ``u_j`` is the weight of sample j in the mean accuracy
-            of the group, ``sum_j u_j = 1``: as many samples of equal weight are as informative.
+        distinct: number of distinct test samples ``(G,)``, by ascending label.
+        effective: the effective number of samples ``1 / sum_j u_j^2`` ``(G,)``, where ``u_j`` is the weight
+            of sample j in the mean accuracy of the group, ``sum_j u_j = 1``.
     """
 
-    __test__ = False  # the name does not make it a test
+    __test__ = False  # the name begins with Test, but it is no test class
 
     distinct: NDArray[np.int64]
     effective: NDArray[np.float64]
@@ -137,7 +138,8 @@ class TestSets:
         """
         names, group = np.unique(np.asarray(labels), return_inverse=True)
         weights_n = np.ones(len(group)) if weights is None else np.asarray(weights, np.float64)
-        share = weights_n / np.bincount(group, weights_n)[group] / tests.sizes  # of one sample of a client
+        # The weight of one sample of a client
+        share = weights_n / np.bincount(group, weights_n)[group] / tests.sizes
         u = np.zeros((len(names), samples))
         for some in tests.pieces(_TOGETHER):
             sizes = tests.sizes[some]

@@ -1,4 +1,4 @@
-"""What a run sent over the network, transfer by transfer."""
+"""What a run would have sent over the network, transfer by transfer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _KEY = ["round", "tier", "direction", "kind"]
 
 @dataclass(frozen=True)
 class Transfer:
-    """Bytes that moved in one round over one tier in one direction.
+    """Bytes that were sent in one round over one tier in one direction.
 
     Attributes:
         round: the round, 0-based; -1 for what is sent before the first.
         tier: between clients and their local parameter server, or between those and the global one.
         direction: up (towards the global server) or down.
-        kind: what it was: ``model``, ``signature``, ``prediction``, ...
-        bytes: how many, over all senders.
+        kind: what was sent: ``model``, ``signature``, ``prediction``, ...
+        bytes: the number of bytes, over all senders.
 
     Raises:
         ValueError: for an unknown tier or direction, or negative bytes.
@@ -50,7 +50,7 @@ class Ledger:
     """All transfers so far; immutable, grows by :meth:`add`.
 
     Attributes:
-        transfers: by ascending round, so that those of one round are found however many there are.
+        transfers: by ascending round, so that those of one round are found quickly.
     """
 
     transfers: tuple[Transfer, ...] = ()
@@ -70,7 +70,7 @@ class Ledger:
         direction: Direction | None = None,
         kind: str | None = None,
     ) -> int:
-        """Bytes of the transfers that match all given attributes, exactly; all bytes if none is given."""
+        """Total bytes of the transfers that match all given attributes; of all transfers if none is given."""
         some = self.transfers
         if round is not None:
             some = some[bisect_left(some, round, key=_round) : bisect_right(some, round, key=_round)]
@@ -83,7 +83,9 @@ class Ledger:
         )
 
     def to_frame(self) -> pd.DataFrame:
-        """The table of ``communication.csv``: one row a (round, tier, direction, kind), sorted, summed."""
+        """The table of ``communication.csv``: one row per (round, tier, direction, kind), summed and
+        sorted.
+        """
         import pandas as pd
 
         frame = pd.DataFrame([asdict(transfer) for transfer in self.transfers], columns=list(COLUMNS))

@@ -1,10 +1,10 @@
-"""Accuracy over clients: how good on average, how fair.
+"""Accuracy over clients: its mean and its fairness.
 
 The unit of all accuracies is percent, of variances percent squared. A client without test samples has no
-accuracy (NaN) and counts in none of the numbers.
+accuracy (NaN) and is ignored in all metrics.
 
-For texts, where a model predicts every next word of a sample, what is counted here are not samples but
-predictions: sizes are words, accuracies the share of words that were predicted, losses those of a word.
+For texts, where a model predicts every next word of a sample, predictions are counted instead of samples:
+sizes are numbers of words, accuracies shares of correctly predicted words, and losses are per word.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ METRICS = (
 
 
 class Score(NamedTuple):
-    """How n clients were tested.
+    """The test results of n clients.
 
     Attributes:
-        correct: right predictions ``(n,)``.
-        losses: sums of the losses of all predictions ``(n,)``, of classes in nats.
-        sums: what else the loss measures, :meth:`rayfl.losses.Loss.sums` added up ``(n, S)``.
+        correct: number of right predictions ``(n,)``.
+        losses: sum of the losses of all predictions ``(n,)``; in nats for classes.
+        sums: further measures of the loss: :meth:`rayfl.losses.Loss.sums`, summed over samples ``(n, S)``.
     """
 
     correct: NDArray[np.int64]
@@ -44,31 +44,31 @@ class Score(NamedTuple):
 
     @classmethod
     def zeros(cls, clients: int, sums: int = 0) -> Score:
-        """Of clients that were not tested, with S ``sums`` each."""
+        """The scores of clients that were not tested, with S ``sums`` each."""
         return cls(np.zeros(clients, np.int64), np.zeros(clients), np.zeros((clients, sums)))
 
     def put(self, places: NDArray[np.integer] | slice, scores: Score) -> None:
-        """Write the scores of some clients, in place."""
+        """Write the scores of the clients ``places`` ``(m,)``, in place."""
         for mine, theirs in zip(self, scores, strict=True):
             mine[places] = theirs
 
     def of(self, clients: NDArray[np.integer], count: int) -> Score:
-        """Among ``count`` clients, of which these ``(n,)`` were tested; zeros for the others."""
+        """The scores of ``count`` clients, of which these ``(n,)`` were tested; zeros for the others."""
         all_of_them = Score.zeros(count, self.sums.shape[1])
         all_of_them.put(clients, self)
         return all_of_them
 
     def take(self, clients: NDArray[np.integer]) -> Score:
-        """Of some of the clients."""
+        """The scores of the ``clients`` ``(m,)``."""
         return Score(self.correct[clients], self.losses[clients], self.sums[clients])
 
     def copy(self) -> Score:
-        """With memory of its own."""
+        """A copy that shares no memory."""
         return Score(self.correct.copy(), self.losses.copy(), self.sums.copy())
 
 
 Scores = Mapping[TestedOn, Score]
-"""By what the clients were tested on."""
+"""Scores by the data that the clients were tested on."""
 
 
 def accuracy(correct: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
@@ -90,9 +90,9 @@ def accuracy(correct: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
 
 
 def perplexity(loss_sums: ArrayLike, sizes: ArrayLike) -> NDArray[np.float64]:
-    """Perplexity of each client, ``(N,)``: ``exp`` of its mean loss for a word, at best 1.
+    """Perplexity of each client, ``(N,)``: ``exp`` of its mean loss per word, at best 1.
 
-    Among V words of which each is as likely as the others it is V.
+    Guessing uniformly among V words gives V.
 
     Args:
         loss_sums: sum of the losses of each client's words in nats, ``(N,)``.
@@ -115,9 +115,9 @@ def summary(correct: ArrayLike, loss_sums: ArrayLike, sizes: ArrayLike) -> dict[
         sizes: test samples of each client, ``(N,)``.
 
     Returns:
-        - ``accuracy_mean``: mean over clients, each counting the same (the papers' "average final local
-          test accuracy over all clients");
-        - ``accuracy_weighted``: weighted by test size, so each test of a sample counts the same;
+        - ``accuracy_mean``: unweighted mean over clients (the papers' "average final local test accuracy over
+          all clients");
+        - ``accuracy_weighted``: weighted by test size, so that each tested sample counts equally;
         - ``accuracy_median``: median over clients;
         - ``accuracy_worst10``, ``accuracy_best10``: mean over the tenth of the clients with the lowest
           and the highest accuracy, rounded down but at least one client;

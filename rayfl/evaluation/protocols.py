@@ -1,6 +1,6 @@
-"""Which model was tested, on what, and in which round: the names of accuracies.
+"""Names of accuracies: which model was tested, on which data, and in which round.
 
-Published accuracies differ in all three, often without a word. Here the name says it::
+Published accuracies differ in all three, often without saying so. Here the name states it::
 
     [data_][model_]metric[_best_choice]
 
@@ -11,28 +11,29 @@ data         (none)              each client's own test samples
              ``validation_``     each client's own validation samples
              ``common_``         all test samples, the same for every client
 model        (none)              the model that the client would use: the server's or its cluster's, with
-                                 what is the client's own; where the method adapts models before a test,
-                                 after that
+                                 the client's own layers; after adaptation, if the method adapts models
+                                 before tests
              ``local_``          the model that the client itself had at the end of its last local
-                                 training, before it was averaged; clients that have not trained count in
-                                 nothing
-             ``finetuned_``      the first of these, trained on for ``evaluation.finetune_epochs``; after
-                                 the last round only
+                                 training, before it was averaged; clients that have not trained yet are
+                                 ignored
+             ``finetuned_``      the model of the first row, fine-tuned for ``evaluation.finetune_epochs``;
+                                 after the last round only
 metric       ``accuracy_mean``   and the others of :data:`~rayfl.evaluation.metrics.METRICS`; ``rmse_mean``
                                  and the like, the mean over clients of what a loss measures
 choice       (none)              after the last round
              ``validation``      after the round with the highest ``validation_[model_]accuracy_mean``
              ``test``            after the round with the highest ``[data_][model_]accuracy_mean``: chosen
-                                 on the test data that it is measured on, so it is too high; with losses
-                                 that know no accuracy, both choose the lowest ``loss_mean``
+                                 on the reported test data, so biased upwards. For losses without
+                                 accuracy, both choose the lowest ``loss_mean``
 ===========  ==================  ======================================================================
 
 So ``local_accuracy_worst10_best_validation`` is the mean accuracy of the worst 10 % of the clients, each on
 its own test samples with the model that it trained itself, after the round in which these models were best on
 the clients' validation samples; ``local_round_best_validation`` is that round (from 0).
 
-Rounds among which there is a best are those after the last event in which all clients were tested; for
-``local_`` those in which as many clients had trained as in the end. The first of equals is taken.
+The best round is chosen among the rounds after the last event in which all clients were tested; for
+``local_`` among those in which as many clients had trained as at the end. Of equally good rounds the first is
+taken.
 """
 
 from __future__ import annotations
@@ -46,17 +47,17 @@ from rayfl.evaluation.metrics import METRICS
 from rayfl.losses import CrossEntropy, Loss
 
 Tested = Literal["served", "local", "finetuned"]
-"""Whose model is tested: see above."""
+"""Which model is tested: see above."""
 
 LOCAL_CLIENTS = "local_clients"
-"""How many clients have trained a model yet, and so count in metrics that begin with ``local_``."""
+"""The column with the number of clients that have trained so far; only they count in ``local_`` metrics."""
 
 BEST = ("accuracy_mean", "accuracy_worst10", "accuracy_var")
 """The metrics of best rounds."""
 
 
 def prefix(on: TestedOn = "test", model: Tested = "served") -> str:
-    """How the names of metrics begin, of this model on these data."""
+    """The prefix of the names of metrics of this model on these data."""
     return ("" if on == "test" else f"{on}_") + ("" if model == "served" else f"{model}_")
 
 
@@ -65,7 +66,7 @@ def columns(
     models: Sequence[Tested],
     loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
 ) -> list[str]:
-    """The names of the metrics of these models on these data; not those that every run has anyway."""
+    """The names of the metrics of these models on these data, without those that every run has."""
     before = [prefix(data, model) for model in models for data in on]
     measures, common = measures_of(loss), METRICS if loss.accurate else ("loss_mean",)
     found = [f"{begin}{metric}" for begin in before for metric in (*(common if begin else ()), *measures)]
@@ -81,11 +82,11 @@ def best(
     rounds: Sequence[Mapping[str, Any]],
     loss: Loss = CrossEntropy(),  # noqa: B008 (frozen)
 ) -> dict[str, float]:
-    """The metrics of the best rounds, by their names.
+    """The metrics of the best rounds, by name.
 
     Args:
-        rounds: of ``rounds.csv``, those among which there is a best.
-        loss: what models are trained for; one without accuracies is best where it is lowest.
+        rounds: the rows of ``rounds.csv`` among which the best is chosen.
+        loss: what models are trained for; if it has no accuracy, the round with the lowest loss is best.
     """
     metric, sign = ("accuracy_mean", 1) if loss.accurate else ("loss_mean", -1)
     metrics = (*(BEST if loss.accurate else (metric,)), *measures_of(loss))
@@ -107,7 +108,7 @@ def best(
 def _known_in(
     rounds: Sequence[Mapping[str, Any]], metrics: Sequence[str], model: Tested
 ) -> list[Mapping[str, Any]]:
-    """The rounds that have these metrics, of local models those of as many clients as in the end."""
+    """The rounds that have these metrics; for local models, those with as many clients as at the end."""
     known = [row for row in rounds if all(_known(row, name) for name in metrics)]
     if model == "local":
         known = [row for row in known if row[LOCAL_CLIENTS] == known[-1][LOCAL_CLIENTS]]

@@ -1,9 +1,10 @@
-"""Evaluation with one forward pass for each (model, test sample), however many clients share them.
+"""Evaluation with one forward pass per distinct (model, test sample) pair, shared by all clients that need
+it.
 
-Clients of a cluster share a model, and clients draw their test samples from one pool, so the same model
-meets the same sample many times: 100,000 clients with 200 test samples each are 20 million predictions,
-but 10 cluster models on 10,000 samples only 100,000. A plan finds the distinct pairs, cuts them into jobs
-for workers, and deals the jobs' results back to the clients.
+Clients of a cluster share a model, and clients draw their test samples from one pool, so the same pair of
+model and sample occurs many times: 100,000 clients with 200 test samples each need 20 million predictions,
+but 10 cluster models on 10,000 samples only 100,000. A plan finds the distinct pairs, cuts them into jobs for
+workers, and distributes the results of the jobs to the clients.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from rayfl.data.base import Ragged, pieces
 from rayfl.evaluation.metrics import Score
 
 _TABLE = 1 << 24
-"""Cells of the (model, sample) table held at a time; bounds the memory of planning."""
+"""Cells of the (model, sample) table that are held at a time; limits the memory of planning."""
 
 _TOGETHER = 1 << 22
-"""Test samples of clients that are looked at together; bounds it too."""
+"""Test samples of clients that are processed at a time; limits the memory of planning, too."""
 
 _SMALL = np.iinfo(np.int32).max
 
@@ -38,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True)
 class EvaluationPlan:
-    """Which model runs on which samples, and which of those results are whose. Build it with :meth:`of`.
+    """Which model runs on which samples, and which results belong to which client. Build it with :meth:`of`.
 
     Attributes:
         samples: the distinct test samples of each model, one model after the other, ``(U,)``.
@@ -46,7 +47,7 @@ class EvaluationPlan:
         job_offsets: job ``j`` is ``samples[job_offsets[j]:job_offsets[j + 1]]``, ``(J + 1,)``.
         order: the clients by ascending model, ``(M,)``.
         sizes: test samples of each client, ``(M,)``, in the caller's order of clients.
-        places: for every test sample of every client, clients in ``order``, its place in ``samples``.
+        places: for every test sample of every client, clients in ``order``, its position in ``samples``.
     """
 
     samples: NDArray[np.int32]
@@ -105,16 +106,16 @@ class EvaluationPlan:
         loss: Sequence[NDArray[np.float32]],
         more: Sequence[NDArray[np.float64]] | None = None,
     ) -> Score:
-        """Deal the jobs' results to the clients.
+        """Distribute the results of the jobs to the clients.
 
         Args:
             correct: for each job, in the order of :attr:`jobs`, whether each sample was classified
-                correctly, or how many of its predictions were right.
-            loss: likewise each sample's loss (the sum over its predictions).
-            more: likewise what else is measured of each sample, ``(n, S)``; None for nothing.
+                correctly, or how many of its predictions were right ``(n,)``.
+            loss: for each job the loss of each sample (the sum over its predictions) ``(n,)``.
+            more: for each job further sums per sample, ``(n, S)``; None for none.
 
         Returns:
-            Of the M clients, in the caller's order.
+            The scores of the M clients, in the caller's order.
 
         Raises:
             ValueError: if the results do not match the jobs.
@@ -148,10 +149,10 @@ def _distinct(
     rank: NDArray[np.intp],
     models: int,
 ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.int32 | np.int64]]:
-    """The distinct samples of each model, how many each has, and the place of every client's samples.
+    """The distinct samples of each model, their number, and the position of every client's samples.
 
-    Marks the pairs in a dense table (model, sample) of bounded size instead of sorting them, some clients at
-    a time.
+    Instead of sorting the pairs it marks them in a dense table (model, sample) of bounded size, some clients
+    at a time.
     """
     width = int(values.max(initial=-1)) + 1
     ends = np.cumsum(sizes)
@@ -163,7 +164,9 @@ def _distinct(
     step = max(1, _TABLE // max(1, width))
 
     def entries(clients: slice, low: int) -> Iterator[tuple[slice, NDArray[np.int64]]]:
-        """The samples of some clients at a time: where their places go, and their cells in the table."""
+        """For some clients at a time: where the positions of their samples are written, and their cells in
+        the table.
+        """
         for some in pieces(ends, clients, _TOGETHER):
             begin, end = int(ends[some.start] - sizes[some.start]), int(ends[some.stop - 1])
             # Entry e of a client lies at values[start + e]; consecutive clients may lie anywhere.

@@ -1,4 +1,4 @@
-"""Best and last accuracy of every client, kept apart so that reports cannot mix them up."""
+"""Best and last accuracy of every client, kept separately so that reports cannot confuse them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rayfl.evaluation.metrics import Score, Scores
 
 @dataclass(frozen=True)
 class BestLast:
-    """What each client reached, over the evaluations so far.
+    """The best and last accuracy of each client over the evaluations so far.
 
-    Its owner starts another one when clients come, go or change: accuracies on other data do not compare.
+    A new tracker is started when clients come, go or change, because accuracies on other data cannot be
+    compared.
 
     Attributes:
         last: accuracy at the client's latest evaluation, percent, ``(N,)``; NaN before the first.
@@ -36,14 +37,14 @@ class BestLast:
         return cls(np.full(clients, np.nan), np.full(clients, np.nan), np.full(clients, -1, np.int64))
 
     def update(self, round: int, ids: ArrayLike, accuracy: ArrayLike, estimate: bool = False) -> BestLast:
-        """The tracker after an evaluation; this one stays as it is.
+        """The tracker after an evaluation; this one is not changed.
 
         Args:
             round: the round of the evaluation.
-            ids: the clients evaluated, each once.
-            accuracy: their accuracies in percent; NaN (no test samples) changes nothing.
-            estimate: whether these clients were tested in place of all. That changes ``last`` only: a client
-                that is tested more often than others would have the better best.
+            ids: the clients evaluated, each once ``(n,)``.
+            accuracy: their accuracies in percent ``(n,)``; NaN (no test samples) changes nothing.
+            estimate: whether only these clients were tested, to estimate the result for all. That changes
+                only ``last``: a client that is tested more often than others would reach a higher best.
 
         Raises:
             ValueError: if a client is named twice or the lengths differ.
@@ -55,7 +56,7 @@ class BestLast:
         ids_, accuracy_ = ids_[known], accuracy_[known]
         last, best, best_round = self.last.copy(), self.best.copy(), self.best_round.copy()
         last[ids_] = accuracy_
-        better = ~(accuracy_ <= best[ids_]) & (not estimate)  # true also where there is no best yet
+        better = ~(accuracy_ <= best[ids_]) & (not estimate)  # true also if there is no best yet
         best[ids_[better]] = accuracy_[better]
         best_round[ids_[better]] = round
         return BestLast(last, best, best_round)
@@ -67,7 +68,7 @@ class LocalTests:
 
     Attributes:
         round: of that training ``(N,)``; -1 for clients that have not trained yet.
-        scores: by what they were tested on ``(N,)``.
+        scores: by the data that they were tested on, each of N clients.
     """
 
     round: NDArray[np.int64]
@@ -79,7 +80,7 @@ class LocalTests:
         return cls(np.full(clients, -1, np.int64), {data: Score.zeros(clients, sums) for data in on})
 
     def update(self, round: int, ids: NDArray[np.int64], scores: Scores) -> LocalTests:
-        """After a round in which these clients trained ``(n,)``; this one stays as it is."""
+        """The tests after a round in which these clients trained ``(n,)``; this object is not changed."""
         rounds, new = self.round.copy(), {on: score.copy() for on, score in self.scores.items()}
         rounds[ids] = round
         for on, score in new.items():
@@ -87,14 +88,14 @@ class LocalTests:
         return LocalTests(rounds, new)
 
     def arrays(self) -> dict[str, NDArray[np.generic]]:
-        """For a checkpoint."""
+        """The arrays that a checkpoint stores."""
         found: dict[str, NDArray[np.generic]] = {"local.round": self.round}
         for on, score in self.scores.items():
             found |= {f"local.{on}.{name}": values for name, values in score._asdict().items()}
         return found
 
     def restored(self, arrays: Mapping[str, Any]) -> LocalTests:
-        """What :meth:`arrays` gave; older checkpoints have nothing of it."""
+        """The inverse of :meth:`arrays`; older checkpoints do not have these arrays."""
         if "local.round" not in arrays:
             return self
         scores = {on: Score(*(arrays[f"local.{on}.{name}"] for name in Score._fields)) for on in self.scores}

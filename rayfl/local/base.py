@@ -4,7 +4,7 @@ An objective has a side at the servers (the settings of the work, the weights of
 own beside every model) and a side at the client (what its state means, which terms enter the gradient, what
 it sends). Both are pure functions of arrays, so that any algorithm can use any objective.
 
-Shapes: B clients of a block, P numbers in a model, S in a client's state, Q in a server's vector.
+Shapes: B clients of a block, P parameters of a model, S numbers of a client's state, Q of a server's vector.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class LocalObjective(Section):
     """Whether a client's model is its own, made of the server's and its state (:meth:`client_model`)."""
 
     masks: ClassVar[bool] = False
-    """Whether clients leave numbers out of the average (``Outcome.kept``)."""
+    """Whether clients leave parameters out of the average (``Outcome.kept``)."""
 
     counts_absent: ClassVar[bool] = False
     """Whether clients that took part before, but not in this round, still count in their server's model: each
@@ -137,8 +137,9 @@ class LocalObjective(Section):
         return 0
 
     def server_size(self, spec: ModelSpec) -> int:
-        """Q: numbers that a server keeps beside a model, and sends along with it. They start at zero, and
-        after a round the sum of what clients sent, over the number of the model's clients, is added."""
+        """Q: numbers that a server keeps for each model, and sends with it. They start at zero, and after a
+        round the sum of what clients sent, over the number of the model's clients, is added.
+        """
         return 0
 
     def held(self, state: torch.Tensor, fresh: NDArray[np.bool_], spec: ModelSpec) -> torch.Tensor | None:

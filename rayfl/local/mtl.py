@@ -5,6 +5,7 @@ The relationship of the tasks is the fixed one of Evgeniou and Pontil, KDD 2004.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -36,7 +37,7 @@ class MTL(LocalObjective):
     what a client sent before.) Within clusters it is the mean of the cluster, which is the relationship of
     clustered multi-task learning; clusters that change later keep the means that they had.
 
-    Decisions. All clients start from the common ``w_0``, so that ``strength: 0`` is SOLO. They are tested
+    Decisions. All clients start from the common ``w_0``, so that ``lam: 0`` is SOLO. They are tested
     with their own model; one that has not taken part yet is tested with the mean, the only model that there
     is for it. Relationships learned from ``W`` (MOCHA's ``Omega = (W^T W)^(1/2) / tr``) are not here: they
     need all models of clients in one place in every round.
@@ -46,7 +47,9 @@ class MTL(LocalObjective):
     """
 
     name: Literal["mtl"] = "mtl"
-    strength: float = Field(0.1, ge=0, description="lambda, the weight of the pull towards the mean")
+    lam: float = Field(0.1, ge=0, description="lambda, the weight of the pull towards the mean")
+
+    renamed: ClassVar[Mapping[str, str]] = {"strength": "lam", "lambda": "lam"}
 
     personal: ClassVar[bool] = True
     counts_absent: ClassVar[bool] = True
@@ -54,13 +57,13 @@ class MTL(LocalObjective):
     def check(self, spec: ModelSpec, training: Training, validation: float) -> None:
         """Refuse a pull that its own steps would overshoot, ever further (heavy ball: 2 (1 + momentum))."""
         most = 2 * (1 + training.momentum) / training.lr
-        if self.strength >= most:
-            what = f"steps of training.lr {training.lr:g} with a pull of {self.strength:g} go past the mean"
-            raise ConfigError("local.strength", f"{what}, ever further", f"it must be below {most:g}")
+        if self.lam >= most:
+            what = f"steps of training.lr {training.lr:g} with a pull of {self.lam:g} overshoot and diverge"
+            raise ConfigError("local.lam", what, f"it must be below {most:g}")
 
     def work(self, work: LocalWork) -> LocalWork:
         """The gradient gets ``lambda (w - w_k)``; :meth:`terms` adds the rest."""
-        return replace(work, proximal=self.strength)
+        return replace(work, proximal=self.lam)
 
     def weights(
         self, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
@@ -84,9 +87,9 @@ class MTL(LocalObjective):
 
     def terms(self, start: Start) -> Terms:
         """``lambda (w_k - w_mean)``: with the proximal term that makes ``lambda (w - w_mean)``."""
-        if not self.strength:
+        if not self.lam:
             return Terms()
-        return Terms(offset=(self.begin(start) - start.models).mul_(self.strength))
+        return Terms(offset=(self.begin(start) - start.models).mul_(self.lam))
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Keep the model; send the mean, moved by what is new in it."""

@@ -31,7 +31,7 @@ Mask = NDArray[np.bool_]
 
 
 def prunable(spec: ModelSpec, fully_connected: bool = False) -> Mask:
-    """Which of the ``P`` numbers unstructured pruning may remove.
+    """Which of the ``P`` parameters unstructured pruning may remove.
 
     Args:
         spec: the model's layout.
@@ -90,7 +90,9 @@ def emptied(spec: ModelSpec, before: Mask, after: Mask) -> list[str]:
 
 
 def distance(one: NDArray[np.bool_], other: NDArray[np.bool_]) -> float:
-    """Hamming distance of two masks (of prunable weights, or of channels): the share of differing entries."""
+    """Hamming distance of two masks ``(n,)`` (of prunable weights, or of channels): the share of differing
+    entries.
+    """
     if one.shape != other.shape:
         raise ValueError(f"masks of shapes {one.shape} and {other.shape} have no distance")
     return float((one != other).mean()) if one.size else 0.0
@@ -308,7 +310,7 @@ def _chain(module: nn.Module, name: str = "") -> list[tuple[str, nn.Module]]:
         prefix = f"{name}." if name else ""
         return [leaf for n, child in module.named_children() for leaf in _chain(child, prefix + n)]
     if any(True for _ in module.children()):
-        raise ValueError(f"{name or 'the network'} is no chain of layers: channels cannot be pruned")
+        raise ValueError(f"{name or 'the network'} is not a chain of layers: channels cannot be pruned")
     return [(name, module)]
 
 

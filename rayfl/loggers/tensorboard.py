@@ -1,6 +1,7 @@
 """TensorBoard events, written as they come.
 
-tensorboardX's own writer hands them to a thread; if that dies of a full disk, whoever writes waits for ever.
+tensorboardX's own writer hands them to a thread; if that dies because the disk is full, writers wait for
+ever.
 """
 
 from __future__ import annotations

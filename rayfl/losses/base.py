@@ -45,7 +45,9 @@ class Loss(Section):
         raise NotImplementedError
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch, a number: the mean of :meth:`each`; subclasses may compute it faster."""
+        """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each`; subclasses may compute it
+        faster.
+        """
         return self.each(outputs, targets).mean()
 
     def for_tests(self) -> Loss:

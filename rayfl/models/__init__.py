@@ -1,4 +1,4 @@
-"""The papers' networks, by name, and the flat vector of numbers that a model is outside of training."""
+"""The papers' networks, by name, and models as flat vectors of parameters, their form outside of training."""
 
 from rayfl.models.base import Model
 from rayfl.models.flat import ModelSpec

@@ -1,8 +1,8 @@
 """A model as one vector: the flat layout, its layers, and deterministic initialisation.
 
-Outside of training a model is a float32 vector of ``P`` numbers. Parameters come first, in the order of
-``named_parameters``, then the floating-point buffers in the order of ``named_buffers``: the running mean
-and variance of BatchNorm are part of the vector, so they are aggregated, sent, saved and evaluated like
+Outside of training a model is a float32 vector of ``P`` parameters and buffers. Parameters come first, in the
+order of ``named_parameters``, then the floating-point buffers in the order of ``named_buffers``: the running
+mean and variance of BatchNorm are part of the vector, so they are aggregated, sent, saved and evaluated like
 weights. Other buffers are not: integers (BatchNorm's ``num_batches_tracked``, which only a momentum of None
 reads), and buffers registered with ``persistent=False`` (tables that the module computes). They start every
 client's training from their initial values.
@@ -45,7 +45,7 @@ class ModelSpec:
         names: every parameter, then every persistent floating-point buffer, by its dotted name.
         shapes: the shape of each.
         slices: where each lies in the flat vector, ``[start, stop)``.
-        n_parameters: how many of the ``P`` numbers are parameters; the rest are buffers.
+        n_parameters: how many of the ``P`` entries are parameters; the rest are buffers.
         layers: layer name -> where its parameters and buffers lie, sorted, neighbours joined.
         loss: what the model is trained for.
     """
@@ -119,7 +119,7 @@ class ModelSpec:
 
     @property
     def sums(self) -> int:
-        """How many numbers of each sample the loss needs the sums of (S)."""
+        """How many numbers per sample the loss sums (S)."""
         return self.loss.width(self.classes)
 
     def build(self) -> nn.Module:
@@ -139,13 +139,13 @@ class ModelSpec:
         return self.flatten(module)
 
     def flatten(self, module: nn.Module) -> NDArray[np.float32]:
-        """A copy of the module's numbers, ``(P,)``, on the CPU."""
+        """A copy of the module's parameters and buffers, ``(P,)``, on the CPU."""
         vector = np.empty(self.P, np.float32)
         self.store(module, vector)
         return vector
 
     def store(self, module: nn.Module, out: Vector) -> None:
-        """Copy the module's numbers into ``out`` ``(P,)``, in place; it may lie on another device.
+        """Copy the module's parameters and buffers into ``out`` ``(P,)``, which may be on another device.
 
         Raises:
             ValueError: if ``out`` or the module is not of this layout.
@@ -208,7 +208,7 @@ class ModelSpec:
         return _joined(place for name in set(chosen) for place in self.layers[name])
 
     def mask(self, names: Iterable[str] | None = None, *, first: int | None = None) -> NDArray[np.bool_]:
-        """Which numbers belong to the given layers, ``(P,)``; arguments as in :meth:`segment`."""
+        """Mask of the parameters of the given layers, ``(P,)``; arguments as in :meth:`segment`."""
         mask = np.zeros(self.P, np.bool_)
         for start, stop in self.segment(names, first=first):
             mask[start:stop] = True

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 _IGNORED = -100
-"""PyTorch's default ``ignore_index``: what stands behind the end of a text."""
+"""PyTorch's default ``ignore_index``: the target after the end of a text."""
 
 
 class Lstm(Model):

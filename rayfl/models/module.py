@@ -100,7 +100,7 @@ def settings_of(thing: Any) -> dict[str, Any] | None:
             if part.__module__.partition(".")[0] != "torch":
                 plugins.resolve(
                     plugins.target_of(part), "model"
-                )  # whoever reads the file imports its classes
+                )  # processes that read the file import its classes
         written = io.BytesIO()
         torch.save(thing, written)
         path = keep(written.getvalue(), ".pt")

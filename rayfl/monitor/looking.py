@@ -32,7 +32,7 @@ _TOGETHER = 16
 
 @dataclass(frozen=True)
 class RunView:
-    """A run, as its directory describes it.
+    """A run, as described by its directory.
 
     Attributes:
         path: its directory, or its URL.
@@ -136,7 +136,7 @@ def _directories(folder: Path, depth: int) -> Iterator[Path]:
         yield folder
         return
     if depth:
-        with suppress(OSError):  # a folder of somebody else's
+        with suppress(OSError):  # a folder that this user may not read
             for each in sorted(os.scandir(folder), key=lambda entry: entry.name):
                 if each.is_dir() and not each.name.startswith("."):
                     yield from _directories(Path(each.path), depth - 1)
@@ -146,7 +146,7 @@ def _alive(status: Status) -> bool:
     """Whether the process of a run that claims to be active exists."""
     if status.host == socket.gethostname():
         try:
-            if abs(psutil.Process(status.pid).create_time() - status.born) < 60:  # clocks are put right
+            if abs(psutil.Process(status.pid).create_time() - status.born) < 60:  # clocks may be adjusted
                 return True
         except psutil.Error:
             return False
@@ -154,7 +154,7 @@ def _alive(status: Status) -> bool:
 
 
 def _without(path: Path) -> Status:
-    """What the other files say of a run that has no status: an earlier version of rayfl wrote it."""
+    """The status of a run from its other files, if an earlier version of rayfl wrote it without a status."""
     import yaml
 
     config: Mapping[str, Any] = {}

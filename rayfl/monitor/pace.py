@@ -32,14 +32,14 @@ class Pace:
             seconds: that it took.
         """
         now = self._clock()
-        if self._ends and done <= self._ends[-1][0]:  # results were lost, and the rounds are done again
+        if self._ends and done <= self._ends[-1][0]:  # results were lost, and the rounds are repeated
             self._ends.clear()
         if not self._ends:
             self._ends.append((done - 1, now - seconds))
         self._ends.append((done, now))
 
     def remaining(self, rounds: int) -> float | None:
-        """Seconds until so many rounds are complete; None before the first."""
+        """Seconds until ``rounds`` rounds in total are complete; None before the first."""
         if not self._ends:
             return None
         (first, begun), (last, ended) = self._ends[0], self._ends[-1]

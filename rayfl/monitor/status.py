@@ -51,7 +51,7 @@ class Block:
 
 @dataclass(frozen=True)
 class Status:
-    """What a run says of itself.
+    """The status of a run.
 
     Attributes:
         run: the name of its directory.
@@ -114,12 +114,12 @@ class Status:
     notes: tuple[str, ...] = ()
 
     def write(self, folder: Path) -> None:
-        """Put it into a run directory; nothing happens where that cannot be written."""
+        """Write it to a run directory; does nothing if that is not writable."""
         files.publish(folder / FILE, json.dumps(clean(asdict(self))) + "\n")
 
     @classmethod
     def read(cls, folder: Path) -> Status | None:
-        """That of a run directory; None if there is none, or not one that this version understands."""
+        """Read the status of a run directory; None if there is none that this version can read."""
         try:
             found = json.loads((folder / FILE).read_text(encoding="utf-8"))
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
@@ -132,12 +132,12 @@ class Status:
 
     @property
     def active(self) -> bool:
-        """Whether it says that it goes on; the process may have died since."""
+        """Whether the run says that it is active; its process may have died since."""
         return self.state in ("starting", "running")
 
     @property
     def eta(self) -> float | None:
-        """Seconds until the end from now on, as far as that can be known."""
+        """Estimated seconds until the end from now; None if unknown."""
         if self.remaining is None or not self.active:
             return None
         return max(0.0, self.remaining - max(0.0, time.time() - self.updated))

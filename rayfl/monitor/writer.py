@@ -37,7 +37,7 @@ MOST = 5_000_000
 """Most bytes of a log; together with the previous one, ``log.1.jsonl``, a run has at most twice as many."""
 
 _BEAT = 1.0
-"""Seconds between two times that the files are written, if something has happened."""
+"""Seconds between two writes of the files, if something has happened."""
 
 _SIGN_OF_LIFE = 5.0
 """The same if nothing has happened."""
@@ -46,10 +46,10 @@ _NOTES = 5
 """Lines for people in the status."""
 
 _ROUND = ("round", "seconds", "clients", "clusters", "train_loss", "accuracy_mean", "loss_mean", "failures")
-"""What the log has of a row of ``rounds.csv``."""
+"""The columns of ``rounds.csv`` that the log contains."""
 
 Export = Callable[[Status], None]
-"""Takes a status elsewhere, to Ray's metrics for instance."""
+"""Exports a status, for example to Ray's metrics."""
 
 
 class Monitor:
@@ -59,9 +59,9 @@ class Monitor:
     thread never end the run.
 
     Args:
-        status: of the run when it begins or goes on.
+        status: of the run when it starts or is resumed.
         folder: the run directory; the caller holds its lock.
-        listen: who else is told of events.
+        listen: called with every event.
         exports: called in the thread whenever the status has changed.
     """
 
@@ -79,7 +79,7 @@ class Monitor:
         self._thread = threading.Thread(target=self._follow, name="rayfl-monitor", daemon=True)
 
     def __call__(self, event: RunEvent) -> None:
-        """Take note of an event, and pass it on."""
+        """Record an event and pass it on."""
         self._events.put((time.time(), event))
         self._listen(event)
 
@@ -107,11 +107,11 @@ class Monitor:
                 if self._take() or time.monotonic() - wrote > _SIGN_OF_LIFE:
                     wrote = time.monotonic()
                     self._write()
-            except Exception as error:  # a mistake here must not cost the run anything
+            except Exception as error:  # an error here must not affect the run
                 self._log(time.time(), "monitor", {"text": f"{type(error).__name__}: {error}"}, "error")
 
     def _take(self) -> bool:
-        """Take the events from the queue; whether there were any."""
+        """Process the events in the queue; returns whether there were any."""
         lines: list[str] = []
         taken = False
         with contextlib.suppress(queue.Empty):
@@ -142,7 +142,7 @@ class Monitor:
             files.log(self._folder / LOG, "".join(lines), MOST)
 
     def _learn(self, event: RunEvent) -> list[tuple[str, Mapping[str, Any], str]]:
-        """Update the status; what the log has to say of it: event, facts, worker."""
+        """Update the status; returns the entry for the log: event, facts, worker."""
         status = self._status
         match event:
             case Note(text=text):
@@ -180,7 +180,7 @@ class Monitor:
         self._last_block = event
 
     def _progress(self) -> None:
-        """Enter the last block; not each, since there may be thousands a second."""
+        """Record the last block only; there may be thousands per second."""
         event, self._last_block = self._last_block, None
         if event is not None:
             self._status = replace(
@@ -246,7 +246,7 @@ def _line(when: float, event: str, facts: Mapping[str, Any], worker: str, level:
 
 
 def _end_of(error: BaseException | None) -> tuple[State, str]:
-    """How a run has ended that raised this."""
+    """How a run ended that raised this error."""
     if error is None:
         return "finished", ""
     if type(error).__name__ == "Interrupted" or isinstance(error, KeyboardInterrupt):

@@ -52,7 +52,7 @@ class Arrival:
 
 
 class Ordering(Section):
-    """A way to order a client's samples, chosen by name; one a file in ``rayfl/ordering``."""
+    """A way to order a client's samples, chosen by name; one per file in ``rayfl/ordering``."""
 
     name: str = ""
 

@@ -217,7 +217,7 @@ def _read(path: Path, spec: ModelSpec) -> torch.Tensor:
     except OSError:
         raise ConfigError(where, f"there is no file {path}", remedy) from None
     except SafetensorError as error:
-        raise ConfigError(where, f"{path} is no safetensors file ({error})", remedy) from None
+        raise ConfigError(where, f"{path} is not a safetensors file ({error})", remedy) from None
     for name, shape in zip(spec.names, spec.shapes, strict=True):
         found = tuple(tensors[name].shape) if name in tensors else "missing"
         if found != shape:

@@ -1,19 +1,19 @@
 """The kinds of charts that pages show, one function each; see :mod:`rayfl.report.page` for how they are used.
 
-Every function gives a :class:`~rayfl.report.page.Chart`, which is an ECharts option as plain data. What
-``page.js`` reads besides:
+Every function returns a :class:`~rayfl.report.page.Chart`, which is an ECharts option as plain data. In
+addition ``page.js`` reads:
 
-- an axis: ``format``, how its labels are written;
-- a series: ``tip``, what is said about a point: ``title`` (a column of its dataset), and ``rows`` of a label,
-  a column and a format, or on charts over a common axis ``y``, the format, and ``low`` and ``high``, columns;
-  ``band``, two columns between which a custom series fills; ``interval``, an axis and two columns between
-  which it draws a line at each point; ``hollow``, a column that says which points are estimates; ``colour``,
-  by which column points are coloured (``kind``: ``category``, or ``scale`` where more is darker);
-- the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map; ``equal``, that both
-  axes have the same scale.
+- of an axis: ``format``, how its labels are written;
+- of a series: ``tip``, the tooltip of a point: ``title`` (a column of its dataset), and ``rows`` of a label,
+  a column and a format, or, on charts over a common axis, ``y``, the format, and the columns ``low`` and
+  ``high``; ``band``, two columns between which a custom series fills; ``interval``, an axis and two columns
+  between which it draws a line at each point; ``hollow``, a column that marks estimates; ``colour``, the
+  column by which points are coloured (``kind``: ``category``, or ``scale``, where larger is darker);
+- of the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map; ``equal``, whether
+  both axes have the same scale.
 
-Colours are those of Okabe and Ito, which people with colour-blindness tell apart. In matrices and scales dark
-means alike, or much.
+Colours are those of Okabe and Ito, which are safe for colour-blind readers. In matrices and scales dark means
+similar, or large.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from numpy.typing import ArrayLike, NDArray
 from rayfl.report.page import Chart, Choice, Selector, plain, rounded
 
 COLOURS = 7
-"""Colours for series; beyond them they repeat with another dash."""
+"""Number of colours for series; after that they repeat with another dash."""
 DASHES = ("solid", "dashed", "dotted", [8, 3, 2, 3])
 MOST_DOTS = 25
-"""Points of a line up to which each is marked."""
+"""Lines with at most this many points mark each point."""
 SHOWN_MATRIX = 150
-"""Rows and columns of a matrix of clients that are shown; of more clients, evenly spaced ones."""
+"""Rows and columns of a matrix of clients; if there are more clients, evenly spaced ones are shown."""
 SQUARE = 520
 """Height of a square matrix, CSS pixels."""
 NAMED = 25
-"""Rows or columns of a matrix that are named on its axes; the others are by pointing at them."""
+"""Rows or columns of a matrix that are labelled on its axes; tooltips name the others."""
 RAMP = ["#08306b", "#08519c", "#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7", "#f7fbff"]
-"""From dark to pale."""
+"""Colour scale from dark to pale."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Metric:
-    """Something that may be on an axis: a column of every line, how it is called and written.
+    """A quantity for an axis: a column of every line, its label and its format.
 
-    ``low`` and ``high`` are columns between which there is a band, and ``band`` says what that is.
+    ``low`` and ``high`` are the columns that bound a band, and ``band`` describes it.
     """
 
     column: str
@@ -71,13 +71,13 @@ class Metric:
 def curves(
     lines: Sequence[Line], metrics: Sequence[Metric], xs: Sequence[Metric], alt: str, height: int = 340
 ) -> Chart:
-    """Lines over a common axis, with bands; metric and axis are chosen where there are several.
+    """Lines over a common axis, with bands; if there are several metrics or axes the reader selects one.
 
     Args:
-        lines: of more than :data:`COLOURS` colours repeat with another dash.
-        metrics: what may be on the vertical axis; lines without the column are left out there.
-        xs: what may be on the horizontal axis.
-        alt: what there is to see.
+        lines: beyond :data:`COLOURS` of them, colours repeat with another dash.
+        metrics: the choices for the vertical axis; lines without the column are omitted there.
+        xs: the choices for the horizontal axis.
+        alt: a description for screen readers.
         height: CSS pixels.
     """
     wanted = {n for m in (*metrics, *xs) for n in (m.column, m.low, m.high) if n}
@@ -163,14 +163,14 @@ def _columns(line: Line, wanted: set[str]) -> dict[str, Sequence[Any]]:
 def box(
     groups: Mapping[str, ArrayLike], label: str, alt: str, format: str = "percent:1", what: str = "clients"
 ) -> Chart:
-    """A box for each group: quartiles and median, whiskers to the least and the most.
+    """A box plot for each group: quartiles and median, with whiskers to the minimum and maximum.
 
     Args:
-        groups: values by the group's name; NaN is left out, and groups without values are.
+        groups: values ``(n,)`` by the group's name; NaN and groups without values are omitted.
         label: of the axis.
-        alt: what there is to see.
+        alt: a description for screen readers.
         format: of a value.
-        what: a group consists of.
+        what: the members of a group are called this.
     """
     known = {name: _finite(values) for name, values in groups.items()}
     known = {name: values for name, values in known.items() if len(values)}
@@ -202,7 +202,7 @@ def box(
             "tooltip": {"show": False},
         },
     ]
-    option["caption"] = "Box: quartiles and median; whiskers: the least and the most; diamond: the mean."
+    option["caption"] = "Box: quartiles and median; whiskers: minimum and maximum; diamond: mean."
     return Chart(option, alt, _tall(len(known), 34), name="boxes")
 
 
@@ -238,7 +238,9 @@ def bars(
 
 
 def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format: str = "percent:0") -> Chart:
-    """How many of the values lie between each two edges; those at the last edge count below it."""
+    """The number of values ``(n,)`` in each bin between ``edges`` ``(b + 1,)``; the last bin includes its
+    right edge.
+    """
     ends = np.asarray(edges, np.float64)
     counts, _ = np.histogram(_finite(values), ends)
     whole = format == "number:0"  # then 5 to 6 is 5
@@ -267,9 +269,9 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
 
 @dataclass(frozen=True)
 class Colour:
-    """By what the points of a scatter are coloured: a column, its name, and how its values are written.
+    """How the points of a scatter plot are coloured: a column, its label, and the format of its values.
 
-    ``kind`` is ``category``, or ``scale`` where more is darker, from ``least`` to ``most``.
+    ``kind`` is ``category``, or ``scale`` from ``least`` to ``most``, where larger is darker.
     """
 
     column: str
@@ -281,7 +283,7 @@ class Colour:
 
     @classmethod
     def scale(cls, column: str, label: str, format: str, values: ArrayLike) -> Colour:
-        """From the least to the most of the values."""
+        """A scale from the smallest to the largest of the values ``(n,)``."""
         known = _finite(values)
         least, most = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
         return cls(column, label, "scale", format, least, most if most > least else least + 1)
@@ -289,13 +291,13 @@ class Colour:
 
 @dataclass(frozen=True)
 class Points:
-    """What a scatter shows.
+    """The points of a scatter plot.
 
     Attributes:
         source: the columns, or ``"@name"`` of a table in ``Page.data``.
         x, y: two of them.
         title: the column that names a point.
-        tip: what is said about a point: label, column, format.
+        tip: the rows of the tooltip: label, column, format.
         size: of a point, CSS pixels.
     """
 
@@ -308,7 +310,7 @@ class Points:
 
 
 def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: int = 380) -> Chart:
-    """A point for each row; by what it is coloured is chosen where there are several."""
+    """A point for each row; if there are several colourings the reader selects one."""
     series = _dots(points)
     series["encode"] = {"x": points.x.column, "y": points.y.column}
     selectors = [_colour_selector(colours)] if colours else []
@@ -328,13 +330,13 @@ def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: in
 
 
 def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 380) -> Chart:
-    """A point for each line's last row, with intervals on both axes; a line joins those that no other beats.
+    """A point for each line's last row, with intervals on both axes; a line joins the Pareto front.
 
     Args:
-        lines: methods, each with the columns of ``x`` and ``y``, and of their intervals; less of ``x`` and
-            more of ``y`` is better.
+        lines: methods, each with the columns of ``x`` and ``y``, and of their intervals; a smaller ``x`` and
+            a larger ``y`` are better.
         x, y: the axes.
-        alt: what there is to see.
+        alt: a description for screen readers.
         height: CSS pixels.
     """
     tip = [[m.label, m.column, m.format] for m in (y, x)]
@@ -381,7 +383,7 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
             "yAxis": {"type": "value", "scale": True, "name": y.label, "format": y.format},
             "tooltip": {"trigger": "item"},
             "series": series,
-            "caption": "Dashed: what no other beats in both.",
+            "caption": "Dashed: the Pareto front (no other point is better in both).",
         },
         alt,
         height,
@@ -391,7 +393,7 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
 
 
 def _front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
-    """The points than which none has less of the first and more of the second."""
+    """The Pareto front: the points for which no other has a smaller first and a larger second coordinate."""
     known = sorted((x, -y) for x, y in points if x is not None and y is not None)
     found: list[list[float]] = []
     for x, y in known:
@@ -402,7 +404,7 @@ def _front(points: Sequence[tuple[Any, Any]]) -> list[list[float]]:
 
 @dataclass(frozen=True)
 class Frame:
-    """A step of the slider of :func:`client_map`: what it is called, and the suffix of its columns."""
+    """A step of the slider of :func:`client_map`: its label, and the suffix of its columns."""
 
     label: str
     suffix: str
@@ -411,13 +413,13 @@ class Frame:
 def client_map(
     points: Points, colours: Sequence[Colour], frames: Sequence[Frame], alt: str, height: int = 460
 ) -> Chart:
-    """Clients in the plane, coloured by what is chosen, with a slider over time.
+    """Clients in the plane, coloured as selected, with a slider over time.
 
     Args:
-        points: their columns; where clients move, the names of ``x`` and ``y`` contain ``{slider}``.
+        points: their columns; if clients move, the names of ``x`` and ``y`` contain ``{slider}``.
         colours: a column with ``{slider}`` in its name changes with the slider.
-        frames: in time; none: nothing changes.
-        alt: what there is to see.
+        frames: the steps in time; empty if nothing changes.
+        alt: a description for screen readers.
         height: CSS pixels.
     """
     series = _dots(points)
@@ -453,9 +455,9 @@ def heatmap(
     Args:
         values: ``(R, C)``; NaN is left empty.
         rows, columns: their names.
-        alt: what there is to see.
-        dark: which end is dark: ``low`` for distances, so that alike is dark; ``high`` for shares.
-        label: what the values are, with their unit.
+        alt: a description for screen readers.
+        dark: which end is dark: ``low`` for distances, so that similar is dark; ``high`` for shares.
+        label: of the values, with their unit.
     """
     matrix = np.asarray(values, np.float64)
     known = matrix[np.isfinite(matrix)]
@@ -493,14 +495,15 @@ def heatmap(
 
 
 def _some_of(names: Sequence[str]) -> dict[str, Any]:
-    """Labels of an axis with as many names as fit."""
+    """Labels of an axis, as many as fit."""
     return {"show": True, "hideOverlap": True, "interval": -(-len(names) // NAMED) - 1}
 
 
 def sankey(links: Sequence[tuple[str, str, float]], alt: str, format: str = "size") -> Chart:
-    """Streams from left to right: source, target, amount."""
+    """A Sankey diagram from left to right: source, target, amount."""
     nodes = list(dict.fromkeys(name for source, target, _ in links for name in (source, target)))
-    ends = set(nodes) - {source for source, _, _ in links}  # at the right edge: their names stand before them
+    # At the right edge: labels to the left of the nodes
+    ends = set(nodes) - {source for source, _, _ in links}
     return Chart(
         {
             "tooltip": {"trigger": "item"},
@@ -539,13 +542,13 @@ def sankey(links: Sequence[tuple[str, str, float]], alt: str, format: str = "siz
 def steps(
     x: ArrayLike, y: ArrayLike, names: tuple[str, str], alt: str, chosen: tuple[float, str] | None = None
 ) -> Chart:
-    """A stair: each ``y`` holds from its ``x`` to the next, the last one for all above.
+    """A step function: each ``y`` holds from its ``x`` to the next, the last one for all above.
 
     Args:
-        x, y: ``(K,)``, ``x`` rising.
+        x, y: ``(K,)``, ``x`` ascending.
         names: of the axes.
-        alt: what there is to see.
-        chosen: an ``x`` to be marked, and what it is called.
+        alt: a description for screen readers.
+        chosen: an ``x`` to be marked, and its label.
     """
     places, counts = np.asarray(x, np.float64), np.asarray(y, np.float64)
     end = 1.06 * max(float(places[-1]), 0.0 if chosen is None else chosen[0])
@@ -593,7 +596,7 @@ def steps(
 
 
 def alternatives(label: str, charts: Mapping[str, Chart]) -> Chart:
-    """Several charts of the same in one place, one of them chosen; their own selectors are left out."""
+    """Several charts in one place, of which the reader selects one; their own selectors are omitted."""
     height = max(chart.height for chart in charts.values())
     choices = [Choice(name, {**chart.option, "alt": chart.alt}) for name, chart in charts.items()]
     first = next(iter(charts.values()))
@@ -601,7 +604,7 @@ def alternatives(label: str, charts: Mapping[str, Chart]) -> Chart:
 
 
 def spaced(count: int, most: int = SHOWN_MATRIX) -> NDArray[np.intp]:
-    """Positions of at most so many of ``count``, evenly spaced."""
+    """At most ``most`` evenly spaced positions among ``count``."""
     return np.unique(np.linspace(0, max(count - 1, 0), min(count, most)).astype(np.intp))
 
 

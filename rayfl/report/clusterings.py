@@ -1,4 +1,4 @@
-"""Views of clusterings that were found without training: a table, and a picture for each."""
+"""Views of clusterings made without training: a table, and a picture of each clustering."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from rayfl.report.page import Table as PageTable
 from rayfl.units import size
 
 _DRAWN = 2000
-"""Clients up to which the matrix of distances is drawn."""
+"""With at most this many clients the distance matrix is drawn."""
 
 _LEAVES = 300
-"""Leaves of the dendrogram that are drawn; of more clients the last merges."""
+"""Leaves of the dendrogram that are drawn; with more clients only the last merges are."""
 
 _LISTED = 12
-"""Planted groups up to which, and clusters of which, the members are listed."""
+"""With at most this many planted groups members are listed, for this many clusters."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class ClusteringResult:
     Attributes:
         method: its name.
         clustering: the settings.
-        clusters: with distances and tree where the clients are few enough.
+        clusters: with distances and tree if there are few enough clients.
         groups: the planted groups ``(N,)``, if known.
         names: the user's ids of the clients ``(N,)``, if there are any.
         transfers: what the signatures cost.
@@ -118,7 +118,9 @@ def _beta(clusters: Clusters) -> float | None:
 
 
 def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
-    """The map of a method's clients, their distances, and the choice of the threshold; adds their places."""
+    """The map of a method's clients, their distances, and the choice of the threshold; adds their
+    positions.
+    """
     found, method = result.clusters, result.method
     distances = _square(found)
     if distances is None:
@@ -142,7 +144,7 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
         dots = 12 if len(places) <= 100 else 8 if len(places) <= 1000 else 4
         points = Points("@clients", x, y, "client", tip, dots)
         charts.append(client_map(points, colours, (), f"Map of {len(places):,} clients of {method}: {note}"))
-        note += f". On the map clients are near one another by {meaning}"
+        note += f". On the map clients are placed by {meaning}"
     if distances is not None:
         charts.append(_proximities(result, distances))
         note += ". In the matrix they are in the order of the dendrogram" * (found.linkage is not None)
@@ -160,7 +162,7 @@ def _measure(result: ClusteringResult) -> str:
 
 
 def _square(found: Clusters) -> NDArray[np.float64] | None:
-    """Distances ``(N, N)``, or 0 and 1 of a graph; None where there are none."""
+    """Distances ``(N, N)``, or 0 and 1 for a graph; None if there are none."""
     if found.distances is not None and len(found.labels) <= _DRAWN:
         return np.asarray(squareform(found.distances))
     if found.graph is not None and len(found.labels) <= _DRAWN:
@@ -257,7 +259,7 @@ def draw(method: str, clusters: Clusters, path: Path) -> None:
 
 
 def _matrix(axes: Any, c: Clusters) -> str | None:
-    """The matrix of distances; or why there is none, as for the other two."""
+    """Draw the distance matrix, or the reason why there is none."""
     axes.set_title("distances, clients by cluster")
     if c.distances is None or len(c.labels) > _DRAWN:
         return "too many clients to draw, or no distances"

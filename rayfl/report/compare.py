@@ -22,13 +22,13 @@ from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
 _PLACES = ("data.root", "data.path")
-"""Settings of a dataset that say where it lies, not what it is."""
+"""Settings of a dataset that say where it is stored, not what it is."""
 _ASIDE = ("name", "seed", "plugins", "execution", "output", "paper")
-"""Settings and sections that change no result, or over which is averaged."""
+"""Settings and sections that do not affect results, or over which results are averaged."""
 _OF_METHODS = ("algorithm", "clustering", "hierarchy", "local", "order", "sampling")
-"""Sections that depend on the method: a difference that every method explains is not told."""
+"""Sections that depend on the method; differences that follow from the method are not listed."""
 MOST_SETTINGS = 12
-"""Columns of settings; of more differences the first are shown."""
+"""The largest number of columns for settings; if there are more differences, the first are shown."""
 BAND = f"Band: {LEVEL:.0%} interval of the mean over seeds (Student's t)."
 
 
@@ -122,7 +122,7 @@ class Comparison:
 
     @property
     def measures(self) -> list[str]:
-        """What the losses of the runs measure besides, by name."""
+        """The additional measures of the runs' losses, by name."""
         return list(dict.fromkeys(name for run in self.runs for name in run.measures))
 
     def caption(self) -> str:
@@ -130,7 +130,7 @@ class Comparison:
         text = (
             "Accuracy is the mean over clients, each on its own test samples with the model that it would "
             "use, at the last evaluation; best is that of the best round in which all clients were tested, "
-            "chosen on these test samples, so it is too high; "
+            "chosen on these test samples and so biased upwards; "
         )
         text += (
             f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t over seeds)."
@@ -151,7 +151,7 @@ class Comparison:
 
 
 def compare_table(runs: Sequence[Path]) -> pd.DataFrame:
-    """One row a run, in the order given.
+    """One row per run, in the order given.
 
     Returns:
         The columns of :meth:`rayfl.report.files.RunFiles.headline`; ``run`` is the directory's name, with
@@ -255,7 +255,7 @@ def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
     seen: dict[tuple[str, str], int] = {}
     for i, (run, config) in enumerate(zip(runs, configs, strict=True)):
         key = repr(sorted(config.items(), key=lambda item: item[0])) if config else f"unknown {i}"
-        again = seen.get((key, repr(run.setting("seed"))), 0)  # the same run once more is no further seed
+        again = seen.get((key, repr(run.setting("seed"))), 0)  # the same run given twice is not another seed
         seen[key, repr(run.setting("seed"))] = again + 1
         members.setdefault(f"{again} {key}", []).append(i)
     rows = frame.to_dict("records")
@@ -275,7 +275,7 @@ def _groups(runs: Sequence[RunFiles], frame: pd.DataFrame) -> tuple[Group, ...]:
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The settings that differ, the method first, without those that follow from the method."""
+    """The settings that differ, the method first, without settings that follow from the method."""
     found = []
     for name in dict.fromkeys(name for config in configs for name in config):
         values: dict[str, set[str]] = {}
@@ -308,11 +308,11 @@ def mean_line(name: str, lines: Sequence[Line]) -> Line:
 
     Args:
         name: of the line.
-        lines: of :func:`rayfl.report.html.line_of`, one a seed.
+        lines: from :func:`rayfl.report.html.line_of`, one per seed.
 
     Returns:
-        The same columns; of those other than of the axes also ``<column> low`` and ``<column> high``, where
-        there are several lines.
+        The same columns; if there are several lines, also ``<column> low`` and ``<column> high`` for all
+        columns except the axes.
     """
     frames = [pd.DataFrame(line.columns).set_index("round") for line in lines]
     shared = frames[0].index
@@ -337,7 +337,7 @@ def mean_line(name: str, lines: Sequence[Line]) -> Line:
 
 
 def _half_width(n: int) -> float:
-    """Half of the interval of the mean of ``n`` values, in standard deviations of theirs."""
+    """Half of the interval of the mean of ``n`` values, in units of their standard deviation."""
     from scipy.stats import t
 
     return float(t.ppf((1 + LEVEL) / 2, n - 1)) / math.sqrt(n)
@@ -422,7 +422,7 @@ def _by_planted_group(found: Comparison) -> Section | None:
         "The variance over all clients is that within planted groups plus that between them."
     )
     note += (
-        " Of each planted group: mean accuracy, and in brackets the variance over its clients, %²."
+        " For each planted group: mean accuracy, and in brackets the variance over its clients, %²."
         * bool(ids)
     )
     return Section("How certain, and for whom", note, tables=[Table(columns, caption="planted groups")])
@@ -435,7 +435,7 @@ def _group(row: Mapping[Any, Any]) -> str:
 
 
 def _each_run(found: Comparison) -> Section | None:
-    """One row a run, where the first table has one a group."""
+    """One row per run, if the first table has one per group."""
     if not found.seeds:
         return None
     names = {id(run): group.name for group in found.groups for run in group.runs}
@@ -504,7 +504,7 @@ def _differences(names: Sequence[str], runs: Sequence[RunFiles], groups: Sequenc
         lines += _different(names, "seed", [run.setting("seed") for run in runs])
     if lines:
         return lines
-    # Partitions may draw label maps with the seed, which are part of the fingerprint.
+    # Partitions may draw label maps from the seed; these are part of the fingerprint.
     for seed in dict.fromkeys(repr(run.setting("seed")) for run in runs):
         equal = [i for i, run in enumerate(runs) if repr(run.setting("seed")) == seed]
         for key, what in (("data", "contents of the dataset"), ("clients", "the clients' samples")):
@@ -519,7 +519,7 @@ def _get(settings: Any, key: str) -> Any:
 
 
 def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[str]:
-    """A line if the values differ. None is no value: an older version may not have written the setting."""
+    """A line if the values differ. None is ignored: an older version may not have written the setting."""
     runs_of: dict[str, list[str]] = {}
     for name, value in zip(names, values, strict=True):
         if value is not None:

@@ -1,7 +1,7 @@
 """Figures for papers and notebooks, drawn by Matplotlib; pages are drawn by :mod:`rayfl.report.charts`.
 
-Colours are those of Okabe and Ito, which people with colour-blindness tell apart. Figures are built without
-pyplot, so that they can be made in any thread and leave no state.
+Colours are those of Okabe and Ito, which are safe for colour-blind readers. Figures are built without pyplot,
+so that they can be made in any thread and leave no state.
 """
 
 from __future__ import annotations
@@ -131,12 +131,12 @@ def loss_over_rounds(rounds: pd.DataFrame, evaluated: pd.DataFrame) -> Draw:
 
 
 def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
-    """How many clients have which accuracy; the line is their mean."""
+    """Histogram of the clients' accuracies in percent ``(N,)``; the line is their mean."""
 
     def draw(axes: Any, theme: Theme) -> None:
         known = percent[~np.isnan(percent)]
         axes.hist(known, bins=np.arange(0, 101, 5), color=theme.series[0], rwidth=0.9)
-        axes.margins(y=0.15)  # room for the words above the bars
+        axes.margins(y=0.15)  # room for the text above the bars
         axes.axvline(known.mean(), color=theme.ink, linewidth=1)
         left = known.mean() > 50
         axes.annotate(
@@ -153,7 +153,9 @@ def accuracy_histogram(percent: NDArray[np.float64]) -> Draw:
 
 
 def map_of_clients(places: NDArray[np.float64], labels: NDArray[np.int64], meaning: str) -> Draw:
-    """Clients at their places ``(N, 2)``, coloured by cluster ``(N,)``; up to a dozen clusters are named."""
+    """Clients at their positions ``(N, 2)``, coloured by cluster ``(N,)``; the legend names at most a dozen
+    clusters.
+    """
 
     def draw(axes: Any, theme: Theme) -> None:
         clusters = np.unique(labels[labels >= 0])
@@ -178,12 +180,13 @@ def threshold_curve(
 
     Args:
         thresholds: ascending, ``(K,)``.
-        counts: the number of clusters from each threshold up to the next; the last holds for all above.
+        counts: the number of clusters from each threshold up to the next ``(K,)``; the last holds for all
+            above.
         chosen: the threshold used, if there is one.
         clusters: the resulting number of clusters.
     """
     count = len(thresholds)
-    if count > 2000:  # all of the coarse clusterings, every so many of the fine ones
+    if count > 2000:  # all ticks for few clusters, a sparse selection for many
         kept = np.unique(
             np.append(np.linspace(0, count - 1, 1000).astype(np.intp), np.arange(count - 1000, count))
         )
@@ -227,7 +230,7 @@ TIERS = {"client_lps": "clients – local server", "lps_gps": "local – global 
 
 
 def communication(ledger: pd.DataFrame) -> Draw:
-    """Bytes of each round from 0 on, of which there must be some, by tier and direction."""
+    """Bytes of each round, by tier and direction; the total must be positive."""
     during = ledger[ledger["round"] >= 0]
     sums = during.groupby(["tier", "direction", "round"], as_index=False)["bytes"].sum()
     unit, scale = byte_unit(float(sums["bytes"].max()))
@@ -235,7 +238,7 @@ def communication(ledger: pd.DataFrame) -> Draw:
     def draw(axes: Any, theme: Theme) -> None:
         for i, tier in enumerate(sorted(set(sums["tier"]))):
             colour = theme.series[i % len(theme.series)]
-            # Up and down are often equal: the thin line is seen on the broad one.
+            # Up and down are often equal, so a thin line is drawn over a broad one.
             for direction, look in (("down", {"linewidth": 5, "alpha": 0.3}), ("up", {"linewidth": 1.5})):
                 part = sums[(sums["tier"] == tier) & (sums["direction"] == direction)]
                 label = f"{TIERS.get(tier, tier)}, {direction}"
@@ -252,7 +255,7 @@ def communication(ledger: pd.DataFrame) -> Draw:
 
 
 def _hollow(axes: Any, evaluated: pd.DataFrame, column: str, colour: str, label: str = "") -> None:
-    """Hollow points where a number is an estimate from a few clients."""
+    """Hollow points for estimates from a few clients."""
     if "estimated_from" not in evaluated or not evaluated["estimated_from"].notna().any():
         return
     some = evaluated[evaluated["estimated_from"].notna()]
@@ -267,7 +270,7 @@ def _dots(points: Any) -> dict[str, Any]:
 
 
 def _whole() -> MaxNLocator:
-    """A few ticks at whole numbers."""
+    """A few ticks at integers."""
     return MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10])
 
 

@@ -19,7 +19,7 @@ from rayfl.losses import LOSSES
 from rayfl.rundir import METRIC_COLUMNS
 
 _OTHER_TESTS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
-"""Of a round's evaluation, where a run asks for them."""
+"""Optional metrics of a round's evaluation."""
 
 Value = str | int | float | None
 
@@ -106,7 +106,7 @@ class RunFiles:
         )
 
     def setting(self, dotted: str) -> Any:
-        """A setting such as ``algorithm.name``; None where there is none."""
+        """A setting such as ``algorithm.name``; None if there is none."""
         value: Any = self.config
         for step in dotted.split("."):
             value = value.get(step) if isinstance(value, dict) else None
@@ -114,7 +114,7 @@ class RunFiles:
 
     @property
     def measures(self) -> Mapping[str, str]:
-        """What the loss measures besides, by name, and what that is."""
+        """The additional measures of the loss, by name, and their descriptions."""
         name = self.setting("loss.name")
         known = LOSSES[name].measures if name in LOSSES else self.summary.get("measures")
         return known if isinstance(known, Mapping) else {}
@@ -134,7 +134,7 @@ class RunFiles:
         return known.sort_values("round").reset_index(drop=True)
 
     def contenders(self) -> pd.DataFrame:
-        """The tests among which the best is chosen: of all clients, and since the last event.
+        """The rounds among which the best is chosen: those with tests of all clients since the last event.
 
         Rounds in which only some clients were tested are estimates; before an event other clients were
         tested, or on other data.
@@ -155,13 +155,13 @@ class RunFiles:
         return last.reset_index(drop=True)
 
     def headline(self) -> dict[str, Value]:
-        """The run in one row; None for what is not known.
+        """The run in one row; None for unknown values.
 
-        ``accuracy_mean`` and its relatives are of the last evaluation, which is an estimate from a few
-        clients where ``estimated_from`` says from how many; ``accuracy_mean_max`` is the highest mean of any
-        round among :meth:`contenders` (``max_round``); ``accuracy_client_best`` the mean over clients of each
-        client's own best round. Rounds are indices from 0. Bytes are totals, and so are seconds: all that the
-        run took, as in the closing table; of a run that is not finished, what its rounds took.
+        ``accuracy_mean`` and the like are those of the last evaluation; if ``estimated_from`` is set, it is
+        an estimate from that many clients. ``accuracy_mean_max`` is the highest mean among
+        :meth:`contenders`, in round ``max_round``; ``accuracy_client_best`` is the mean over clients of each
+        client's own best round. Rounds are indices from 0. Bytes and seconds are totals of the run, as in the
+        closing table; for an unfinished run, seconds are the sum over its rounds.
         """
         row: dict[str, Value] = {
             "run": self.path.resolve().name,
@@ -205,15 +205,16 @@ class RunFiles:
         return _number(known[-1]) if known else None
 
     def _seconds(self) -> Value:
-        """What the run took, from the start of its workers on, all its sessions together."""
+        """The seconds of the run from the start of its workers, over all sessions."""
         rounds = _number(self.summary.get("rounds"))
-        if isinstance(rounds, int) and rounds >= len(self.rounds):  # not of before it was given more rounds
+        # Not the summary from before the number of rounds was raised
+        if isinstance(rounds, int) and rounds >= len(self.rounds):
             return _number(self.summary.get("seconds"))
         values = numbers(self.rounds, "seconds")
         return None if values is None else float(np.nansum(values))
 
     def _bytes(self, direction: str) -> Value:
-        """Bytes over all rounds and tiers: of the ledger, which knows of those before the first round."""
+        """Bytes over all rounds and tiers, from the ledger, which includes those before the first round."""
         ledger = self.communication
         if {"direction", "bytes"} <= set(ledger.columns):
             return int(ledger.loc[ledger["direction"] == direction, "bytes"].sum())
@@ -230,7 +231,7 @@ def numbers(frame: pd.DataFrame, column: str) -> NDArray[np.float64] | None:
 
 
 def _number(value: Any) -> Value:
-    """A plain int or float; None for what is neither or not a number."""
+    """A plain int or float; None for NaN and anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         return None
     if np.isnan(value):

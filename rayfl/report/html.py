@@ -35,17 +35,17 @@ from rayfl.report.page import Chart, Column, Data, Page, Section, Table, rounded
 from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
 MOST_GROUPS = 20
-"""Planted groups up to which the clusters' table has a column for each."""
+"""With at most this many planted groups the table of clusters has a column for each."""
 MOST_LINES = 28
-"""Groups in one chart; of more groups there is only the table."""
+"""With more groups than this there is no chart, only the table."""
 MOST_BOXES = 40
-"""Clusters or groups with a box each, the largest."""
+"""The largest clusters or groups, at most this many, have a box plot each."""
 MOST_NAMES = 8
-"""Members of a cluster that are named, where clients have ids of the user's own."""
+"""If clients have the user's own ids, at most this many members of a cluster are named."""
 MOST_ROUNDS = 1000
-"""Rounds that are drawn; of more, evenly spaced ones."""
+"""With more rounds than this, evenly spaced ones are drawn."""
 FEW_CLUSTERS = 8
-"""Up to so many clusters the table alone shows the sizes."""
+"""With at most this many clusters the size chart is omitted."""
 TIERS = {"client_lps": ("clients", "local servers"), "lps_gps": ("local servers", "global server")}
 
 ROUNDS = (
@@ -53,7 +53,7 @@ ROUNDS = (
     Metric("bytes", "bytes sent so far, up and down", "size"),
     Metric("time", "time so far", "duration"),
 )
-"""What a run's curves are drawn over."""
+"""The horizontal axes of a run's curves."""
 METRICS = (
     Metric("accuracy_mean", "test accuracy, mean over clients (%)", "percent:1", "accuracy_worst10",
            "accuracy_best10", "Band: mean of the worst 10 % to mean of the best 10 % of clients."),
@@ -83,8 +83,8 @@ METRICS = (
 def write_report(run_dir: Path) -> Path:
     """Write ``report.html`` into a run directory and return its path.
 
-    Files of the run that are missing or broken are left out and named at the foot of the page. The file is
-    replaced at once, so a reader never sees half of it.
+    Missing or unreadable files of the run are listed at the foot of the page. The page is replaced
+    atomically, so a reader never sees a partial one.
 
     Raises:
         RayflError: if there is no such directory.
@@ -147,7 +147,7 @@ def summary_html(run_dir: Path) -> str:
 
 
 def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]]:
-    """The handful of numbers at the top; failures only if there were some."""
+    """The main numbers, at the top; failures only if there were any."""
     failures = numbers(run.rounds, "failures")
     failed = 0 if failures is None else int(np.nansum(failures))
     estimate = headline["estimated_from"] is not None
@@ -169,7 +169,7 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
 
 
 def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
-    """What was measured, on whom, last and best."""
+    """The results: what was measured, on which clients, last and best."""
     last, estimate = "last evaluation", headline["estimated_from"] is not None
     if isinstance(headline["last_round"], int):
         last += f" (round {headline['last_round'] + 1})"
@@ -222,7 +222,9 @@ def _test_sizes(run: RunFiles) -> str:
 
 
 def line_of(run: RunFiles, name: str) -> Line:
-    """The rounds of a run as a line: :data:`METRICS` over :data:`ROUNDS`; every round with any of them."""
+    """The rounds of a run as a line: :data:`METRICS` over :data:`ROUNDS`, for every round with any of
+    them.
+    """
     if "round" not in run.rounds:
         return Line(name, {"round": []})
     rounds: pd.DataFrame = run.rounds.apply(pd.to_numeric, errors="coerce")
@@ -246,7 +248,7 @@ def line_of(run: RunFiles, name: str) -> Line:
 
 
 def _drawn(rounds: pd.DataFrame) -> list[int]:
-    """The rows that are drawn: of many rounds evenly spaced ones, and as many with an evaluation."""
+    """The rows that are drawn: if there are many, evenly spaced ones, and as many with an evaluation."""
     chosen = set(spaced(len(rounds), MOST_ROUNDS).tolist())
     if "accuracy_mean" in rounds:
         tested = np.flatnonzero(rounds["accuracy_mean"].notna())
@@ -255,7 +257,7 @@ def _drawn(rounds: pd.DataFrame) -> list[int]:
 
 
 def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
-    """The metrics that some line has a value of; without the bands that none has."""
+    """The metrics for which some line has a value, without bands that no line has."""
     found = []
     for metric in metrics:
         if any(value is not None for line in lines for value in line.columns.get(metric.column, ())):
@@ -273,7 +275,7 @@ def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None
     few = numbers(run.evaluated(), "estimated_from")
     if few is not None:
         note += (
-            f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that stand for all; none of "
+            f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that represent all; none of "
             "them counts as best."
         )
     if len(run.rounds) > MOST_ROUNDS:
@@ -285,7 +287,7 @@ def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None
 
 
 def _by_group(run: RunFiles, kind: str) -> Section | None:
-    """Accuracies by planted group or by cluster: over rounds, and of the last evaluation."""
+    """Accuracies by planted group or by cluster: over rounds, and in the last evaluation."""
     last = run.last_groups(kind)
     if last.empty:
         return None
@@ -364,11 +366,15 @@ CLIENT_COLUMNS = (
     ("perplexity_last", "perplexity, last", "number:1"),
     ("perplexity_best", "lowest perplexity", "number:1"),
 )
-"""Columns of the table of clients: in the page's data, heading, format. Others follow under their names."""
+"""Columns of the table of clients: name in the page's data, heading, format. Others follow under their own
+names.
+"""
 
 
 def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
-    """The columns of ``clients.csv`` as they are shown; clients by the user's own ids, rounds from 1."""
+    """The columns of ``clients.csv`` as they are shown: clients with the user's own ids, rounds counted from
+    1.
+    """
     frame = run.clients
     if frame.empty or "client" not in frame:
         return {}
@@ -438,7 +444,7 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
 
 
 def _gone(run: RunFiles) -> NDArray[np.bool_]:
-    """Which clients are absent at the end ``(N,)``: those without training samples."""
+    """Which clients are absent at the end ``(N,)``, because they have no training samples."""
     sizes = numbers(run.clients, "n")
     none = np.zeros(len(run.clients), bool)
     return none if sizes is None or not (sizes > 0).any() else sizes == 0
@@ -480,7 +486,7 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     count = len(columns["client"])
     points = Points("@clients", x, y, "client", tip, 12 if count <= 100 else 8 if count <= 1000 else 4)
     alt = f"Map of {count:,} clients" + (f", {frames[-1].label}" if frames else "")
-    note = f"Clients that are alike lie near one another: by {found.meaning}. Drag to zoom in."
+    note = f"Similar clients are close together: by {found.meaning}. Drag to zoom in."
     if len(frames) > 1:
         note += " The slider goes through the clusterings in time."
     return Section("Map of clients", note, [client_map(points, colours, frames, alt)])
@@ -490,7 +496,7 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
 
 
 def _clusters(run: RunFiles) -> Section | None:
-    """Sizes, accuracies and planted groups of the last clustering, and how it came about."""
+    """Sizes, accuracies and planted groups of the last clustering, and how it was found."""
     labels = _labels(run)
     if labels is None:
         return None
@@ -548,7 +554,7 @@ def _clusters(run: RunFiles) -> Section | None:
 
 
 def _threshold(run: RunFiles) -> Section | None:
-    """The latest clustering that tells how many clusters each threshold would have given."""
+    """The latest clustering that records how many clusters each threshold would have given."""
     for entry in reversed(run.timeline):
         candidates = (entry.get("threshold"), run.setting("clustering.threshold"))
         beta = next((float(value) for value in candidates if isinstance(value, (int, float))), None)
@@ -610,7 +616,7 @@ def _communication(run: RunFiles) -> Section | None:
 
 
 def _traffic(ledger: pd.DataFrame) -> list[Line]:
-    """Bytes of each round from the first on by tier and direction."""
+    """Bytes of each round, by tier and direction."""
     during = ledger[ledger["round"] >= 0]
     rounds = np.sort(during["round"].unique())
     found = []
@@ -648,13 +654,13 @@ def _groups(run: RunFiles) -> pd.Series[Any] | None:
 
 
 def _some(names: list[str]) -> str:
-    """The first of the names, and how many more there are."""
+    """The first names, and how many more there are."""
     more = len(names) - MOST_NAMES
     return ", ".join(names[:MOST_NAMES]) + (f" and {more:,} more" if more > 0 else "")
 
 
 def _id(value: object) -> str:
-    """A cluster or group as users name it; tables with gaps hold whole numbers as floats."""
+    """A cluster or group as users name it; tables with gaps store integers as floats."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

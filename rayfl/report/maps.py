@@ -31,18 +31,22 @@ Array = NDArray[np.float64]
 Labels = NDArray[np.int64]
 
 MOST_NUMBERS = 120_000
-"""What a page keeps of clients over time: a label counts 1, a place that changes 8."""
+"""The largest amount of data about clients over time on a page: a label counts 1, a changing position 8."""
 
 
 def principal(rows: ArrayLike) -> Array:
-    """The first two principal components ``(N, 2)`` of rows ``(N, D)``: the same of Euclidean distances."""
+    """The first two principal components ``(N, 2)`` of rows ``(N, D)``; equal to classical scaling of
+    Euclidean distances.
+    """
     matrix = np.asarray(rows, np.float64)
     centred = matrix - matrix.mean(axis=0)
     return np.asarray(centred @ largest_axes(*np.linalg.eigh(centred.T @ centred)))
 
 
 def spread(places: Array) -> Array:
-    """Places between -1 and 1, ``(N, 2)``; clients in the same place are laid around it in a spiral."""
+    """Positions between -1 and 1, ``(N, 2)``; clients at the same position are spread around it in a
+    spiral.
+    """
     known = np.isfinite(places).all(axis=1)
     found = np.full(places.shape, np.nan)
     if not known.any():
@@ -61,7 +65,9 @@ def spread(places: Array) -> Array:
 
 
 def aligned(places: Array, to: Array) -> Array:
-    """Turned, mirrored, moved and scaled to lie as near as possible to other places of the same clients."""
+    """Rotate, mirror, shift and scale positions ``(N, 2)`` to be as close as possible to others of the same
+    clients ``(N, 2)``.
+    """
     both = np.isfinite(places).all(axis=1) & np.isfinite(to).all(axis=1)
     if both.sum() < 2:
         return places
@@ -72,7 +78,7 @@ def aligned(places: Array, to: Array) -> Array:
 
 
 def change(before: Labels, after: Labels) -> str:
-    """What happened to the clusters, in words; empty if nothing. -1: a client without a cluster."""
+    """What happened to the clusters, as text; empty if nothing. -1 means a client without a cluster."""
     both = (before >= 0) & (after >= 0)
     arrived, left = int(((before < 0) & (after >= 0)).sum()), int(((before >= 0) & (after < 0)).sum())
     words = [f"{arrived:,} joined"] * bool(arrived) + [f"{left:,} left"] * bool(left)
@@ -93,7 +99,7 @@ def change(before: Labels, after: Labels) -> str:
 
 @dataclass(frozen=True)
 class Step:
-    """A clustering in time: when, in words, and the labels of all clients ``(N,)``."""
+    """A clustering in time: when, as text, and the labels of all clients ``(N,)``."""
 
     when: str
     labels: Labels
@@ -137,7 +143,7 @@ def when(entry: Mapping[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Map:
-    """Places of clients ``(T, N, 2)``, T being 1 where they do not change, and what makes them near."""
+    """Positions of clients ``(T, N, 2)``, with T = 1 if they do not change, and what makes clients close."""
 
     places: Array
     meaning: str
@@ -146,8 +152,8 @@ class Map:
 def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
     """Positions of the clients, from the best information that the run has kept.
 
-    That is, in this order: the distances between their signatures; their shares of labels; the clusters in
-    which they have been. None if all clients would have the same position.
+    In this order: the distances between their signatures; their shares of labels; the clusters to which they
+    have belonged. None if all clients would have the same position.
     """
     if any(step.places is not None for step in steps):
         found: list[Array] = []
@@ -170,9 +176,9 @@ def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
 
 
 def together(labels: Sequence[Labels]) -> Array | None:
-    """Places of clients by in how many of several clusterings they are in the same cluster.
+    """Positions of clients; clients that share a cluster in more of the clusterings are closer.
 
-    None where all are in the same cluster of all, or there are too many kinds of clients.
+    None if all clients always share a cluster, or if there are too many distinct histories.
     """
     if not labels or not len(labels[0]):
         return None

@@ -2,7 +2,7 @@
 
 A :class:`Page` has a title, facts and sections; a :class:`Section` a title, a note, charts and tables.
 Charts come from :mod:`rayfl.report.charts`, one function for each kind; :func:`render` gives the page as
-text. Nothing is loaded from elsewhere: script, style and data are in the file, which opens by a double click.
+text. Nothing is loaded from elsewhere: script, style and data are in the file, which any browser opens.
 
     from rayfl.report.charts import Line, Metric, curves
     from rayfl.report.page import Column, Page, Section, Table, render
@@ -18,12 +18,12 @@ text. Nothing is loaded from elsewhere: script, style and data are in the file, 
 ``duration`` (seconds). :data:`~rayfl.units.UNKNOWN` stands for None and NaN. Columns that several charts and
 tables use are kept once in ``Page.data`` by a name, and referred to by :class:`Data`.
 
-**Selectors** change a chart: each :class:`Choice` holds what it sets in the chart's option; the choices that
-are made are merged in the order of the selectors. Inside a choice the text ``{slider}`` stands for the value
-of the choice of the slider, or of the first list whose choices have values. What :mod:`rayfl.report.charts`
-adds to an ECharts option, and ``page.js`` understands: ``$0`` to ``$6``, ``$ink``, ``$quiet`` and ``$line``
-for colours of the light or dark page, and the keys ``format`` (of an axis), ``tip``, ``band``, ``interval``,
-``hollow`` and ``colour`` (of a series), described there.
+**Selectors** change a chart: each :class:`Choice` holds what it sets in the chart's option; the selected
+choices are merged in the order of the selectors. Inside a choice the text ``{slider}`` stands for the value
+of the slider's choice, or of the first list whose choices have values. :mod:`rayfl.report.charts` adds the
+following to an ECharts option, which ``page.js`` interprets: ``$0`` to ``$6``, ``$ink``, ``$quiet`` and
+``$line`` for colours of the light or dark page, and the keys ``format`` (of an axis), ``tip``, ``band``,
+``interval``, ``hollow`` and ``colour`` (of a series), described there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from rayfl import files
 from rayfl.units import UNKNOWN, duration, number, percent, size
 
 STATIC_ROWS = 100
-"""Rows of a table up to which they are HTML; those of longer tables are made of the page's data."""
+"""Tables with at most this many rows are HTML; longer ones are built from the page's data."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Choice:
-    """What a choice is called, and what it sets in the chart's option; ``value`` is for ``{slider}``."""
+    """A choice: its name and what it sets in the chart's option; ``value`` replaces ``{slider}``."""
 
     label: str
     set: Mapping[str, Any] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Selector:
-    """Something to choose in a chart, from a list or with a slider; ``chosen`` at first."""
+    """A list or slider of choices for a chart; ``chosen`` is the initial choice."""
 
     label: str
     choices: Sequence[Choice]
@@ -79,13 +79,13 @@ class Chart:
     """A chart as plain data.
 
     Attributes:
-        option: of ECharts, with what the module's docstring describes.
-        alt: what there is to see, for those who cannot see it.
+        option: of ECharts, with the additions that the module's docstring describes.
+        alt: a description of the chart for screen readers.
         height: CSS pixels.
         selectors: at most one of them a slider.
         legend: names of series that can be switched off, in order.
         name: of the files when the chart is saved.
-        width: CSS pixels at most; 0: all there is.
+        width: at most this many CSS pixels; 0: the full width.
     """
 
     option: Mapping[str, Any]
@@ -103,11 +103,11 @@ class Column:
 
     Attributes:
         title: its heading.
-        values: a cell each, or where they are kept.
+        values: one per cell, or a reference to them.
         format: how they are written.
-        order: by what they are sorted, if not by themselves; for texts that hold numbers.
+        order: sort keys, if not the values themselves; for texts that contain numbers.
         shares: in [0, 1]; shades the cells. None for no shade.
-        right: aligned to the right, as numbers are; None: where ``format`` is not ``text``.
+        right: whether the column is right-aligned; None: if ``format`` is not ``text``.
     """
 
     title: str
@@ -119,7 +119,7 @@ class Column:
 
     @property
     def numeric(self) -> bool:
-        """Whether it is aligned as numbers are."""
+        """Whether the column is right-aligned like numbers."""
         return self.format != "text" or self.order is not None if self.right is None else self.right
 
 
@@ -131,8 +131,8 @@ class Table:
         columns: the first names the row.
         caption: what the rows are, for screen readers and as the file's name.
         filter: whether rows can be searched; long tables always can.
-        sortable: whether there is an order at all.
-        wrap: whether texts may take several lines where the page is narrow.
+        sortable: whether rows can be sorted.
+        wrap: whether texts may wrap on narrow pages.
     """
 
     columns: Sequence[Column]
@@ -142,7 +142,7 @@ class Table:
     wrap: bool = False
 
     def texts(self) -> list[tuple[str, list[str]]]:
-        """Headings and cells as they are written; of a table that has its values itself."""
+        """Headings and cells as text, for a table that contains its values."""
         return [
             (c.title, [formatted(value, c.format) for value in c.values])
             for c in self.columns
@@ -151,7 +151,7 @@ class Table:
 
     @classmethod
     def of(cls, header: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1, **more: Any) -> Table:
-        """A table of texts; the columns after the first ``left`` are aligned to the right."""
+        """A table of texts; the columns after the first ``left`` are right-aligned."""
         columns = [[row[i] for row in rows] for i in range(len(header))]
         return cls(
             [Column(t, c, right=i >= left) for i, (t, c) in enumerate(zip(header, columns, strict=True))],
@@ -161,7 +161,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the page: a title, a line about it, charts, tables; ``beside``: charts side by side."""
+    """A part of the page: a title, a note, charts, tables; ``beside`` puts charts side by side."""
 
     title: str
     note: str = ""
@@ -177,11 +177,11 @@ class Page:
     Attributes:
         title, subtitle: at the top.
         facts: names and values of the few numbers below them.
-        notes: above the sections; paragraphs, set apart as a list where there is a heading.
+        notes: paragraphs above the sections; a list if there is a heading.
         lead: a table below the facts.
         sections: in order.
         folded: titles and texts or tables that are closed at first, such as the configuration.
-        missing: what could not be read, named at the foot.
+        missing: what could not be read, listed at the foot.
         data: columns by table and name, referred to by :class:`Data` and by ``"@table"`` as source of a
             chart's dataset.
     """
@@ -198,12 +198,12 @@ class Page:
 
 
 def render(page: Page) -> str:
-    """The page as one HTML file without any reference to another."""
+    """The page as one HTML file without references to other files."""
     return _Writer(page).text()
 
 
 def write(path: Path, page: Page) -> Path:
-    """Replace a file by the page, at once.
+    """Write the page to a file, replacing it atomically.
 
     Raises:
         DiskError
@@ -234,7 +234,7 @@ def formatted(value: Any, format: str = "text") -> str:
 
 
 def rounded(values: Any, digits: int) -> list[Any]:
-    """Numbers as short as they are shown: ``digits`` decimals, whole ones as integers, None for NaN."""
+    """Numbers rounded to the ``digits`` decimals that are shown; whole ones as integers, None for NaN."""
     found = np.round(np.asarray(values, np.float64), digits)
     return [None if v != v else int(v) if v == int(v) else v for v in found.tolist()]
 
@@ -291,7 +291,7 @@ class _Writer:
         return len(self.charts) - 1
 
     def _table(self, table: Table) -> dict[str, Any]:
-        """What the template needs; the cells of long tables go with the page's data."""
+        """What the template needs of a table; the cells of long tables are part of the page's data."""
         columns = [self._values_of(column) for column in table.columns]
         count = len(columns[0]) if columns else 0
         long = count > STATIC_ROWS
@@ -329,7 +329,7 @@ class _Writer:
         return self.page.data[where.table][where.column] if isinstance(where, Data) else where
 
     def _values(self) -> Markup:
-        """All data of the page as JSON that no HTML parser stumbles over."""
+        """All data of the page as JSON that is safe within HTML."""
         content = {"data": self.page.data, "charts": self.charts, "tables": self.tables}
         text = json.dumps(plain(content), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))

@@ -49,16 +49,17 @@ from rayfl.report.page import Table as PageTable
 from rayfl.units import UNKNOWN
 
 SHOWN_CLIENTS = 12
-"""Rows of the table of clients; of more, the first and the last are shown."""
+"""Rows of the table of clients; if there are more, the first and the last are shown."""
 
 SHOWN_CLASSES = 12
-"""With more classes the table says how many labels a client has instead of how many samples of each."""
+"""With more classes than this, the table gives the number of labels of a client instead of samples per label.
+"""
 
 DRAWN_GROUPS = 40
-"""Planted groups up to which each has a box plot of its sizes."""
+"""With at most this many planted groups each has a box plot of its sizes."""
 
 DRAWN_CLIENTS = 1000
-"""Rows of the picture of clients and classes; of more clients, evenly spaced ones are drawn."""
+"""Rows of the picture of clients and classes; if there are more clients, evenly spaced ones are drawn."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class Measured:
 
     Attributes:
         measure: with its settings.
-        average: over the pairs that were compared; None if the measure is not defined for these data.
-        values: between the clients that were compared ``(m, m)``; None if it is not defined.
+        average: over the compared pairs; None if the measure is not defined for these data.
+        values: between the compared clients ``(m, m)``; None if it is not defined.
         refused: why it is not defined, else empty.
     """
 
@@ -116,11 +117,11 @@ class View:
 
     @property
     def folder(self) -> str:
-        """Where the files of this stage lie below those of the first."""
+        """The subfolder for the files of this stage."""
         return "" if self.number == 1 else f"round-{self.stage.round}"
 
     def heading(self) -> str:
-        """What is shown, and when."""
+        """The heading: which stage is shown."""
         config = self.config
         text = f"{config.partition.name} partition of {self.federation.samples.name}, seed {config.seed}"
         if self.of == 1:
@@ -173,7 +174,9 @@ class View:
         }
 
     def groups(self) -> list[dict[str, Any]]:
-        """The planted groups: clients, samples, and main labels, which have half of an even share or more."""
+        """The planted groups: clients, samples, and main labels (those with at least half of an even
+        share).
+        """
         groups = self.planted
         if groups is None:
             return []
@@ -433,7 +436,7 @@ def _client_names(found: View) -> list[str]:
 
 
 def _client_columns(found: View) -> dict[str, list[Any]]:
-    """What the page keeps of each client that is there."""
+    """The columns of the page about the present clients."""
     counts = found.counts
     frequent = np.argsort(-counts, axis=1, kind="stable")[:, :3]
     columns: dict[str, list[Any]] = {"client": _client_names(found)}
@@ -462,7 +465,7 @@ def _labels_section(found: View) -> Section:
     names = _client_names(found)
     shares = 100 * counts[kept] / counts[kept].sum(axis=1, keepdims=True)
     label = "share of the client's training samples (%)"
-    note = "Which labels the clients have, under the labels that they see; dark: many."
+    note = "Which labels the clients have (after permutations); dark: many."
     note += " Clients are in the order of their planted groups." if found.planted is not None else ""
     if len(kept) < len(order):
         note += f" {len(kept)} of {len(order):,} clients, evenly spaced."
@@ -482,7 +485,7 @@ def _groups_section(found: View) -> Section:
         Column("training samples", [row["samples"] for row in rows], "number:0"),
         Column("main labels", texts),
     ]
-    note = "Main labels have half of an even share or more."
+    note = "Main labels have at least half of an even share."
     return Section("Planted groups", note, tables=[PageTable(columns, caption="planted groups")])
 
 
@@ -500,7 +503,7 @@ def _sizes_section(found: View, clients: dict[str, list[Any]]) -> Section:
 
 
 def _map_section(found: View, clients: dict[str, list[Any]]) -> list[Section]:
-    """Clients by their shares of labels; adds their places to the columns of the clients."""
+    """A map of clients by their shares of labels; adds their positions to the columns of the clients."""
     counts = found.counts
     shares = np.sqrt(counts / counts.sum(axis=1, keepdims=True))
     if not np.ptp(shares, axis=0).max() > 0:
@@ -517,7 +520,10 @@ def _map_section(found: View, clients: dict[str, list[Any]]) -> list[Section]:
     count = len(places)
     dots = 12 if count <= 100 else 8 if count <= 1000 else 4
     points = Points("@clients", Metric("x", "x"), Metric("y", "y"), "client", tip, dots)
-    note = "Clients with like shares of labels lie near one another (principal components of their roots)."
+    note = (
+        "Clients with similar shares of labels are close together (principal components of the square roots "
+        "of the shares)."
+    )
     return [Section("Map of clients", note, [client_map(points, colours, (), f"Map of {count:,} clients")])]
 
 
@@ -541,7 +547,7 @@ def _distances_section(found: View) -> Section:
     drawn = {part.measure.name: _matrix(found, part) for part in parts if part.values is not None}
     note = f"Between two clients, {_compared(found)}."
     if drawn:
-        note += " In a matrix they are in the order of its dendrogram (average linkage); dark: alike."
+        note += " In a matrix they are in the order of its dendrogram (average linkage); dark: similar."
     return Section("Distances", note, [alternatives("measure", drawn)] if drawn else (), tables)
 
 
@@ -582,7 +588,7 @@ def _clients_section(found: View, clients: dict[str, list[Any]]) -> Section:
 
 
 def _pairs(found: View) -> pd.DataFrame:
-    """One row a pair of compared clients, one column a measure."""
+    """One row per pair of compared clients, one column per measure."""
     i, j = np.triu_indices(len(found.compared), 1)
     columns = {part.measure.name: part.values[i, j] for part in found.measured if part.values is not None}
     first, second, names = found.compared[i], found.compared[j], found.federation.names

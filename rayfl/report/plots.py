@@ -43,7 +43,7 @@ class Plots:
         return picture(figures.accuracy_histogram(last), height=2.8)
 
     def clusters(self) -> Picture:
-        """The clients in the plane, coloured by their last clusters: as on the map of ``report.html``."""
+        """The clients in the plane, coloured by their last clusters, as on the map in ``report.html``."""
         steps = maps.steps_of(self._run)
         found = maps.map_of(self._run, steps)
         if found is None or not steps:

@@ -1,1 +1,3 @@
-"""Ray's room: driver (GPS), local parameter servers, client actors, checkpoints; the inline backend."""
+"""Everything that uses Ray: connection, driver actor, client and server actors, placement; also the inline
+backend.
+"""

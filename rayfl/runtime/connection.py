@@ -1,4 +1,4 @@
-"""The connection to Ray: to a running cluster or one that is started here, and what there is room for."""
+"""The connection to Ray, to a running cluster or a local one started here, and the room that it has."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ from rayfl.runtime.processes import one_line
 from rayfl.runtime.resources import Available, Node, PerActor
 
 _RELEASE_TIMEOUT = 5.0
-"""Seconds to wait for CPUs and GPUs that something else in the cluster holds, which may be about to end."""
+"""Seconds to wait for CPUs and GPUs that are in use, for example by a run that is just ending."""
 
 _NODES_TIMEOUT = 900.0
 """Seconds to wait for the nodes of an autoscaler."""
 
 _ASK = 2.0
-"""Seconds between two looks whether the cluster's head is there, and for its answer."""
+"""Seconds between two checks of the cluster's head, and timeout of each check."""
 
 _HEAD_SILENCE = 15.0
-"""Seconds for which the head may be silent: it may be started anew where it keeps its state elsewhere."""
+"""Seconds for which the head may be silent; a head whose state is kept in Redis may be restarting."""
 
 _LONGEST = 40
-"""Characters of a folder below which Ray's sockets may lie: the path of a socket has at most 107."""
+"""Longest path of a folder for Ray's files: the path of a socket in it may have at most 107 characters."""
 
 
 def connect(config: Config) -> None:
-    """Connect to Ray: as the config says, else as the environment (a submitted job), else start it here.
+    """Connect to Ray: as the config says, else as the environment says (a submitted job), else start it here.
 
     Raises:
         ConfigError: if the cluster cannot be reached.
@@ -66,7 +66,7 @@ def connect(config: Config) -> None:
             else:
                 _guard_token(Path.home() / ".ray" / "auth_token")
                 ray.init(address="local", include_dashboard=False, _temp_dir=short_folder(), **options)
-    except Exception as error:  # Ray raises bare Exceptions where it cannot start
+    except Exception as error:  # Ray raises a bare Exception if it cannot start
         line = one_line(error) or type(error).__name__
         if address is not None or "RAY_ADDRESS" in os.environ:
             where = "RAY_ADDRESS" if address is None else "execution.address"
@@ -77,7 +77,7 @@ def connect(config: Config) -> None:
 
 
 _brought: list[tuple[str, ...]] = []
-"""Which plug-ins came with the connections that were made here: the hashes of their sources."""
+"""The plug-ins that were sent with each connection made here, as hashes of their sources."""
 
 
 def _travelling() -> tuple[str, ...]:
@@ -85,10 +85,10 @@ def _travelling() -> tuple[str, ...]:
 
 
 def _connected() -> bool:
-    """Whether there is a connection that serves; one of rayfl's own without all plug-ins is given up.
+    """Whether there is a usable connection; rayfl closes its own one if it lacks plug-ins.
 
     Raises:
-        ConfigError: if the user has connected, and workers do not have the plug-ins.
+        ConfigError: if the user made the connection and its workers lack plug-ins.
     """
     if not ray.is_initialized():
         _brought.clear()
@@ -118,7 +118,7 @@ def _import_all(names: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def _options() -> Iterator[dict[str, Any]]:
-    """What ``ray.init`` is told: to be quiet, and the source that workers need."""
+    """The options of ``ray.init``: quiet logging, and the source that workers need."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if not plugins.travelling():
         yield quiet
@@ -129,15 +129,16 @@ def _options() -> Iterator[dict[str, Any]]:
 
 
 class Head:
-    """The head of the cluster (its GCS). Where it is gone nothing starts any more, and after a minute Ray
-    ends all processes."""
+    """The head of the cluster (its GCS). Without it nothing can start, and after a minute Ray ends all
+    processes.
+    """
 
     def __init__(self) -> None:
         self.address = str(ray.get_runtime_context().gcs_address)
         self._answered = self._asked = time.monotonic()
 
     def silent(self) -> bool:
-        """Whether it has not answered for so long that it is held to be gone."""
+        """Whether it has not answered for so long that it is considered lost."""
         now = time.monotonic()
         if now - self._asked > _ASK:
             self._asked = now
@@ -148,7 +149,7 @@ class Head:
 
 
 def _reach(address: str, timeout: float = 10.0) -> None:
-    """Ray itself tries an address at which nobody answers for minutes."""
+    """Check an address quickly; Ray itself would try for minutes."""
     host, _, port = address.rpartition(":")
     if host and "/" not in host and port.isdigit():
         try:
@@ -165,8 +166,10 @@ def _token_hint() -> str:
 
 
 def _guard_token(path: Path) -> None:
-    """Let nobody else read the token that Ray keeps there; Ray itself leaves it open to everybody."""
-    with contextlib.suppress(OSError):  # a home that cannot be written: Ray says so itself
+    """Make the token that Ray keeps there readable only for this user; Ray itself leaves it readable for
+    everyone.
+    """
+    with contextlib.suppress(OSError):  # the home folder is not writable; Ray reports that itself
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -178,12 +181,13 @@ def _guard_token(path: Path) -> None:
 
 
 def short_folder(preferred: Path | None = None) -> str | None:
-    """Where a Ray that is started here puts its files: None for its own choice, if sockets can lie there.
+    """The folder for the files of a local Ray; None for Ray's default, if its path is short enough for
+    sockets.
 
-    Clusters of universities often have a long TMPDIR, and homes with letters that Ray does not take.
+    University clusters often have a long TMPDIR, and home folders with characters that Ray does not accept.
 
     Raises:
-        ConfigError: if there is no short folder at all.
+        ConfigError: if there is no short folder.
     """
     own = os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()
     if len(own) <= _LONGEST and own.isascii():
@@ -197,7 +201,7 @@ def short_folder(preferred: Path | None = None) -> str | None:
 
 
 def this_machine() -> Available:
-    """What this machine has."""
+    """The resources of this machine."""
     import torch
 
     gpus = float(torch.cuda.device_count())
@@ -218,10 +222,10 @@ def this_cluster(gpus: PerActor = 0.0) -> Available:
 
 
 def available(config: Config) -> Available:
-    """What a run may use: this machine, or what the connected Ray cluster has free.
+    """The resources that a run may use: this machine, or the free part of the connected Ray cluster.
 
-    What actors of a run before held comes back a moment after they end, so where the free part has no room
-    for the actors that the whole cluster could hold, this waits for it for some seconds.
+    Resources of a previous run are released a moment after its actors end. So if the free part has no room
+    for actors that the whole cluster could hold, this waits some seconds.
     """
     e = config.execution
     if e.backend == "inline":
@@ -239,9 +243,9 @@ def available(config: Config) -> Available:
 
 
 def await_room(config: Config, say: Callable[[str], None], stop: threading.Event) -> None:
-    """Wait until there is room for the actors that the config names (the fewest of a range), or for one.
+    """Wait until there is room for the actors that the config names (of a range the fewest), or else for one.
 
-    Other jobs may hold the cluster, or an autoscaler may have to start nodes, which is asked to.
+    Other jobs may hold the cluster; an autoscaler is asked to start nodes.
 
     Args:
         config: the run; ``execution.wait`` says how long.
@@ -263,18 +267,21 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
             told = True
         stop.wait(0.2 if seconds <= _RELEASE_TIMEOUT else 1.0)
     if told:
-        request_resources(bundles=[])  # the actors hold the nodes from now on; later they may go
+        # From now on the actors keep the nodes alive; the request is no longer needed
+        request_resources(bundles=[])
 
 
 def _autoscales() -> bool:
-    """Whether something starts nodes for this cluster when there is work: ``ray up``, KubeRay, a platform."""
+    """Whether this cluster has an autoscaler, which starts nodes for work: ``ray up``, KubeRay, a
+    platform.
+    """
     if (Path.home() / "ray_bootstrap_config.yaml").is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
         return True
-    return bool(_internal_kv_get(b"__autoscaling_status"))  # written by every monitor of Ray's
+    return bool(_internal_kv_get(b"__autoscaling_status"))  # every Ray autoscaler writes it
 
 
 def ray_status() -> str:
-    """Whether a Ray cluster is there to connect to, in a line; starts nothing."""
+    """Say in a line whether there is a Ray cluster to connect to; starts nothing."""
     if ray.is_initialized():
         resources = ray.cluster_resources()
         return f"connected: {resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"

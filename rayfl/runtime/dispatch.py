@@ -1,8 +1,9 @@
-"""Deals tasks out to client actors, and deals them out again when an actor dies or hangs.
+"""Distributes tasks to client actors, and again to others when an actor dies or hangs.
 
-Work goes only to actors that have answered. An actor that dies is replaced by one that gets work when it has
-answered in turn, which may be never (its node is gone, and there is no other): the others go on without it.
-A crew whose size may change is no other: Ray is asked for the most at once, and places them as nodes join.
+Work is sent only to actors that have answered. An actor that dies is replaced by a new one, which gets work
+once it has answered. If it never does (its node is gone, and there is no other) the remaining actors continue
+without it. A crew of variable size works the same way: Ray is asked for the largest number at once and places
+the actors as nodes join.
 """
 
 from __future__ import annotations
@@ -22,26 +23,26 @@ from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, d
 from rayfl.runtime.remote import Call
 
 IN_FLIGHT = 2
-"""Messages at an actor: one that it works on and one that waits in its mailbox, so that it never idles."""
+"""Messages per actor: one that it works on and one that waits in its mailbox, so that it is never idle."""
 
 _MAX_LOST = 5
-"""Actors that may die over one message before its work is held to be the cause."""
+"""After this many actors have died while working on one message, its work is considered the cause."""
 
 _ABSENCE = 10.0
 """Seconds after which an actor that has not answered counts as missing."""
 
 _NOBODY = 900.0
-"""Seconds to wait for a client actor when there is none."""
+"""Seconds to wait for a client actor if there is none at all."""
 
 
 @dataclass
 class _Message:
-    """Tasks that travel together.
+    """Tasks that are sent together.
 
     Attributes:
-        tasks: their places in the list of tasks.
+        tasks: their indices in the list of tasks.
         home: the actor that they are pinned to; None for any.
-        lost: how many actors have died over it.
+        lost: how many actors have died while working on it.
     """
 
     tasks: list[int]
@@ -51,12 +52,12 @@ class _Message:
 
 @dataclass
 class _Sent:
-    """A message on its way.
+    """A message that was sent.
 
     Attributes:
         message: what was sent.
-        place: the actor's place.
-        rest: the refs of its results but the first.
+        place: the slot of the actor.
+        rest: the refs of its results except the first.
         silence: for how long the actor has worked on it.
     """
 
@@ -67,12 +68,12 @@ class _Sent:
 
 
 class Crew:
-    """The client actors, each in its place.
+    """The client actors, one per slot (``place``).
 
     Args:
-        size: how many are wanted, at most; there may be room for fewer.
-        new: asks Ray for an actor for this place.
-        deaths: counts those that die.
+        size: the largest number of actors; there may be room for fewer.
+        new: asks Ray for an actor for this slot.
+        deaths: counts actors that die.
         say: called with a line of text.
     """
 
@@ -81,37 +82,37 @@ class Crew:
     ) -> None:
         self._new, self.deaths, self._say = new, deaths, say
         self.members = [self._process(place) for place in range(size)]
-        self._lost: set[int] = set()  # places whose actor died and whose next has not answered
-        self._reported: set[int] = set()  # those of which that was said
+        self._lost: set[int] = set()  # slots whose actor died and whose new actor has not answered
+        self._reported: set[int] = set()  # those that were reported
 
     def _process(self, place: int) -> Process:
         return Process.of(f"client actor {place}", self._new(place))
 
     @property
     def present(self) -> list[int]:
-        """The places of the actors that have answered."""
+        """The slots of the actors that have answered."""
         return [place for place, process in enumerate(self.members) if process.where is not None]
 
     @property
     def coming(self) -> list[Ref]:
-        """The first answers that have not come yet."""
+        """The pending first answers."""
         return [process.hello for process in self.members if process.where is None]
 
     @property
     def likely(self) -> int:
-        """How many of them are there or will be soon; one at least."""
+        """How many actors are present or will be soon; at least one."""
         return max(1, sum(not self.missing(place) for place in range(len(self.members))))
 
     def missing(self, place: int) -> bool:
-        """Whether the actor of this place has not answered for so long that it may never come."""
+        """Whether the actor of this slot has not answered for so long that it may never do so."""
         process = self.members[place]
         return process.where is None and time.monotonic() - process.begun > _ABSENCE
 
     def replace(self, place: int, error: Exception | None) -> None:
-        """An actor has died, or was killed for its silence (None): ask for another.
+        """Ask for a new actor, because one has died or was killed after a timeout (None).
 
         Raises:
-            RayflError: if they do nothing but die.
+            RayflError: if actors keep dying.
         """
         old = self.members[place]
         if error is None:
@@ -123,7 +124,7 @@ class Crew:
         self.members[place] = self._process(place)
 
     def greet(self) -> None:
-        """Note who has answered; say who is missing, and who is back.
+        """Record which actors have answered; report those that are missing or back.
 
         Raises:
             RayflError: if there has been no actor for a long time.
@@ -155,13 +156,13 @@ class Crew:
 
 
 class Dispatch:
-    """Has tasks done by a crew, in any order.
+    """Executes tasks on a crew, in any order.
 
     Args:
         tasks: what to do.
-        crew: who does it.
+        crew: the actors.
         deadlines: how long an actor may be silent.
-        current: replaces refs of results that were lost by those of the second try.
+        current: replaces refs of lost results by those of the second attempt.
     """
 
     def __init__(
@@ -192,10 +193,10 @@ class Dispatch:
         return self._free if home is None else self._pinned[home]
 
     def run(self, tick: Callable[[], None]) -> Iterator[Done]:
-        """Do them; yields them as they finish.
+        """Execute the tasks; yields each when it finishes.
 
         Args:
-            tick: called now and then while waiting; what it raises ends the wait.
+            tick: called regularly while waiting; an error that it raises ends the wait.
         """
         looked = time.monotonic()
         self._crew.greet()
@@ -212,7 +213,7 @@ class Dispatch:
                 yield from self._take(ready[0])
 
     def _feed(self) -> None:
-        """Give work to the actors that have answered, to all of them first and then once more."""
+        """Send work to the actors that have answered: one message to each of them, then a second one."""
         waiting = [0] * len(self._crew.members)
         for one in self._sent.values():
             waiting[one.place] += 1
@@ -238,7 +239,7 @@ class Dispatch:
         self._sent[first] = _Sent(message, place, rest)
 
     def _take(self, first: Ref) -> Iterator[Done]:
-        """What has been done; or, if the actor has died, do it again."""
+        """Take finished work; if the actor has died, its work is queued again."""
         place = self._sent[first].place
         try:
             with plain_errors():
@@ -261,10 +262,10 @@ class Dispatch:
             yield Done(i, report, {key: next(rest) for key in self._tasks[i].keeps}, f"client:{place}")
 
     def _bury(self, place: int, error: Exception | None) -> None:
-        """An actor is dead: its messages are sent again, first of all the one that it worked on.
+        """Handle a dead actor: its messages are queued again, the one that it worked on first.
 
         Raises:
-            RayflError: if actors do nothing but die, or die over the same work again and again.
+            RayflError: if actors keep dying, in general or over the same work.
         """
         lost = {ref: one.message for ref, one in self._sent.items() if one.place == place}
         for ref in lost:
@@ -279,7 +280,7 @@ class Dispatch:
         self._crew.replace(place, error)
 
     def _work(self, message: _Message) -> tuple[str, float]:
-        """What kind of work it is, and how much."""
+        """The kind and the cost of the work."""
         return self._tasks[message.tasks[0]].method, sum(self._tasks[i].cost for i in message.tasks)
 
     def _replace_silent(self) -> None:
@@ -295,7 +296,7 @@ class Dispatch:
 
 
 def _fatal(message: _Message, tasks: Sequence[Task], error: Exception | None) -> str:
-    """What is said of work over which one actor after the other dies."""
+    """The message if one actor after another dies over the same work."""
     clients = [int(c) for i in message.tasks for c in getattr(tasks[i].job, "clients", ())]
     whose = "" if not clients else f" of clients {min(clients)} to {max(clients)}"
     how = "did not answer" if error is None else one_line(error)

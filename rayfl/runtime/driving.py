@@ -1,4 +1,4 @@
-"""Runs a config here or in a driver actor on Ray, which is watched, and replaced if it dies."""
+"""Runs a config in this process, or in a driver actor on Ray that is watched and replaced if it dies."""
 
 from __future__ import annotations
 
@@ -35,30 +35,30 @@ from rayfl.servers.building import block_rule, build
 from rayfl.servers.driver import Driver, Interrupted
 
 _DRIVER_DEADLINE = 300.0
-"""Seconds for which the driver may be silent; it answers while it trains, so a busy machine is no reason."""
+"""Seconds for which the driver may be silent; it answers even while it trains."""
 
 
 _DRIVER_STOPS = 60.0
-"""The same when it has been asked to stop: it may be writing a large checkpoint."""
+"""The same after it was asked to stop: it may be writing a large checkpoint."""
 
 
 _HEADLESS = 30.0
-"""Seconds that the driver has for a last checkpoint when Ray's head is gone: then Ray ends it."""
+"""Seconds that the driver has for a last checkpoint after Ray's head is lost, before Ray ends it."""
 
 
 _NODE_LOST = 10.0
-"""Seconds of silence after which it is asked whether this node still belongs to the cluster."""
+"""Seconds of silence after which rayfl checks whether this node still belongs to the cluster."""
 
 
 _MAX_DRIVER_DEATHS = 3
-"""How often the driver may die without a further round."""
+"""How often the driver may die without completing another round."""
 
 
 def arithmetic(config: Config, federation: Federation, host: HostSpec, available: Available) -> ResourcePlan:
     """The resource plan of a config.
 
     Raises:
-        ConfigError: if it does not fit; the message names what would.
+        ConfigError: if it does not fit; the message says what would.
     """
     samples = federation.samples
     size = samples.x_train.nbytes + samples.x_test.nbytes + sum(a.nbytes for a in federation.train.arrays) * 2
@@ -67,12 +67,12 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
 
 
 def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:
-    """The backend that the config names; with Ray it must be connected.
+    """The backend that the config names; Ray must be connected.
 
     Args:
-        config: what is run.
+        config: of the run.
         plan: the actors.
-        run: what the run is called in the names of its actors; the config's name if empty.
+        run: the name of the run in the names of its actors; the config's name if empty.
     """
     e = config.execution
     if e.backend == "inline":
@@ -112,7 +112,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     engine = f"training engine: {host.engine} ({host.why})"
     for line in (*plan.lines(), engine, *remarks(federation)):
         emit(Note(line))
-    # A resumed run must not choose again: another version might choose otherwise.
+    # A resumed run keeps its choice: another version might choose differently.
     training = config.training.model_copy(update={"engine": host.engine})
     directory.write_config(config.model_copy(update={"training": training}))
     try:
@@ -127,7 +127,7 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
 
 
 def _publishing(directory: RunDirectory, emit: Listener) -> Listener:
-    """Publish the run after each checkpoint; what cannot be published is tried again after the next."""
+    """Publish the run after each checkpoint; if that fails, it is tried again after the next one."""
 
     def listen(event: RunEvent) -> None:
         emit(event)
@@ -141,7 +141,7 @@ def _publishing(directory: RunDirectory, emit: Listener) -> Listener:
 
 
 class DriverActor:
-    """The driver in a Ray actor of its own: events are kept until somebody asks for them."""
+    """The driver in a Ray actor; events are queued until :meth:`poll` fetches them."""
 
     def __init__(self) -> None:
         self._events: queue.SimpleQueue[RunEvent] = queue.SimpleQueue()
@@ -155,20 +155,21 @@ class DriverActor:
         folder: Path,
         variables: Mapping[str, str],
     ) -> bool:
-        """Run to the end; false if it was stopped.
+        """Run to the end; returns false if the run was stopped.
 
         Args:
             config: of the run.
             path: the run directory.
-            modules: plug-ins whose parts are to be known here, by name.
-            folder: in which the user works, and relative paths of the config begin; actors of a cluster begin
-                where its node was started.
-            variables: of the environment, for loggers; here, since Ray's dashboard shows those of actors.
+            modules: plug-ins to import here, by name.
+            folder: the user's working folder, to which relative paths of the config refer; actors start in
+                the folder in which their node was started.
+            variables: environment variables for loggers; passed here because Ray's dashboard shows those of
+                actors.
         """
         from rayfl.runtime.ray_backend import settle
 
         os.environ.update(variables)
-        with contextlib.suppress(OSError):  # it is gone: absolute paths will do
+        with contextlib.suppress(OSError):  # it no longer exists; absolute paths still work
             os.chdir(folder)
         plugins.adopt(modules, KINDS.values())
         settle()
@@ -192,16 +193,16 @@ class DriverActor:
         self._stop.set()
 
     def whereabouts(self) -> Whereabouts:
-        """Says that the actor is ready, and where."""
+        """Where the actor runs; an answer means that it is ready."""
         return whereabouts()
 
 
 def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event) -> None:
-    """Run a config in a driver actor; another one goes on from the last checkpoint if it dies.
+    """Run a config in a driver actor; if it dies, a new one continues from the last checkpoint.
 
     Raises:
         Interrupted: after ``stop`` was set.
-        RayflError: if drivers do nothing but die.
+        RayflError: if drivers keep dying.
     """
     Placement.of(config)  # or refuse now
     await_room(config, lambda text: listen(Note(text)), stop)
@@ -209,36 +210,36 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
     deaths, reached = 0, -1
     while True:
         try:
-            # Doubled each time: on a machine that is very busy it may just be slow.
+            # Doubled each time: on a very busy machine the driver may just be slow.
             _watch_driver(config, directory, listen, stop, deadline * 2.0**deaths)
             return
         except _DriverDied as error:
             rounds = directory.rounds_complete()
             deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
             if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
-                raise RayflError(f"the driver {error}; go on with: rayfl resume {directory.path}") from None
+                raise RayflError(f"the driver {error}; resume with: rayfl resume {directory.path}") from None
             listen(Note(f"the driver {error}: a new one goes on from the last checkpoint"))
 
 
 def _variables(config: Config) -> dict[str, str]:
-    """Of the environment, which loggers and object storage need where the driver is."""
+    """The environment variables that loggers and object storage need where the driver runs."""
     there = {} if isinstance(config.output.root, Path) else remote.variables(os.environ)
     return {**environment(config.output.all_loggers), **there}
 
 
 class _DriverDied(Exception):
-    """The driver died, or was killed for its silence."""
+    """The driver died, or was killed because it did not answer."""
 
 
 def _gone(head: Head, directory: RunDirectory) -> RayflError:
-    return RayflError(f"Ray's head at {head.address} is gone; go on with: rayfl resume {directory.path}")
+    return RayflError(f"Ray's head at {head.address} is gone; resume with: rayfl resume {directory.path}")
 
 
 def _watch_driver(
     config: Config, directory: RunDirectory, listen: Listener, stop: threading.Event, deadline: float
 ) -> None:
-    """Run the driver in an actor, and relay its events."""
-    # The driver writes the run directory, so it lives on this node. It mostly waits: no CPU is reserved.
+    """Run the driver in an actor and relay its events."""
+    # The driver writes the run directory, so it runs on this node. It mostly waits, so no CPU is reserved.
     node = ray.get_runtime_context().get_node_id()
     here = NodeAffinitySchedulingStrategy(node, soft=False)
     names = named(directory.path.name, "driver")
@@ -263,7 +264,7 @@ def _watch_driver(
                 driver.greet()
                 if silence.seconds > _NODE_LOST and not head.silent() and not alive(node):
                     raise RayflError(
-                        f"this node's Ray has ended (the head may have been restarted); go on with: "
+                        f"this node's Ray has ended (the head may have been restarted); resume with: "
                         f"rayfl resume {directory.place}"
                     )
                 allowed = min(deadline, _DRIVER_STOPS) if stop.is_set() else deadline

@@ -1,4 +1,4 @@
-"""What a run ran on, for ``environment.json`` and ``rayfl doctor``."""
+"""Versions and machine, for ``environment.json`` and ``rayfl doctor``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
     return {name: _version(name) for name in PACKAGES}
 
 
-@cache  # a process may make many runs
+@cache  # cached, because a process may make many runs
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)

@@ -16,14 +16,14 @@ from rayfl.servers.lps import LocalServer
 
 
 class InlineBackend(Backend):
-    """Everything in this process, one task after another, in the order of the longest first."""
+    """Executes everything in this process, one task after another, the longest first."""
 
     def __init__(self) -> None:
         self.actors = 1
         self._server = LocalServer()
         self._threads = torch.get_num_threads()
         self._limits = libraries().limit(limits=1)
-        torch.set_num_threads(1)  # as in the actors: sums depend on the number of threads
+        torch.set_num_threads(1)  # as in the actors, because sums depend on the number of threads
 
     @override
     def put(self, value: Any) -> Ref:

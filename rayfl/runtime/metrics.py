@@ -1,7 +1,7 @@
-"""A run's numbers as metrics of Ray, which every node offers to Prometheus (``ray metrics`` explains how).
+"""The metrics of a run, as Ray metrics that every node exports to Prometheus.
 
-Ray puts ``ray_`` before the names, and ``_total`` behind those of counters: ``ray_rayfl_rounds_total``. All
-have the labels ``Run`` and ``Method`` besides Ray's own.
+Ray adds the prefix ``ray_``, and for counters the suffix ``_total``: ``ray_rayfl_rounds_total``. All metrics
+have the labels ``Run`` and ``Method`` in addition to Ray's own.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from rayfl.monitor import Status
 from rayfl.monitor.writer import Export
 
 COUNTERS = {
-    "rayfl_rounds": "Rounds that are complete, since the run began or went on.",
-    "rayfl_clients": "Clients that were trained.",
+    "rayfl_rounds": "Complete rounds since the run started or was resumed.",
+    "rayfl_clients": "Clients trained.",
     "rayfl_client_steps": "Local optimizer steps of all clients.",
     "rayfl_client_failures": "Clients that failed.",
     "rayfl_bytes": "Bytes sent between clients, LPSs and GPS, by Tier and Direction.",
 }
-"""What only grows, and what it is."""
+"""Counters and their descriptions."""
 
 GAUGES = {
-    "rayfl_rounds_done": "Rounds that are complete, since the beginning.",
-    "rayfl_rounds_planned": "Rounds that are to be run.",
+    "rayfl_rounds_done": "Complete rounds of the whole run.",
+    "rayfl_rounds_planned": "Planned rounds.",
     "rayfl_round_seconds": "Seconds of the last round.",
-    "rayfl_remaining_seconds": "Seconds until the end, by the last rounds.",
-    "rayfl_client_steps_per_second": "Local optimizer steps of all clients a second, in the last round.",
+    "rayfl_remaining_seconds": "Estimated seconds until the end, from the last rounds.",
+    "rayfl_client_steps_per_second": "Local optimizer steps of all clients per second, in the last round.",
     "rayfl_waiting_ratio": "Share of the client actors' time in which they did not train, in the last round.",
-    "rayfl_blocks_left": "Blocks of the current round that are not trained yet.",
-    "rayfl_actors": "Client actors that are there.",
+    "rayfl_blocks_left": "Blocks of the current round that have not been trained yet.",
+    "rayfl_actors": "Client actors present.",
     "rayfl_actors_busy": "Client actors that have work.",
     "rayfl_slowest_actor_seconds": "Seconds that the slowest client actor trained in the last round.",
     "rayfl_driver_memory_bytes": "Memory of the driver.",
@@ -38,18 +38,18 @@ GAUGES = {
     "rayfl_train_loss": "Mean training loss of the last round.",
     "rayfl_test_loss": "Mean test loss over clients, of the last test.",
     "rayfl_accuracy_mean": "Mean test accuracy over clients in percent, of the last test.",
-    "rayfl_accuracy_worst10": "Mean test accuracy of the worst tenth of clients in percent, last test.",
+    "rayfl_accuracy_worst10": "Mean test accuracy of the worst 10 % of clients in percent, of the last test.",
 }
-"""What goes up and down, and what it is."""
+"""Gauges and their descriptions."""
 
 
 def exports(config: Config) -> list[Export]:
-    """Where the status of a run goes besides its directory."""
+    """Where the status of a run is exported to, besides its directory."""
     return [RayMetrics(config.algorithm.name)] if config.execution.backend == "ray" else []
 
 
 class RayMetrics:
-    """Tells Ray of a run. Whoever calls it knows what to do with an error."""
+    """Exports the status of a run to Ray; callers handle errors."""
 
     def __init__(self, method: str) -> None:
         self._method = method
@@ -57,7 +57,7 @@ class RayMetrics:
         self._before: dict[tuple[str, str], float] = {}
 
     def __call__(self, status: Status) -> None:
-        """Take a status of the run; where Ray is not connected yet, or any more, nothing happens."""
+        """Export a status of the run; does nothing while Ray is not connected."""
         import ray
 
         if not ray.is_initialized():
@@ -85,7 +85,7 @@ class RayMetrics:
             self._metrics[name] = Counter(name, about, tag_keys=(*keys, *more))
 
     def _count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Have a counter stand at this value."""
+        """Raise a counter to this value."""
         key = name, "/".join(tags.values())
         more = value - self._before.get(key, 0.0)
         if more > 0:
@@ -104,7 +104,7 @@ def counts(status: Status) -> dict[str, float]:
 
 
 def gauges(status: Status) -> dict[str, float | None]:
-    """The values of the gauges; None for what is not known."""
+    """The values of the gauges; None if unknown."""
     return {
         "rayfl_rounds_done": status.done,
         "rayfl_rounds_planned": status.rounds,

@@ -1,4 +1,4 @@
-"""On which nodes actors are placed: servers on those that stay, client actors packed or spread."""
+"""Placement of actors on nodes: servers on permanent nodes, client actors packed or spread."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rayfl.runtime import nodes
 from rayfl.runtime.resources import PerActor, in_turn
 
 _TRACE = 0.001
-"""So much of a custom resource is reserved: it marks a node and is not used up."""
+"""How much of a custom resource is reserved: almost nothing, because it only marks nodes."""
 
 
 def packed(rooms: Mapping[str, int], count: int) -> list[str | None]:
-    """Nodes for so many actors, on as few nodes as possible; None where there is no room.
+    """A node for each actor, using as few nodes as possible; None for actors without room.
 
     Args:
         rooms: how many actors each node has room for.
-        count: how many actors.
+        count: number of actors.
     """
     largest_first = sorted(rooms, key=lambda node: (-rooms[node], node))
     places: list[str | None] = [node for node in largest_first for _ in range(rooms[node])]
@@ -32,10 +32,10 @@ def packed(rooms: Mapping[str, int], count: int) -> list[str | None]:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the actors of a run go.
+    """Where the actors of a run are placed.
 
     Attributes:
-        servers_on: a custom resource, or a label ``key=value``, of the nodes for servers; None for any.
+        servers_on: a custom resource, or a label ``key=value``, of the nodes for servers; None for any node.
         clients: ``pack``, ``spread``, or ``auto`` for Ray's own choice.
     """
 
@@ -44,10 +44,10 @@ class Placement:
 
     @classmethod
     def of(cls, config: Config) -> Placement:
-        """As a config says.
+        """The placement that a config asks for.
 
         Raises:
-            ConfigError: if no node is one for servers, or not this one, where the driver has to be.
+            ConfigError: if no node qualifies for servers, or if this one, where the driver runs, does not.
         """
         wanted = cls(config.execution.servers_on, config.execution.placement)
         wanted._check(ray.nodes(), ray.get_runtime_context().get_node_id())

@@ -1,6 +1,6 @@
-"""The processes that Ray runs for a run, as the driver knows them: which are there, silent, or dead.
+"""The Ray processes of a run, as the driver sees them: present, silent, or dead.
 
-Every failure that Ray reports has one of three outcomes: the process is dead and its work is done again
+Every failure that Ray reports has one of three outcomes: the process is dead and its work is repeated
 (:func:`died`); results are lost with their node, and the driver goes back to a checkpoint
 (:class:`~rayfl.errors.ResultsLost`); or the run ends in one line (:func:`plain_errors`).
 """
@@ -33,25 +33,27 @@ from rayfl.errors import RayflError, ResultsLost
 from rayfl.runtime.remote import Whereabouts, kill
 
 TICK = 0.5
-"""Seconds between two questions whether to stop."""
+"""Seconds between two checks of whether to stop."""
 
 MAX_DEATHS = 20
-"""Deaths with nothing done in between after which a run gives up: something kills again and again."""
+"""After this many deaths without any completed work in between, a run gives up."""
 
 _FIRST_WORD = 30.0
-"""Seconds of silence after which it is said for the first time; then after twice, four times... as long."""
+"""Seconds of silence after which it is reported for the first time; then after twice, four times, ... as
+long.
+"""
 
 _LEAST_DEADLINE = 300.0
 """Seconds of silence that are always allowed, unless ``execution.deadline`` says otherwise."""
 
 _TIMES_LONGEST = 20.0
-"""Work may take so many times as long as work of its size has ever taken."""
+"""Work may take this many times as long as the slowest work of its size so far."""
 
 _HURRY = 10.0
-"""Seconds of silence that are allowed once the run has been asked to stop."""
+"""Seconds of silence that are allowed after the run was asked to stop."""
 
 _DEAD = (RayActorError, WorkerCrashedError, OutOfMemoryError, NodeDiedError, TaskCancelledError)
-"""What Ray raises when the process that should have answered is gone. Not all of them are RayActorErrors."""
+"""What Ray raises if the process that should answer is gone. Not all of them are RayActorErrors."""
 
 _FULL = {
     ObjectStoreFullError: "the object store is full; give Ray more memory (ray start --object-store-memory) "
@@ -61,18 +63,18 @@ _FULL = {
 
 
 def died(error: Exception) -> bool:
-    """Whether the process that should have answered is gone, or that of something it depends on."""
+    """Whether the process that should answer is gone, or that of something it depends on."""
     return isinstance(error.cause if isinstance(error, RayTaskError) else error, _DEAD)
 
 
 def one_line(error: object) -> str:
-    """What an error of Ray's says, which may be a page, in a line."""
+    """The message of a Ray error, which may be a page long, as one line."""
     return " ".join(str(error).split())[:300]
 
 
 @contextlib.contextmanager
 def plain_errors() -> Iterator[None]:
-    """Raise what the remote code raised, not Ray's wrapper around it; Ray's own failures in one line.
+    """Raise what the remote code raised instead of Ray's wrapper, and Ray's own failures in one line.
 
     Raises:
         RayflError: in place of Ray's errors.
@@ -104,9 +106,9 @@ class Process:
     Attributes:
         name: for messages.
         actor: its handle.
-        hello: its first answer, by reference: whereabouts.
-        where: that answer, once it has come.
-        begun: when the actor was asked for.
+        hello: its first answer, by reference: its whereabouts.
+        where: that answer, once it has arrived.
+        begun: when the actor was requested.
     """
 
     name: str
@@ -117,7 +119,7 @@ class Process:
 
     @classmethod
     def of(cls, name: str, actor: Any) -> Process:
-        """An actor that has just been asked for, or restarted."""
+        """An actor that has just been requested or restarted."""
         return cls(name, actor, actor.whereabouts.remote())
 
     def __str__(self) -> str:
@@ -135,7 +137,7 @@ class Process:
         return self.where is not None
 
     def kill(self) -> None:
-        """Have the process end, even if it is stopped, which Ray's own way of killing does not achieve."""
+        """End the process even if it is stopped (SIGSTOP), which Ray's own kill cannot do."""
         if self.where is None:
             return
         if self.where.node == ray.get_runtime_context().get_node_id():
@@ -145,8 +147,8 @@ class Process:
         ray.remote(kill).options(num_cpus=0, scheduling_strategy=there, max_retries=0).remote(self.where)
 
     def drop(self) -> None:
-        """Let go of the actor: it will not be used again."""
-        with contextlib.suppress(RayError):  # it, or its node, may be gone
+        """Release the actor; it will not be used again."""
+        with contextlib.suppress(RayError):  # the actor or its node may be gone
             ray.kill(self.actor)
 
 
@@ -162,7 +164,7 @@ class Silence:
         return time.monotonic() - self._begun
 
     def word(self) -> bool:
-        """Whether it is time to say something: rarer and rarer."""
+        """Whether it is time for another message; the intervals grow."""
         due = self.seconds >= self._next
         while self.seconds >= self._next:
             self._next *= 2
@@ -173,7 +175,8 @@ class Deadlines:
     """How long processes may be silent.
 
     Args:
-        given: seconds; None: twenty times what such work has taken at most, and five minutes at least.
+        given: seconds; None: twenty times the longest duration of such work so far, but at least five
+            minutes.
         say: called with a line of text.
     """
 
@@ -183,18 +186,20 @@ class Deadlines:
         self.hurried = False  # whether the run has been asked to stop
 
     def measured(self, method: str, seconds: float, cost: float = 1.0) -> None:
-        """Work of so much cost has taken so long."""
+        """Record how long work of this cost has taken."""
         self._longest[method] = max(self._longest.get(method, 0.0), seconds / max(cost, 1e-9))
 
     def seconds(self, method: str, cost: float = 1.0, lost: int = 0) -> float:
-        """What is allowed for such work; doubled each time that it was lost before: it may just be long."""
+        """The time allowed for such work; doubled each time that it was lost before, because it may just be
+        slow.
+        """
         allowed = self.given
         if allowed is None:
             allowed = max(_LEAST_DEADLINE, _TIMES_LONGEST * self._longest.get(method, 0.0) * cost)
         return (min(allowed, _HURRY) if self.hurried else allowed) * 2.0**lost
 
     def over(self, silence: Silence, allowed: float, process: object) -> bool:
-        """Whether a silence has lasted too long; says so, and before that how long it has lasted."""
+        """Whether a silence has lasted too long; reports that, and before that how long it has lasted."""
         silent = f"{process} has been silent for {silence.seconds:.0f} s"
         if silence.seconds >= allowed:
             self._say(f"{silent}: it is killed, and its work is done again")
@@ -205,27 +210,27 @@ class Deadlines:
 
 
 def alive(node: str) -> bool:
-    """Whether Ray holds a node to be alive; a node that is gone never comes back under its id."""
+    """Whether Ray considers a node alive; a lost node never returns under the same id."""
     return any(each["NodeID"] == node and each["Alive"] for each in ray.nodes())
 
 
 class Deaths:
-    """Counts deaths of processes, and gives up when nothing but deaths happens."""
+    """Counts deaths of processes, and gives up if there are many without any progress."""
 
     def __init__(self) -> None:
         self._count = 0
         self._nodes: set[str] = set()
 
     def none(self) -> None:
-        """Something was done."""
+        """Work was completed: reset the count."""
         self._count = 0
 
     def one(self, error: Exception | None, node: str | None = None) -> None:
-        """A process died, or was killed for its silence (None).
+        """A process died, or was killed because it did not answer (None).
 
         Args:
-            error: as which the death was seen.
-            node: where the process was: all those that die with their node are one death.
+            error: the error that reported the death.
+            node: of the process; all deaths with one node count once.
 
         Raises:
             RayflError: if an actor cannot even start, or too many have died.
@@ -238,5 +243,5 @@ class Deaths:
         if self._count > MAX_DEATHS or getattr(error, "actor_init_failed", False):
             why = "they did not answer" if error is None else one_line(error)
             raise RayflError(f"actors keep dying ({self._count} so far): {why}") from error
-        if self._count > 1:  # a node that cannot be reached: until Ray knows
+        if self._count > 1:  # an unreachable node counts as alive until Ray notices
             time.sleep(min(0.05 * 2**self._count, 5.0))

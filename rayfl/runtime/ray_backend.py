@@ -1,12 +1,12 @@
 """The Ray backend: client actors with fractional resources, LPS actors, remote tasks, refs.
 
-What may go wrong, and what is done about it:
+Failures are handled as follows:
 
-- A process dies: its work is done again by others, see :mod:`rayfl.runtime.dispatch`.
-- A process hangs (it is stopped, or its disk does not answer): who has been silent for how long is said, and
-  after a deadline it is killed.
-- Results are lost with their node: :class:`~rayfl.errors.ResultsLost`; the driver does the rounds again.
-- Everything else that Ray may report ends the run in one line, see :mod:`rayfl.runtime.processes`.
+- A process dies: others repeat its work, see :mod:`rayfl.runtime.dispatch`.
+- A process hangs (it is stopped, or its disk does not answer): the silence is reported, and after a deadline
+  the process is killed.
+- Results are lost with their node: :class:`~rayfl.errors.ResultsLost`; the driver repeats the rounds.
+- Any other error from Ray ends the run in one line, see :mod:`rayfl.runtime.processes`.
 """
 
 from __future__ import annotations
@@ -42,17 +42,19 @@ from rayfl.runtime.remote import (
 from rayfl.runtime.resources import PerActor
 
 _TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(acknowledge)
-"""A remote task. Ray keeps each function that is made one for good: one for all."""
+"""A remote task. Ray never frees a remote function, so one serves all."""
 
 
 def settle() -> None:
-    """Have the garbage collector pass over all objects that there are now. For processes of rayfl's own."""
+    """Exclude all current objects from garbage collection (``gc.freeze``). Only for processes that rayfl
+    owns.
+    """
     gc.collect()
     gc.freeze()
 
 
 class _HostActor(ClientHost):
-    """A client actor: a :class:`ClientHost` in a process of its own, with one thread."""
+    """A client actor: a :class:`ClientHost` in a separate process with one thread."""
 
     def __init__(self, stages: Any, host: HostSpec) -> None:
         torch.set_num_threads(1)
@@ -65,14 +67,14 @@ class _HostActor(ClientHost):
         return whereabouts()
 
     def perform(self, calls: Sequence[Call], *objects: Any) -> Any:
-        """Do several tasks.
+        """Execute several tasks.
 
         Args:
-            calls: what to do.
+            calls: the tasks.
             objects: those of the first call, then those of the second, ...
 
         Returns:
-            The reports of all; then what each keeps, in the same order.
+            The reports of all calls, then the results that each keeps, in the same order.
         """
         reports: list[Any] = []
         kept: list[Any] = []
@@ -87,22 +89,23 @@ class _HostActor(ClientHost):
     def train(self, job: TrainJob, objects: Objects) -> Answer:
         answer = super().train(job, objects)
         if not self._settled:
-            # What the libraries have set up by now stays. Without this a tenth of the time of small steps
-            # goes into looking through it for garbage, again and again.
+            # The objects that libraries have created by now stay alive. Without this, garbage
+            # collection would
+            # scan them again and again, which takes a tenth of the time of small steps.
             settle()
             self._settled = True
         return answer
 
 
 class _Pending(NamedTuple):
-    """A call whose end nobody has seen yet.
+    """A call that is not known to have finished.
 
     Attributes:
-        number: of all calls, in their order.
-        submit: makes it (again).
+        number: its position among all calls.
+        submit: submits it (again).
         results: the refs of its results.
-        done: the ref that says that it is done.
-        server: the LPS that does it; None for a remote task.
+        done: the ref that is ready when the call is done.
+        server: the LPS that executes it; None for a remote task.
         lost: how often it was lost.
     """
 
@@ -117,9 +120,10 @@ class _Pending(NamedTuple):
 class RayBackend(Backend):
     """Client and LPS actors on a Ray cluster that is already connected.
 
-    Calls of servers and remote tasks are done again here when their process dies. Ray could do that itself,
-    but for as long as a result lives it would keep all that the result was made of: a model is made of the
-    last one and of sums of the clients, so nothing would ever be freed.
+    Calls of servers and remote tasks are repeated here if their process dies. Ray's own retries would keep
+    the
+    inputs of every result alive for as long as the result exists: a model depends on the previous one and on
+    sums from the clients, so nothing would ever be freed.
 
     Args:
         actors: number of client actors, at most: those for which there is no room yet come when there is.
@@ -127,8 +131,8 @@ class RayBackend(Backend):
             memory, too.
         servers: number of LPS actors (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
-        run: the name of the run, for those of actors and tasks.
-        placement: on which nodes they go.
+        run: the name of the run, used in the names of actors and tasks.
+        placement: the nodes on which actors are placed.
     """
 
     def __init__(
@@ -161,7 +165,7 @@ class RayBackend(Backend):
         self.deadlines = Deadlines(deadline, lambda text: self.say(text))
         self._pending: deque[_Pending] = deque()
         self._calls = 0
-        self._instead: dict[Ref, Ref] = {}  # results that were lost -> those of the second try
+        self._instead: dict[Ref, Ref] = {}  # lost results -> those of the second attempt
 
     @override
     def put(self, value: Any) -> Ref:
@@ -174,14 +178,14 @@ class RayBackend(Backend):
         refs = self._current(ref if isinstance(ref, list) else [ref])
         left = list(dict.fromkeys(refs))
         with plain_errors():
-            while left:  # not all at once: there may be a question whether to stop
+            while left:  # not all at once, so that stop requests are noticed
                 _, left = ray.wait(left, num_returns=len(left), timeout=TICK)
                 self.tick()
             values = ray.get(refs)
         return values if isinstance(ref, list) else values[0]
 
     def _current(self, args: Sequence[Any]) -> list[Any]:
-        """The same with results of a second try in place of those that were lost."""
+        """The same refs, with lost results replaced by those of the second attempt."""
         if not self._instead:
             return list(args)
         return [self._instead.get(a, a) if isinstance(a, ray.ObjectRef) else a for a in args]
@@ -205,8 +209,8 @@ class RayBackend(Backend):
         self.deadlines.hurried = True
 
     def _settle(self) -> None:
-        """Wait for all calls of servers and remote tasks, and make those again whose process died."""
-        most = 0  # one death may take many calls with it: it counts once
+        """Wait for all calls of servers and remote tasks, and repeat those whose process died."""
+        most = 0  # many calls may be lost with one death, which counts once
         while self._pending:
             call, error = self._pending[0], None
             try:
@@ -231,7 +235,7 @@ class RayBackend(Backend):
             self._pending[0] = call._replace(done=done, lost=call.lost + 1)
 
     def _answered(self, call: _Pending) -> bool:
-        """Wait for the end of a call; false if it was silent for too long and has been given up."""
+        """Wait for the end of a call; false if it was silent for too long and was abandoned."""
         server = None if call.server is None else self._servers[call.server]
         silence = Silence()
         while not ray.wait([call.done], timeout=TICK, fetch_local=False)[0]:
@@ -269,7 +273,7 @@ class RayBackend(Backend):
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
-        # No CPU is reserved: the client actors hold them all, and wait while this runs.
+        # No CPU is reserved: the client actors hold them all and are idle while this runs.
         name = f"rayfl:{self._run}:{getattr(function, '__name__', 'task')}"
         task = _TASK.options(name=name, **self._placement.servers())
         return self._submit(lambda: task.remote(function, *self._current(args)), None)[0]

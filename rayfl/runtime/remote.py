@@ -1,6 +1,6 @@
-"""What Ray runs in processes of their own besides the clients: local parameter servers and remote tasks.
+"""What Ray runs in processes other than client actors: local parameter servers and remote tasks.
 
-Like that of :mod:`rayfl.servers.lps`, its import must stay cheap: neither torch nor anything built on it.
+Importing this module must stay cheap, as for :mod:`rayfl.servers.lps`: no torch, nor anything built on it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rayfl.backend import Answer, Key
 from rayfl.servers.lps import LocalServer
 
 UNRECORDED: dict[str, Any] = {"enable_task_events": False}
-"""Of all actors and tasks: Ray keeps records of the last 100,000 calls, 30 kB of memory for each round."""
+"""Option of all actors and tasks: otherwise Ray records the last 100,000 calls, 30 kB of memory per round."""
 
 
 def named(run: str, part: str) -> dict[str, str]:
     """Options of an actor that Ray lists as ``rayfl:<run>:<part>``, such as ``rayfl:t-seed0:client:3``.
 
-    Each is alone in its namespace: an actor that replaces a dead one, a resumed run and another run of this
-    name are called the same and never refused.
+    Each actor has its own namespace, so that a replacement for a dead actor, a resumed run or another run of
+    the same name may use the same actor names.
     """
     return {"name": f"rayfl:{run}:{part}", "namespace": f"rayfl-{uuid.uuid4().hex}"}
 
@@ -42,23 +42,24 @@ class Whereabouts(NamedTuple):
 
 
 def whereabouts() -> Whereabouts:
-    """Of the process that calls it."""
-    import ray  # deferred: there it is imported already
+    """The whereabouts of the calling process."""
+    import ray  # deferred; it is already imported where this is called
 
     return Whereabouts(ray.get_runtime_context().get_node_id(), os.uname().nodename, os.getpid())
 
 
 def kill(where: Whereabouts) -> None:
-    """Kill a process of Ray's on this node; one that is stopped does not obey anything else."""
+    """Kill a Ray process on this node by SIGKILL, the only signal that works on a stopped process."""
     with contextlib.suppress(psutil.Error):
-        if "ray::" in " ".join(psutil.Process(where.pid).cmdline()):  # the number may be another's by now
+        if "ray::" in " ".join(psutil.Process(where.pid).cmdline()):  # the process id may have been reused
             os.kill(where.pid, signal.SIGKILL)
 
 
 class Call(NamedTuple):
-    """A task in a message: the method, its job, the names of its objects, and those of what it keeps.
+    """A task in a message: the method, its job, the names of its objects, and the names of the results that
+    it keeps.
 
-    The objects travel beside it, in the order of their names; so does what it keeps on the way back.
+    The objects are sent next to it, in the order of their names, and the results are returned likewise.
     """
 
     method: str
@@ -68,7 +69,9 @@ class Call(NamedTuple):
 
 
 def carry_out(host: object, call: Call, values: Iterator[Any]) -> tuple[Any, list[Any]]:
-    """Do a call on a host, with the next of these values as its objects: the report, and what it keeps."""
+    """Execute a call on a host with the next values as its objects; returns the report and the results to
+    keep.
+    """
     answer: Answer = getattr(host, call.method)(call.job, {key: next(values) for key in call.objects})
     return answer.report, [answer.objects[key] for key in call.keeps]
 
@@ -81,10 +84,12 @@ class ServerActor(LocalServer):
         return whereabouts()
 
     def perform(self, call: Call, *objects: Any) -> tuple[Any, ...]:
-        """Nothing, which the driver can fetch to see that it is done; then what the call keeps."""
+        """Returns None, which the driver fetches to see that the call is done, and then the results to
+        keep.
+        """
         return None, *carry_out(self, call, iter(objects))[1]
 
 
 def acknowledge(function: Callable[..., Any], *args: Any) -> tuple[None, Any]:
-    """Nothing, as above, and what a plain function returns."""
+    """Returns None, as above, and the result of a plain function."""
     return None, function(*args)

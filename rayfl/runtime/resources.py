@@ -1,4 +1,4 @@
-"""The resource arithmetic: the actors, blocks and bytes that a config means, before anything starts."""
+"""Resource planning: the actors, blocks and bytes that a config needs, computed before anything starts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WORKER_BYTES = 270e6
 
 
 _MANY_GB = 4.0
-"""Of the sums at one local server, above which it is worth a line."""
+"""If the sums at one local server take more gigabytes than this, the plan says so."""
 
 
 ACTOR_GPU_BYTES = 8e9
@@ -68,7 +68,7 @@ def in_turn(rooms: Sequence[int], count: int) -> list[int | None]:
 
 @dataclass(frozen=True)
 class Available:
-    """What there is, on this machine or in the whole Ray cluster.
+    """The available resources, of this machine or of the whole Ray cluster.
 
     Attributes:
         nodes: an actor must fit on one of them.
@@ -107,18 +107,18 @@ class ResourcePlan:
 
     Attributes:
         clients: N.
-        cohort: clients a round.
-        block_size: clients in a block.
-        blocks: blocks a round, at least (a cluster's last block may be short).
+        cohort: clients per round.
+        block_size: clients per block.
+        blocks: blocks per round, at least (a cluster's last block may be smaller).
         actors: client actors that there is room for.
-        most_actors: how many there may become as nodes join; the same where their number is fixed.
-        clients_per_actor: clients that an actor hosts, at most.
-        cpus, gpus: reserved in all.
+        most_actors: the largest number of actors, as nodes join; equal to ``actors`` if the number is fixed.
+        clients_per_actor: largest number of clients per actor.
+        cpus, gpus: reserved in total.
         parameters: P.
         worker_gb: estimated memory of a client actor.
-        store_gb: estimated object store: the data once a node, the models, a round's partial products.
+        store_gb: estimated object store: the data once per node, the models, a round's partial products.
         store_there_gb: the smallest object store of a node; None if it is not known yet.
-        sums: sums of blocks that one local server may get of a model in a round.
+        sums: how many sums of blocks one local server may receive for a model in a round.
     """
 
     clients: int
@@ -142,7 +142,7 @@ class ResourcePlan:
         return 8e-9 * self.parameters * self.sums
 
     def lines(self) -> list[str]:
-        """The arithmetic in words."""
+        """The plan as text."""
         gpus = f", {self.gpus:g} GPU{'s' * (self.gpus != 1)}" if self.gpus else ""
         cpus = f"{self.cpus:g} CPU{'s' * (self.cpus != 1)}"
         more = f", up to {self.most_actors} as nodes join" if self.most_actors > self.actors else ""
@@ -160,7 +160,7 @@ class ResourcePlan:
         return [
             f"{counted(self.clients, 'client')}, {self.cohort:,} a round, in {self.blocks:,} or more blocks "
             f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
-            f"{self.parameters:,} numbers a model; about {size(1e9 * self.worker_gb)} a client actor, "
+            f"{self.parameters:,} parameters; about {size(1e9 * self.worker_gb)} a client actor, "
             f"{size(1e9 * self.store_gb)} in the object store",
             *short,
         ]
@@ -173,18 +173,19 @@ class ResourcePlan:
 def plan_resources(
     config: Config, clients: int, block: int, parameters: int, data_bytes: int, available: Available
 ) -> ResourcePlan:
-    """Do the arithmetic.
+    """Plan the resources of a run.
 
     Args:
-        config: the run.
+        config: of the run.
         clients: N.
-        block: clients in a block.
+        block: clients per block.
         parameters: P.
         data_bytes: of samples and index lists.
-        available: what there is.
+        available: the available resources.
 
     Raises:
-        ConfigError: if the actors cannot be placed or the memory does not suffice; it names what would fit.
+        ConfigError: if the actors cannot be placed or the memory is too small; the message says what would
+            fit.
     """
     e = config.execution
     cohort = config.training.cohort(clients)

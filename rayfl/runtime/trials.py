@@ -1,4 +1,4 @@
-"""Independent pieces of work side by side on Ray, by Ray Tune: the runs of a study."""
+"""Independent work in parallel on Ray, with Ray Tune: the runs of a study."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rayfl import plugins
 from rayfl.config.kinds import KINDS
 
 _ATTEMPTS = 3
-"""How often a trial is begun again when its process or its node died."""
+"""How often a trial is restarted if its process or node dies."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,11 @@ class Search:
 
     Attributes:
         space: by name a list of values, or ``{kind: range}`` (see :class:`rayfl.study.file.Tune`).
-        metric: what trials report, to be maximized.
+        metric: the reported number that is maximised.
         samples: points to draw.
         optuna: whether Optuna proposes them.
         asha: whether unpromising trials are ended early.
-        rounds: reports of a trial at most, the last one, of its end, among them.
+        rounds: largest number of reports of a trial, including the one at its end.
         seed: of the draws.
     """
 
@@ -52,12 +52,12 @@ class Search:
 
 @dataclass(frozen=True)
 class Room:
-    """What a trial takes, and how many there may be.
+    """The resources of a trial, and how many run in parallel.
 
     Attributes:
-        cpus, gpus: that a trial reserves in its own process.
-        actors: client actors besides, a CPU each; 0 if the process does all the work.
-        jobs: trials side by side; None for as many as there is room for.
+        cpus, gpus: reserved for the trial's own process.
+        actors: its client actors, with one CPU each; 0 if the process does all the work.
+        jobs: number of parallel trials; None for as many as there is room for.
     """
 
     cpus: float = 1.0
@@ -73,19 +73,19 @@ def run_trials(
     folder: Path,
     lost: Callable[[int], None] = lambda place: None,
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    """Do ``work(item)`` for every item.
+    """Call ``work(item)`` for every item, each in a trial.
 
-    A trial whose process or node dies is begun again; going on where it was is up to ``work``.
+    A trial whose process or node dies is restarted; ``work`` has to resume where it was.
 
     Args:
-        work: a function of a module, given an item in a process of its own; what it returns is small.
-        items: one a trial.
-        room: what a trial takes.
-        folder: in which the user works; relative paths begin there.
-        lost: called with the place of an item whose process or node died, and which is begun again.
+        work: a function of a module, called in a separate process; its result is small.
+        items: one per trial.
+        room: the resources of a trial.
+        folder: the user's working folder, to which relative paths refer.
+        lost: called with the index of an item whose process or node died and which is restarted.
 
     Returns:
-        The place of each item, and what its work returned, or ``{"error": ...}``; in the order of the items.
+        The index of each item, and the result of its work or ``{"error": ...}``; in the order of the items.
     """
     begin = partial(_trial, work=work, items=ray.put(list(items)), surroundings=Surroundings.here(folder))
     with _experiment() as store:
@@ -107,13 +107,14 @@ def run_trials(
 def search(
     work: Callable[[Any], Mapping[str, Any]], how: Search, room: Room, folder: Path
 ) -> list[tuple[dict[str, Any], Mapping[str, Any]]]:
-    """Let Tune propose points, and do ``work((point, report))`` for each.
+    """Let Tune propose points, and call ``work((point, report))`` for each.
 
     Args:
-        work: as for :func:`run_trials`; ``report(numbers)`` tells Tune how a trial goes, once a round.
-        how: the space and who searches it.
-        room: what a trial takes.
-        folder: in which the user works.
+        work: as for :func:`run_trials`; ``report(numbers)`` tells Tune the progress of a trial, once per
+            round.
+        how: the space and the search algorithm.
+        room: the resources of a trial.
+        folder: the user's working folder.
 
     Returns:
         Every point that was tried, and what its work returned.
@@ -153,18 +154,18 @@ def search(
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What the process of a trial has to know of the one that asks for it."""
+    """What the process of a trial has to know about the process that started it."""
 
     folder: Path
     modules: tuple[str, ...]
 
     @classmethod
     def here(cls, folder: Path) -> Surroundings:
-        """Of this process."""
+        """The surroundings of this process."""
         return cls(folder, tuple(plugin.module for plugin in plugins.loaded()))
 
     def enter(self) -> None:
-        """Make the process of a trial like it."""
+        """Apply them in the process of a trial."""
         logging.getLogger("ray").setLevel(logging.ERROR)
         with contextlib.suppress(OSError):
             os.chdir(self.folder)
@@ -175,7 +176,8 @@ def _trial(config: dict[str, Any], work: Any, items: Any, surroundings: Surround
     surroundings.enter()
     try:
         outcome = dict(work(ray.get(items)[config["place"]]))
-    except Exception as error:  # it would come again; only what dies is begun again
+    # The same error would occur again; only trials whose process died are restarted
+    except Exception as error:
         outcome = {"error": f"{type(error).__name__}: {error}"}
     tune.report({"outcome": outcome})
 
@@ -196,7 +198,7 @@ def _outcome(result: Any) -> Mapping[str, Any]:
 
 
 def _resources(room: Room) -> dict[str, float]:
-    if room.actors:  # which take their CPUs themselves; their driver writes here
+    if room.actors:  # client actors reserve their CPUs themselves; the driver of the run writes here
         here = ray.get_runtime_context().get_node_id()
         address = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
         return {"CPU": 0.0, f"node:{address}": 0.001}
@@ -204,13 +206,13 @@ def _resources(room: Room) -> dict[str, float]:
 
 
 class _Losses(tune.Callback):  # type: ignore[misc]
-    """Tells of trials that are begun again."""
+    """Reports trials that are restarted."""
 
     def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda config: None) -> None:
         self._tell = tell
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tune writes down all that it is given; whoever listens is of this process."""
+        """Tune pickles its callbacks; the listener exists only in this process and is left out."""
         return (_Losses, ())
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -230,12 +232,12 @@ def _run_config(store: str, losses: Any) -> Any:
 
 @contextlib.contextmanager
 def _experiment() -> Iterator[str]:
-    """A folder for Tune's own notes, which are not needed later: runs are found again by their hashes."""
+    """A folder for Tune's own files, which are not needed later: runs are found by their hashes."""
     before = dict(os.environ)
     os.environ.update(_QUIET)
     log = logging.getLogger("ray.tune")
     level = log.level
-    log.setLevel(logging.CRITICAL)  # a trial that dies is told in a line, by whoever asked for it
+    log.setLevel(logging.CRITICAL)  # the caller reports a trial that dies, in one line
     store = tempfile.mkdtemp(prefix="rayfl-trials-")
     try:
         yield store

@@ -44,7 +44,7 @@ class Candidates:
 
 
 class Sampling(Section):
-    """A way to choose a round's participants, by name; one a file in ``rayfl/sampling``."""
+    """A way to choose a round's participants, by name; one per file in ``rayfl/sampling``."""
 
     name: str = ""
 

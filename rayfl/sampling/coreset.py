@@ -21,9 +21,9 @@ class CoresetSampling(Sampling):
     For that all clients send their label histograms once, and again after every event.
 
     A client's cost is its number of samples (local time and energy grow with it), times a random factor
-    between 1 and ``1 + spread`` that is drawn anew in every round, so that it is not always the same ones
-    who stand for the others. ``kappa`` says how much less representative a cheaper client may be; at 1 costs
-    play no part.
+    between 1 and ``1 + spread`` that is drawn in every round, so that it is not always the same ones who
+    stand for the others. ``kappa`` says how much less representative a cheaper client may be; at 1 costs play
+    no part.
     """
 
     classes_only: ClassVar[bool] = True

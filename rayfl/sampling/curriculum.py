@@ -30,7 +30,7 @@ class ClientCurriculum(Sampling):
       much as without a curriculum; the last mini-batch of a sweep may be smaller.
     - ``cohorts: draw``: all are ranked in every round, and one cohort is drawn from the eligible.
 
-    As long as not all are eligible, a ranking costs a forward pass over everybody's training data.
+    As long as not all are eligible, a ranking costs a forward pass over the training data of all clients.
     """
 
     name: Literal["curriculum"] = "curriculum"

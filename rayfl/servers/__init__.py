@@ -1,1 +1,1 @@
-"""The servers: the driver (GPS), the local parameter servers (LPS), and what they write down."""
+"""The servers: the driver (GPS), the local parameter servers (LPS), and their records and checkpoints."""

@@ -1,4 +1,4 @@
-"""The LPSs multiply A with what clients have sent."""
+"""The LPSs multiply A by what clients have sent."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from rayfl.servers.lps import (
 )
 from rayfl.servers.models import Servers
 from rayfl.training import Segments
-from rayfl.training.work import behind
+from rayfl.training.work import length_from
 
 _COMBINED = 1 << 23
-"""Numbers of output models that one call of an LPS makes from trained rows (64 MB in double precision)."""
+"""Parameters of output models that one call of an LPS computes from trained rows (64 MB in double precision).
+"""
 
 
 @dataclass(frozen=True)
 class Averaging:
-    """What the rows of A are multiplied with.
+    """What the rows of A are multiplied by.
 
     Attributes:
         shared: the ranges of the model that clients send.
-        common: those that the GPS averages in this round.
-        blocks: places of each block in the cohort.
-        trained: what came of each block.
-        absent: how many clients of each model count though they did not take part; None if they do not.
+        common: the ranges that the GPS averages in this round.
+        blocks: positions of each block in the cohort.
+        trained: the result of each block.
+        absent: how many clients of each model count although they did not take part; None if they do not.
         optimizer: the server step, if any, for all models.
     """
 
@@ -62,7 +63,10 @@ def reduce_sums(
     members: NDArray[np.int64] | None,
     rescaled: NDArray[np.float64] | None,
 ) -> list[Ref]:
-    """Each LPS reduces its rows in the order of the blocks; by reference what the GPS may learn."""
+    """Each LPS reduces its rows in the order of the blocks; returns by reference what the GPS may be told.
+
+    ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
+    """
     parts: dict[int, dict[Key, Ref]] = {}  # output model -> its partial sums, in block order
     for block, done in enumerate(averaging.trained):
         for (kind, row), ref in done.refs.items():
@@ -102,8 +106,9 @@ def reduce_sums(
 
 
 def _tree(servers: Servers, sums: dict[int, dict[Key, Ref]]) -> dict[int, dict[Key, Ref]]:
-    """At most ``fan_in`` sums of each row for the LPS: neighbours are added, level by level, by client actors
-    (which have nothing else to do by now)."""
+    """Reduce the sums of each row to at most ``fan_in`` for the LPS: client actors, idle by now, add
+    neighbours level by level.
+    """
     most = servers.blocks.fan_in
     while most and (wide := [row for row, parts in sums.items() if len(parts) > most]):
         chunks = [
@@ -124,8 +129,9 @@ def _added(*partials: Partial) -> Partial:
 
 
 def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list[Ref]:
-    """The LPSs multiply A with the trained rows, a few models in a call; by reference what the GPS may
-    learn."""
+    """The LPSs multiply A by the trained rows, a few models per call; returns by reference what the GPS may
+    be told.
+    """
     weights, blocks = mixing.weights.tocsr(), averaging.blocks
     keep: NDArray[np.float64] = np.zeros(weights.shape[0])
     kept = None if mixing.keep is None else mixing.keep.tocsr()
@@ -149,7 +155,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
             weights=[dense[:, blocks[b]] for b in wanted],
             kept=None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
             keep=keep[some],
-            statistics=behind(averaging.shared, servers.spec.n_parameters),
+            statistics=length_from(averaging.shared, servers.spec.n_parameters),
             optimizer=averaging.own_optimizer(some),
         )
         objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in some}
@@ -169,7 +175,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
 
 
 def _memory(servers: Servers, model: int, number: int) -> dict[Key, Ref]:
-    """What a server step keeps beside a model, if there is anything yet."""
+    """The memory of a server step for a model, if there is any yet."""
     ref = servers.memories[model] if servers.memories else None
     return {} if ref is None else {("memory", number): ref}
 

@@ -1,4 +1,4 @@
-"""From a config to what a run is made of: the data divided among clients, and what client actors run."""
+"""Build the parts of a run from its config: the data divided among clients, and what client actors run."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _COPIES = 4
 
 
 def check(config: Config) -> None:
-    """Refuse what can be refused without reading data: missing datasets and libraries, devices.
+    """Refuse what can be refused without reading data: missing datasets, libraries and devices.
 
-    What the model needs from outside of rayfl is imported, so that it travels to Ray's workers.
+    Code outside of rayfl that the model needs is imported, so that it is sent to Ray's workers.
 
     Raises:
         ConfigError, DataError
@@ -57,7 +57,7 @@ def check(config: Config) -> None:
 
 
 def data_root(config: Config) -> Path:
-    """Where the config's dataset lies."""
+    """The folder of the config's dataset."""
     return config.data.root or default_root()
 
 
@@ -66,7 +66,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
 
     Args:
         config: of the run.
-        scaling: that of a run that has begun (:attr:`RunDirectory.scaling`), whatever its dataset holds now.
+        scaling: that of the existing run (:attr:`RunDirectory.scaling`), if any; it is not computed again.
 
     Raises:
         ConfigError, DataError: if data, partition and model do not fit together.
@@ -110,9 +110,9 @@ def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage,
 
 
 def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> None:
-    """Refuse batches of one sample where the network cannot be trained on one, as with BatchNorm.
+    """Refuse batches of a single sample if the network cannot be trained on one, as with BatchNorm.
 
-    Orders of samples with batches of their own are not looked at.
+    Orders of samples that form their own batches are not checked.
 
     Raises:
         ConfigError
@@ -137,17 +137,17 @@ def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> N
         sizes = sizes[sizes > 0]
         better = next((b for b in range(size + 1, 4 * size + 2) if ((sizes - 1) % b).all()), None)
         what = (
-            f"client {who} has {samples} sample{'s' * (samples > 1)}, and so a batch of a single one, "
+            f"client {who} has {samples} sample{'s' * (samples > 1)}, and so a batch of one, "
             f"on which the network cannot be trained ({one_line(error)})"
         )
-        remedy = "GroupNorm does not need others (model.norm=group)"
+        remedy = "GroupNorm works with one sample (model.norm=group)"
         if better:
             remedy = f"{better} leaves no such batch"
         raise ConfigError("training.batch_size", what, remedy) from None
 
 
 def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:
-    """Refuse common layers that the model lacks, and edges that do not fit the clients or the events.
+    """Refuse common layers that the model does not have, and edges that do not fit the clients or the events.
 
     Raises:
         ConfigError
@@ -164,7 +164,7 @@ def check_hierarchy(config: Config, spec: ModelSpec, clients: int) -> None:
 
 
 def check_inputs(model: Model, samples: Samples) -> None:
-    """Refuse a network for words on other data, and the other way round.
+    """Refuse a network for words on other data, and vice versa.
 
     Raises:
         ConfigError
@@ -179,14 +179,14 @@ def check_inputs(model: Model, samples: Samples) -> None:
 
 
 def check_targets(config: Config, samples: Samples) -> None:
-    """Refuse a loss of classes where the data have numbers, and the other way round; and parts without use.
+    """Refuse a loss for classes on numeric targets and vice versa, and parts that need classes.
 
     Raises:
         ConfigError
     """
     loss = config.loss
     if loss.numeric != samples.numeric:
-        kinds = "numbers (floats, or several a sample)", "classes (integers of shape (n,))"
+        kinds = "numbers (floats, or several per sample)", "classes (integers of shape (n,))"
         wanted, there = kinds if loss.numeric else kinds[::-1]
         suited = ", ".join(name for name, part in LOSSES.items() if part.numeric == samples.numeric)
         raise ConfigError(
@@ -203,7 +203,7 @@ def check_targets(config: Config, samples: Samples) -> None:
 
 
 def check_model(parameters: int, memory: float) -> None:
-    """Refuse a model of which a client and a server do not fit into the memory of this machine.
+    """Refuse a model if one client and one server with it do not fit into the memory of this machine.
 
     Args:
         parameters: P.
@@ -225,7 +225,9 @@ def check_model(parameters: int, memory: float) -> None:
 def setup_of(
     config: Config, federation: Federation, spec: ModelSpec, edges: NDArray[np.int64] | None = None
 ) -> Setup:
-    """What the algorithm may know of a run with this federation, and these edges of its clients."""
+    """What the algorithm may know about a run with this federation; ``edges`` has the edge of each client
+    ``(N,)``.
+    """
     return Setup(
         clients=federation.clients,
         sizes=federation.sizes,
@@ -249,7 +251,7 @@ def stage_of(stages: Sequence[Stage], round: int) -> int:
 
 
 def block_rule(config: Config, federation: Federation, host: HostSpec) -> Callable[[int], int]:
-    """Clients in a block, given how many train in a round."""
+    """Clients per block, given how many train in a round."""
     work = host.spec.P * float(federation.sizes.mean()) * config.training.epochs
     return lambda cohort: config.execution.clients_per_block(cohort, work)
 
@@ -264,7 +266,7 @@ def servers_of(
         host: what the client actors run.
         backend: who does the work.
         federation: the clients' data.
-        newcomers: the last so many clients came after the run, and are dealt to its edges in turn.
+        newcomers: how many clients, at the end, came after the run; they are assigned to its edges in turn.
     """
     edges = config.hierarchy.place(federation.clients - newcomers, config.seed)
     return Servers(

@@ -50,28 +50,28 @@ _LARGE = 1 << 20
 """Bytes of an array from which on it has a file of its own."""
 
 _BLOCK = 256
-"""Updates in one file."""
+"""Client updates per file."""
 
 _NAME = re.compile(r"round-(\d{5,})(~?)")
-"""Of a checkpoint; with ``~`` it is about to be replaced by another of the same round."""
+"""The name of a checkpoint; with ``~`` it is being replaced by another one of the same round."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that a run needs to go on as if it had never stopped.
+    """Everything that a run needs to continue as if it had never stopped.
 
     Attributes:
         state: the algorithm's state; ``state.round`` rounds are complete.
         models: ``(K, P)`` float32.
         state_clients, state_rows: client states: ids ``(n,)`` and rows ``(n, S)``.
-        vectors: the servers' own vectors, ``(K, Q)``; empty for methods without.
-        update_clients, update_rows: the clients' latest updates ``(n,)`` and ``(n, P)``, likewise; they are
+        vectors: the servers' vectors of the local objective, ``(K, Q)``; empty for methods without them.
+        update_clients, update_rows: the clients' latest updates: ids ``(n,)`` and rows ``(n, P)``, which are
             written and read a few at a time.
         arrays: what the driver keeps (best and last accuracies), by name.
         tables: JSON values; lists are tables that only grow (rounds, communication, cluster timeline).
         gathered: the weight that took part in each model since its last global step, ``(layers, K, 1 or P)``.
-        memories: what a server step keeps beside each model ``(K, V, n)``; empty for methods without one.
-        settings: what of the config must be the same when the run goes on.
+        memories: the memory of a server step for each model ``(K, V, n)``; empty for methods without one.
+        settings: the settings that must not change when the run is resumed.
     """
 
     state: ServerState
@@ -91,7 +91,7 @@ class Checkpoint:
         """Write to ``folder/round-00012`` and remove all but the newest ``keep``.
 
         Raises:
-            DiskError: if the disk is full, for instance; the checkpoints before are as they were.
+            DiskError: for example if the disk is full; earlier checkpoints are not affected.
         """
         final = folder / f"round-{self.state.round:05d}"
         part = folder / f".part-{os.getpid()}"
@@ -120,7 +120,7 @@ class Checkpoint:
             files.remove(part)
             raise
         if final.exists():
-            files.remove(final.with_name(f"{final.name}~"))  # a crash may have left it
+            files.remove(final.with_name(f"{final.name}~"))  # may be left over from a crash
             files.rename(final, final.with_name(f"{final.name}~"))
         files.rename(part, final)
         for old in checkpoints(folder)[:-keep]:
@@ -168,16 +168,16 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path, kind: type[ServerState] | None = None) -> Checkpoint:
-        """Read one, and verify that it is what was written.
+        """Read a checkpoint and verify it.
 
         Args:
             path: of the checkpoint.
-            kind: the class of the method's state, that of ``algorithm.begin(setup)``; None to read only what
-                all states have.
+            kind: the class of the method's state, that of ``algorithm.begin(setup)``; None to read only the
+                fields that all states have.
 
         Raises:
-            Damaged: if it is not.
-            OtherFormat: if another version has written it.
+            Damaged: if it is not what was written.
+            OtherFormat: if another version wrote it.
             StateError: if the state is not of that class.
         """
         from safetensors.numpy import load_file
@@ -237,12 +237,12 @@ class Checkpoint:
     def newest(
         cls, folder: Path, kind: type[ServerState] | None = None
     ) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint that is sound, if there is one, and what was found wrong with later ones.
+        """The newest sound checkpoint, if there is one, and a line about each damaged later one.
 
-        Those are put aside, so that they are not taken for newer than what will be written.
+        Damaged ones are renamed, so that they do not appear to be newer than checkpoints to come.
 
         Raises:
-            Damaged: if there are checkpoints, and none is sound.
+            Damaged: if there are checkpoints, but none is sound.
             OtherFormat, StateError: as :meth:`load`.
         """
         wrong: list[Damaged] = []
@@ -260,18 +260,18 @@ class Checkpoint:
                 files.rename(each, aside)
             return found, [f"{error}: going back to {path.name}" for error in wrong]
         if wrong:
-            again = f"no checkpoint is sound; begin anew with: rayfl run {folder.parent / 'config.yaml'}"
+            again = f"no checkpoint is sound; start again with: rayfl run {folder.parent / 'config.yaml'}"
             raise Damaged(f"{wrong[0]}; {again}")
         return None, []
 
 
 @dataclass(frozen=True)
 class _Written:
-    """How far a table's file belongs to a checkpoint.
+    """The part of a table's file that belongs to a checkpoint.
 
     Attributes:
-        lines, bytes: so much of it.
-        chain: the SHA-256 of each line after that of the lines before it.
+        lines, bytes: the length of this part.
+        chain: a chained SHA-256: of each line together with the hash of the lines before it.
     """
 
     lines: int = 0
@@ -279,7 +279,9 @@ class _Written:
     chain: str = ""
 
     def extended(self, path: Path, rows: Sequence[Any]) -> _Written:
-        """Bring the file up to these rows, of which the first are in it; what else it holds goes."""
+        """Extend the file to these rows, the first of which it already has; any other contents are
+        removed.
+        """
         files.cut(path, self.bytes)
         lines = [json.dumps(clean(row)) + "\n" for row in rows[self.lines :]]
         if lines:
@@ -372,7 +374,7 @@ def _read(file: Any) -> Any:
 
 
 def _manifest(path: Path) -> dict[str, Any] | None:
-    """What a checkpoint says of itself; None if it says nothing that this version understands."""
+    """The manifest of a checkpoint; None if this version cannot read it."""
     try:
         found = _manifest_as_written(path)
         valid = found["format"] in _READ and {"files", "history", "settings", "round"} <= set(found)
@@ -399,7 +401,7 @@ def _refuse_other_format(path: Path) -> None:
 
 
 def _updates(folder: Path, start: int) -> Path:
-    """The file with the updates from this place on."""
+    """The name of the file that holds the updates from this position on."""
     return folder / f"updates-{start:07d}.safetensors"
 
 
@@ -415,7 +417,7 @@ def _read_updates(folder: Path, start: int, stop: int) -> NDArray[np.float32]:
 
 
 def round_of(path: Path) -> int:
-    """How many rounds a checkpoint has complete."""
+    """The number of complete rounds of a checkpoint."""
     match = _NAME.fullmatch(path.name)
     assert match is not None
     return int(match.group(1))
@@ -430,7 +432,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32]) -> str:
-    """SHA-256 of the final models and client states: equal hashes are equal bits."""
+    """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``; equal hashes mean equal bits."""
     digest = hashlib.sha256(np.ascontiguousarray(models).tobytes())
     digest.update(np.ascontiguousarray(state_rows).tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""The driver, which is the global parameter server (GPS): it runs the rounds, one after another."""
+"""The driver, which is also the global parameter server (GPS): it runs the rounds one after another."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     import torch
 
 _MAX_LOSSES = 5
-"""How often results may be lost before the next checkpoint, and the rounds since the last be done again."""
+"""How often results may be lost between two checkpoints; each time the rounds since the last are repeated."""
 
 _LOOK = 0.5
-"""Seconds between two looks at which client actors are busy."""
+"""Seconds between two checks of which client actors are busy."""
 
 
 class Interrupted(Exception):
@@ -64,16 +64,16 @@ class Interrupted(Exception):
 
 
 class Driver:
-    """Runs a config from begin to end, or from its newest checkpoint.
+    """Runs a config from beginning to end, or from its newest checkpoint.
 
     Args:
         config: the resolved config.
-        stages: the data divided among clients, from one event to the next.
-        backend: who does the work; :meth:`run` starts its client actors.
+        stages: the clients' data, one stage from each event to the next.
+        backend: executes the work; :meth:`run` starts its client actors.
         run: where to write.
         host: what the client actors run.
         emit: called with every :class:`~rayfl.events.RunEvent`.
-        should_stop: asked every now and then; true makes the run write a checkpoint and stop.
+        should_stop: called regularly; if it returns true the run writes a checkpoint and stops.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Driver:
         self.config, self.backend, self.run_dir, self.host = config, backend, run, host
         self.emit, self.should_stop = emit, should_stop
         self._data = backend.put(tuple(stage.federation for stage in stages))
-        # With Ray: read where the workers read it.
+        # With Ray, read the data where the workers read them.
         federations = backend.get(self._data)
         self.stages = [replace(s, federation=f) for s, f in zip(stages, federations, strict=True)]
         self.algorithm = config.algorithm
@@ -103,7 +103,7 @@ class Driver:
         self._begun = time.perf_counter()
 
     def _enter(self, stage: int) -> None:
-        """From now on the clients and their data are those of this stage."""
+        """Switch to the clients and data of this stage."""
         self.stage = stage
         federation = self.stages[stage].federation
         self.federation = self.servers.federation = self.records.federation = federation
@@ -111,11 +111,12 @@ class Driver:
         self.setup = setup_of(self.config, federation, self.host.spec, self.servers.edges)
 
     def run(self) -> dict[str, Any]:
-        """Run all rounds that are left; the summary.
+        """Run all remaining rounds; returns the summary.
 
         Raises:
-            Interrupted: after ``should_stop`` said so.
-            RayflError: what the user can mend. In both cases the last complete round is in a checkpoint.
+            Interrupted: if ``should_stop`` returned true.
+            RayflError: an error that the user can fix. In both cases a checkpoint has the last complete
+                round.
         """
         try:
             return self._run()
@@ -138,8 +139,9 @@ class Driver:
                 state = self._go_back(error)
 
     def _rounds(self, state: ServerState) -> ServerState:
-        """All rounds that are left; the state after the last."""
-        if state.round >= self.config.rounds:  # killed behind its last checkpoint, before its last tables
+        """Run all remaining rounds; returns the state after the last."""
+        # Killed after its last checkpoint, before the final tables were written
+        if state.round >= self.config.rounds:
             self._tested_with(state)
         every = self.config.output.checkpoint_every
         while state.round < self.config.rounds:
@@ -162,11 +164,11 @@ class Driver:
         return state
 
     def _stop(self, state: ServerState, error: Exception) -> None:
-        """Leave a checkpoint behind if that is possible, and say how to go on."""
+        """Write a checkpoint if possible, and say how to resume."""
         if not state.round and isinstance(error, ConfigError | DataError):
             return  # refused before anything was trained
         self.backend.hurry()
-        self.backend.tick = lambda: None  # nothing stops this
+        self.backend.tick = lambda: None  # a stop request does not interrupt this
         try:
             self._client_facts(state, self.checkpoint(state))
             self.records.write_tables(state)
@@ -174,23 +176,23 @@ class Driver:
             self.emit(Note(f"no checkpoint after {state.round} rounds: {full}"))
         finally:
             self.backend.tick = self._check_stop
-        if not isinstance(error, DiskError):  # of those run speaks, wherever they come from
+        if not isinstance(error, DiskError):  # ``run`` documents these, wherever they come from
             self._stopped()
 
     def _stopped(self) -> None:
-        """Say how many rounds are safe, and how to go on."""
+        """Report how many rounds are in a checkpoint, and how to resume."""
         found = checkpoints(self.run_dir.path / "checkpoints")
         rounds = round_of(found[-1]) if found else 0
         self.emit(Stopped(rounds, self.run_dir.path))
 
     def _go_back(self, error: ResultsLost) -> ServerState:
-        """The state of the newest checkpoint, or the first: what came after it is done again."""
+        """Go back to the newest checkpoint, or to the start; the rounds after it are repeated."""
         self.backend.forget()
         self.records, self._coreset = self._blank(), None
         self.servers.restore(self._nothing)
         self._nothing = self.servers.snapshot()
         self._enter(0)
-        before = self._seconds()  # what is done again takes time too
+        before = self._seconds()  # the time of repeated rounds counts too
         self._begun = time.perf_counter()
         self.emit(Note(f"{error}: going back to the last checkpoint"))
         state = self._resume() or self._begin()
@@ -204,14 +206,16 @@ class Driver:
 
     @property
     def _tests_on(self) -> tuple[TestedOn, ...]:
-        """On what clients are tested."""
+        """The data that clients are tested on."""
         asked = self.config.evaluation
         held_out = any(stage.federation.validation.sizes.any() for stage in self.stages)
         others = {"validation": asked.validation and held_out, "common": asked.common}
         return ("test", *(on for on in ("validation", "common") if others[on]))
 
     def start(self) -> ServerState:
-        """Start the client actors; the state before the first round, or that of the newest checkpoint."""
+        """Start the client actors; returns the state before the first round, or that of the newest
+        checkpoint.
+        """
         self._begun = time.perf_counter()
         self.backend.say = lambda text: self.emit(Note(text))
         self.backend.start(self._data, self.host)
@@ -225,15 +229,15 @@ class Driver:
         return state
 
     def _check_signatures(self, state: ServerState) -> None:
-        """Refuse now the data of later stages that have no signature.
+        """Refuse now clients of later stages whose data give no signature.
 
         Raises:
-            DataError: naming the first client, if more of a stage have none than may fail.
+            DataError: naming the first client, if a stage has more such clients than may fail.
         """
         clustering = self.config.clustering
         if "clustering" not in self.algorithm.takes or not clustering.needs_signatures:
             return
-        if clustering.signature.trained:  # fails with the training, not with the data
+        if clustering.signature.trained:  # whether these exist depends on training, not only on the data
             return
         for number in range(self.stage + 1, len(self.stages)):
             stage = self.stages[number]
@@ -250,7 +254,7 @@ class Driver:
         }
         self.servers.begin([models[index] for index in starts])
         state = self.algorithm.begin(self.setup)
-        flatten(state)  # what cannot be written is refused now
+        flatten(state)  # a state that cannot be written is refused now
         return state
 
     def _resume(self) -> ServerState | None:
@@ -269,7 +273,7 @@ class Driver:
         self.servers.gathered = saved.gathered
         self.servers.states = ClientStates.restore(self.backend, saved.state_clients, saved.state_rows)
         self.servers.updates = ClientStates.restore(self.backend, saved.update_clients, saved.update_rows)
-        # The events of the coming round have not happened yet.
+        # The events of the next round have not happened yet.
         self._enter(stage_of(self.stages, saved.state.round - 1))
         self.records.restore(saved.arrays, saved.tables)
         self._seconds_before = float(saved.tables["seconds"])
@@ -278,15 +282,15 @@ class Driver:
         return saved.state
 
     def _settings(self) -> dict[str, Any]:
-        """What of the config determines the results, and so must not change while a run goes on."""
+        """The settings that determine the results and so must not change when a run is resumed."""
         settings = self.config.to_dict()
         settings["training"]["engine"] = self.host.engine
         return {name: value for name, value in settings.items() if name not in CHANGEABLE}
 
     def _check_settings(self, before: Mapping[str, Any]) -> None:
-        """Refuse to go on with other settings than those that the run was begun with.
+        """Refuse to resume with settings that differ from those of the start.
 
-        Earlier versions left paths relative.
+        Earlier versions stored relative paths.
         """
         for name, was in _leaves(before):
             now: Any = self._settings()
@@ -315,7 +319,7 @@ class Driver:
         delivered = ~np.isin(plan.cohort, list(report.failures))
         local = {on: score.take(np.flatnonzero(delivered)) for on, score in report.scores.items()}
         self.records.trained(state.round, plan.cohort[delivered], local)
-        # No method sees how clients do on test data.
+        # Methods must not see results on test data.
         new = algorithm.end(self.setup, state, plan, replace(report, scores={}))
         clients = self._queries(new)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
@@ -365,7 +369,7 @@ class Driver:
         return new
 
     def _round_of(self, state: ServerState, plan: Plan) -> Round:
-        """What the servers are to do in this round."""
+        """Everything that the servers need to run this round."""
         algorithm, setup = self.algorithm, self.setup
         waits = algorithm.mixes_by_reports
 
@@ -391,14 +395,14 @@ class Driver:
         )
 
     def _local_test(self, state: ServerState) -> LocalTest | None:
-        """How clients test the models that they have trained; None if they do not."""
+        """How clients test their trained models before averaging; None if they do not."""
         if not self.config.evaluation.local:
             return None
         adaptation = self.algorithm.adaptation(self.setup, state)
         return LocalTest(self._tests_on, self.servers.batch_size, adaptation)
 
     def _asked(self, report: ClientReport) -> AskedReport:
-        """A report prepared; most are the same in every round: sent once."""
+        """A report, prepared and stored; most are the same in every round and are sent once."""
         if report not in self._reports:
             self._reports[report] = self.backend.put(
                 report.prepare(self.federation.samples, self.config.seed)
@@ -406,7 +410,7 @@ class Driver:
         return AskedReport(report, self._reports[report])
 
     def _queries(self, state: ServerState, stage: int | None = None) -> ClientQueries:
-        """What the algorithm may ask of the clients now, or would in a later stage."""
+        """The queries that the algorithm may make now, or would make in a later stage."""
         stages = self.stages[: (self.stage if stage is None else stage) + 1]
         return ClientQueries(self.config, self.servers, stages, state, self._sent, self._note)
 
@@ -414,14 +418,16 @@ class Driver:
         self.emit(Note(text))
 
     def _sent(self, transfer: Transfer) -> None:
-        """Enter what clients sent, label histograms once a stage; the ledger also knows it after a resume."""
+        """Record what clients sent, label histograms once per stage; after a resume the ledger still
+        knows.
+        """
         begun, known = self.stages[self.stage].round, self.records.ledger.transfers
         if transfer.kind == HISTOGRAM and any(t.kind == HISTOGRAM and t.round >= begun for t in known):
             return
         self.records.transfer(transfer)
 
     def _events(self, state: ServerState) -> ServerState:
-        """Clients that come, go and change before this round."""
+        """Apply the events before this round: clients that join, leave or change."""
         for number in range(self.stage + 1, stage_of(self.stages, state.round) + 1):
             self._enter(number)
             self.records.entered()
@@ -432,7 +438,7 @@ class Driver:
                 if len(ids)
             )
             self.emit(Note(f"after round {state.round}: {text or 'nothing changes'}"))
-            # First who has other data: newcomers are compared with the data of now.
+            # Clients with new data first: newcomers are compared with the current data.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
                 state = self._taken(state, drifted)
@@ -479,7 +485,7 @@ class Driver:
         after: bool = False,
         former: Sequence[Ref] = (),
     ) -> ServerState:
-        """Take new clusters: the models follow their parents, or are again what they were (``former``)."""
+        """Adopt new clusters: each model starts from its parent, or from an earlier model (``former``)."""
         if regrouping is None:
             return state
         self.servers.inherit(regrouping.parents)
@@ -494,7 +500,7 @@ class Driver:
         return regrouping.state
 
     def _evaluate(self, state: ServerState, this_round: Round) -> tuple[ServerState, dict[str, float | None]]:
-        """Test clients, if it is time; those that choose their models do so first."""
+        """Test clients, if a test is due; clients that choose their models do so first."""
         if state.round % self.config.evaluation.every and state.round != self.config.rounds:
             return state, {}
         who, weights = self._tested(state)
@@ -513,12 +519,12 @@ class Driver:
         return state, self.records.evaluation(state, who, scores, weights)
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
-        """Who is tested, and for what share of the clients each stands; None: each for itself."""
+        """The clients to test, and the share of all clients that each represents; None: only itself."""
         present, few = self.setup.present, self.config.evaluation.coreset
         if few is None or few >= len(present) or state.round == self.config.rounds:
             return present, None
         if self._coreset is None or self._coreset[0] != self.stage:
-            before = replace(state, round=state.round - 1)  # a test belongs to the round before
+            before = replace(state, round=state.round - 1)  # a test belongs to the previous round
             graph = self._queries(before).relatedness()
             core = evaluation_coreset(graph, few, seed=self.config.seed)
             self._coreset = self.stage, core, present[core.ids]
@@ -532,12 +538,12 @@ class Driver:
         return models
 
     def _adapting(self, state: ServerState, this_round: Round, epochs: int | None = None) -> Round | None:
-        """How clients train their models on before a test; None if they do not.
+        """How clients adapt their models before a test; None if they do not.
 
         Args:
             state: before the test.
-            this_round: the round that it ends.
-            epochs: of fine-tuning: where clients adapt before every test, that is how they train on.
+            this_round: the round that the test follows.
+            epochs: of fine-tuning; methods with test-time adaptation fine-tune the same way.
         """
         work = self.algorithm.adaptation(self.setup, state)
         if epochs is not None:
@@ -551,14 +557,14 @@ class Driver:
     def tested_models(
         self, clients: Sequence[int] | None = None, finetuned: bool = False
     ) -> Iterator[tuple[int, NDArray[np.float32]]]:
-        """The models ``(P,)`` with which clients of the newest checkpoint are tested, one after another.
+        """Yield the models ``(P,)`` with which clients of the newest checkpoint are tested, one by one.
 
         Args:
-            clients: ids; None for all that are there.
-            finetuned: after ``evaluation.finetune_epochs``, as ``accuracy_finetuned`` has them.
+            clients: ids; None for all present clients.
+            finetuned: after ``evaluation.finetune_epochs``, as for ``accuracy_finetuned``.
 
         Raises:
-            RayflError: if there is no checkpoint, or a client was not there.
+            RayflError: if there is no checkpoint, or a client was not present.
         """
         self.backend.start(self._data, self.host)
         state = self._resume()
@@ -589,7 +595,7 @@ class Driver:
             yield from zip(some.tolist(), rows, strict=True)
 
     def _account(self, state: ServerState, plan: Plan, this_round: Round, report: RoundReport) -> None:
-        """Enter the round's model traffic into the ledger."""
+        """Record the round's model traffic in the ledger."""
         more = self.algorithm.downloads(self.setup, state, plan) - len(plan.cohort)
         down = report.bytes_down + 4 * more * length(complement(this_round.work.personal, self.host.spec.P))
         enter = self.records.transfer
@@ -606,7 +612,7 @@ class Driver:
         return self._seconds_before + time.perf_counter() - self._begun
 
     def checkpoint(self, state: ServerState) -> Checkpoint:
-        """Write one; what it holds."""
+        """Write a checkpoint; returns its contents."""
         servers, get = self.servers, self.backend.get
         clients, rows = servers.states.fetch(self.backend)
         update_clients, update_rows = servers.updates.rows(self.backend)
@@ -630,7 +636,7 @@ class Driver:
         return checkpoint
 
     def _memories(self) -> NDArray[np.float64]:
-        """What a server step keeps beside each model ``(K, V, n)``; NaN where there is nothing yet."""
+        """The memory of the server step for each model ``(K, V, n)``; NaN where there is none yet."""
         there = [ref for ref in self.servers.memories if ref is not None]
         if not there:
             return np.empty((0, 0, 0))
@@ -640,7 +646,9 @@ class Driver:
         return np.stack([nothing if ref is None else next(found) for ref in self.servers.memories])
 
     def _client_facts(self, state: ServerState, checkpoint: Checkpoint) -> dict[str, float]:
-        """What the local objective has to say of the clients' states; the means over clients."""
+        """Record what the local objective reports about the clients' states; returns the means over
+        clients.
+        """
         local, spec = self.config.local, self.host.spec
         facts: dict[str, NDArray[np.float64]] = {}
         if len(checkpoint.state_clients) and local.state_size(spec):
@@ -681,7 +689,7 @@ class Driver:
         return summary
 
     def _finetune(self, state: ServerState) -> dict[str, float | None]:
-        """The suffix +: every client trains its final model on before a last test."""
+        """The suffix +: every client fine-tunes its final model before a last test."""
         epochs = self.config.evaluation.finetune_epochs
         if not epochs:
             return {}
@@ -692,13 +700,13 @@ class Driver:
         return self.records.finetuned(present, scores)
 
     def _last_round(self, state: ServerState) -> Round:
-        """The last complete round, without participants."""
+        """The last complete round, with an empty cohort."""
         plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
         return self._round_of(replace(state, round=max(0, state.round - 1)), plan)
 
 
 def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
-    """The settings in sections and theirs: dotted names and values."""
+    """All settings of nested sections, as dotted names and values."""
     for name, value in settings.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{name}.")
@@ -707,7 +715,7 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:
-    """A model ``(P,)`` as the tensors of its module, each with memory of its own."""
+    """A model ``(P,)`` as the tensors of its module; no memory is shared."""
     return {name: t.clone().contiguous() for name, t in spec.to_state_dict(vector.copy()).items()}
 
 

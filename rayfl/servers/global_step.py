@@ -14,7 +14,7 @@ from rayfl.training import Segments, length
 
 
 def gather(servers: Servers, step: GlobalStep, facts: Mapping[int, Reduced]) -> None:
-    """What took part in this round counts in the next global step."""
+    """Add the weight that took part in this round to what counts in the next global step."""
     each = np.zeros((len(servers.models), 1))
     if any(np.ndim(fact.weight) for fact in facts.values()):
         each = np.zeros((len(servers.models), servers.spec.P))
@@ -29,13 +29,13 @@ def gather(servers: Servers, step: GlobalStep, facts: Mapping[int, Reduced]) -> 
 def share(
     servers: Servers, step: GlobalStep, sent: Segments, facts: Mapping[int, Reduced]
 ) -> tuple[int, int]:
-    """The GPS averages layers over the LPSs that are due and sends them back; bytes up and down.
+    """Average layers over the LPSs that take part and send them back; returns the bytes up and down.
 
-    An LPS that is alone in its group has nothing to share, and keeps what it has gathered.
+    An LPS that is alone in its group has nothing to share and keeps its gathered weight.
 
     Args:
         step: which layers, LPSs and weights.
-        sent: the ranges that the LPSs send, those of all layers.
+        sent: the ranges that the LPSs send (the union of all layers).
         facts: of the LPSs whose clients took part in this round.
     """
     up = down = 0
@@ -73,5 +73,5 @@ def union(step: GlobalStep) -> Segments:
 
 
 def _numbers(segments: Segments) -> NDArray[np.int64]:
-    """The places in the model of the numbers that the ranges cover, ascending."""
+    """The indices of the parameters that the ranges cover, ascending."""
     return np.concatenate([np.arange(a, b) for a, b in segments])

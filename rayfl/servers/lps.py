@@ -1,4 +1,4 @@
-"""The local parameter server (LPS): reduces what its clusters' clients sent, by reference.
+"""The local parameter server (LPS): reduces what the clients of its clusters sent, by reference.
 
 Importing this module must stay cheap: an LPS actor needs NumPy, and neither torch nor anything built on it.
 """
@@ -22,16 +22,17 @@ if TYPE_CHECKING:
 
 
 _PIECE = 4096
-"""Columns of a product that are made at once, so that what is added up stays in the cache."""
+"""Columns of a product that are computed at a time, so that the sums stay in the cache."""
 
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the GPS learns of a reduced row.
+    """What the GPS is told about a reduced row.
 
     Attributes:
-        common: the sum over the common layers and its weight; numbers of weight 0 are the model's own.
-        weight: what took part in the row: of all numbers, or of each in the model ``(P,)``.
+        common: the sum over the common layers and its weight; parameters of weight 0 are taken from the
+            model.
+        weight: the weight that took part in the row: one number, or one for each parameter ``(P,)``.
         moved: how far the model moved; running statistics are no part of the way.
     """
 
@@ -44,10 +45,10 @@ MODEL: Key = ("model", 0)
 """The model of an LPS ``(P,)``; where there are several, ``("model", k)``."""
 
 FACTS: Key = ("facts", 0)
-"""What the GPS may learn: a :class:`Reduced` by the number of its row."""
+"""What the GPS may be told: a :class:`Reduced` by the number of its row."""
 
 VECTOR: Key = ("vector", 0)
-"""The vector of the local objective beside a model ``(Q,)``."""
+"""The vector of the local objective that belongs to a model ``(Q,)``."""
 
 VALUES: Key = ("values", 0)
 """What the GPS sends back."""
@@ -60,7 +61,7 @@ class Optimizer:
     Attributes:
         step: what it does.
         clients: how many clients of each model took part ``(R,)``.
-        members: how many it has ``(R,)``.
+        members: how many clients each model has ``(R,)``.
     """
 
     step: ServerStep
@@ -72,16 +73,16 @@ class Optimizer:
 class ReduceJob:
     """One row of ``A W``: the next :data:`MODEL` of a cluster, from partial sums.
 
-    Beside it travel the current model, kept where nothing arrived; the blocks' parts ``("sum", block)``, a
-    :class:`~rayfl.clients.partial.Partial` each; the :data:`VECTOR`, if there is one; and the memory
-    ``("memory", 0)`` of a server step, once there is one.
+    It is sent with the current model, which is kept where nothing arrived; the partial sums of the blocks
+    ``("sum", block)``, each a :class:`~rayfl.clients.partial.Partial`; the :data:`VECTOR`, if there is one;
+    and the memory ``("memory", 0)`` of a server step, once there is one.
 
     Attributes:
         model: the number of the row.
         shared: the ranges of the model that the partial sums cover.
-        common: those that the GPS will average over clusters; within ``shared``.
+        common: the ranges that the GPS will average over clusters; within ``shared``.
         still: parts that no block has sent.
-        members: how many clients the model has, where there is a vector; None otherwise.
+        members: how many clients the model has, if there is a vector; else None.
         optimizer: the server step, if any.
     """
 
@@ -95,9 +96,9 @@ class ReduceJob:
 
 @dataclass(frozen=True)
 class CombineJob:
-    """Several rows of ``A W`` from the trained models themselves, where those are fewer than the sums.
+    """Several rows of ``A W`` from the trained models themselves, used if these are fewer than the sums.
 
-    Beside it travel the current models ``("model", k)``, the blocks' trained rows ``("rows", block)``
+    It is sent with the current models ``("model", k)``, the blocks' trained rows ``("rows", block)``
     ``(B, S)``, and the memories ``("memory", k)`` of a server step.
 
     Attributes:
@@ -105,9 +106,9 @@ class CombineJob:
         models: the numbers of the rows ``(R,)``.
         blocks: the numbers of the blocks that take part.
         weights: for each block its part of A, ``(R, B)``.
-        kept: for each block how much of the old models its clients leave in place ``(R, B)``; None for none.
-        keep: the weight of the old models in all ``(R,)``.
-        statistics: how many of the last numbers are running statistics, see
+        kept: for each block the weight of the old models that its clients keep ``(R, B)``; None for none.
+        keep: the total weight of the old models ``(R,)``.
+        statistics: how many entries at the end are running statistics, see
             :class:`~rayfl.clients.partial.Partial`.
         optimizer: the server step, if any.
     """
@@ -148,14 +149,14 @@ class LocalServer:
         return Answer(None, {**found, FACTS: facts})
 
     def upload(self, common: Segments, objects: Objects) -> Answer:
-        """What an LPS sends to the GPS in a round in which it has trained nothing: its model's numbers."""
+        """What an LPS sends to the GPS in a round in which it has trained nothing: its model's parameters."""
         return Answer(None, {VALUES: Partial(_take(objects[MODEL].astype(np.float64), common), 0.0)})
 
     def install(self, common: Segments, objects: Objects) -> Answer:
-        """The GPS broadcasts the common layers: put them into a cluster's model."""
+        """Put the common layers that the GPS broadcasts into a cluster's model."""
         new, values = np.array(objects[MODEL]), objects[VALUES]
         old = _take(objects[MODEL], common)
-        _put(new, common, np.where(np.isnan(values), old, values))  # NaN: nobody kept this number
+        _put(new, common, np.where(np.isnan(values), old, values))  # NaN: no client kept this parameter
         return Answer(None, {MODEL: new})
 
 
@@ -166,10 +167,10 @@ class Row:
     Attributes:
         total: ``sum_j a_j w_j`` ``(S,)``; of running statistics see
             :class:`~rayfl.clients.partial.Partial`.
-        weight: ``sum_j a_j``, of all numbers or of each.
+        weight: ``sum_j a_j``, one number or one for each parameter.
         keep: the weight of the old model.
-        kept_statistics: what of it counts for running statistics.
-        statistics: how many numbers at the end these are.
+        kept_statistics: the part of it that counts for running statistics.
+        statistics: how many entries at the end are running statistics.
     """
 
     total: NDArray[np.float64]
@@ -180,14 +181,14 @@ class Row:
 
 
 def reduced_row(shared: Segments, partials: Sequence[Partial]) -> Row:
-    """A row from the blocks' parts, summed in this order whatever the order of arrival."""
+    """A row from the blocks' parts, summed in this order regardless of the order of arrival."""
     total, weight = summed([p.total for p in partials]), _weight(partials)
     last = partials[0].statistics
     keep = sum(p.keep for p in partials)
     clients = sum(p.keep for p in partials if p.statistics)
     scale = math.prod(p.scale for p in partials)
     if scale != 1:
-        rest = float(weight) * (1 - scale)  # a single number: no client leaves parameters out
+        rest = float(weight) * (1 - scale)  # a scalar: no client leaves parameters out
         keep, clients, weight = keep + rest, clients + rest, weight * scale
         total[: len(total) - last] *= scale
     return Row(total, weight, keep, keep - clients, last)
@@ -217,7 +218,7 @@ def combined_rows(job: CombineJob, blocks: Sequence[NDArray[np.float32]]) -> lis
 def accumulated(
     vector: NDArray[np.float32], members: int, partials: Sequence[Partial]
 ) -> NDArray[np.float32]:
-    """The server's own vector beside a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
+    """The server's vector ``(Q,)`` for a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
     extras = [partial.extra for partial in partials if partial.extra is not None]
     assert len(extras) == len(partials)
     new: NDArray[np.float32] = (vector + summed(extras) / max(1, members)).astype(np.float32)
@@ -229,8 +230,9 @@ def _delivered(
     blocks: Sequence[NDArray[np.float32]],
     by: Sequence[NDArray[np.float64]] | None = None,
 ) -> tuple[NDArray[np.float64], list[NDArray[np.float32]]]:
-    """Weights ``(R, m)`` and rows of the m clients that count (``by`` whom, if not by these weights): one
-    that failed may hold anything, NaN too, of which not even nothing may be taken."""
+    """Weights ``(R, m)`` and rows of the clients with a nonzero weight (selected by ``by`` if given). Rows of
+    failed clients may contain NaN and are dropped, since 0 * NaN is NaN.
+    """
     used = [part.any(axis=0) for part in by or weights]
     counted = np.concatenate([part[:, u] for part, u in zip(weights, used, strict=True)], axis=1)
     return counted, [rows[i] for rows, u in zip(blocks, used, strict=True) for i in np.flatnonzero(u)]
@@ -242,7 +244,7 @@ def _columns(rows: Sequence[NDArray[np.float32]], piece: slice) -> NDArray[np.fl
 
 
 class _OwnStep(NamedTuple):
-    """A server step for one model: how many clients took part, how many it has, and its memory ``(V, n)``."""
+    """A server step for one model: number of participants, number of members, and its memory ``(V, n)``."""
 
     step: ServerStep
     clients: int
@@ -260,8 +262,9 @@ def _own_step(optimizer: Optimizer | None, objects: Objects, place: int, model: 
 def _next(
     job: ReduceJob | CombineJob, model: NDArray[np.float32], row: Row, own: _OwnStep | None
 ) -> tuple[NDArray[np.float32], Reduced, NDArray[np.float64] | None]:
-    """The new model from the sums of its row, and the memory of a server step; where the weight is zero the
-    old numbers stay."""
+    """The new model from the sums of its row, and the memory of a server step; parameters of weight zero keep
+    their value.
+    """
     shared, common, total, weight = job.shared, job.common, row.total, row.weight
     memory = None if own is None else _kept(own, len(total) - row.statistics)
     new = np.array(model, dtype=np.float32)
@@ -299,7 +302,7 @@ def _next(
 
 
 def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:
-    """The memory of a server step ``(V, n)``, at first as its vectors begin."""
+    """The memory of a server step ``(V, n)``, or its initial value."""
     if own.memory is not None:
         return own.memory
     return np.repeat(np.array(list(own.step.vectors().values()), np.float64)[:, None], n, axis=1)
@@ -308,7 +311,9 @@ def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:
 def _stepped(
     own: _OwnStep, old: NDArray[np.float64], averages: NDArray[np.float64], statistics: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The numbers after the server step, and its memory; running statistics at the end are averages."""
+    """The parameters after the server step, and its memory; running statistics, at the end, are plain
+    averages.
+    """
     n = len(old) - statistics
     start, memory = own.step.vectors(), _kept(own, n)
     averaged = Averaged(old[:n], averages[:n], own.clients, own.members)
@@ -321,12 +326,13 @@ def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.
     """The GPS's step: the common layers averaged over LPSs.
 
     Args:
-        partials: what the LPSs sent; sums of this round, or where their weight is 0 the models themselves.
-        weights: of the LPSs in the average, of all numbers or of each ``(C,)``. Where an LPS counts with the
-            weight that took part in this round, its sum enters as it is: the average rounds only once.
+        partials: what the LPSs sent; sums of this round, or, if the weight is 0, the models themselves.
+        weights: of the LPSs in the average: one number, or one for each parameter ``(C,)``. If the weight of
+            an LPS equals the weight of its sum, the sum is added as it is, so that the result is rounded
+            once.
 
     Returns:
-        ``(C,)`` float32, or None if no LPS has any weight. A number of weight 0 is NaN.
+        ``(C,)`` float32, or None if no LPS has any weight. Parameters of weight 0 are NaN.
     """
     whole = sum(weights)
     if not np.any(whole):
@@ -359,6 +365,6 @@ def _put(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.fl
 
 
 def _take(vector: NDArray[Any], segments: Segments) -> NDArray[Any]:
-    if len(segments) == 1:  # without a copy: of a large model each pass over all numbers takes its time
+    if len(segments) == 1:  # without a copy: for a large model every pass over the parameters takes time
         return vector[slice(*segments[0])]
     return np.concatenate([vector[a:b] for a, b in segments]) if segments else vector[:0]

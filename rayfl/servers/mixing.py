@@ -1,4 +1,4 @@
-"""The matrix A of a round, cut into the parts of blocks, and without the clients that failed."""
+"""The matrix A of a round: its parts for each block, and its rows without the clients that failed."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from rayfl.local import LocalObjective
 
 
 def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
-    """The matrix of a round as a method gave it.
+    """Check the matrix that a method returned for a round.
 
     Args:
         mixing: the matrix A.
-        method: its name, for the message.
-        models: K, how many there are.
+        method: the method's name, for the message.
+        models: K, the number of models.
         clients: M, the size of the cohort.
 
     Raises:
-        ConfigError: if the shape is not ``(K', M)``, an entry is not finite, or a row that has entries does
-            not sum to a positive number, so that it cannot be normalised.
+        ConfigError: if the shape is not ``(K', M)``, an entry is not finite, or the sum of a row with entries
+            is not positive, so that the row cannot be normalised.
     """
     rows = models if mixing.parents is None else len(mixing.parents)
     matrices = {"weights": mixing.weights, "keep": mixing.keep}
@@ -37,7 +37,7 @@ def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
             remedy = "expected a scipy.sparse.csr_array"
             raise ConfigError(f"{method}.mix", f"{name} is a {type(matrix).__name__}", remedy)
         if matrix.shape != (rows, clients):
-            remedy = f"expected {(rows, clients)}: a row a model, a column a client of the cohort"
+            remedy = f"expected {(rows, clients)}: a row per model, a column per client of the cohort"
             raise ConfigError(f"{method}.mix", f"{name} have shape {matrix.shape}", remedy)
         if not np.isfinite(matrix.data).all():
             raise ConfigError(f"{method}.mix", f"{name} are not finite")
@@ -65,7 +65,7 @@ def block_mixings(mixing: Mixing, blocks: Sequence[slice]) -> list[BlockMixing]:
 
 
 def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArray[np.float64]:
-    """``matrix[rows, block]`` as an array ``(R, B)``; what the columns hold lies in these rows."""
+    """``matrix[rows, block]`` as an array ``(R, B)``; all entries of these columns must be in ``rows``."""
     first, last = matrix.indptr[block.start], matrix.indptr[block.stop]
     columns = np.repeat(
         np.arange(block.stop - block.start), np.diff(matrix.indptr[block.start : block.stop + 1])
@@ -78,7 +78,9 @@ def _dense(matrix: sp.csc_array, rows: NDArray[np.int64], block: slice) -> NDArr
 def without(
     mixing: Mixing, plan: Plan, failures: Mapping[int, str], local: LocalObjective | None = None
 ) -> Mixing:
-    """A without the columns of the clients that failed; with ``local`` as it weighs the others then."""
+    """A without the columns of the clients that failed; with ``local``, the objective reweights the
+    others.
+    """
     if not failures:
         return mixing
     failed = np.isin(plan.cohort, list(failures))
@@ -98,7 +100,7 @@ def without(
 
 
 def scales(left: Mixing, local: LocalObjective) -> NDArray[np.float64]:
-    """What each row of A, without the clients that failed, is multiplied by ``(K,)``."""
+    """The factor of each row of A, without the clients that failed ``(K,)``."""
     found = np.ones(left.weights.shape[0])
     if left.keep is None:
         return found

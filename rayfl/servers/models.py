@@ -27,10 +27,10 @@ class Blocks:
     """How the clients that train are cut into blocks, the unit of scheduling.
 
     Attributes:
-        size: clients in a block, given how many train.
-        clients_per_actor: pins clients to actors, so many each, if given.
-        fan_in: so many blocks' sums are added before they are sent on, and so many of those again; None: the
-            LPS adds those of all blocks, one after the other.
+        size: clients per block, given how many train.
+        clients_per_actor: if given, clients are pinned to actors, this many to each.
+        fan_in: the sums of this many blocks are added before they are sent on, and so on in a tree; None: the
+            LPS adds the sums of all blocks.
     """
 
     size: Callable[[int], int]
@@ -39,15 +39,15 @@ class Blocks:
 
 
 class Servers:
-    """The models at the servers and the states of the clients, all by reference, and what is done with them.
+    """The models at the servers and the states of the clients, all by reference, and operations on them.
 
-    Callers number the models 0 to K - 1. With E edges each is kept E times, model k at edge e in place
-    ``k E + e`` of :attr:`models`, and clients meet the one at their edge.
+    Callers number the models 0 to K - 1. With E edges each is kept E times: model k at edge e is at index
+    ``k E + e`` of :attr:`models`, and clients use the one at their edge.
 
     Args:
         backend: who does the work.
         spec: the model's flat layout.
-        federation: the clients' parts of the data; :attr:`federation` is set anew in every stage.
+        federation: the clients' parts of the data; :attr:`federation` is replaced in every stage.
         blocks: how clients are cut into blocks.
         tolerate: clients that may fail in a round.
         batch_size: test samples in a forward pass.
@@ -71,14 +71,14 @@ class Servers:
         self.edges = edges if edges is not None and edges.any() else None
         self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
-        self.vectors: list[Ref] = []  # the servers' own, one beside each model, for objectives that have such
-        self.memories: list[Ref] = []  # (V, n) of a server step, one beside each model
+        self.vectors: list[Ref] = []  # the vector of the local objective for each model, if it has one
+        self.memories: list[Ref] = []  # the memory (V, n) of a server step for each model
         # The weight that took part in each model since its last global step: (layers, K, 1), or
-        # (layers, K, P) where clients leave numbers out of the average; empty for methods without a GPS.
+        # (layers, K, P) if clients leave parameters out of the average; empty for methods without a GPS.
         self.gathered: NDArray[np.float64] = np.zeros((0, 0, 1))
         self.states, self.updates = ClientStates(), ClientStates()
-        self.graph: tuple[Federation, Graph] | None = None  # of the clients, and of which stage
-        self.plans: dict[str, Kept[EvaluationPlan]] = {}  # the latest test of clients, by on what
+        self.graph: tuple[Federation, Graph] | None = None  # the test data of the clients, and their stage
+        self.plans: dict[str, Kept[EvaluationPlan]] = {}  # the latest test of clients, by the data tested on
         self._members: Kept[NDArray[np.int64]] = Kept()
         self._everywhere: Kept[NDArray[np.int64]] = Kept()
 
@@ -87,17 +87,17 @@ class Servers:
         self.models = [model for model in models for _ in range(self.places)]
 
     def at(self, models: NDArray[np.int64], clients: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where these models are kept at the edges of these clients."""
+        """The indices ``(n,)`` of these models ``(n,)`` at the edges of these clients ``(n,)``."""
         return models if self.edges is None else models * self.places + self.edges[clients]
 
     def everywhere(self, assignment: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the model of each client is kept at its edge ``(N,)``."""
+        """The index of each client's model at its edge ``(N,)``."""
         if self.edges is None:
             return assignment
         return self._everywhere.of(lambda: self.at(assignment, np.arange(len(assignment))), assignment)
 
     def name(self, place: int) -> str:
-        """The model's number, and behind it that of the edge if there are several."""
+        """The model's number, followed by that of the edge if there are several."""
         model, edge = divmod(place, self.places)
         return f"{model}" if self.edges is None else f"{model}_edge_{edge}"
 
@@ -120,12 +120,14 @@ class Servers:
         }
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Back to what :meth:`snapshot` took."""
+        """Restore the output of :meth:`snapshot`."""
         for name, value in snapshot.items():
             setattr(self, name, value)
 
     def inherit(self, parents: NDArray[np.int64]) -> None:
-        """The models and the servers' own vectors are now copies of these; they divide what was gathered."""
+        """Replace the models and the servers' vectors by copies of their parents ``(K_new,)``, and divide the
+        gathered weight.
+        """
         parents = (parents[:, None] * self.places + np.arange(self.places)).ravel()
         if self.gathered.size:
             self.gathered = self.gathered[:, parents] / np.bincount(parents)[parents][:, None]
@@ -152,12 +154,12 @@ class Servers:
         objects: Sequence[Ref],
         failures: Mapping[int, str],
     ) -> None:
-        """Keep what blocks of a cohort have sent, but of clients that failed."""
+        """Keep what the blocks of a cohort have sent, except from clients that failed."""
         delivered = ~np.isin(plan.cohort, list(failures))
         for block, ref in zip(blocks, objects, strict=True):
             states.update(plan.cohort[block], ref, delivered[block])
         states.pack(self.backend)
 
     def work_of(self, clients: NDArray[np.int64], work: LocalWork) -> float:
-        """Parameters times samples of these clients' local training."""
+        """Parameters times samples of the local training of these clients ``(n,)``."""
         return float(self.spec.P * work.epochs * self.federation.sizes[clients].sum())

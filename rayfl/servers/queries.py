@@ -1,4 +1,4 @@
-"""What an algorithm may ask of the clients between rounds, answered by the client actors."""
+"""The queries that an algorithm may make to clients between rounds, answered by the client actors."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from rayfl.servers.signatures import (
 from rayfl.signatures.features.base import Fitted
 
 HISTOGRAM = "histogram"
-"""The kind of transfer of label histograms; the servers keep them as long as the data are the same."""
+"""The kind of transfer of label histograms; the servers keep them as long as the data do not change."""
 
 _TILE = 128
 """Updates in a block of the cosine matrix."""
@@ -48,16 +48,16 @@ _TILE = 128
 
 @dataclass(frozen=True)
 class ClientQueries:
-    """The :class:`~rayfl.algorithms.contract.Clients` of a run in one state of it, of newcomers after a run,
-    and of a clustering without training.
+    """Implements :class:`~rayfl.algorithms.contract.Clients`: for a state of a run, for newcomers after a
+    run, and for clustering without training.
 
     Attributes:
-        config: its algorithm says what clients train that train for an answer.
+        config: the run's config; its algorithm says how clients train if a query needs training.
         servers: the models and the clients' latest updates.
-        stages: the data from one event to the next, up to now.
-        state: of the servers; its round is the coming one.
-        account: told what is sent.
-        tell: told in a line of clients that have no signature, where that is tolerated.
+        stages: the clients' data, one stage per event, up to now.
+        state: of the servers; its round is the next one.
+        account: called with what is sent.
+        tell: called with a line about clients without a signature, if they are tolerated.
     """
 
     config: Config
@@ -74,7 +74,7 @@ class ClientQueries:
 
     @property
     def groups(self) -> NDArray[np.int64] | None:
-        """The planted group of each client ``(N,)``, where it is known."""
+        """The planted group of each client ``(N,)``, if known."""
         return self.federation.groups
 
     @cached_property
@@ -91,7 +91,7 @@ class ClientQueries:
         return testing.losses(self.servers, clients, ids, "test" if split == "test" else "train")
 
     def local_losses(self, clients: NDArray[np.int64], models: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Mean training loss of each client under the one model that it would start from ``(n,)``."""
+        """Mean training loss of each client under the model that it would start from ``(n,)``."""
         personal = self.config.algorithm.work(self._setup, self.state).personal
         train = self.federation.train
         return testing.local_losses(
@@ -110,11 +110,11 @@ class ClientQueries:
 
         Args:
             clustering, clients, known, has_feature_map: as in the protocol.
-            keep_distances: with the distances and the tree, if the clients are few enough.
+            keep_distances: also return the distances and the tree, if there are few enough clients.
 
         Raises:
-            RayflError: before any signature is computed, if the clients are too many (see
-                :func:`rayfl.clustering.cluster.refuse`); or if more clients than may fail have no signature.
+            RayflError: before any signature is computed, if there are too many clients (see
+                :func:`rayfl.clustering.cluster.refuse`); or if more clients have no signature than may fail.
         """
         federation, backend = self.federation, self.servers.backend
         present = np.flatnonzero(federation.sizes > 0)
@@ -143,7 +143,9 @@ class ClientQueries:
     def distances(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The clients that have a signature, and the distances of these, condensed."""
+        """The clients that have a signature ``(n,)``, and their distances in condensed form ``(n (n - 1) /
+        2,)``.
+        """
         exact = max(clustering.exact_up_to, len(clients))
         clustering = clustering.model_copy(update={"exact_up_to": exact})
         clusters = self.cluster(clustering, clients, known, keep_distances=True)
@@ -153,7 +155,7 @@ class ClientQueries:
     def signatures(
         self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
     ) -> dict[int, NDArray[np.float32]]:
-        """The signatures of those clients that have one; ``known`` as for :meth:`cluster`."""
+        """The signatures of those ``clients`` ``(n,)`` that have one; ``known`` as for :meth:`cluster`."""
         found = self._signatures(self._request(clustering, clients, known))
         blocks = self.servers.backend.get(list(found.refs))
         self._account(found, exchanged=False)
@@ -163,7 +165,7 @@ class ClientQueries:
     def missing_signatures(
         self, clustering: Clustering, clients: NDArray[np.int64]
     ) -> Mapping[int, RayflError]:
-        """Which clients have no signature of their data, and why; nothing is sent."""
+        """Those ``clients`` ``(n,)`` whose data give no signature, and why; nothing is sent."""
         return self._compute(self._request(clustering, clients)).failures if len(clients) else {}
 
     def _request(
@@ -173,24 +175,25 @@ class ClientQueries:
         known: NDArray[np.int64] | None = None,
         has_feature_map: bool = False,
     ) -> SignatureRequest:
-        """Signatures of the data of now, or of the stages in which they were sent."""
+        """A request for signatures of the current data, or of the stages in which they were sent."""
         known = np.full(len(clients), -1) if known is None else known
         begun = np.array([stage.round for stage in self.stages])
         sends, now = known < 0, len(self.stages) - 1
         stages = np.where(sends, now, np.maximum(0, np.searchsorted(begun, known, "right") - 1))
         present, received = self.federation.sizes[clients] > 0, None
         if clustering.signature.needs_exchange and not present.all():
-            # Who sent its signature later had received the earlier ones; of two absent clients one did.
+            # A client that sent its signature later had received the earlier ones; so for two absent clients,
+            # one had.
             active = np.array([stage.active[clients] for stage in self.stages])
             when = np.where(sends, self.state.round, known)
             received = (when[:, None] > when) | active[stages].T
         return SignatureRequest(clustering, clients, stages, sends, present, received, has_feature_map)
 
     def _signatures(self, request: SignatureRequest) -> Signatures:
-        """The signatures of all clients that have one; as many others are left out as may fail.
+        """The signatures of all clients that have one; clients without one are left out if so many may fail.
 
         Raises:
-            RayflError: the first failure, if more do.
+            RayflError: the first failure, if there are more than that.
         """
         failures: dict[int, RayflError] = {}
         while True:
@@ -206,13 +209,14 @@ class ClientQueries:
         return found
 
     def _compute(self, request: SignatureRequest) -> Signatures:
-        """Have the signatures computed by their clients, a block of these in a task."""
+        """Have the clients compute their signatures, one block of clients per task."""
         clustering, seed, backend = request.clustering, self.config.seed, self.servers.backend
         signature, fitted = clustering.signature, self._feature_map(clustering)
         objects: dict[Key, Ref] = {}
         work = None
         if signature.trained:
-            # Trained from w_0 as in round 0, they are functions of the data, and newcomers' compare with old.
+            # Trained from w_0 as in round 0, they depend only on the data, so new and old ones can be
+            # compared.
             report = backend.put(signature.report().prepare(self.federation.samples, seed))
             model, work = backend.put(self.servers.spec.initial()), self._round(0).work
             objects = {("report", "signature"): report, ("model", 0): model}
@@ -241,7 +245,7 @@ class ClientQueries:
         return float(self.federation.sizes[job.clients].sum())
 
     def _feature_map(self, clustering: Clustering) -> Fitted:
-        """The feature map that the server fits to samples that no client has, and sends to the clients."""
+        """The feature map that the server fits to its own samples and sends to the clients."""
         seed = self.config.seed
         sample = public_sample(self.federation.samples, clustering.features.public_samples, seed)
         return clustering.features.fit(sample, key(seed, "features"))
@@ -251,21 +255,23 @@ class ClientQueries:
             self.account(transfer)
 
     def _round(self, number: int) -> Round:
-        """Clients train as in this round, or the last one if it comes after that; nothing is averaged."""
+        """A round in which clients train as in this one (after the last round, as in that); nothing is
+        averaged.
+        """
         state = replace(self.state, round=min(number, self.config.rounds - 1))
         work = self.config.algorithm.work(self._setup, state)
         return Round.without_clients(work, number, len(self.stages) - 1)
 
     def relatedness(self) -> Graph:
-        """The graph of the clients that are there, each joined with those of like label histograms.
+        """The graph of the present clients, in which clients with similar label histograms are neighbours.
 
-        They send these: a number for each label.
+        Clients send their histograms: one number per label.
         """
         size = 4 * self.federation.samples.classes * int((self.federation.sizes > 0).sum())
         self.account(Transfer(self.state.round, "client_lps", "up", HISTOGRAM, size))
         if self.servers.graph is None or self.servers.graph[0] is not self.federation:
             vectors = histograms(self.federation)[self.federation.sizes > 0]
-            self.servers.graph = (self.federation, client_graph(vectors))  # once a stage
+            self.servers.graph = (self.federation, client_graph(vectors))  # once per stage
         return self.servers.graph[1]
 
     def cosines(self, clients: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -294,9 +300,9 @@ class ClientQueries:
     def updates_from(
         self, clients: NDArray[np.int64], models: NDArray[np.int64], size: int
     ) -> NDArray[np.float32]:
-        """Sketches of the updates that clients would make from these models ``(n, size)``.
+        """Sketches ``(n, size)`` of the updates that clients would make from these models.
 
-        Every client downloads its model and sends the update.
+        Every client downloads its model and sends the sketch.
         """
         _, updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=())
         sent = 4 * self.servers.spec.P * len(clients)
@@ -323,7 +329,7 @@ class ClientQueries:
 
 
 def public_sample(samples: Samples, count: int, seed: int) -> NDArray[np.float32]:
-    """What the server looks at to fit a feature map: samples that no client has."""
+    """The server's own samples, to which a feature map is fitted."""
     from rayfl.training.batches import raw_features
 
     x = samples.public(count, generator(seed, "public sample"))

@@ -1,4 +1,4 @@
-"""What a run has measured so far, and how it is written into the run directory."""
+"""The measurements of a run so far, and how they are written to the run directory."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MOST_GROUPS = 100
-"""With more clusters than that (SOLO has one a client), ``groups.csv`` has no rows of them."""
+"""With more clusters than this (SOLO has one per client), ``groups.csv`` has no rows for clusters."""
 
 MOST_CLASSES = 100
-"""With more classes than that there is no ``labels.csv``."""
+"""With more classes than this there is no ``labels.csv``."""
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What a round that is not completed must leave as it was."""
+    """The state that :meth:`Records.rollback` restores if a round is not completed."""
 
     federation: Federation
     arrived: NDArray[np.bool_]
@@ -63,9 +63,9 @@ class Records:
     Args:
         run: where to write.
         federation: for client sizes, test sizes and planted groups.
-        on: on what clients are tested.
-        local: whether the models that clients train are tested too, before they are averaged.
-        loss: what models are trained for, and what it measures.
+        on: the data that clients are tested on.
+        local: whether the trained models of clients are also tested before they are averaged.
+        loss: the loss, and what it measures.
     """
 
     def __init__(
@@ -97,15 +97,15 @@ class Records:
         self.diagnostics: list[dict[str, Any]] = []
 
     def start(self) -> None:
-        """Write the tables as they are before the first round, or as a checkpoint left them."""
+        """Write the tables as they are before the first round, or as restored from a checkpoint."""
         self.run.write_rows("rounds.csv", self.rounds, self._columns)
         self.run.write_rows("groups.csv", self.groups)
         self._write_clusters()
 
     def entered(self) -> None:
-        """The federation is that of another stage: so may be the planted groups.
+        """Switch to the federation of another stage, whose planted groups may differ.
 
-        Best and last accuracies begin again. Those before were of other clients or on other data.
+        Best and last accuracies start again, because those before were of other clients or on other data.
         """
         self._forget()
         self._write_clusters()
@@ -118,16 +118,16 @@ class Records:
         self.measured: Mapping[str, NDArray[np.float64]] = {
             name: np.full(clients, np.nan) for name in self.loss.measures
         }
-        """What the loss measures of each client's last test ``(N,)``."""
+        """The measures of the loss in each client's last test ``(N,)``."""
         self.last_on: Mapping[TestedOn, NDArray[np.float64]] = {
             on: np.full(clients, np.nan) for on in self.on if on != "test"
         }
-        """Each client's last accuracy on other than its own test data ``(N,)``."""
+        """Each client's last accuracy on data other than its own test data ``(N,)``."""
         self.perplexity: NDArray[np.float64] = np.full((2, clients), np.nan)
-        """Of texts: each client's last and lowest perplexity ``(2, N)``."""
+        """For texts: each client's last and lowest perplexity ``(2, N)``."""
 
     def snapshot(self) -> Snapshot:
-        """For :meth:`rollback`, in case the coming round is not completed."""
+        """The current state, for :meth:`rollback` if the next round is not completed."""
         return Snapshot(
             federation=self.federation,
             arrived=self.arrived,
@@ -140,7 +140,7 @@ class Records:
         )
 
     def rollback(self, before: Snapshot) -> None:
-        """Take back what a round entered that was not completed."""
+        """Discard what an incomplete round has recorded."""
         self.federation, self.arrived, self.best_last = before.federation, before.arrived, before.best_last
         self.local, self.last_on, self.measured = before.local, before.last_on, before.measured
         self.perplexity, self.ledger = before.perplexity, before.ledger
@@ -158,17 +158,17 @@ class Records:
         return self._agreement.of(compare, clusters, self.federation)
 
     def transfer(self, *transfers: Transfer) -> None:
-        """Enter bytes into the ledger."""
+        """Record bytes in the ledger."""
         self.ledger = self.ledger.add(*transfers)
 
     def clusters(self, state: ServerState, facts: Mapping[str, Any], after: bool = False) -> dict[str, Any]:
-        """Record who belongs together from now on, and how it was found.
+        """Record new clusters and how they were found.
 
         Args:
             state: with the new clusters.
             facts: how they were found.
-            after: whether they were found at the end of a round (which ``state`` counts already) and not
-                before the coming one.
+            after: whether they were found at the end of a round (already counted in ``state``) and not before
+                the next one.
         """
         entry = {
             "round": state.round - after,
@@ -183,38 +183,42 @@ class Records:
         return entry
 
     def _labels(self, state: ServerState) -> NDArray[np.int64]:
-        """The cluster of each client ``(N,)``, -1 for those that have not arrived yet."""
+        """The cluster of each client ``(N,)``; -1 for clients that have not joined yet."""
         return np.where(self.arrived, state.assignment, -1)
 
     def diagnosis(self, round: int, rows: list[dict[str, Any]]) -> None:
-        """What a method says of a round besides the common numbers."""
+        """Record the method's own diagnostics of a round."""
         self.diagnostics += [{"round": round, **row} for row in rows]
 
     def clusters_in_use(self, state: ServerState) -> int:
-        """Models that a client uses who is there."""
+        """Number of models used by at least one present client."""
         assignment, sizes = state.assignment, self.federation.sizes
         return self._in_use.of(
             lambda: int(np.count_nonzero(np.bincount(assignment[sizes > 0]))), assignment, self.federation
         )
 
     def selection(self, state: ServerState) -> None:
-        """Record who uses which model, where clients choose, if it has changed."""
+        """If clients choose their models, record which client uses which model, if that has changed."""
         labels = self._labels(state).tolist()
         if not self.timeline or self.timeline[-1]["labels"] != labels:
             self.clusters(state, {}, after=True)
 
     def tested_with(self, models: NDArray[np.int64] | None) -> None:
-        """The model that each client is tested with ``(N,)``, where that may differ from its cluster's."""
+        """Record the model that each client is tested with ``(N,)``, if it may differ from its cluster's."""
         self._tested_with = models
 
     def finetuned(self, who: NDArray[np.int64], scores: Scores) -> dict[str, float | None]:
-        """Record the tests of models that clients have trained on: metrics for the closing table."""
+        """Record the tests of fine-tuned models of clients ``who`` ``(n,)``; returns metrics for the closing
+        table.
+        """
         self._finetuned = np.full(self.federation.clients, np.nan)
         self._finetuned[who] = self._accuracy(scores["test"], self.federation.predictions[who])
         return self._metrics("finetuned", who, scores)
 
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
-        """Record the tests of the models that clients have trained in a round, before they are averaged."""
+        """Record the tests of the models that clients ``who`` ``(n,)`` trained in a round, before
+        averaging.
+        """
         if self.local is not None:
             self.local = self.local.update(round, who, scores)
 
@@ -225,7 +229,7 @@ class Records:
         scores: Scores,
         weights: NDArray[np.float64] | None = None,
     ) -> dict[str, float | None]:
-        """The metrics of a model on all that clients ``(n,)`` were tested on, by their names."""
+        """The metrics of a model on all data that clients ``(n,)`` were tested on, by name."""
         found: dict[str, float | None] = {}
         for on, score in scores.items():
             metrics = self._summary(score, self.federation.predictions_on(on)[who], weights)
@@ -250,7 +254,9 @@ class Records:
         return found
 
     def _accuracy(self, score: Score, sizes: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Of each client in percent ``(n,)``; NaN where no prediction is right or wrong."""
+        """The accuracy of each client in percent ``(n,)``; NaN if the loss has no notion of a right
+        prediction.
+        """
         return accuracy(score.correct, sizes) if self.loss.accurate else np.full(len(sizes), np.nan)
 
     def client_facts(
@@ -259,7 +265,7 @@ class Records:
         """Record columns for ``clients.csv``: values ``(n,)`` of some clients, NaN for all others.
 
         Returns:
-            The mean of each over the clients that are present and have one, for the closing table.
+            The mean of each column over the present clients that have a value, for the closing table.
         """
         present = self.federation.sizes[clients] > 0
         for name, values in facts.items():
@@ -274,13 +280,14 @@ class Records:
         scores: Scores,
         weights: NDArray[np.float64] | None = None,
     ) -> dict[str, float | None]:
-        """Record the tests of clients after a round; the metrics over clients. Perplexity is one of texts.
+        """Record the tests of clients after a round and return the metrics over clients (for texts with
+        perplexity).
 
         Args:
             state: after the round, with the clusters of the clients.
             who: the clients tested ``(n,)``.
             scores: their tests ``(n,)``.
-            weights: for what share of all clients each stands ``(n,)``: the metrics are then estimates.
+            weights: the share of all clients that each represents ``(n,)``; the metrics are then estimates.
 
         Returns:
             The columns of ``rounds.csv`` about tests.
@@ -317,7 +324,9 @@ class Records:
         score: Score,
         weights: NDArray[np.float64] | None,
     ) -> dict[str, float | None]:
-        """The variances within and between planted groups and clusters; keep the rows of ``groups.csv``."""
+        """The variances within and between planted groups and clusters; also records the rows of
+        ``groups.csv``.
+        """
         sizes, variances = self.federation.predictions[who], dict[str, float | None]()
         accurate, estimate = self.loss.accurate, weights is not None
         self._tested_groups = []
@@ -349,7 +358,7 @@ class Records:
     def _perplexities(
         self, who: NDArray[np.int64], losses: NDArray[np.float64], weights: NDArray[np.float64] | None
     ) -> float | None:
-        """Record the perplexities of clients with texts; their mean."""
+        """Record the perplexities of clients with texts and return their mean."""
         if not self.federation.samples.tokens:
             return None
         found = perplexity(losses, self.federation.predictions[who])
@@ -363,7 +372,9 @@ class Records:
         return float(np.average(found[known], weights=shares)) if known.any() else None
 
     def _divisions(self, state: ServerState) -> dict[str, NDArray[np.int64]]:
-        """By what accuracies are told apart: the planted group and the cluster of each client ``(N,)``."""
+        """The divisions for which accuracies are reported: the planted group and the cluster of each client
+        ``(N,)``.
+        """
         planted, found = self.federation.groups, state.assignment
         return {
             **({} if planted is None else {"group": planted}),
@@ -377,13 +388,13 @@ class Records:
         labels: NDArray[np.int64] | None,
         weights: NDArray[np.float64] | None,
     ) -> TestSets:
-        """What the groups of the tested clients are tested on; computed again only when they change.
+        """The test samples of each group of tested clients; computed again only when the groups change.
 
         Args:
             kind: of the groups.
             who: the clients tested ``(n,)``.
-            labels: the group of every client ``(N,)``; None: all are one.
-            weights: how much each of those tested counts ``(n,)``; None: all the same.
+            labels: the group of every client ``(N,)``; None: one group of all clients.
+            weights: how much each tested client counts ``(n,)``; None: equally.
         """
         federation = self.federation
 
@@ -400,7 +411,7 @@ class Records:
         return self._test_sets.setdefault(kind, Kept()).of(count, federation, who, labels, weights)
 
     def round(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """Record a round, completed by its bytes."""
+        """Record a round and add its bytes to the row."""
         number = row["round"]
         complete = {
             **row,
@@ -419,7 +430,7 @@ class Records:
         """``communication.csv``, ``clients.csv``, ``labels.csv``: O(N), so only when a run ends or stops."""
         import pandas as pd
 
-        self._write_clusters()  # the groups of a round that was taken back may be there
+        self._write_clusters()  # the file may have rows of a round that was rolled back
         self.run.write_frame("communication.csv", self.ledger.to_frame())
         if self.diagnostics:
             self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
@@ -531,7 +542,7 @@ class Records:
         }
 
     def _last_groups(self, kind: str, round: int | None) -> list[dict[str, Any]]:
-        """The rows of ``groups.csv`` of one round and kind, without what is the same in all of them."""
+        """The rows of ``groups.csv`` of one round and kind, without the columns that are constant."""
         return [
             {name: value for name, value in row.items() if name not in ("round", "kind", "estimated_from")}
             for row in self.groups
@@ -559,7 +570,7 @@ class Records:
         return arrays, tables
 
     def restore(self, arrays: Mapping[str, Any], tables: Mapping[str, Any]) -> None:
-        """Take up what :meth:`save` gave."""
+        """Restore the output of :meth:`save`."""
         self.best_last = BestLast(arrays["last"], arrays["best"], arrays["best_round"])
         self.perplexity = np.array(arrays.get("perplexity", self.perplexity), np.float64)
         # Checkpoints of older versions do not have these.

@@ -1,4 +1,4 @@
-"""One round: blocks are cut, trained, multiplied by their part of A, reduced at LPSs, merged at the GPS."""
+"""One round: cut blocks, train them, multiply by their part of A, reduce at the LPSs, merge at the GPS."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from rayfl.training import LocalWork, complement
 from rayfl.training.reports import ClientReport, Reports
 
 Progress = Callable[[int, Sequence[Task], Done], None]
-"""Called with (how many tasks are done, the tasks, the one that was done last)."""
+"""Called with (number of finished tasks, all tasks, the task that finished last)."""
 
 
 def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[slice]:
@@ -58,9 +58,10 @@ def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[sli
 
 
 def cut_groups(plan: Plan, blocks: Sequence[slice], size: int, clients_per_actor: int | None) -> list[slice]:
-    """Cut the blocks into groups of at most ``size``, in which all are of one group of clients (and, if
-    pinned, of one actor): one actor trains them, and adds up what they send. A matter of config and cohort
-    alone, as the blocks are."""
+    """Put the blocks into groups of at most ``size`` whose clients belong to one local server (and, if
+    pinned, one actor). One actor trains the blocks of a group and adds their sums. Like the blocks, the
+    groups depend only on the config and the cohort.
+    """
     homes = plan.cohort // clients_per_actor if clients_per_actor else np.zeros_like(plan.cohort)
     kinds = [(plan.group[block.start], homes[block.start]) for block in blocks]
     found: list[slice] = []
@@ -73,7 +74,7 @@ def cut_groups(plan: Plan, blocks: Sequence[slice], size: int, clients_per_actor
 
 @dataclass(frozen=True)
 class AskedReport:
-    """What clients are to report: what it is, and the same prepared, by reference."""
+    """A report that clients make: its description, and the prepared report by reference."""
 
     report: ClientReport
     ref: Ref
@@ -81,19 +82,19 @@ class AskedReport:
 
 @dataclass(frozen=True)
 class Round:
-    """What is to be done in a round, besides who takes part.
+    """Everything the servers need to run one round.
 
     Attributes:
-        round: its number.
-        plan: who trains from what.
-        work: of the clients.
+        round: its number, from 0.
+        plan: the cohort, and the model that each client starts from.
+        work: the local work of the clients.
         mixing: A, if it is known before training.
         stage: the federation's stage.
         local, order: the local objective, and the order of samples.
         assignment: the model of each client ``(N,)``; for objectives with vectors at the servers, and those
-            in whose average the absent count.
-        reports: what clients report besides, by name.
-        mix: gives A from the reports, if it is not known before training.
+            whose average includes absent clients.
+        reports: additional reports of the clients, by name.
+        mix: computes A from the reports, if it is not known before training.
         updates: whether the servers keep the clients' updates.
         server_step: what an LPS does with the average, if anything.
         step: what the GPS averages over the LPSs; None for methods without a GPS.
@@ -116,12 +117,12 @@ class Round:
     test: LocalTest | None = None
 
     def layout(self, spec: ModelSpec) -> StateLayout:
-        """Whose numbers lie where in what a client keeps between rounds."""
+        """The layout of the state that a client keeps between rounds: which part owns which range."""
         return StateLayout.of(spec, self.work.personal, self.local, self.order)
 
     @classmethod
     def without_clients(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
-        """Work without participants, for clients that are asked to train on their own."""
+        """The round with an empty cohort, for clients that train outside of a round."""
         plan = Plan(*(np.empty(0, np.int64) for _ in range(3)))
         return cls(round, plan, replace(work, personal=()), stage=stage)
 
@@ -142,7 +143,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         zeros = servers.backend.put(np.zeros(local.server_size(servers.spec), np.float32))
         servers.vectors = [zeros] * len(servers.models)
     cut = None if this_round.mixing is None else block_mixings(this_round.mixing, blocks)
-    # Where blocks would send more sums than they have clients, the trained rows are sent.
+    # If a block would send more sums than it has clients, it sends the trained rows instead.
     deliver = cut is None or sum(len(part.rows) for part in cut) > len(plan.cohort)
     parts: Sequence[BlockMixing | None] = [None] * len(blocks) if cut is None or deliver else cut
     assert not (deliver and (local.masks or has_vectors)), "trained rows travel alone"
@@ -204,7 +205,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
 def _trained_blocks(
     servers: Servers, tasks: Sequence[Task], groups: Sequence[slice], round: int, progress: Progress
 ) -> list[Done]:
-    """The blocks trained, in their order; the sums of a group are those of its first block.
+    """The trained blocks, in order; the sums of a group of blocks are stored with its first block.
 
     Raises:
         ClientError: if more than ``tolerate`` clients failed: the first of them.
@@ -224,7 +225,7 @@ def _trained_blocks(
 
 
 def _together(tasks: Sequence[Task]) -> Task:
-    """The blocks of a group as one task; a single one is what it is."""
+    """The blocks of a group as one task; a single block is its own task."""
     if len(tasks) == 1:
         return tasks[0]
     keeps = [in_group(place, key) for place, task in enumerate(tasks) for key in task.keeps]
@@ -240,7 +241,7 @@ def _together(tasks: Sequence[Task]) -> Task:
 
 
 def _apart(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
-    """What came of each block of a group."""
+    """The result of each block of a group."""
     if group.stop - group.start == 1:
         yield replace(done, task=group.start)
         return
@@ -252,7 +253,7 @@ def _apart(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
 
 
 def _combined_reports(servers: Servers, this_round: Round, trained: Sequence[Done]) -> Reports:
-    """What the cohort has reported: blocks put together, large ones in a remote task."""
+    """The reports of the cohort: the blocks' results merged, large ones in a remote task."""
     found: dict[str, NDArray[np.float64]] = {}
     for name, asked in this_round.reports.items():
         if asked.report.combined:
@@ -274,7 +275,7 @@ def _optimizer_of(servers: Servers, this_round: Round, failures: Mapping[int, st
 
 
 def _at_edges(servers: Servers, this_round: Round) -> Round:
-    """The round with the places of models instead of their numbers."""
+    """The round with the positions of models at edges in place of their numbers."""
     if servers.edges is None:
         return this_round
     plan, assignment, mixing = this_round.plan, this_round.assignment, this_round.mixing
@@ -288,7 +289,7 @@ def _at_edges(servers: Servers, this_round: Round) -> Round:
 
 
 def _mixed_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64]) -> Mixing:
-    """A with a row for each model and edge: clients contribute at their own."""
+    """A with one row per model and edge; each client contributes at its own edge."""
     if servers.edges is None:
         return mixing
 
@@ -303,12 +304,14 @@ def _mixed_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64])
 
 
 def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
-    """What the GPS may learn, by row."""
+    """What the GPS may know about each row."""
     return {row: fact for found in servers.backend.get(list(facts)) for row, fact in found.items()}
 
 
 def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
-    """How many clients of each model took part before but not now ``(K,)``; None if they do not count."""
+    """How many clients of each model took part earlier but not in this round ``(K,)``; None if they do not
+    count.
+    """
     if not this_round.local.counts_absent:
         return None
     assert this_round.assignment is not None
@@ -365,14 +368,14 @@ def _task(
 
 
 def _combined(report: ClientReport, *blocks: NDArray[np.floating]) -> NDArray[np.float64]:
-    """The remote task that puts the blocks' reports together."""
+    """The remote task that merges the reports of the blocks."""
     return report.combine(blocks)
 
 
 def _report(
     plan: Plan, blocks: Sequence[slice], trained: Sequence[TrainReport], reports: Reports
 ) -> RoundReport:
-    """What the blocks reported, for the cohort."""
+    """The reports of the blocks, in the order of the cohort."""
     losses, steps = np.full(len(plan.cohort), np.nan), np.zeros(len(plan.cohort), np.int64)
     tested = trained[0].scores if trained else {}
     scores = {on: Score.zeros(len(plan.cohort), score.sums.shape[1]) for on, score in tested.items()}

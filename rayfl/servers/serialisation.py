@@ -1,4 +1,4 @@
-"""A dataclass as arrays and JSON values by name, and back, by the types of its fields.
+"""Convert a dataclass to named arrays and JSON values and back, by the types of its fields.
 
 A field ``sweep`` that is a dataclass itself becomes ``sweep.begun`` and ``sweep.waiting``, a sparse matrix
 ``relatives`` becomes ``relatives.data``, ``.indices``, ``.indptr`` and ``.shape``.
@@ -21,7 +21,7 @@ from rayfl.errors import RayflError
 T = TypeVar("T")
 
 _SCALARS = {bool: (bool, np.bool_), int: (int, np.integer), float: (float, np.floating), str: (str,)}
-"""The types of scalar fields, and those of values that may stand in them."""
+"""The types of scalar fields, and the types of values that they may hold."""
 
 _ALLOWED = "arrays of numbers, csr_array, bool, int, float, str, dataclasses of these, each perhaps | None"
 
@@ -29,16 +29,16 @@ _CSR = ("data", "indices", "indptr")
 
 
 class StateError(RayflError):
-    """A state has a field that cannot be written, or is not the one that was written."""
+    """A state has a field that cannot be written, or differs from the state that was written."""
 
 
 @dataclass
 class Flat:
-    """What a dataclass consists of.
+    """The contents of a dataclass.
 
     Attributes:
         arrays: by the dotted name of the field.
-        values: everything else, as JSON has it, likewise.
+        values: everything else, as JSON values, by the dotted name of the field.
     """
 
     arrays: dict[str, NDArray[Any]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ def flatten(value: object) -> Flat:
     """The fields of a dataclass. Arrays are not copied.
 
     Raises:
-        StateError: naming the field whose type, or whose value, is none that can be written.
+        StateError: naming the field whose type or value cannot be written.
     """
     flat = Flat()
     for name, kind, each in _leaves(value, ""):
@@ -61,7 +61,7 @@ def flatten(value: object) -> Flat:
             flat.values[f"{name}.shape"] = [int(size) for size in each.shape]
             flat.arrays.update({f"{name}.{part}": getattr(each, part) for part in _CSR})
         elif kind is float and not math.isfinite(each):
-            flat.values[name] = {"float": str(float(each))}  # JSON has no such number
+            flat.values[name] = {"float": str(float(each))}  # JSON cannot represent it
         else:
             flat.values[name] = kind(each)
     return flat
@@ -70,11 +70,11 @@ def flatten(value: object) -> Flat:
 def restore(
     kind: type[T], arrays: Mapping[str, NDArray[Any]], values: Mapping[str, Any], exact: bool = True
 ) -> T:
-    """The dataclass that :func:`flatten` has taken apart.
+    """Rebuild the dataclass from the output of :func:`flatten`.
 
     Args:
         kind: its class.
-        arrays, values: the parts.
+        arrays, values: the parts; arrays may have any shape.
         exact: refuse parts that are not fields of the class.
 
     Raises:
@@ -87,7 +87,7 @@ def restore(
     return found
 
 
-_OTHER = "go on with the version of the method that wrote it, or begin a new run"
+_OTHER = "resume with the version of the method that wrote it, or start a new run"
 
 
 def _restored(
@@ -122,7 +122,7 @@ def _restored(
 
 
 def _leaves(value: object, prefix: str) -> Iterator[tuple[str, type, Any]]:
-    """The dotted name, type and value of every field that is no dataclass itself."""
+    """The dotted name, type and value of every field that is not itself a dataclass."""
     for name, (kind, optional) in _types(type(value)).items():
         each = getattr(value, name)
         if each is None and optional:
@@ -157,7 +157,7 @@ def _types(kind: type) -> dict[str, tuple[type, bool]]:
         ) from None
     found: dict[str, tuple[type, bool]] = {}
     for each in fields(kind):
-        if not each.init:  # follows from the others
+        if not each.init:  # csr_array computes it from the others
             continue
         hint = hints[each.name]
         options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)

@@ -20,14 +20,14 @@ from rayfl.clustering.cluster import (
 )
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.memory import check_memory
-from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, place, take, tile
+from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, take, tile, write_tile
 from rayfl.clustering.two_stage import nearest, sample
 from rayfl.errors import RayflError
 from rayfl.evaluation import Transfer
 from rayfl.memory import free_memory
 
 TILE = BLOCK
-"""Clients in a tile of the distances, which one task computes."""
+"""Clients per tile of the distance matrix; one task computes a tile."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,12 @@ class SignatureRequest:
     Attributes:
         clustering: the settings.
         clients: ids ``(n,)``, ascending.
-        stages: the stage of the federation whose data each signature is of ``(n,)``.
-        sends: whether the client sends it now; the servers have the others ``(n,)``.
+        stages: the stage of the federation whose data each signature describes ``(n,)``.
+        sends: whether the client sends it now ``(n,)``; the servers already have the others.
         present: whether the client is present ``(n,)``.
         received: for an exchange, whether client i has received the signature of client j ``(n, n)``; None:
             all have.
-        has_feature_map: whether the clients have received the feature map before.
+        has_feature_map: whether the clients already have the feature map.
     """
 
     clustering: Clustering
@@ -72,10 +72,10 @@ class Signatures:
 
     Attributes:
         request: whose signatures.
-        jobs: one a block.
+        jobs: one per block.
         refs: the signatures of each block, by reference.
-        floats: how many numbers each client sends ``(n,)``; fewer where some have failed.
-        map_floats: how many numbers the feature map has that the server sends to each client.
+        floats: how many numbers each client sends ``(n,)``, without the clients that failed.
+        map_floats: how many numbers the server sends to each client for the feature map.
         failures: client id -> why it has no signature.
     """
 
@@ -87,12 +87,12 @@ class Signatures:
     failures: Mapping[int, RayflError]
 
     def transfers(self, round: int, exchanged: bool) -> list[Transfer]:
-        """What the clients send and receive for it.
+        """What the clients send and receive for the request.
 
         Args:
-            round: the coming round, for the ledger.
-            exchanged: whether all signatures go to all clients, and relations come back. Between two clients
-                that have exchanged theirs before, nothing more is sent.
+            round: the next round, for the ledger.
+            exchanged: whether all signatures are sent to all clients, which return relations. Clients that
+                have exchanged their signatures before send nothing more to each other.
         """
         sends, n = self.request.sends, len(self.request.clients)
         new, present = int(sends.sum()), int(self.request.present.sum())
@@ -100,11 +100,12 @@ class Signatures:
         up, down = sent, 0
         if not self.request.has_feature_map:
             down += self.map_floats * new
-        if self.request.clustering.signature.trained:  # they send the model that they have received first
+        # These are computed from a model that the clients receive first
+        if self.request.clustering.signature.trained:
             down += sent
         if exchanged:
             up += new * (present - new) + n * new
-            down += sent * (present - new) + everything * new - sent  # nobody receives its own
+            down += sent * (present - new) + everything * new - sent  # no client receives its own
         found = [
             Transfer(round, "client_lps", "up", "signature", 4 * up),
             Transfer(round, "client_lps", "down", "signature", 4 * down),
@@ -114,14 +115,14 @@ class Signatures:
 
 @dataclass(frozen=True)
 class Grouping:
-    """What the remote tasks need to know to make clusters of signatures or distances.
+    """What the remote tasks need in order to make clusters from signatures or distances.
 
     Attributes:
         clustering: the settings.
-        clients: how many.
-        groups: their planted groups ``(clients,)``, where they are known.
+        clients: number of clients.
+        groups: their planted groups ``(clients,)``, if known.
         seed: the run's seed.
-        keep_distances: whether the distances and the tree are returned too, where the clients are few enough.
+        keep_distances: whether to return the distances and the tree too, if there are few enough clients.
     """
 
     clustering: Clustering
@@ -134,15 +135,15 @@ class Grouping:
 def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], size: int) -> Ref:
     """Cluster clients by their signatures, which stay in the object store.
 
-    Up to ``TILE`` clients, and groupings without signatures, are one remote task. Otherwise the client
-    actors, which have nothing else to do then, compute tiles of ``TILE`` x ``TILE`` distances (or, above
+    Up to ``TILE`` clients, and groupings without signatures, need one remote task. Otherwise the client
+    actors, which are idle at this time, compute tiles of ``TILE`` x ``TILE`` distances (or, above
     ``exact_up_to``, find the nearest representatives), and one task links them.
 
     Args:
-        backend: who does the work.
-        grouping: the question.
-        blocks: the signatures; none for groupings without.
-        size: clients in a block.
+        backend: executes the work.
+        grouping: settings and clients.
+        blocks: the signatures; empty for groupings without signatures.
+        size: clients per block.
 
     Returns:
         The :class:`~rayfl.clustering.cluster.Clusters`, by reference.
@@ -150,7 +151,7 @@ def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], 
     clustering, n = grouping.clustering, grouping.clients
     if n <= TILE or not clustering.needs_signatures:
         return backend.call(_at_once, grouping, *blocks)
-    if clustering.embedding.name != "none":  # one task sees all of them; what it returns is small
+    if clustering.embedding.name != "none":  # one task reads all of them; its result is small
         blocks, size = [backend.call(_embed, grouping, *blocks)], n
     tasks = []
     for start in range(0, n, TILE):
@@ -173,14 +174,13 @@ def cluster_relations(
 ) -> Ref:
     """Cluster clients by the relations of an exchange, in one remote task.
 
-    Of two clients of which one has not received the other's signature, the relation that is known counts for
-    both directions.
+    If only one of two clients has received the other's signature, its relation is used for both directions.
 
     Args:
-        backend: who does the work.
-        grouping: the question.
+        backend: executes the work.
+        grouping: settings and clients.
         received: see :class:`SignatureRequest`.
-        relations: rows ``(B, n)``, a block each.
+        relations: rows ``(B, n)``, one array per block.
 
     Returns:
         The :class:`~rayfl.clustering.cluster.Clusters`, by reference.
@@ -205,7 +205,8 @@ def _cluster_tiles(backend: Backend, grouping: Grouping, packed: Sequence[Ref]) 
     return backend.call(_from_tiles, grouping, [(i * TILE, j * TILE) for i, j in places], *tiles)
 
 
-# --- remote tasks: values in place of references ---------------------------------------------------------
+# --- remote tasks: they get values where callers give references
+# ---------------------------------------------------------
 
 
 def _at_once(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Clusters:
@@ -238,18 +239,19 @@ def _embed(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Sequence[N
 
 
 def _pack(clustering: Clustering, start: int, part: slice, *blocks: list[NDArray[np.float32]]) -> Block:
-    """The signatures of the ``TILE`` clients from ``start`` on, side by side."""
+    """The signatures of the ``TILE`` clients from ``start`` on, packed together."""
     signatures = [signature for block in blocks for signature in block]
     return pack(clustering.measure, signatures[part], start, clustering.signature.vectors)
 
 
 def _from_tiles(grouping: Grouping, corners: Sequence[tuple[int, int]], *tiles: Distances) -> Clusters:
-    """Tiles into condensed form, and that into clusters."""
+    """Make clusters from tiles, by way of condensed distances."""
     n = grouping.clients
-    check_memory(n, free_memory(), tiles[0].itemsize)  # here: the tiles are in the object store already
+    # In this process, because the tiles are already in the object store
+    check_memory(n, free_memory(), tiles[0].itemsize)
     distances = np.empty(n * (n - 1) // 2, tiles[0].dtype)
     for (row, column), values in zip(corners, tiles, strict=True):
-        place(distances, n, row, column, values)
+        write_tile(distances, n, row, column, values)
     return from_distances(grouping.clustering, distances, grouping.groups).without_distances()
 
 
@@ -258,7 +260,7 @@ def _take(ids: NDArray[np.int64], *blocks: Block) -> Block:
 
 
 def _from_representatives(grouping: Grouping, sampled: NDArray[np.int64], *objects: Any) -> Clusters:
-    """Packed signatures, and then who is nearest to whom, into clusters."""
+    """Make clusters from packed signatures and the nearest representative of each client."""
     packed, nearby = objects[: len(objects) // 2], objects[len(objects) // 2 :]
     clustering, groups, seed = grouping.clustering, grouping.groups, grouping.seed
     return from_representatives(clustering, packed, sampled, nearby, groups, seed).without_distances()

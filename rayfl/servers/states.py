@@ -1,8 +1,9 @@
-"""Client state between rounds: where each client's row lies, never the rows themselves.
+"""Client state between rounds: where the row of each client is stored, not the rows themselves.
 
-A block returns the states of its clients as one object, owned by the driver, so it outlives the worker.
-The driver keeps for every client (object, row). When most rows of the objects are out of date the states
-in the emptiest are packed anew, so memory stays proportional to the number of clients that have a state.
+A block returns the states of its clients as one object, owned by the driver, so that it outlives the worker.
+The driver keeps (object, row) for every client. When most rows of the objects are out of date, the objects
+with the fewest current rows are repacked, so that memory stays proportional to the number of clients with a
+state.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ _PACK = 256
 """Clients in one object after packing."""
 
 _HELD = 1.5
-"""Rows held for each that is in use, after packing."""
+"""Rows that are held per row in use, after packing."""
 
 
 class Rows:
-    """Rows ``(n, S)`` that lie somewhere else and are read a few at a time, by a slice, as of an array.
+    """Rows ``(n, S)`` that are stored elsewhere and read a few at a time, by slicing as with an array.
 
     Args:
         count: n.
-        read: gives the rows from one place to another.
+        read: returns the rows of a range.
     """
 
     def __init__(self, count: int, read: Callable[[int, int], NDArray[np.float32]]) -> None:
@@ -49,11 +50,12 @@ class ClientStates:
 
     def __init__(self) -> None:
         self._objects: dict[int, Ref] = {}
-        self._alive: dict[int, int] = {}  # object -> rows that are still somebody's state
+        self._alive: dict[int, int] = {}  # object -> rows that are still the state of a client
         self._rows: dict[int, int] = {}  # object -> rows that it holds
-        self._where: NDArray[np.int32] = np.zeros((2, 0), np.int32)  # of each client: object, -1: none; row
+        # For each client: object (-1: none) and row
+        self._where: NDArray[np.int32] = np.zeros((2, 0), np.int32)
         self._count = 0
-        self._shared = False  # whether a copy reads the same array
+        self._shared = False  # whether a copy shares the array
         self._next = 0
 
     def __len__(self) -> int:
@@ -64,11 +66,11 @@ class ClientStates:
 
     @property
     def clients(self) -> NDArray[np.int64]:
-        """Those that have a state, ascending ``(n,)``."""
+        """The clients that have a state, ascending ``(n,)``."""
         return np.flatnonzero(self._where[0] >= 0)
 
     def copy(self) -> ClientStates:
-        """The same states, untouched by later updates of these; objects and arrays are shared."""
+        """A copy that later updates of this one do not change; objects and arrays are shared."""
         other = ClientStates()
         other._objects, other._alive = dict(self._objects), dict(self._alive)
         other._rows, other._next = dict(self._rows), self._next
@@ -82,7 +84,9 @@ class ClientStates:
         ref: Ref,
         valid: Sequence[bool] | NDArray[np.bool_] | None = None,
     ) -> None:
-        """Row ``r`` of the object is now the state of ``clients[r]``, where ``valid`` (default: all)."""
+        """Make row ``r`` of the object ``(n, S)`` the state of ``clients[r]``, where ``valid`` ``(n,)``
+        (default: all).
+        """
         who = np.asarray(clients, np.int64)
         rows = np.arange(len(who)) if valid is None else np.flatnonzero(valid)
         if not len(rows):
@@ -101,7 +105,7 @@ class ClientStates:
                 del self._objects[each], self._alive[each], self._rows[each]
 
     def _make_room(self, clients: int) -> None:
-        """For so many clients, in an array that no copy reads."""
+        """Make room for this many clients, in an array that no copy shares."""
         here = self._where.shape[1]
         if clients > here:
             grown = np.full((2, max(clients, 2 * here)), -1, np.int32)
@@ -113,8 +117,9 @@ class ClientStates:
     def locate(
         self, clients: Sequence[int] | NDArray[np.int64]
     ) -> tuple[dict[Key, Ref], tuple[tuple[int, int] | None, ...]]:
-        """The objects ``("state", number)`` that hold the states of ``clients``, and for each client (number
-        of its object, row)."""
+        """The objects ``("state", number)`` that hold the states of ``clients`` ``(n,)``, and for each client
+        (number of its object, row).
+        """
         who = np.asarray(clients, np.int64)
         numbers, rows = np.full(len(who), -1), np.zeros(len(who), np.int64)
         known = who < self._where.shape[1]
@@ -127,9 +132,9 @@ class ClientStates:
         return {("state", number): self._objects[number] for number in used}, found
 
     def pack(self, backend: Backend) -> None:
-        """If fewer than half of the rows held are still in use, pack those of the emptiest objects anew.
+        """If fewer than half of the held rows are still in use, repack the objects with the fewest of them.
 
-        The emptiest first: there the fewest rows must be copied for those that are let go.
+        These come first because the fewest rows must be copied to free them.
         """
         held, used = sum(self._rows.values()), self._count
         if held <= 2 * used + _PACK:
@@ -159,7 +164,7 @@ class ClientStates:
         return clients, rows[:]
 
     def rows(self, backend: Backend) -> tuple[NDArray[np.int64], Rows]:
-        """The same, without all rows being here at one time."""
+        """The same, without holding all rows in this process at once."""
         clients = self.clients
 
         def read(start: int, stop: int) -> NDArray[np.float32]:
@@ -172,7 +177,7 @@ class ClientStates:
     def restore(
         cls, backend: Backend, clients: NDArray[np.int64], rows: NDArray[np.float32] | Rows
     ) -> ClientStates:
-        """States from a checkpoint."""
+        """States from a checkpoint: ids ``(n,)`` and rows ``(n, S)``."""
         states = cls()
         for start in range(0, len(clients), _PACK):
             part = slice(start, start + _PACK)
@@ -183,7 +188,7 @@ class ClientStates:
 def pack_rows(
     names: Sequence[Key], rows: Sequence[tuple[int, int] | None], *objects: NDArray[np.float32]
 ) -> NDArray[np.float32]:
-    """Rows, each (number of its object, row), of the objects of these names as one array ``(n, S)``."""
+    """Rows of the named objects, each given as (number of its object, row), as one array ``(n, S)``."""
     if not rows:
         return np.empty((0, 0), np.float32)
     named = dict(zip(names, objects, strict=True))

@@ -1,4 +1,4 @@
-"""Tests: forward passes of models over samples, also after clients have trained on."""
+"""Tests: forward passes of models over samples, also after clients have adapted their models."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PASSES = 4
 """Forward passes in one evaluation task."""
 
 _COMMON = 1 << 22
-"""Test samples of all models that are planned at a time, where each is tested on the common ones."""
+"""Test samples of all models that are planned at a time, when each model is tested on the common samples."""
 
 
 def evaluate(
@@ -35,14 +35,14 @@ def evaluate(
     clients: NDArray[np.int64] | None = None,
     on: TestedOn = "test",
 ) -> Score:
-    """Test clients, each with the model that it would use, on its own test data or what ``on`` says.
+    """Test each client with the model that it would use, on its own test data or the data in ``on``.
 
     Args:
         assignment: the model of each client ``(N,)``.
-        personal: the ranges of the model that are the client's own, if any.
-        local: the local objective, which may make the model the client's own.
+        personal: the ranges of the model that the client keeps, if any.
+        local: the local objective, which may replace the model by the client's own.
         clients: ids ``(n,)``; default: all.
-        on: on what.
+        on: the data to test on.
     """
     who = np.arange(len(assignment)) if clients is None else clients
     assignment = servers.everywhere(assignment)
@@ -80,8 +80,8 @@ def local_losses(
         models: the server's model of each ``(n,)``.
         ids: the samples of all N clients.
         part: whether these are training or test samples.
-        personal: the ranges of the model that are the client's own, if any.
-        local: the local objective, which may make the model the client's own.
+        personal: the ranges of the model that the client keeps, if any.
+        local: the local objective, which may replace the model by the client's own.
 
     Returns:
         ``(n,)``; NaN for clients without such samples.
@@ -123,11 +123,11 @@ def _pass(
     personal: Segments,
     local: LocalObjective,
 ) -> Score:
-    """Do the forward passes of a plan; with an ``assignment`` its models are those of clients."""
+    """Run the forward passes of a plan; with an ``assignment`` the models belong to clients."""
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
     for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * servers.batch_size):
         jobs = [plan.jobs[i] for i in group]
-        owners = [job.model for job in jobs]  # the models themselves, or the clients whose they are
+        owners = [job.model for job in jobs]  # the models themselves, or the clients that they belong to
         own, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
         objects, states = _needed(servers, models, own)
         passes = tuple(map(ForwardPass, models, states, (job.samples for job in jobs)))
@@ -149,16 +149,16 @@ def adapt(
     models: NDArray[np.int64],
     on: Sequence[TestedOn] = ("test",),
 ) -> tuple[Scores, list[tuple[NDArray[np.int64], Ref]]]:
-    """Let clients train on from these models, and test what comes of it; nothing is averaged or kept.
+    """Let clients train these models further and test the result; nothing is averaged or kept.
 
     Args:
         this_round: round, stage and work.
         clients: ids ``(n,)``.
         models: the model of each ``(n,)``.
-        on: on what.
+        on: the data to test on.
 
     Returns:
-        The tests ``(n,)``, and the updates in blocks: places in ``clients``, and the rows ``(B, P)`` by
+        The tests ``(n,)``, and the updates in blocks: positions in ``clients``, and the rows ``(B, P)`` by
         reference.
     """
     blocks, tasks = _adapting(servers, this_round, clients, models, on)
@@ -178,7 +178,7 @@ def client_models(
     personal: Segments,
     local: LocalObjective,
 ) -> NDArray[np.float32]:
-    """The models with which :func:`evaluate` tests these clients ``(n, P)``, with what is their own.
+    """The models ``(n, P)`` with which :func:`evaluate` tests these clients, including their own layers.
 
     Args:
         clients: ids ``(n,)``.
@@ -200,9 +200,9 @@ def adapted_models(
     models: NDArray[np.int64],
     wanted: NDArray[np.int64],
 ) -> NDArray[np.float32]:
-    """The models that :func:`adapt` tests, of those ``wanted`` among the clients ``(n, P)``.
+    """The models ``(n, P)`` that :func:`adapt` tests, of the ``wanted`` clients.
 
-    They train in the same blocks, as what a client gets may depend on its block in the last bit.
+    Clients train in the same blocks as there, because the last bit of a result may depend on the block.
     """
     blocks, tasks = _adapting(servers, this_round, clients, models)
     places = np.searchsorted(clients, wanted)
@@ -224,8 +224,9 @@ def _adapting(
     models: NDArray[np.int64],
     on: Sequence[TestedOn] | None = None,
 ) -> tuple[list[slice], list[Task]]:
-    """The blocks in which clients train on from these models, and the task of each: to be tested ``on`` this,
-    or without it to send the model."""
+    """The blocks in which clients adapt these models, and the task of each block: test ``on`` these data, or,
+    without it, return the model.
+    """
     size, layout = servers.blocks.size(len(clients)), this_round.layout(servers.spec)
     models = servers.at(models, clients)
     tasks, blocks = [], []
@@ -262,7 +263,9 @@ def _on_common(
     personal: Segments,
     local: LocalObjective,
 ) -> Score:
-    """Test clients on all test samples: each model once for all that use it and see the same labels."""
+    """Test clients on all test samples; each model runs once for all clients that use it and see the same
+    labels.
+    """
     federation = servers.federation
     pairs, place = np.unique(np.stack([owner, federation.label_maps(who)]), axis=1, return_inverse=True)
     step = max(1, _COMMON // len(federation.samples.y_test))
@@ -279,7 +282,9 @@ def _on_common(
 def _needed(
     servers: Servers, models: Sequence[int], clients: Sequence[int] | None
 ) -> tuple[dict[Key, Ref], tuple[StateRow, ...]]:
-    """These models, and the states of the clients whose they are, if anybody's; and where each state is."""
+    """The inputs of a task: these models, the states of the clients that own them, and where each state
+    is.
+    """
     objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in sorted(set(models))}
     if clients is None:
         return objects, (None,) * len(models)
@@ -292,7 +297,7 @@ def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
 
 
 def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:
-    """Consecutive positions in groups of at most ``limit`` in sum (or one position)."""
+    """Groups of consecutive positions whose sizes sum to at most ``limit`` (or single positions)."""
     groups: list[list[int]] = []
     total = limit + 1
     for i, size in enumerate(sizes):

@@ -63,10 +63,12 @@ class Signature(Section):
 
     def report(self) -> ClientReport:
         """The report about the client's trained model, for signatures that are ``trained``."""
-        raise NotImplementedError(f"{type(self).__name__} is no signature of trained models")
+        raise NotImplementedError(f"{type(self).__name__} is not a signature of trained models")
 
     def floats(self, signature: NDArray[np.floating]) -> int:
-        """Number of numbers that the client sends to the server, for the communication ledger."""
+        """How many numbers the client sends to the server for a signature ``(D, p)``, for the communication
+        ledger.
+        """
         return int(signature.size)
 
     def relate(

@@ -26,13 +26,13 @@ from rayfl.statistics import Interval, mean_interval
 
 Verdict = Literal["holds", "fails", "undecided"]
 EXIT_CODES: Mapping[str, int] = {"holds": 0, "fails": 1, "undecided": 3}
-"""Of ``rayfl study --check``."""
+"""Exit codes of ``rayfl study --check``."""
 
 Point = Mapping[str, str]
 """The point of each axis of the grid, by name."""
 
 Values = Callable[[str, Point, str], Mapping[int, float]]
-"""By seed the numbers of a method, at a point of the grid, in a column."""
+"""Returns by seed the numbers of a method, at a point of the grid, in a column."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class _Reader:
         return self.fail(f"no method {name!r}", nearest(name, self.labels))
 
     def _label(self) -> str | None:
-        """The longest label that stands here; one that is quoted has to be there."""
+        """Parse the longest label at this position; a quoted label must exist."""
         self.space()
         if self.text.startswith('"', self.place):
             end = self.text.find('"', self.place + 1)
@@ -236,7 +236,9 @@ class _Reader:
         for part in inside.split(","):
             name, equals, value = (piece.strip() for piece in part.partition("="))
             if not equals:
-                raise self.fail(f"{part.strip()!r} is no point of the grid", "such as [partition.alpha=0.1]")
+                raise self.fail(
+                    f"{part.strip()!r} is not a point of the grid", "such as [partition.alpha=0.1]"
+                )
             axis = axis_of(name, self.axes, self.fail)
             found[axis] = point_of(axis, value, self.axes, self.fail)
         return found
@@ -287,7 +289,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     if comparison is None:
         rest = reader.text[reader.place :]
         raise reader.fail(
-            f"{rest!r} is no comparison" if rest else "it compares nothing", "one of > < >= <= ~"
+            f"{rest!r} is not a comparison" if rest else "it compares nothing", "one of > < >= <= ~"
         )
     right, bound = reader.sum()
     tolerance = 0.0

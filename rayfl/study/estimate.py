@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rayfl.rundir import RunDirectory
 from rayfl.study.plan import PlannedRun
-from rayfl.study.running import carry_out, directory_of, is_finished, job_of, rounds_done, shares
+from rayfl.study.running import allocate, carry_out, directory_of, is_finished, job_of, rounds_done
 from rayfl.units import duration, size
 
 
@@ -77,7 +77,7 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
         seconds += of_round * (run.config.rounds - rounds_done(directory_of(run)))
         disk += of_disk
     cpus = os.cpu_count() or 1
-    side = shares(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
+    side = allocate(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
     how += ["one round of each method was timed"] * bool(timed) + ["runs that are there"] * bool(there)
@@ -109,8 +109,9 @@ def _measured(path: Path, rounds: int) -> tuple[float, float]:
 
 
 def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
-    """Seconds of a round and bytes of the run directory, from a run of one round that is thrown away; and
-    why there is none."""
+    """Seconds of a round and bytes of the run directory, from a run of one round that is deleted afterwards;
+    or the reason why there is no estimate.
+    """
     folder = Path(tempfile.mkdtemp(prefix="rayfl-estimate-"))
     try:
         output = run.config.output.model_copy(update={"root": folder, "report": False})

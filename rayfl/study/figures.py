@@ -1,7 +1,7 @@
 """Figures for papers: curves with bands, box plots of clients, accuracy against bytes.
 
-SVG and PDF, one figure per point of the grid; colours of Okabe and Ito, with other dashes if there are more
-methods.
+SVG and PDF, one figure per point of the grid; the colours are those of Okabe and Ito, repeated with other
+dashes if there are more methods.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ class StudyPlots:
 
 
 def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:
-    """Of the names of files, for each point of the grid; numbered where letters do not tell them apart."""
+    """The endings of file names, for each point of the grid; numbered if they would otherwise be equal."""
     found = ["-".join(re.sub(r"[^\w.]+", "_", name) for name in point.values()) for point in points]
     if len(set(found)) == len(found) and max(map(len, found)) <= _LONGEST:
         return found
@@ -120,11 +120,13 @@ def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:
 
 
 _LONGEST = 80
-"""Letters of the ending of a file."""
+"""The largest number of characters of such an ending."""
 
 
 def _plain(label: str) -> str:
-    """A label in which Matplotlib sees no mathematics; it leaves those that begin with _ out of legends."""
+    """A label without special meaning for Matplotlib: no mathematics, no leading _ (which hides it from
+    legends).
+    """
     escaped = label.replace("$", r"\$")
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
@@ -132,7 +134,7 @@ def _plain(label: str) -> str:
 def curves_of(
     results: Results, point: Mapping[str, str], column: str = "accuracy_mean"
 ) -> Iterator[tuple[str, pd.DataFrame]]:
-    """By method the mean of a column of ``rounds.csv`` over seeds, with its interval.
+    """For each method, the mean of a column of ``rounds.csv`` over seeds, with its interval.
 
     Yields:
         The label, and a frame with ``round`` (from 1), ``bytes`` (sent so far, up and down, mean over seeds),
@@ -191,7 +193,7 @@ def _over_bytes(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
 
 
 def clients_of(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
-    """By method the last accuracies of the clients of all seeds, in percent."""
+    """For each method, the last accuracies of the clients of all seeds, in percent."""
     for label in results.study.methods:
         found = []
         for run in results.runs:

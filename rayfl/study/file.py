@@ -52,7 +52,7 @@ class Tune(Section):
     samples: int = Field(1, ge=1, le=10_000, description="number of points that a search draws")
     search: Literal["random", "optuna"] = Field("random", description="search algorithm")
     scheduler: Literal["none", "asha"] = Field("none", description="asha: ends unpromising runs early")
-    settings: Settings = Field({}, description="settings of the runs that choose only, such as rounds")
+    settings: Settings = Field({}, description="settings only for the runs that choose, such as rounds")
 
     @model_validator(mode="before")
     @classmethod
@@ -97,7 +97,7 @@ class Tune(Section):
 
 
 _DATA = ("data", "partition", "events")
-"""Sections that say what the clients have: the same for all methods."""
+"""Sections that determine the clients' data: the same for all methods."""
 
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
 """What a search may draw from."""
@@ -330,7 +330,9 @@ def _check_axis(axis: str, points: Any) -> None:
         raise ValueError(f"grid.{axis}: expected a list of values, or names with settings")
     if isinstance(points, list):
         if "." not in axis and axis not in ("rounds",):
-            raise ValueError(f"grid.{axis}: is no setting such as partition.alpha; give names with settings")
+            raise ValueError(
+                f"grid.{axis}: is not a setting such as partition.alpha; give names with settings"
+            )
         if not all(isinstance(point, Value) for point in points):
             raise ValueError(f"grid.{axis}: expected text, numbers, true or false")
         if len({shown(point) for point in points}) < len(points):
@@ -386,7 +388,7 @@ def seeds_of(given: Any) -> tuple[int, ...]:
         ValueError
     """
     if isinstance(given, bool):
-        raise ValueError(f"{given} is no seed; expected numbers and ranges such as 0-4")
+        raise ValueError(f"{given} is not a seed; expected numbers and ranges such as 0-4")
     parts = [given] if isinstance(given, int) else given
     parts = parts.split(",") if isinstance(parts, str) else parts
     if not isinstance(parts, Sequence):
@@ -398,10 +400,10 @@ def seeds_of(given: Any) -> tuple[int, ...]:
             continue
         match = re.fullmatch(r"\s*(\d{1,9})\s*(?:-\s*(\d{1,9})\s*)?", part) if isinstance(part, str) else None
         if match is None:
-            raise ValueError(f"{part!r} is no seed; expected numbers and ranges such as 0-4")
+            raise ValueError(f"{part!r} is not a seed; expected numbers and ranges such as 0-4")
         first, last = int(match[1]), int(match[2] or match[1])
         if last - first >= 10_000 or last < first:
-            raise ValueError(f"{part.strip()!r} is no range of seeds")
+            raise ValueError(f"{part.strip()!r} is not a range of seeds")
         seeds += range(first, last + 1)
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0:
         raise ValueError("expected every seed once, none below 0")

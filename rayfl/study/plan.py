@@ -25,11 +25,11 @@ _NO_RESULT = ("name", "plugins", "output")
 """Sections that change no number of a run."""
 
 _EXECUTION = ("block_size", "clients_per_actor", "device", "fan_in")
-"""What of ``execution`` may change results: the order of sums, and the arithmetic of a GPU."""
+"""Settings of ``execution`` that may change results: the order of sums, and the arithmetic of a GPU."""
 
 
 MOST_RUNS = 10_000
-"""Of a study, and points of its grid."""
+"""The largest number of runs of a study, and of points of its grid."""
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def resolved(
     own = dict(study.all_methods[label])
     algorithm = own.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    shared = ["output.report=false", *overrides_of(study.settings)]  # it has a page of its own
+    shared = ["output.report=false", *overrides_of(study.settings)]  # a study writes its own page
     for axis, at in point.items():
         shared += overrides_of(study.axes[axis][at])
     if study.plugins:

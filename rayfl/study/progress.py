@@ -14,12 +14,12 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 from rayfl.errors import Damaged
 from rayfl.rundir import RunDirectory
 from rayfl.study.plan import PlannedRun
-from rayfl.study.running import Outcome, Shares, directory_of, is_finished, rounds_done
+from rayfl.study.running import Allocation, Outcome, directory_of, is_finished, rounds_done
 from rayfl.study.study import Watch
 from rayfl.units import duration, percent
 
 _TICK = 1.0
-"""Seconds between two looks at the run directories."""
+"""Seconds between two checks of the run directories."""
 
 
 class StudyDisplay:
@@ -52,7 +52,7 @@ class StudyDisplay:
         self.close()
 
     def close(self) -> None:
-        """End the bar, and say what has not been said."""
+        """Close the progress bar and print the remaining lines."""
         self._end.set()
         if self._thread is not None:
             self._thread.join()
@@ -62,13 +62,13 @@ class StudyDisplay:
             self._progress.stop()
             self._progress = None
 
-    def _begin(self, title: str, runs: Sequence[PlannedRun], shared: Shares) -> None:
+    def _begin(self, title: str, runs: Sequence[PlannedRun], allocation: Allocation) -> None:
         self.close()
         self._runs, self._told, self._finished = list(runs), set(), 0
         self._paths = {run.key: directory_of(run) for run in runs}
         self._before, self._began = sum(map(rounds_done, self._paths.values())), time.monotonic()
-        side = f", {shared.jobs} side by side" if shared.jobs > 1 else ""
-        each = f", {shared.actors} client actors each" if shared.actors else ""
+        side = f", {allocation.jobs} side by side" if allocation.jobs > 1 else ""
+        each = f", {allocation.actors} client actors each" if allocation.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
         self._say(f"{title}{todo}{side}{each}")
         if not runs:
@@ -112,7 +112,7 @@ class StudyDisplay:
             self._progress.update(self._task, completed=rounds, description=text)
 
     def _left(self, rounds: int) -> str:
-        """Of the rounds of all runs; the bar of a terminal says it itself."""
+        """The remaining time of all runs; a terminal's progress bar shows it itself."""
         total, done = sum(run.config.rounds for run in self._runs), rounds - self._before
         if self._progress is not None or done <= 0 or rounds >= total:
             return ""

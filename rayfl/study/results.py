@@ -51,7 +51,7 @@ OTHERS = (
     "bytes_down",
     "seconds",
 )
-"""Numbers of a run's summary besides the tests of :mod:`rayfl.evaluation.protocols`."""
+"""Numbers of a run's summary in addition to the tests of :mod:`rayfl.evaluation.protocols`."""
 
 NEEDS = {
     "local_": ("evaluation.local=true", lambda c: c.evaluation.local),
@@ -60,7 +60,7 @@ NEEDS = {
     "validation_": ("partition.validation=0.1", lambda c: c.partition.validation > 0),
     "_best_validation": ("partition.validation=0.1", lambda c: c.partition.validation > 0),
 }
-"""Parts of names, the setting without which no run has such a number, and whether a config has it."""
+"""Parts of names, the setting that such numbers require, and whether a config has it."""
 
 
 @cache
@@ -81,7 +81,7 @@ _UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"accuracy_group_\d+")
 
 LOWER_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
-"""Beginnings and parts of the names of such columns."""
+"""Parts of the names of columns in which lower values are better."""
 
 
 def lower_is_better(column: str) -> bool:
@@ -191,7 +191,7 @@ class Results:
 
     @cached_property
     def _by_place(self) -> dict[tuple[str, str], dict[int, dict[str, float]]]:
-        """By method and point, and then by seed, the numbers of all runs; empty where there are none."""
+        """The numbers of all runs, by method and point and then by seed; empty if there are none."""
         found: dict[tuple[str, str], dict[int, dict[str, float]]] = {}
         for run in self.runs:
             place = _place(run.point)
@@ -296,7 +296,7 @@ _UNTOLD = ("seed", "name", "output", "execution", "plugins")
 
 
 def _differing(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of each config the settings that are not the same in all, by dotted path."""
+    """For each config, the settings that are not the same in all of them, by dotted path."""
     told = [flat({k: v for k, v in c.items() if k not in _UNTOLD}) for c in configs]
     names = list(dict.fromkeys(name for each in told for name in each))
     missing = object()
@@ -311,7 +311,7 @@ def _cell(value: Any) -> Any:
 
 
 def written(column: str) -> Callable[[float], str]:
-    """How a number of a column is written."""
+    """A number of a column as text."""
     if "bytes" in column:
         return size
     if column == "seconds":

@@ -20,16 +20,16 @@ from rayfl.rundir import RunDirectory
 from rayfl.study.plan import PlannedRun
 
 _PATIENCE = 2.0
-"""Seconds between two looks whether another process has finished a run that this one needs, too."""
+"""Seconds between two checks of whether another process has finished a run that this one needs, too."""
 
 
 _ROOM = 3600.0
-"""Seconds for which a run waits for room for its actors, which others may hold."""
+"""Seconds for which a run waits for room for its actors."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be executed, as it is sent to a process of its own.
+    """A run to be executed, as it is sent to a separate process.
 
     Attributes:
         key: its hash.
@@ -98,7 +98,7 @@ def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:
     Args:
         run: planned.
         stop: the file that asks it to stop.
-        execution: settings of ``execution`` that depend on how many runs there are side by side.
+        execution: settings of ``execution`` that depend on the number of parallel runs.
     """
     given = run.config.output.root
     root = given.absolute() if isinstance(given, Path) else given
@@ -139,7 +139,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
             except Held:  # another study has begun it
                 time.sleep(_PATIENCE)
             except ConfigError as error:
-                # Runs beside this one have taken what there was room for, as after the loss of a node.
+                # Parallel runs have taken all room, for example after the loss of a node.
                 crowded = config.execution.backend == "ray" and error.where == "execution.actors"
                 if not crowded or time.monotonic() > until:
                     raise
@@ -148,7 +148,7 @@ def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) 
         return asdict(Outcome("stopped", path))
     except RayflError as error:
         return asdict(Outcome("failed", path, " ".join(str(error).split())))
-    except (Exception, SystemExit) as error:  # of a method or network of the user's own
+    except (Exception, SystemExit) as error:  # from the user's own method or network
         line = " ".join(str(error).split())
         return asdict(Outcome("failed", path, f"{type(error).__name__}: {line}"))
 
@@ -163,7 +163,7 @@ def run_inline(jobs: Sequence[Job], watch: Callable[[str, RunEvent], None]) -> I
 
 
 @dataclass(frozen=True)
-class Shares:
+class Allocation:
     """How runs share a machine or a cluster.
 
     Attributes:
@@ -184,7 +184,7 @@ class Shares:
         return {"backend": "inline"}
 
 
-def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs: int | None) -> Shares:
+def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs: int | None) -> Allocation:
     """How runs share the machine or cluster.
 
     A run with one actor per core loses time whenever it waits for its slowest client. So as many runs as
@@ -209,18 +209,18 @@ def shares(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jobs
 
 
 def on_ray(
-    jobs: Sequence[Job], shared: Shares, lost: Callable[[str], None] = lambda key: None
+    jobs: Sequence[Job], allocation: Allocation, lost: Callable[[str], None] = lambda key: None
 ) -> Iterator[tuple[Job, Outcome]]:
     """Parallel runs, each a trial of Ray Tune; Ray is connected already.
 
     Args:
         jobs: the runs.
-        shared: how many run in parallel.
+        allocation: how many run in parallel.
         lost: called with the key of a run whose process died; another process continues it.
     """
     from rayfl.runtime.trials import Room, run_trials
 
-    room = Room(gpus=shared.gpus, actors=shared.actors, jobs=shared.jobs)
+    room = Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
     for place, found in run_trials(
         carry_out, list(jobs), room, Path.cwd(), lambda place: lost(jobs[place].key)
     ):

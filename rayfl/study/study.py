@@ -23,14 +23,14 @@ from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.preparation import Prepared, judge, prepare
 from rayfl.study.results import Results
 from rayfl.study.running import (
+    Allocation,
     Job,
     Outcome,
-    Shares,
+    allocate,
     interruptible,
     job_of,
     on_ray,
     run_inline,
-    shares,
     stop_file,
     unfinished,
 )
@@ -50,7 +50,7 @@ class Watch:
         event: called with the events of runs in this process.
     """
 
-    stage: Callable[[str, Sequence[PlannedRun], Shares], None] = lambda title, runs, shares: None
+    stage: Callable[[str, Sequence[PlannedRun], Allocation], None] = lambda title, runs, allocation: None
     done: Callable[[PlannedRun, Outcome], None] = lambda run, outcome: None
     lost: Callable[[PlannedRun], None] = lambda run: None
     event: Callable[[PlannedRun, RunEvent], None] = lambda run, event: None
@@ -76,32 +76,32 @@ class Runner:
     errors: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
-    def shares(self, runs: int, first: PlannedRun) -> Shares:
+    def allocate(self, runs: int, first: PlannedRun) -> Allocation:
         """How runs share the machine or cluster; connects to Ray if needed."""
         if self.inline:
-            return Shares(1, 0)
+            return Allocation(1, 0)
         from rayfl.runtime.connection import connect, this_cluster
 
         connect(first.config)
         there = this_cluster()
-        return shares(runs, first.config, len(there.nodes), there.cpus, there.gpus, self.jobs)
+        return allocate(runs, first.config, len(there.nodes), there.cpus, there.gpus, self.jobs)
 
     def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
         """Execute the runs that are not finished."""
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
-        shared = self.shares(len(missing), missing[0])
-        self.watch.stage(title, missing, shared)
+        allocation = self.allocate(len(missing), missing[0])
+        self.watch.stage(title, missing, allocation)
         by_key = {run.key: run for run in missing}
         with stop_file(self.folder) as stop:
-            jobs = [job_of(run, stop, shared.execution) for run in missing]
+            jobs = [job_of(run, stop, allocation.execution) for run in missing]
             if self.inline:
                 found = run_inline(jobs, lambda key, event: self.watch.event(by_key[key], event))
                 self._take(found, by_key)
             else:
                 with interruptible(stop.touch):
-                    found = on_ray(jobs, shared, lambda key: self.watch.lost(by_key[key]))
+                    found = on_ray(jobs, allocation, lambda key: self.watch.lost(by_key[key]))
                     self._take(found, by_key)
 
     def _take(self, found: Any, by_key: Mapping[str, PlannedRun]) -> None:
@@ -197,7 +197,8 @@ def execute(
         DiskError
     """
     files.make(folder, parents=True)
-    files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))  # or fail now, not later
+    # Fails now rather than later
+    files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))
     for root in {run.config.output.folder for run in prepared.runs}:
         files.make(root, parents=True)
     runner = Runner(folder.absolute(), inline, jobs, watch or Watch())
@@ -211,7 +212,7 @@ def execute(
     runner.run("runs", runs)
     results = Results(study, runs, prepared.columns, runner.errors)
     found = Study(folder, results, tuple(judge(prepared, results)), tuple(tuned), runner.stopped)
-    from rayfl.study.writing import write  # which draws: Matplotlib
+    from rayfl.study.writing import write  # deferred: it needs Matplotlib
 
     write(found)
     return found
@@ -253,12 +254,12 @@ def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[
     metric = f"validation_{tune.metric}"
     for label in study.methods:
         first = plan(study)[0]
-        shared = runner.shares(tune.samples, first)
+        allocation = runner.allocate(tune.samples, first)
         own = [run for run in plan(study) if run.method == label]
-        runner.watch.stage(f"settings of {label}, {tune.samples} drawn", [], shared)
-        room = Room(gpus=shared.gpus, actors=shared.actors, jobs=shared.jobs)
+        runner.watch.stage(f"settings of {label}, {tune.samples} drawn", [], allocation)
+        room = Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
         with stop_file(runner.folder) as stop, interruptible(stop.touch):
-            work = tuning.Searched(study, label, str(stop.absolute()), shared.execution)
+            work = tuning.Searched(study, label, str(stop.absolute()), allocation.execution)
             how = Search(
                 tune.space,
                 metric,

@@ -106,7 +106,7 @@ def _caption(results: Results) -> str:
     n = len(results.seeds)
     if n < 2:
         return "One seed: no intervals, and no claim can be decided."
-    few = " So few seeds hardly show the spread: the intervals are wide." if n < FEW else ""
+    few = " With so few seeds the intervals are wide." if n < FEW else ""
     return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}"
 
 

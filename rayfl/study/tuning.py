@@ -19,7 +19,7 @@ from rayfl.study.results import known_numbers, lower_is_better
 from rayfl.study.running import carry_out, directory_of, is_finished, job_of
 
 Chosen = dict[tuple[str, str], Settings]
-"""By method and point of the grid (:func:`~rayfl.study.plan.place_of`) the settings that were chosen."""
+"""The chosen settings by method and point of the grid (:func:`~rayfl.study.plan.place_of`)."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def validation(path: Path, metric: str) -> float:
 def planned(
     study: StudyFile, label: str, point: Mapping[str, str], seed: int, settings: Settings
 ) -> PlannedRun:
-    """The run that tries settings for a method; settings that the method itself states are not tuned."""
+    """The run that tries settings for a method; settings that the method itself sets are not tuned."""
     tune = study.tune
     assert tune is not None
     first = resolved(study, label, point, seed, (), overrides_of(settings))
@@ -88,7 +88,9 @@ def candidates(study: StudyFile) -> list[Candidate]:
         )
     if lower_is_better(metric):
         raise ConfigError(
-            "tune.metric", f"less {tune.metric} is better", "name one of which more is, such as accuracy_mean"
+            "tune.metric",
+            f"less {tune.metric} is better",
+            "name one for which more is better, such as accuracy_mean",
         )
     if not tune.is_grid:
         return []
@@ -165,7 +167,7 @@ class Searched:
 
     @property
     def runs(self) -> int:
-        """That a trial does, one after another."""
+        """The runs of a trial, one after another."""
         assert self.study.tune is not None
         return len(points(self.study)) * len(self.study.tune.seeds)
 

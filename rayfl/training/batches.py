@@ -24,7 +24,7 @@ class Batches:
         self._shift = (mean / std).to(torch.float32).to(device)
 
     def inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
-        """Samples as they are stored, as a model takes them: scaled, on the device."""
+        """Stored samples ``(n, ...)`` as a model takes them: scaled, and on the device."""
         tensor = torch.from_numpy(x).to(self.device)
         if self.samples.tokens:
             return tensor.to(torch.int64)
@@ -35,7 +35,7 @@ class Batches:
         return self._both("train", indices)
 
     def test(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of test samples."""
+        """Inputs ``(n, ...)`` and targets of the test samples ``indices`` ``(n,)``."""
         return self._both("test", indices)
 
     def _both(self, part: Part, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:

@@ -52,7 +52,9 @@ class Pacing:
             raise ValueError(f"pacing: a = {self.a:g} and b = {self.b:g} must lie in (0, 1]")
 
     def fraction(self, progress: ArrayLike) -> NDArray[np.float64]:
-        """``g(t) / N`` at ``progress = t / T``, at most 1; every family reaches 1 at ``progress = a``."""
+        """``g(t) / N`` at ``progress = t / T`` ``(T,)``, at most 1; every family reaches 1 at ``progress =
+        a``.
+        """
         u = np.minimum(1.0, np.asarray(progress, np.float64) / self.a)
         return np.minimum(1.0, PACINGS[self.family](u, self.b))
 

@@ -10,7 +10,7 @@ CONTEXT_BYTES = 1 << 29
 
 
 def on_gpu(tensor: torch.Tensor) -> bool:
-    """Whether layers have to do as they do on a GPU."""
+    """Whether a tensor (of any shape) is on a GPU, so that layers take their GPU paths."""
     return tensor.is_cuda
 
 

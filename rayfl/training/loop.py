@@ -204,8 +204,9 @@ def sgd_step(
 ) -> None:
     """One step of SGD as ``torch.optim.SGD`` defines it: ``v = m v + g + lambda w``, ``w -= eta v``.
 
-    To the gradient are added ``mu (w - anchor)`` of FedProx and ``offset``, as if the loss had them.
-    Written out because the first ``torch.optim.SGD`` of a process imports a compiler for 1.6 s.
+    ``mu (w - anchor)`` of FedProx and ``offset`` are added to the gradient. All lists have one tensor (of any
+    shape) per parameter. Written out because the first ``torch.optim.SGD`` of a process imports a compiler
+    for 1.6 s.
     """
     for k, (p, g) in enumerate(zip(parameters, gradients, strict=True)):
         if work.weight_decay:

@@ -165,7 +165,7 @@ def length(segments: Segments) -> int:
     return sum(b - a for a, b in segments)
 
 
-def behind(segments: Segments, place: int) -> int:
+def length_from(segments: Segments, place: int) -> int:
     """How many of the values that the segments cover lie at ``place`` or after it."""
     return sum(max(0, b - max(a, place)) for a, b in segments)
 
@@ -201,7 +201,7 @@ def check_diverged(loss: float, length: float) -> None:
 
 
 def check_visits(visits: Sequence[NDArray[np.intp]], samples: int) -> None:
-    """Refuse visits of samples that a client does not have.
+    """Refuse visits, index arrays ``(b,)`` of one batch each, to samples that a client does not have.
 
     Raises:
         IndexError: if a position is not below ``samples``, or a batch is empty.

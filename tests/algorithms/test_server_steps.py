@@ -135,3 +135,33 @@ def test_a_server_keeps_something_also_where_nobody_delivered() -> None:
     found = LocalServer().reduce(job, objects).objects
     assert found[MODEL].tolist() == [1, 2, 3]
     assert found["memory", 0].tolist() == [[0, 0, 0]]
+
+
+# --- when they fail, as their docstrings say ----------------------------------------------------------------
+
+
+def test_momentum_lengthens_steps() -> None:
+    """Equal updates in every round: the steps approach ``1 / (1 - beta)`` times FedAvg's."""
+    step, kept = Momentum(0.9, 1.0), {"v": np.zeros(2)}
+    averaged = Averaged(np.zeros(2), np.array([1.0, -2.0]), 3, 6)
+    for _ in range(200):
+        new, kept = step.apply(averaged, kept)
+    np.testing.assert_allclose(new, [10, -20], rtol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+def test_steps_of_adam_do_not_follow_the_updates(factor: float) -> None:
+    """Updates that are a hundred times as long make steps of the same length, about eta."""
+    step = Adam(0.9, 0.99, 1e-3, 0.01)
+    kept = dict.fromkeys("mv", np.zeros(2))
+    averaged = Averaged(np.zeros(2), factor * np.array([1.0, -2.0]), 3, 6)
+    for _ in range(2000):
+        new, kept = step.apply(averaged, kept)
+    np.testing.assert_allclose(new, [0.01, -0.01], rtol=2e-3)
+
+
+def test_a_larger_q_makes_shorter_steps(softmax: dict[str, Any]) -> None:
+    data, start = Data(softmax), load_initial(softmax)
+    lengths = [np.linalg.norm(qfedavg(data, start, q) - start) for q in (0.0, 1.0, 5.0, 20.0)]
+    assert lengths == sorted(lengths, reverse=True)
+    assert lengths[-1] < lengths[0] / 2

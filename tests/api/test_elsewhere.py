@@ -111,7 +111,7 @@ def test_a_run_of_an_earlier_version_goes_on_where_it_was(here: Path) -> None:
 
 @pytest.mark.parametrize("thing", [None, 3, ["digits-demo"], object()])
 def test_what_is_no_config_is_refused_in_a_line(thing: Any) -> None:
-    with pytest.raises(ConfigError, match=r"^config: .* is no config; expected a preset's name"):
+    with pytest.raises(ConfigError, match=r"^config: .* is not a config; expected a preset's name"):
         rayfl.run(thing)
 
 

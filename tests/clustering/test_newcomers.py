@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist, pdist
 
 from rayfl.clustering.linkage import build_linkage, cut_at_threshold
-from rayfl.clustering.newcomers import extend, newcomer_rows, place_newcomers
+from rayfl.clustering.newcomers import cluster_newcomers, extend, newcomer_rows
 from rayfl.clustering.proximity import condensed_distances
 
 
@@ -37,7 +37,7 @@ def test_rows_of_signatures_extend_to_the_full_proximity_matrix(proximity, newco
 
 def place(old, old_labels, new, threshold, **more):
     extended = extend(pdist(old), rows(old, new))
-    return place_newcomers(extended, np.array(old_labels), threshold, **more).tolist()
+    return cluster_newcomers(extended, np.array(old_labels), threshold, **more).tolist()
 
 
 def test_a_newcomer_joins_its_like_and_a_stranger_founds_a_cluster():

@@ -15,11 +15,11 @@ from rayfl.clustering.proximity import (
     condensed_index,
     cross_distances,
     pack,
-    place,
     relevance_distances,
     relevance_matrix,
     take,
     tile,
+    write_tile,
 )
 from rayfl.errors import ConfigError, DataError
 from rayfl.signatures.subspace import Subspace
@@ -300,7 +300,7 @@ def test_tiles_in_any_order_are_the_condensed_form_bit_for_bit(seed, clients, bl
     distances = np.full(clients * (clients - 1) // 2, np.nan, np.float32)
     for i, j in data.draw(st.permutations(corners)):
         values = tile(proximity, blocks[i], blocks[j] if j > i else None)
-        place(distances, clients, starts[i], starts[j], values)
+        write_tile(distances, clients, starts[i], starts[j], values)
     assert np.array_equal(distances, condensed_distances(proximity, signatures, False, block))
     exact = condensed_distances(proximity, signatures)
     assert np.abs(distances - exact).max(initial=0) < 0.02

@@ -118,7 +118,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert first.stdout.splitlines()[:3] == [
         "written: my_data.py",
         "written: test_my_data.py",
-        "go on with: pytest test_my_data.py",
+        "continue with: pytest test_my_data.py",
     ]
     assert (first.returncode, second.returncode) == (0, 2)
     remedy = "choose another --name or --folder"

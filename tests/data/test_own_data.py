@@ -243,7 +243,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
         "returned a dictionary with 'hospital'; columns are called <name>_train, <name>_test",
     ),
     "objects": ("return np.array([{}] * 30), Y, T, L", {}, "x_train is an array of object (30,); expected"),
-    "ragged lists": ("return [[1, 2], [3]], Y, T, L", {}, "x_train is no array ("),
+    "ragged lists": ("return [[1, 2], [3]], Y, T, L", {}, "x_train is not an array ("),
     "text inputs": ("return np.array(['a'] * 30), Y, T, L", {}, "x_train has type <U1; expected"),
     "NaN": ("return np.where(X > 0.9, np.nan, X), Y, T, L", {}, "x_train holds NaN or infinity"),
     "infinity": ("return X, Y, T / 0, L", {}, "x_test holds NaN or infinity"),

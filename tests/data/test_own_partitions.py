@@ -345,12 +345,12 @@ WRONG_FILES = {
     "too many cells": ("sample,client\n0,a,b\n", "a row has more cells than the header has columns"),
     "fractional sample": (
         "sample,client\n0,a\n1.5,a\n",
-        "owners.csv:3: sample '1.5' is no place in the dataset",
+        "owners.csv:3: sample '1.5' is not a position in the dataset",
     ),
-    "text for a sample": ("sample,client\n0,a\n\nx7,a\n", "owners.csv:4: sample 'x7' is no place"),
-    "negative sample": ("sample,client\n-1,a\n", "owners.csv:2: sample '-1' is no place"),
-    "infinite sample": ("sample,client\ninf,a\n", "owners.csv:2: sample 'inf' is no place"),
-    "no sample": ("sample,client\n,a\n", "owners.csv:2: sample '' is no place"),
+    "text for a sample": ("sample,client\n0,a\n\nx7,a\n", "owners.csv:4: sample 'x7' is not a position"),
+    "negative sample": ("sample,client\n-1,a\n", "owners.csv:2: sample '-1' is not a position"),
+    "infinite sample": ("sample,client\ninf,a\n", "owners.csv:2: sample 'inf' is not a position"),
+    "no sample": ("sample,client\n,a\n", "owners.csv:2: sample '' is not a position"),
     "sample that does not exist": (
         "sample,client\n0,a\n40,b\n",
         "owners.csv:3: there is no training sample 40; they are numbered 0 to 39",

@@ -14,7 +14,7 @@ import pytest
 from rayfl.algorithms import ALGORITHMS
 from rayfl.config import Config
 from rayfl.config.kinds import KINDS
-from tests.docs.blocks import DOCS
+from tests.docs.blocks import DOCS, ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,12 @@ def test_the_docstring_of_a_method_has_all_that_its_page_shows(name: str) -> Non
     from docstrings import Docstring, entries
 
     found = Docstring.of(ALGORITHMS[name])
-    assert {"Symbols", "Cost", "Fails when"} <= set(found.sections)
+    assert {"Symbols", "Cost", "Fails when", "Shown by"} <= set(found.sections)
+    for path, test in re.findall(
+        r"\b((?:tests|experiments)/[\w/]+\.\w+)(?:::(\w+))?", found.sections["Shown by"]
+    ):
+        assert (ROOT / path).is_file(), path
+        assert not test or f"def {test}(" in (ROOT / path).read_text(), test
     for symbol, text in entries(found.sections["Symbols"]):
         assert symbol, f"no symbol in {text!r}"
         for setting in re.findall(r"`([a-z_]+\.[a-z_0-9.]+)[`=]", text):

@@ -92,7 +92,7 @@ def _stop(_: Any) -> None:
     [
         (_fail, [], 2, "error: --what"),
         (_stop, [], 130, "stopped"),
-        (print, ["--seeds", "1-x"], 2, "error: --seeds: '1-x' is no seed"),
+        (print, ["--seeds", "1-x"], 2, "error: --seeds: '1-x' is not a seed"),
     ],
 )
 def test_analyses_end_in_one_line(

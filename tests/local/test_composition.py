@@ -15,7 +15,7 @@ OBJECTIVES: list[Any] = [
     {"name": "fedprox", "mu": 0.2},
     "fednova",
     "scaffold",
-    {"name": "mtl", "strength": 0.2},
+    {"name": "mtl", "lam": 0.2},
 ]
 
 

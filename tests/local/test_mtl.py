@@ -15,7 +15,7 @@ import scipy.sparse as sp
 import rayfl
 from rayfl import cli
 from rayfl.algorithms import Mixing, Plan
-from rayfl.config import load
+from rayfl.config import load, reload
 from rayfl.errors import ConfigError
 from rayfl.local.mtl import MTL
 from rayfl.runtime.inline import InlineBackend
@@ -35,12 +35,12 @@ __all__ = ["run"]
 HALF = "training.participation=0.4"
 
 
-def mtl(strength: float) -> dict[str, Any]:
-    return {"name": "mtl", "strength": strength}
+def mtl(lam: float) -> dict[str, Any]:
+    return {"name": "mtl", "lam": lam}
 
 
 def by_hand(
-    problem: Problem, cohorts: list[list[int]], strength: float, momentum: float = 0.0
+    problem: Problem, cohorts: list[list[int]], lam: float, momentum: float = 0.0
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """w_mean and the w_k: gradient steps on ``l_k(w) + (lambda / 2) |w - w_mean|^2``, in batches of 7."""
     start = problem.start()
@@ -52,7 +52,7 @@ def by_hand(
                 i,
                 problem.batches(i, t, 2, 7),
                 momentum=momentum,
-                extra=lambda w, a=mean: strength * (w - a),
+                extra=lambda w, a=mean: lam * (w - a),
             )
         mean = np.mean(list(own.values()), axis=0)
     return mean, own
@@ -72,11 +72,11 @@ def assert_state(
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
-@pytest.mark.parametrize("strength", [0.3, 3.0])
-def test_two_clients_by_hand(problem: Problem, strength: float, momentum: float):
+@pytest.mark.parametrize("lam", [0.3, 3.0])
+def test_two_clients_by_hand(problem: Problem, lam: float, momentum: float):
     overrides = "rounds=3", "training.batch_size=7", f"training.momentum={momentum}"
-    ran = problem.run(*overrides, local=mtl(strength))
-    expected = by_hand(problem, [[0, 1]] * 3, strength, momentum)
+    ran = problem.run(*overrides, local=mtl(lam))
+    expected = by_hand(problem, [[0, 1]] * 3, lam, momentum)
     assert_state(ran, expected)
     alone = by_hand(problem, [[0, 1]] * 3, 0.0, momentum)
     assert np.abs(expected[1][0] - alone[1][0]).max() > 1e-2
@@ -316,8 +316,8 @@ def test_the_absent_count_when_trained_rows_travel(tmp_path: Path):
             "local objective 'mtl' makes no sense with cfl; valid: sgd, fedprox",
         ),
         (["algorithm=mtl", "local=fedprox"], "local objective 'fedprox' makes no sense with mtl; valid: mtl"),
-        (["algorithm=mtl", "local.strength=-1"], "local.strength"),
-        (["algorithm=mtl", "local.strenght=1"], "did you mean 'strength'?"),
+        (["algorithm=mtl", "local.lam=-1"], "local.lam"),
+        (["algorithm=mtl", "local.lamda=1"], "did you mean 'lam'?"),
     ],
 )
 def test_what_makes_no_sense_is_refused(
@@ -345,17 +345,28 @@ def test_the_limit_of_the_pull_is_where_it_diverges(problem: Problem, momentum: 
     """The pull alone, without data: SGD with momentum on ``(lambda / 2) |w|^2``."""
     most = 2 * (1 + momentum) / ETA
 
-    def after(strength: float) -> float:
+    def after(lam: float) -> float:
         w, v = 1.0, 0.0
         for _ in range(2000):
-            v = momentum * v + strength * w
+            v = momentum * v + lam * w
             w -= ETA * v
         return abs(w)
 
     assert after(0.98 * most) < 1e-3
     assert after(1.02 * most) > 1e3
     training = load(problem.settings(), [f"training.momentum={momentum}"]).training
-    MTL(strength=0.99 * most).check(problem.spec, training, 0.0)
-    message = rf"^local.strength: steps of training.lr 0.2 .* it must be below {most:g}$"
+    MTL(lam=0.99 * most).check(problem.spec, training, 0.0)
+    message = rf"^local.lam: steps of training.lr 0.2 .* it must be below {most:g}$"
     with pytest.raises(ConfigError, match=message):
-        MTL(strength=most).check(problem.spec, training, 0.0)
+        MTL(lam=most).check(problem.spec, training, 0.0)
+
+
+@pytest.mark.parametrize("name", ["lam", "lambda", "strength"])
+def test_other_names_of_lambda_are_accepted(name: str, tmp_path: Path):
+    """``strength`` was its name before version 0.2."""
+    config = load("digits-demo", ["algorithm=mtl", f"local.{name}=0.3"])
+    assert config.local == MTL(lam=0.3)
+    path = tmp_path / "config.yaml"
+    path.write_text(f"algorithm: mtl\nlocal: {{name: mtl, {name}: 0.2}}\n")
+    assert reload(path).local == MTL(lam=0.2)
+    assert load(path, ["local.lam=0.4"]).local == MTL(lam=0.4)

@@ -243,7 +243,7 @@ class Normed(nn.Sequential):
         ),
         ((40, 23, 48), 20, "client 1 has 21 samples, .*; 22 leaves no such batch"),
         ((40, 34, 30), 1, "client 0 has 36 samples, .*; 4 leaves no such batch"),
-        ((40, 1, 30), 20, r"client 1 has 1 sample, .*; GroupNorm does not need others \(model.norm=group\)"),
+        ((40, 1, 30), 20, r"client 1 has 1 sample, .*; GroupNorm works with one sample \(model.norm=group\)"),
     ],
 )
 def test_a_batch_of_one_is_refused_where_the_network_needs_two(
@@ -302,7 +302,7 @@ def test_trained_weights_come_from_a_file(
     with pytest.raises(ConfigError, match=r"scale has shape \(4,\); the network's has shape"):
         spec_of(own("Net", weights="net" + suffix, kwargs={"width": 3}))
     Path("net" + suffix).write_text("nothing")
-    with pytest.raises(ConfigError, match=r"model.weights: .* is no state dict"):
+    with pytest.raises(ConfigError, match=r"model.weights: .* is not a state dict"):
         spec_of(own("Net", weights="net" + suffix))
     os.remove("net" + suffix)
     with pytest.raises(ConfigError, match=r"model.weights: .*: no such file"):

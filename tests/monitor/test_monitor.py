@@ -120,7 +120,7 @@ def test_the_newest_running_run(tmp_path: Path) -> None:
     new = _put(tmp_path, "new", _status(begun=now - 20))
     _put(tmp_path, "ended", _status(begun=now, state="finished"))
     assert newest_running(tmp_path).path == new
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         runs_below(tmp_path / "missing")
     with pytest.raises(ConfigError, match="not a run directory"):
         view(tmp_path)
@@ -250,7 +250,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(rayfl("top", str(path), "--json")[1])["rounds"] == 5
     assert rayfl("runs", "missing")[::2] == (
         2,
-        "error: missing: is no folder; name the folder of the runs, output.root\n",
+        "error: missing: is not a folder; name the folder of the runs, output.root\n",
     )
     assert rayfl("top", "missing")[0] == 2
 

@@ -319,7 +319,7 @@ def test_experts_that_will_not_do(tmp_path):
 
     assert "there is no file" in refusal(tmp_path / "none.safetensors")
     (tmp_path / "text.safetensors").write_text("text")
-    assert "is no safetensors file" in refusal(tmp_path / "text.safetensors")
+    assert "is not a safetensors file" in refusal(tmp_path / "text.safetensors")
     wide = ModelSpec.of(MODELS["linear"](), (3,), 2, 0)
     file = expert_file(tmp_path / "wide.safetensors", wide, wide.initial())
     assert "another architecture, its fc1.weight is (2, 3) instead of (2, 1)" in refusal(file)

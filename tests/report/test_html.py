@@ -70,7 +70,7 @@ def with_columns(run_dir: Path, **columns: list[object]) -> None:
 
 
 def test_estimates_from_a_few_clients_are_called_so_and_are_no_best(run_dir: Path):
-    said = "Hollow points are estimates from 200 clients that stand for all"
+    said = "Hollow points are estimates from 200 clients that represent all"
     assert said not in write_report(run_dir).read_text()
     with_columns(run_dir, estimated_from=[200, None, 200, None, None])
     page = write_report(run_dir).read_text()

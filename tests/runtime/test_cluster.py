@@ -269,7 +269,7 @@ def test_submitted_jobs_finish_fail_and_stop_as_they_should(
         log = head.run(ray, "job", "logs", "--address", head.dashboard, "endless").stdout
         run = only_run(tmp_path / "jobs")
         assert "round   3/5000  loss" in log
-        assert f"go on with: rayfl resume {run}" in log
+        assert f"resume with: rayfl resume {run}" in log
 
     rows = (run / "rounds.csv").read_text().count("\n") - 1
     resume = [str(BIN / "rayfl"), "resume", str(run), f"rounds={rows + 2}", "execution.backend=inline"]

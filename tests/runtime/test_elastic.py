@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("actors", "message"),
     [
-        ("4-2", r"actors: 4-2 is no range; did you mean 2-4\?"),
+        ("4-2", r"actors: 4-2 is not a range; did you mean 2-4\?"),
         ("0-2", "execution.actors"),
         ("2-", "execution.actors"),
         ("2-4, execution.clients_per_actor=3", "a range makes no sense with clients_per_actor"),

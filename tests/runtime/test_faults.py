@@ -222,7 +222,7 @@ def test_a_run_without_a_head_leaves_a_checkpoint_and_says_how_to_go_on(
     (path,) = tmp_path.glob("t-*")
     assert process.returncode == 2, wrong
     assert wrong.splitlines()[-1].startswith("error: Ray's head at ")
-    assert wrong.splitlines()[-1].endswith(f"is gone; go on with: rayfl resume {path}")
+    assert wrong.splitlines()[-1].endswith(f"is gone; resume with: rayfl resume {path}")
     rounds = round_of(checkpoints(path / "checkpoints")[-1])
     assert f"stopped after {rounds} complete rounds" in said
     more = [f"rounds={rounds + 1}", "execution.backend=inline"]
@@ -431,7 +431,7 @@ def test_only_a_run_directory_that_no_line_names_is_removed(
     resumable: bool, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(config: object, directory: RunDirectory, *more: object) -> None:
-        raise RayflError(f"go on with: rayfl resume {directory.path}" if resumable else "the disk is full")
+        raise RayflError(f"resume with: rayfl resume {directory.path}" if resumable else "the disk is full")
 
     monkeypatch.setattr("rayfl.api.drive", fail)
     with pytest.raises(RayflError):

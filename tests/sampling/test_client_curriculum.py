@@ -247,7 +247,7 @@ def test_models_of_the_client_s_own_count(method: str, run: Run, monkeypatch: py
         return found
 
     monkeypatch.setattr(testing, "local_losses", spy)
-    local = {"mtl": {"strength": 0.5}, "sub_fedavg": {"step": 0.3, "accuracy": 0.0}}[method]
+    local = {"mtl": {"lam": 0.5}, "sub_fedavg": {"step": 0.3, "accuracy": 0.0}}[method]
     run(
         PARTIAL,
         "training.epochs=5",

@@ -216,7 +216,7 @@ def test_where_no_checkpoint_is_sound_it_is_said_how_to_begin_anew(tmp_path: Pat
     _checkpoint(1).save(tmp_path / "checkpoints", keep=2)
     _flip(tmp_path / "checkpoints" / "history" / "rounds.jsonl", 0.1)
     with pytest.raises(
-        Damaged, match=rf"no checkpoint is sound; begin anew with: rayfl run {tmp_path}/config"
+        Damaged, match=rf"no checkpoint is sound; start again with: rayfl run {tmp_path}/config"
     ):
         Checkpoint.newest(tmp_path / "checkpoints")
 

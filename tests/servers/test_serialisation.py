@@ -120,7 +120,7 @@ FLAT = flatten(State(2, 1, np.zeros(3, np.int64), inner=Inner(np.arange(3)), gra
 @pytest.mark.parametrize("name", [*FLAT.arrays, *FLAT.values])
 def test_a_missing_field_is_named(name: str):
     arrays, values = ({k: v for k, v in part.items() if k != name} for part in (FLAT.arrays, FLAT.values))
-    with pytest.raises(StateError, match=f"the field '{name}' was not written: go on with the version"):
+    with pytest.raises(StateError, match=f"the field '{name}' was not written: resume with the version"):
         restore(State, arrays, values)
 
 

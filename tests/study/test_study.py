@@ -25,7 +25,7 @@ from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import judge
 from rayfl.study.results import Results
-from rayfl.study.running import directory_of, shares, unfinished
+from rayfl.study.running import allocate, directory_of, unfinished
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -346,7 +346,7 @@ def test_seeds_and_overrides_come_from_the_command_line_too(tmp_path: Path) -> N
 def test_how_runs_share_a_machine(
     runs: int, cpus: float, nodes: int, jobs: int | None, execution: dict[str, Any], expected: tuple[int, int]
 ) -> None:
-    found = shares(runs, rayfl.load({"execution": execution}), nodes, cpus, 0, jobs)
+    found = allocate(runs, rayfl.load({"execution": execution}), nodes, cpus, 0, jobs)
     assert (found.jobs, found.actors) == expected
 
 

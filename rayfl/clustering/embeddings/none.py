@@ -21,5 +21,5 @@ class NoEmbedding(Embedding):
     def embed(
         self, signatures: Sequence[NDArray[np.floating]], key: int = 0
     ) -> Sequence[NDArray[np.floating]]:
-        """Return the signatures unchanged."""
+        """Return the signatures ``(k_i, d)`` unchanged."""
         return signatures

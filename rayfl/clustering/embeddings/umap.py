@@ -48,7 +48,7 @@ class Umap(Embedding):
         Raises:
             DataError: if there are fewer than ``LEAST`` points, or points of different dimensions.
         """
-        if len(signatures) < 2:  # nobody to be compared with
+        if len(signatures) < 2:  # no other client to compare with
             return signatures
         dims = {signature.shape[1:] for signature in signatures}
         if len(dims) > 1:

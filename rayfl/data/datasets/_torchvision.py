@@ -55,7 +55,7 @@ class TorchvisionDataset(ImageDataset):
     def adapt(
         self, x: NDArray[np.generic], y: NDArray[np.generic]
     ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-        """Correct torchvision's images and labels where they need it."""
+        """Correct torchvision's images ``(n, ...)`` and labels ``(n,)`` if needed."""
         return x, y
 
     def class_names(self) -> tuple[str, ...]:
@@ -97,7 +97,7 @@ class TorchvisionDataset(ImageDataset):
         """Download the dataset with torchvision and write it to ``root/<stem>.npz``, unless it is there.
 
         Raises:
-            DataError: if the network or the disk fails; nothing half-finished is left behind.
+            DataError: if the network or the disk fails; no partial files remain.
         """
         there = f"{self.name}: already in {root}"
         if all(variant.available(root) for variant in self.variants()):

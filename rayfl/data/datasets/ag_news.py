@@ -154,7 +154,7 @@ def encode(
         length: L.
 
     Returns:
-        Inputs ``(n, L)``: the place of each word in the vocabulary, 0 behind the end. Targets ``(n, L)``: the
+        Inputs ``(n, L)``: the index of each word in the vocabulary, 0 after the end. Targets ``(n, L)``: the
         place of the word that follows it, :data:`~rayfl.data.base.IGNORED` where none does.
     """
     place = {word: i for i, word in enumerate(vocabulary)}

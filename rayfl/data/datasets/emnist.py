@@ -47,7 +47,7 @@ class Emnist(TorchvisionDataset):
     def adapt(
         self, x: NDArray[np.generic], y: NDArray[np.generic]
     ) -> tuple[NDArray[np.generic], NDArray[np.generic]]:
-        """The files hold transposed images, and the letters are numbered from 1."""
+        """The files have transposed images ``(n, W, H)``, and letters numbered from 1."""
         first = 1 if self.split == "letters" else 0
         return x.transpose(0, 2, 1), y.astype(np.int64) - first
 

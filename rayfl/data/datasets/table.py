@@ -17,7 +17,7 @@ from rayfl.errors import ConfigError
 
 
 class Table(Dataset):
-    """Table: a CSV or Parquet file with a row a sample, numbers and categories, and what is to be predicted.
+    """Table: a CSV or Parquet file with one row per sample: numbers, categories, and the target.
 
     Numbers are features as they are; text is made one-hot, a feature for each value, in the order of the
     values: whole numbers by size, others as text. So are the classes numbered. Test samples are a second

@@ -16,15 +16,15 @@ Array = NDArray[np.float64]
 
 
 class Measure(Section):
-    """How far apart the data of two clients are, by name; subclasses live in ``heterogeneity/measures``.
+    """How different the data of two clients are; subclasses are in ``heterogeneity/measures``.
 
-    A client is reduced to a summary once (:meth:`summary`); pairs of summaries are compared
-    (:meth:`compare`). What all clients share, such as a common coordinate system, is worked out first from
-    the whole dataset (:meth:`common`).
+    Each client is reduced to a summary once (:meth:`summary`); then pairs of summaries are compared
+    (:meth:`compare`). What all clients share, such as a common coordinate system, is computed first from the
+    whole dataset (:meth:`common`).
 
     Attributes:
-        similarity: whether a larger value means more alike, as for CKA.
-        labels_only: whether inputs are not looked at.
+        similarity: whether a larger value means more similar data, as for CKA.
+        labels_only: whether only labels are used, not inputs.
         unit: of the value, for reports.
     """
 
@@ -38,16 +38,16 @@ class Measure(Section):
     )
 
     def common(self, samples: Samples, seed: int) -> Any:
-        """What the comparisons of all pairs share; by default nothing."""
+        """What all comparisons share; by default nothing."""
         return None
 
     def summary(self, x: NDArray[np.float32], y: NDArray[np.int64], classes: int, common: Any) -> Any:
-        """What is kept of one client.
+        """The summary of one client.
 
         Args:
-            x: its inputs ``(n, D)``, pixels in [0, 1]; ``(n, 0)`` for a measure of labels only.
+            x: its inputs ``(n, D)``, pixels in [0, 1]; ``(n, 0)`` if the measure uses only labels.
             y: its labels ``(n,)``.
-            classes: number of classes there are.
+            classes: number of classes.
             common: the result of :meth:`common`.
 
         Raises:
@@ -56,18 +56,20 @@ class Measure(Section):
         raise NotImplementedError
 
     def compare(self, a: Any, b: Any, common: Any) -> float:
-        """The measure between two clients, from their summaries."""
+        """The value of the measure for two clients, from their summaries, which may be arrays of any
+        shape.
+        """
         raise NotImplementedError
 
 
 def matrix(x: NDArray[np.generic]) -> NDArray[np.float32]:
-    """Inputs as a matrix ``(n, D)``; bytes become numbers in [0, 1]."""
+    """Inputs as a matrix ``(n, D)``; bytes are scaled to [0, 1]."""
     values = x.reshape(len(x), -1).astype(np.float32)
     return values / np.float32(255) if x.dtype == np.uint8 else values
 
 
 def refuse_texts(samples: Samples, what: str) -> None:
-    """Words are places in a vocabulary: neither angles nor kernels of them mean anything.
+    """Refuse texts: words are indices into a vocabulary, of which angles and kernels have no meaning.
 
     Raises:
         DataError: if the samples are texts.

@@ -26,7 +26,7 @@ class AverageDistance:
         within, across: over the pairs of the same planted group and of different ones; None if there are
             no groups or no such pairs.
         clients, pairs: how many were compared.
-        sampled: whether these are fewer than there are.
+        sampled: whether these are only a part of all clients.
     """
 
     mean: float
@@ -38,9 +38,9 @@ class AverageDistance:
 
 
 def draw_clients(federation: Federation, most: int | None, seed: int) -> NDArray[np.int64]:
-    """Ids of ``most`` clients that have samples, drawn at random, rising.
+    """Ids of at most ``most`` clients that have samples, drawn at random, ascending.
 
-    All of them if there are not more, or ``most`` is None.
+    All of them if there are no more than that, or if ``most`` is None.
     """
     there = np.flatnonzero(federation.sizes > 0)
     if most is None or len(there) <= most:
@@ -56,8 +56,8 @@ def distance_matrix(
     Args:
         federation: N clients.
         measure: one of :data:`MEASURES` with its settings.
-        clients: ids ``(m,)``, all with samples; None: all who have.
-        seed: key of the draws (which samples of a client are looked at).
+        clients: ids ``(m,)``, all with samples; None: all clients that have samples.
+        seed: key of the draws (which samples of a client are used).
 
     Returns:
         ``(m, m)``, symmetric; the diagonal is 0, or 1 for a similarity.
@@ -66,7 +66,7 @@ def distance_matrix(
         DataError: if the measure is not defined for a client's data.
     """
     ids = draw_clients(federation, None, seed) if clients is None else np.asarray(clients)
-    with np.errstate(over="ignore", invalid="ignore"):  # what they lead to is refused below
+    with np.errstate(over="ignore", invalid="ignore"):  # the result is checked below
         return _finite(_values(federation, measure, ids, seed), measure, ids)
 
 
@@ -109,8 +109,8 @@ def average_distance(
     Args:
         federation: N clients.
         measure: one of :data:`MEASURES` with its settings.
-        sampled: with more clients than this, so many are drawn at random and all their pairs compared;
-            None: all.
+        sampled: with more clients than this, this many are drawn at random and all their pairs are compared;
+            None: all clients.
         seed: key of the draws.
 
     Raises:

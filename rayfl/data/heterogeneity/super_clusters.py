@@ -1,4 +1,4 @@
-"""Super-clusters of classes: which classes of a dataset have data alike (thesis 5.2)."""
+"""Super-clusters of classes: which classes of a dataset have similar data (thesis 5.2)."""
 
 from __future__ import annotations
 
@@ -27,8 +27,9 @@ class SuperClusters:
     """Groups of classes.
 
     Attributes:
-        clusters: the classes of each super-cluster, rising; super-clusters by their smallest class.
-        classes: the classes that have samples, rising ``(C',)``; the others belong to no super-cluster.
+        clusters: the classes of each super-cluster, ascending; super-clusters are sorted by their smallest
+            class.
+        classes: the classes that have samples, ascending ``(C',)``; the others belong to no super-cluster.
         angles: between these classes, in degrees ``(C', C')``.
         linkage: SciPy's linkage matrix of them.
     """
@@ -44,15 +45,15 @@ def class_angles(
 ) -> tuple[tuple[int, ...], Array]:
     """The angles between the classes of a dataset.
 
-    The columns of ``Q_c`` (features x samples) are the training samples of class c, not centred; ``U_c``
-    its first p left singular vectors; classes are compared as clients are in PACFL (Eq. 5.1 is
+    The columns of ``Q_c`` (features x samples) are the training samples of class c, not centred; ``U_c`` are
+    its first p left singular vectors. Classes are compared as clients are in PACFL (Eq. 5.1 is
     ``principal_angle``, Eq. 5.2 ``vector_angle_sum``, what the thesis' figures show ``vector_angle_min``).
 
     Args:
         samples: the dataset.
         p: singular vectors of a class.
         proximity: a name of :data:`rayfl.angles.ANGLES`.
-        per_class: look at so many samples of a class, evenly spaced in the dataset; None: at all.
+        per_class: use at most this many samples of a class, evenly spaced in the dataset; None: all.
 
     Returns:
         The classes that have samples, and the angles between them ``(C', C')``, degrees, diagonal 0.
@@ -92,13 +93,13 @@ def class_super_clusters(
     Args:
         samples, p, proximity, per_class: as for :func:`class_angles`.
         linkage: of the hierarchical clustering.
-        n: how many super-clusters.
-        threshold: or merge up to this angle, in degrees; the smaller, the more super-clusters. Without
-            both, the tree is cut where the next merge is highest in relation to the last one made, into
-            two super-clusters or more.
+        n: number of super-clusters.
+        threshold: instead of ``n``, merge up to this angle in degrees; a smaller angle gives more
+            super-clusters. With neither, the tree is cut where the height of the next merge, divided by that
+            of the last one made, is largest (into at least two super-clusters).
 
     Raises:
-        ConfigError: if n and threshold are both given, or n is more than there are classes.
+        ConfigError: if n and threshold are both given, or n exceeds the number of classes.
         DataError: as :func:`class_angles`.
     """
     if n is not None and threshold is not None:
@@ -110,7 +111,7 @@ def class_super_clusters(
         )
     if len(present) == 1:
         return SuperClusters((present,), present, angles, np.empty((0, 4)))
-    from scipy.cluster.hierarchy import cut_tree, fcluster  # deferred: client actors do without
+    from scipy.cluster.hierarchy import cut_tree, fcluster  # deferred: client actors do not need it
     from scipy.cluster.hierarchy import linkage as link
     from scipy.spatial.distance import squareform
 
@@ -127,7 +128,9 @@ def class_super_clusters(
 
 
 def largest_gap(tree: Array) -> int:
-    """The number of clusters, 2 or more, at which the next merge is highest in relation to the last made."""
+    """The number of clusters (at least 2) at which the ratio of the next merge height to the last one is
+    largest; ``tree`` is SciPy's linkage matrix ``(C - 1, 4)``.
+    """
     heights = tree[:, 2]
     clusters = np.arange(2, len(heights) + 1)
     if len(clusters) == 0:

@@ -66,7 +66,7 @@ def expert_losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:
     file = data_root() / f"difficulty-{kind}-{fingerprint(samples)}.npy"
     try:
         return read_losses(file, len(samples.y_train))
-    except DataError:  # not there, or broken: written anew
+    except DataError:  # missing or broken: it is written again
         losses = _losses(samples, kind)
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:

@@ -98,7 +98,7 @@ def by_rank(counts: NDArray[np.int64], ordered: float, rng: np.random.Generator)
 
     Args:
         counts: how many samples each client gets ``(N,)``.
-        ordered: which fraction of them by difficulty: client ``i``'s begin behind the shares of the clients
+        ordered: which fraction of them by difficulty: client ``i``'s begin after the shares of the clients
             before it, at rank ``counts[:i].sum()``.
         rng: deals the rest.
 

@@ -150,7 +150,7 @@ class _Rows:
         """From a table with columns ``sample`` and ``client``.
 
         Raises:
-            DataError: if a sample is no number, or a client no id.
+            DataError: if a sample is not a number, or a client is not an id.
         """
         import pandas as pd
 
@@ -161,8 +161,8 @@ class _Rows:
             wrong = int(np.flatnonzero(~whole)[0])
             given = str(frame["sample"].iloc[wrong])
             raise DataError(
-                f"{line_of(path, frame.index[wrong])}: sample {given[:40]!r} is no place in the dataset; "
-                "expected an integer from 0"
+                f"{line_of(path, frame.index[wrong])}: sample {given[:40]!r} is not a position in the "
+                "dataset; expected an integer from 0"
             )
         codes, given_ids = pd.factorize(frame["client"], use_na_sentinel=False)
         ids = ["" if pd.isna(given) else str(given).strip() for given in given_ids]

@@ -47,7 +47,7 @@ def check_tensors(module: nn.Module, again: nn.Module) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             continue
         if not tensor.isfinite().all():
-            remedy = "a buffer that is no part of the model: register_buffer(..., persistent=False)"
+            remedy = "a buffer that is not part of the model: register_buffer(..., persistent=False)"
             raise ConfigError(_WHERE, f"{name} starts with infinite numbers", remedy)
         if not torch.equal(tensor, other[name]):
             remedy = "draw from torch's global generator, which is seeded"
@@ -119,8 +119,8 @@ def derived_layers(module: nn.Module) -> dict[str, tuple[str, ...]]:
 
     A layer is a child with tensors of its own; a normalisation belongs to the layer before it. The children
     of a container (``nn.Sequential``, ``nn.ModuleList``, ``nn.ModuleDict``) of the network are layers
-    themselves, and so are those of a child that holds nine tenths of all numbers. Parameters and buffers of
-    the network itself are a layer each. Shared tensors belong to their first owner.
+    themselves, and so are those of a child that holds nine tenths of all parameters. Parameters and buffers
+    of the network itself are a layer each. Shared tensors belong to their first owner.
     """
     layers: dict[str, tuple[str, ...]] = {}
     last = ""
@@ -141,7 +141,7 @@ def _parts(
     Args:
         module: a part of the network.
         prefix: its name, and a dot; empty for the whole.
-        sizes: numbers in every tensor of the network, by name.
+        sizes: the number of elements of every tensor of the network, by name.
         unfold: whether its containers are taken apart.
     """
     yield from ((name, None) for name in sizes if name.rpartition(".")[0] + "." * bool(prefix) == prefix)
@@ -184,7 +184,7 @@ def load_weights(module: nn.Module, path: Path, last: tuple[str, ...]) -> None:
     """Copy a state dict into a module; tensors of the last layer that do not fit stay as they are.
 
     Raises:
-        ConfigError: if the file is no state dict, or another tensor is missing or of another shape.
+        ConfigError: if the file is not a state dict, or another tensor is missing or of another shape.
     """
     where = "model.weights"
     try:
@@ -196,7 +196,7 @@ def load_weights(module: nn.Module, path: Path, last: tuple[str, ...]) -> None:
             state = torch.load(path, map_location="cpu", weights_only=True)
         state = {str(name): tensor for name, tensor in dict(state).items() if isinstance(tensor, Tensor)}
     except Exception as error:
-        what = f"{path} is no state dict ({one_line(error)})"
+        what = f"{path} is not a state dict ({one_line(error)})"
         raise ConfigError(where, what, "expected tensors by name, .safetensors or torch.save") from error
     own = dict(flat_tensors(module))
     wrapper = next((f"{name}." for name, _ in module.named_children()), "")

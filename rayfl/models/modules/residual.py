@@ -9,7 +9,7 @@ class Residual(nn.Sequential):
     """A chain whose input is added to its output."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """``x + chain(x)``, of the shape of ``x``."""
+        """``x + chain(x)`` for ``x`` of any shape."""
         output = input
         for module in self:
             output = module(output)

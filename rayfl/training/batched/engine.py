@@ -81,7 +81,9 @@ class BatchedEngine:
         start: torch.Tensor,
         terms: Terms = NO_TERMS,
     ) -> TrainedBlock:
-        """Train every client of a block from its row of ``start``; see :meth:`LoopEngine.train`."""
+        """Train every client of a block from its row of ``start`` ``(B, P)``; see
+        :meth:`LoopEngine.train`.
+        """
         terms.check(start)
         on_device = replace(
             terms,

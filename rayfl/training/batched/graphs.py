@@ -125,11 +125,11 @@ class FixedMemory:
         return flat[:size].view(*shape)
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor's numbers there."""
+        """Copy a tensor of any shape to its fixed address."""
         return self.take(name, tensor.shape, tensor.dtype).copy_(tensor)
 
     def gather(self, name: str, tensor: torch.Tensor, at: torch.Tensor | None) -> torch.Tensor:
-        """The rows ``at`` of the tensor there; all of them for None."""
+        """Copy the rows ``at`` ``(n,)`` of a tensor to its fixed address; None for all rows."""
         if at is None:
             return self.copy(name, tensor)
         there = self.take(name, (len(at), *tensor.shape[1:]), tensor.dtype)
@@ -170,9 +170,9 @@ class RecordedSteps:
         Args:
             network: holds their models.
             work: the Python arguments that all of their steps share.
-            clients: how many, C.
-            width: the most samples of one of them in a step.
-            x, y: all their samples and targets.
+            clients: their number, C.
+        width: the largest number of samples of one client in a step.
+        x, y: all their samples ``(n, ...)`` and targets ``(n,)``.
         """
         memory, before = self._memory, self._memory.moves
         network.move(memory.copy)

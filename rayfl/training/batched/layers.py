@@ -50,14 +50,16 @@ class Layer:
     """Whether it, or a layer in it, has parameters."""
 
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
-        """Take the layer's parameters and buffers, by their names in the module."""
+        """Take the layer's parameters and buffers ``(C, ...)``, by their names in the module."""
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Output ``(C, B, ...)`` of input ``(C, B, ...)``."""
         raise NotImplementedError
 
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        """Update the parameters; the gradient with respect to the input if ``need_input``."""
+        """Update the parameters from the output's gradient ``(C, B, ...)``; returns the input's if
+        ``need_input``.
+        """
         raise NotImplementedError
 
 
@@ -429,7 +431,7 @@ class Chain(Layer):
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         gradient: torch.Tensor | None = dy
         for layer, below in zip(reversed(self.layers), reversed(self._trainable_below), strict=True):
-            if gradient is None:  # nothing below has parameters, and nobody asks
+            if gradient is None:  # no layer below has parameters, and the input's gradient is not needed
                 return None
             gradient = layer.backward(gradient, need_input or below)
         return gradient

@@ -79,7 +79,7 @@ class Network:
             rows: which of them, ``(C,)``.
             sgd: the step.
             offset: added to the gradients, shaped as ``models``; entries of buffers are ignored.
-            mask: 0 where a weight is held at zero, likewise.
+            mask: 0 where a weight is held at zero, of the same shape.
         """
         self._values, names = self._take(models, rows), self._parameter_names
         offsets = self._take(offset, rows, names) if offset is not None else {}
@@ -333,7 +333,7 @@ def _check(module: nn.Module, name: str) -> None:
     if isinstance(module, nn.Embedding) and (
         module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq
     ):
-        raise Unsupported(f"{name} is no plain embedding")
+        raise Unsupported(f"{name} is not a plain embedding")
     if isinstance(module, nn.LSTM) and (
         module.bidirectional
         or module.dropout
@@ -341,7 +341,7 @@ def _check(module: nn.Module, name: str) -> None:
         or not module.bias
         or not module.batch_first
     ):
-        raise Unsupported(f"{name} is no plain LSTM with the batch first")
+        raise Unsupported(f"{name} is not a plain LSTM with the batch first")
     if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None:
         raise Unsupported(f"{name} has a divisor of its own")
 

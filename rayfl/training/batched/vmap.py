@@ -48,7 +48,7 @@ class VmapNetwork(Network):
     draws would not be the client's own.
 
     Attributes:
-        activations: numbers a sample that the forward pass keeps for the backward pass.
+        activations: numbers per sample that the forward pass keeps for the backward pass.
 
     Raises:
         Unsupported: for modules that draw random numbers, and for networks that predict every word.
@@ -63,7 +63,7 @@ class VmapNetwork(Network):
             if isinstance(part, _RANDOM):
                 raise Unsupported(f"{name} draws random numbers")
         self._module = module
-        # Buffers that are not in the vector, such as BatchNorm's counter, start anew with every client.
+        # Buffers that are not in the vector, such as BatchNorm's counter, are reset for every client.
         self._rest = {name: b.clone() for name, b in module.named_buffers() if name not in spec.names}
         self.activations = _rehearse(module, spec)
         self._lengths: Sequence[int] | None = None
@@ -216,7 +216,7 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> int:
     """Take a step without changing the module, to see what the forward pass keeps for the backward pass.
 
     Returns:
-        Numbers a sample, weights not counted.
+        Numbers per sample, not counting weights.
 
     Raises:
         Unsupported: if the module draws random numbers.

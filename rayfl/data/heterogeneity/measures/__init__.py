@@ -1,1 +1,1 @@
-"""The measures, one a file; to add one, add a file (see :mod:`rayfl.settings`)."""
+"""The measures, one per file; to add one, add a file (see :mod:`rayfl.settings`)."""

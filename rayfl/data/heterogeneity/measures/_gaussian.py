@@ -44,9 +44,9 @@ class Gaussian:
 class GaussianMeasure(Measure):
     """Base of measures between normal distributions, one fitted to each client.
 
-    The coordinates are the leading principal components of the dataset, the same for all clients. The
-    covariance of a client (with n - 1) gets ``ridge`` times the mean variance of the dataset added to its
-    diagonal, so that a client with few samples has one that can be inverted.
+    The coordinates are the leading principal components of the dataset, the same for all clients. ``ridge``
+    times the mean variance of the dataset is added to the diagonal of a client's covariance (computed with n
+    - 1), so that it can be inverted even for a client with few samples.
     """
 
     dimensions: int = Field(20, ge=1, description="number of principal components of the dataset")

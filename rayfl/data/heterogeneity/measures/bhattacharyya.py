@@ -11,7 +11,7 @@ from rayfl.data.heterogeneity.measures._gaussian import Gaussian, GaussianMeasur
 
 
 class Bhattacharyya(GaussianMeasure):
-    """Bhattacharyya distance between normal distributions fitted to the data, from 0.
+    """Bhattacharyya distance between normal distributions fitted to the data; at least 0.
 
     Kailath 1967: with ``S = (S_1 + S_2) / 2`` and ``d`` the difference of the means,
     ``d^T S^-1 d / 8 + ln(det S / sqrt(det S_1 det S_2)) / 2``.

@@ -38,7 +38,7 @@ class Cka(Measure):
     def summary(
         self, x: NDArray[np.float32], y: NDArray[np.int64], classes: int, common: Any
     ) -> tuple[Matrix, float]:
-        """The samples, each less its mean, ``(n, D)``, divided by the root of their kernel's norm."""
+        """The samples ``(n, D)``, each minus its mean, divided by the square root of their kernel's norm."""
         centred = x - x.mean(axis=1, keepdims=True)
         with one_thread():
             norm = float(np.linalg.norm(centred @ centred.T))

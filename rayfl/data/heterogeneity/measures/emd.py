@@ -16,9 +16,9 @@ class Emd(Measure):
     """Earth mover's distance between the label distributions, from 0 (equal) to 1.
 
     Rubner, Tomasi, Guibas 2000; in federated learning Zhao et al. 2018, arXiv:1806.00582 (theirs is twice
-    this one). All labels are equally far from one another, so it is half the sum of ``|p_c - q_c|``. With
-    ``ground=order`` labels c and d are ``|c - d| / (C - 1)`` apart, which means something only where
-    classes are ordered.
+    this one). All labels are equally far apart, so the distance is half the sum of ``|p_c - q_c|``. With
+    ``ground=order`` labels c and d are ``|c - d| / (C - 1)`` apart, which is meaningful only if the classes
+    are ordered.
     """
 
     labels_only: ClassVar[bool] = True

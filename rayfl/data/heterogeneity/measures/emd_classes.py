@@ -1,4 +1,4 @@
-"""The earth mover's distance between label distributions, where classes alike are near each other."""
+"""The earth mover's distance between label distributions, where similar classes are near each other."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from rayfl.errors import DataError
 class EmdClasses(Measure):
     """Earth mover's distance between label distributions whose ground distance is the angle between classes.
 
-    Labels are as far apart as their classes are (``class_angles``), as a share of the largest possible
-    angle: 0 to 1. Unlike ``emd`` it sees that a client with cats is nearer to one with dogs than to one
-    with ships. The cost of moving is minimised by linear programming.
+    The distance of two labels is the angle between their classes (``class_angles``) divided by the largest
+    possible angle: 0 to 1. Unlike under ``emd``, a client with cats is nearer to one with dogs than to one
+    with ships. The transport cost is minimised by linear programming.
     """
 
     labels_only: ClassVar[bool] = True
@@ -56,7 +56,9 @@ class EmdClasses(Measure):
 
 
 def transport_cost(supply: Array, demand: Array, cost: Array) -> float:
-    """The least cost of moving ``supply (m,)`` to ``demand (n,)``, of equal sums; unit costs ``(m, n)``."""
+    """The minimum cost of moving ``supply (m,)`` to ``demand (n,)``, which have equal sums; unit costs ``(m,
+    n)``.
+    """
     m, n = cost.shape
     rows = np.kron(np.eye(m), np.ones(n))
     columns = np.kron(np.ones(m), np.eye(n))

@@ -12,7 +12,7 @@ from rayfl.data.heterogeneity.measures._gaussian import Gaussian, GaussianMeasur
 
 
 class Kl(GaussianMeasure):
-    """Kullback-Leibler divergence between normal distributions fitted to the data, from 0, in nats.
+    """Kullback-Leibler divergence between normal distributions fitted to the data, in nats; at least 0.
 
     ``KL(1 || 2) = [tr(S_2^-1 S_1) + d^T S_2^-1 d - dim + ln(det S_2 / det S_1)] / 2``, and by default the
     mean of both directions.
