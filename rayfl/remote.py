@@ -1,9 +1,9 @@
 """Run directories on object storage: ``output.root: s3://bucket/runs``, ``gs://...``, ``abfs://...``, ``file:///...``.
 
-A run works in a folder of this machine, its *staging folder*, and is published from there: after every
-checkpoint and at the end. Object stores rename nothing, so the order does what a rename does: a checkpoint's
-``manifest.json`` is written after all that it lists and removed before it; ``summary.json``, which says that
-a run is finished, comes last. A reader in between finds the earlier checkpoints.
+A run works in a local folder, its *staging folder*, and is published from there after every checkpoint and at
+the end. Object stores cannot rename, so the order of writes replaces a rename: a checkpoint's
+``manifest.json`` is written after all files that it lists and removed before them; ``summary.json``, which
+marks a run as finished, comes last. A concurrent reader finds the earlier checkpoints.
 
 Nor do they lock anything. A process that wants to write to a run puts an object of its own below ``.lease/``,
 and gives way if it then sees another's that is alive. S3, GCS and Azure show in a list what was written
@@ -112,10 +112,10 @@ def runs(root: str) -> dict[str, float]:
 
 
 def newest(root: str) -> str | None:
-    """The URL of the run below a root that began last; None if there is none.
+    """The URL of the run below a root that started last; None if there is none.
 
     Raises:
-        DiskError: if nothing answers there.
+        DiskError: if the storage does not answer.
     """
     found = runs(root)
     return Remote(root, max(found, key=lambda name: (found[name], name))).url if found else None
@@ -359,7 +359,7 @@ class Remote:
         """Put here what ``rayfl runs`` and ``rayfl top`` read of a run: its config, and what it does now.
 
         Raises:
-            DiskError: if nothing answers there.
+            DiskError: if the storage does not answer.
         """
         there = self._list(_LEASE)
         status = None

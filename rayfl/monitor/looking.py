@@ -102,7 +102,7 @@ def is_root(path: Path | str) -> bool:
 
 
 def runs_below(folder: Path | str) -> list[RunView]:
-    """All runs in a folder or up to three levels below it, those that began last first.
+    """All runs in a folder or up to three levels below it, the latest first.
 
     Raises:
         ConfigError: if there is no such folder.
@@ -120,7 +120,7 @@ def runs_below(folder: Path | str) -> list[RunView]:
 
 
 def newest_running(folder: Path | str) -> RunView:
-    """The run below a folder that is running and began last.
+    """The running run below a folder that started last.
 
     Raises:
         ConfigError: if none is running.

@@ -210,7 +210,7 @@ def this_machine() -> Available:
 
 
 def this_cluster(gpus: PerActor = 0.0) -> Available:
-    """What the connected Ray cluster has free, node by node.
+    """The free resources of the connected Ray cluster, by node.
 
     Args:
         gpus: what an actor gets of a GPU.

@@ -30,7 +30,7 @@ PerActor = float | Literal["auto"]
 
 @dataclass(frozen=True)
 class Node:
-    """What one machine has free.
+    """The free resources of one machine.
 
     Attributes:
         cpus, gpus: how many.

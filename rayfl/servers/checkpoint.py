@@ -5,14 +5,14 @@ checkpoints/
   round-00010/ round-00020/    manifest.json: format, the run's settings, SHA-256 and length of every file
                                arrays.safetensors, *.npy (each array of more than 1 MB),
                                updates-*.safetensors, state.json
-  history/<table>.jsonl        tables that only grow, a row a line; a manifest says how far they are its own
-  damaged-round-00030/         one that did not verify and was put aside
+  history/<table>.jsonl        tables that only grow, one row per line; a manifest says how many lines belong
+  to it damaged-round-00030/         a checkpoint that failed verification
 ```
 
-A checkpoint is written under another name and renamed when it is complete and on the disk; only then are
-older ones removed. What a checkpoint costs does not grow with the rounds. Files that are as they were in the
-one that will be removed are not written again but linked, after a look that they still hold what was written;
-so those that are kept share nothing, and damage to one leaves the others sound.
+A checkpoint is written under a temporary name and renamed when it is complete and on the disk; only then are
+older ones removed. The cost of a checkpoint does not grow with the number of rounds. Files that are as they
+were in the one that will be removed are not written again but linked, after a look that they still hold what
+was written; so those that are kept share nothing, and damage to one leaves the others sound.
 """
 
 from __future__ import annotations

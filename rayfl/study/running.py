@@ -204,8 +204,8 @@ def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jo
     side = jobs or max(1, min(runs, room // (given or 1)))
     each = given or max(1, room // max(1, min(side, runs)))
     if e.backend == "inline" or (each == 1 and nodes == 1 and e.clients_per_actor is None):
-        return Shares(side, 0, e.gpu_share)
-    return Shares(side, each)
+        return Allocation(side, 0, e.gpu_share)
+    return Allocation(side, each)
 
 
 def on_ray(
