@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -18,8 +18,10 @@ from rich.text import Text
 
 from rayfl.errors import ConfigError, Damaged, DataError, OtherFormat
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
-from rayfl.monitor import Pace
 from rayfl.units import UNKNOWN, duration, number, percent, size
+
+if TYPE_CHECKING:
+    from rayfl.monitor import Pace
 
 
 def short(path: Path) -> Path:
@@ -64,6 +66,8 @@ class Display:
     """
 
     def __init__(self, console: Console, title: str, pace: Pace | None = None) -> None:
+        from rayfl.monitor import Pace  # imports configs; --help needs none
+
         self.console = console
         self._pace = pace or Pace()
         self._deaf = False  # whether the output pipe is closed

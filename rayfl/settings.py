@@ -30,12 +30,26 @@ from pydantic import (
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+from typing_extensions import override
 
 
 class Section(BaseModel):
     """A frozen part of the config; unknown keys and wrong types are refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        validate_default=True,
+        allow_inf_nan=False,
+        defer_build=True,  # a command validates a few of a hundred parts
+    )
+
+    @classmethod
+    @override
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Complete parts from outside of rayfl when they are defined: a mistake is found with its line."""
+        if not cls.__module__.startswith(_RAYFL):
+            cls.model_rebuild(raise_errors=False)
 
     renamed: ClassVar[Mapping[str, str]] = {}
     """Other names of settings that are accepted, such as those of earlier versions, and what they are now."""
@@ -71,6 +85,8 @@ class Section(BaseModel):
                     raise ValueError(f"{_digits(number)} is too large; expected at most {_LARGEST}")
         return value
 
+
+_RAYFL = __name__.partition(".")[0] + "."
 
 _LARGEST = 2**31 - 1
 """Of integers without an upper bound of their own: NumPy and PyTorch count and multiply in 64 bits."""
@@ -226,6 +242,8 @@ class Choice:
             for name, part in self.parts.items()
             if not any(f.is_required() for f in part.model_fields.values())
         ]
+        for part in self.parts.values():
+            part.model_rebuild()
         sections = [handler(part.__pydantic_core_schema__) for part in self.parts.values()]
         return {"anyOf": [{"enum": complete, "type": "string"}, *sections]}
 

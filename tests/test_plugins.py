@@ -191,6 +191,16 @@ BAD = {
         {"own_m": "import no_such_thing"},
         r"own_m.py:1: ModuleNotFoundError: No module named 'no_such_thing'",
     ),
+    "a setting of a type that cannot be one": (
+        "own_f.py",
+        {"own_f": METHOD.format(name="own-f") + "    generator: __import__('random').Random | None = None\n"},
+        r"own_f.py:5: PydanticSchemaGenerationError: Unable to generate pydantic-core schema for <class 'rand",
+    ),
+    "a setting without a type": (
+        "own_g.py",
+        {"own_g": METHOD.format(name="own-g") + "    rate = 0.5\n"},
+        r"own_g.py:5: PydanticUserError: A non-annotated attribute was detected: `rate = 0.5`",
+    ),
     "a taken name": (
         "own_t.py",
         {"own_t": METHOD.format(name="fedprox")},

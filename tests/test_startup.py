@@ -27,6 +27,22 @@ for line in ("--version", "--help", "list", "run digits-demo training.lrr=1", "r
 print(json.dumps(found))
 """
 
+HELP = """
+import contextlib, io, json, sys
+from rayfl import cli
+
+found = {}
+for line in ("--version", "--help", "run --help"):
+    sys.argv = ["rayfl", *line.split()]
+    with contextlib.redirect_stdout(io.StringIO()):
+        try:
+            cli.main()
+        except SystemExit as end:
+            assert not end.code
+    found[line] = [name for name in ("numpy", "yaml", "rayfl.config") if name in sys.modules]
+print(json.dumps(found))
+"""
+
 PARTS = """
 import json, sys
 from rayfl import config
@@ -55,6 +71,27 @@ def test_lists_help_and_mistakes_import_nothing_that_computes():
         "run digits-demo training.lrr=1": [2, []],
         "run digits": [2, []],
     }
+
+
+def test_help_reads_no_configs():
+    assert answer(HELP) == {"--version": [], "--help": [], "run --help": []}
+
+
+UNUSED = """
+import json
+from rayfl import config
+from rayfl.config import kinds
+
+config.load("digits-demo")
+parts = [part for registry in kinds.KINDS.values() for part in registry.values()]
+print(json.dumps([len(parts), sum(part.__pydantic_complete__ for part in parts)]))
+"""
+
+
+def test_parts_that_are_not_used_are_not_completed():
+    parts, complete = answer(UNUSED)
+    assert parts > 80
+    assert complete < 20
 
 
 def test_configs_and_parts_import_nothing_that_computes():

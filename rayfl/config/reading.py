@@ -141,7 +141,7 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
         remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
         raise ConfigError(one_line(str(source)), "no such file" if is_path else "no such preset", remedy)
     try:
-        settings = parse(path.read_text(encoding="utf-8"))
+        settings = parse(path.read_text(encoding="utf-8"), own=path.parent == PRESETS)
     except OSError as error:
         raise ConfigError(str(path), f"cannot be read: {error.strerror}") from None
     except NOT_YAML as error:
