@@ -24,6 +24,7 @@ from rayfl.runtime.driving import drive, drive_on_ray
 from rayfl.runtime.metrics import exports
 from rayfl.servers.building import check
 from rayfl.servers.driver import Interrupted
+from rayfl.training import ahead
 
 __all__ = ["Result", "client_models", "resume", "run"]
 
@@ -151,6 +152,8 @@ def resume(
 
 
 def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Result:
+    if config.execution.device != "cuda":
+        ahead.begin()
     stop = threading.Event()
     with _heeded(on_event, stop) as heeded:
         heeded(Begun(directory.path))

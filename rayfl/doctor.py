@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rayfl.errors import ConfigError
 from rayfl.runtime.connection import short_folder
+from rayfl.training.ahead import cache
 from rayfl.units import size
 
 _DISK = 1e9
@@ -41,7 +42,7 @@ def checks() -> Iterator[Check]:
     yield _disk("disk for runs", Path.cwd())
     yield _temporary()
     yield _shared_memory(Path("/dev/shm"))
-    yield _cache(Path(os.environ.get("NUMBA_CACHE_DIR", Path.home() / ".cache" / "rayfl" / "numba")))
+    yield _cache(cache())
     yield _token(Path.home() / ".ray" / "auth_token")
 
 
@@ -74,7 +75,9 @@ def _shared_memory(folder: Path) -> Check:
 def _cache(folder: Path) -> Check:
     name = "compiled code"
     if not folder.is_dir():
-        return Check(name, f"nothing in {folder} yet: the first round of a run compiles for some seconds")
+        return Check(
+            name, f"nothing in {folder} yet: the first run compiles for some seconds while it starts"
+        )
     written = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     remedy = (
         ""

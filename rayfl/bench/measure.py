@@ -22,6 +22,7 @@ from rayfl.runtime.connection import available, connect
 from rayfl.runtime.driving import arithmetic, make_backend
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver
+from rayfl.training import ahead
 
 Say = Callable[[str], None]
 
@@ -122,6 +123,7 @@ def running(
         execution: the section of the config.
         mark: called with the name of each completed step.
     """
+    ahead.begin()
     config = workload.config(folder, **execution)
     mark("writing data")
     stages, host = build(config)

@@ -23,6 +23,8 @@ from rayfl.bench.workloads import WORKLOADS, Workload
 COMMANDS = ("list", "run digits-demo training.lrr=1", "--help", "--version")
 """A list, a mistake, and the help of a command."""
 
+BACKENDS = {"ray": "Ray", "inline": "inline"}
+
 IMPORTS = {
     "the command's process": "rayfl.api",
     "the driver": "rayfl.servers.driver, rayfl.runtime.ray_backend",
@@ -69,8 +71,10 @@ def steps() -> list[dict[str, Any]]:
     workload = WORKLOADS["W2"]
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as cache:
         columns["Ray"] = _elsewhere(workload, "ray")
-        columns["inline, compiling"] = _elsewhere(workload, "inline", {"NUMBA_CACHE_DIR": cache})
-        columns["inline"] = _elsewhere(workload, "inline", {"NUMBA_CACHE_DIR": cache})
+        for backend in ("ray", "inline"):
+            empty = {"NUMBA_CACHE_DIR": f"{cache}/{backend}"}
+            columns[f"{BACKENDS[backend]}, compiling"] = _elsewhere(workload, backend, empty)
+        columns["inline"] = _elsewhere(workload, "inline", empty)
     every = dict.fromkeys(step for column in columns.values() for step in column)
     return [{"step": step, **{name: column.get(step) for name, column in columns.items()}} for step in every]
 

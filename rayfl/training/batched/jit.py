@@ -6,15 +6,23 @@ import contextlib
 import hashlib
 import os
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from rayfl.training.ahead import cache
+
 # Before numba is imported: the package's own folder may be read-only.
-os.environ.setdefault("NUMBA_CACHE_DIR", str(Path.home() / ".cache" / "rayfl" / "numba"))
+os.environ.setdefault("NUMBA_CACHE_DIR", str(cache()))
 
 import numba
 from numba.core.caching import IndexDataCacheFile
+from numba.core.compiler_lock import global_compiler_lock
+
+PATIENCE = 60.0
+"""Seconds to wait for another process that compiles the same function, before it is compiled here too."""
 
 
 class _VerifiedFile(IndexDataCacheFile):  # type: ignore[misc]
@@ -53,6 +61,29 @@ def _verified(data: bytes) -> Any:
     return pickle.loads(content)
 
 
+def _by_one_process(compile_for: Callable[[Any], Any], lock: Path) -> Callable[[Any], Any]:
+    """Let one process compile a function, and the others on the machine take it from the cache."""
+
+    def compile_once(signature: Any) -> Any:
+        with global_compiler_lock, _held(lock):  # in the order in which Numba would take a second one
+            return compile_for(signature)
+
+    return compile_once
+
+
+@contextlib.contextmanager
+def _held(path: Path) -> Iterator[None]:
+    """Hold a lock, unless that takes too long or is impossible: it saves work, nothing depends on it."""
+    lock = FileLock(path)
+    with contextlib.suppress(OSError, NotImplementedError, Timeout):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=PATIENCE)
+    try:
+        yield
+    finally:
+        lock.release()
+
+
 def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile for the types it is called with, at the first call, and keep the result on disk if possible.
 
@@ -65,9 +96,11 @@ def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable
         options = {"fastmath": fastmath, "error_model": "numpy", "nogil": True, "boundscheck": False}
         try:
             compiled: Any = numba.njit(cache=True, **options)(function)
-            cache = compiled._cache
-            own = cache._cache_file
-            cache._cache_file = _VerifiedFile(cache.cache_path, cache._impl.filename_base, own._source_stamp)
+            files = compiled._cache
+            stamp = files._cache_file._source_stamp
+            files._cache_file = _VerifiedFile(files.cache_path, files._impl.filename_base, stamp)
+            lock = Path(files.cache_path, f"{files._impl.filename_base}.lock")
+            compiled.compile = _by_one_process(compiled.compile, lock)
         except RuntimeError:  # no place for the cache can be written to
             compiled = numba.njit(**options)(function)
         found: Callable[..., Any] = compiled

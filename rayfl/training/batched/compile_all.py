@@ -1,0 +1,32 @@
+"""Compiles all kernels: ``python -m rayfl.training.batched.compile_all``, see :mod:`rayfl.training.ahead`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rayfl.training.ahead import stamp
+from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel
+
+
+def compile_all() -> None:
+    """Compile each kernel for the arrays with which networks call it, or find it in the cache."""
+    f32 = np.float32
+    x, w, y = np.ones((1, 1, 2), f32), np.ones((1, 3, 2), f32), np.ones((1, 1, 3), f32)
+    one = f32(1)
+    geometry = conv_kernels.Geometry(1, 1, 1, 4, 4, 1, 3, 0)
+    samples, kernel, bias, room = np.ones(16, f32), np.ones(9, f32), np.ones(1, f32), np.ones(64, f32)
+    pooled, winner = np.ones(1 + conv_kernels.LANES, f32), np.zeros(1 + conv_kernels.LANES, np.int32)
+
+    linear_kernels.weighted_sum(np.ones(1), x[0], np.zeros(2))
+    conv_kernels.forward(samples, kernel, bias, geometry, room, pooled, winner)
+    linear_kernels.forward(x, w, y[0], y)
+    loss_kernel.cross_entropy(y, np.zeros((1, 1), np.int64), np.ones((1, 1), f32), np.ones(1, f32), y.copy())
+    linear_kernels.descend(w, y, x, one, one, None, one, None)
+    conv_kernels.backward(
+        pooled, winner, room, kernel, geometry, kernel.copy(), bias.copy(), room.copy(), True
+    )
+
+
+if __name__ == "__main__":
+    compile_all()
+    stamp().touch()

@@ -1,0 +1,106 @@
+"""Kernels are compiled ahead of the first round, and once on a machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+from numba.core.dispatcher import Dispatcher
+
+from rayfl.training import ahead
+from rayfl.training.batched import conv_kernels, jit, linear_kernels, loss_kernel
+from rayfl.training.batched.compile_all import compile_all
+
+KERNELS = [
+    each
+    for module in (conv_kernels, linear_kernels, loss_kernel)
+    for each in vars(module).values()
+    if isinstance(each, Dispatcher)
+]
+
+
+def test_compiled_ahead_is_what_runs_need(tmp_path: Path) -> None:
+    import numpy as np
+
+    import rayfl
+
+    compile_all()
+    assert all(kernel.signatures for kernel in KERNELS)
+    before = {kernel: len(kernel.signatures) for kernel in KERNELS}
+    x, y = np.zeros((80, 1, 28, 28), np.float32), np.arange(80) % 10
+    for model in ("lenet5", "mlp"):
+        settings: dict[str, Any] = {
+            "rounds": 1,
+            "model": {"name": model},
+            "partition": {"clients": 2},
+            "training": {"engine": "batched"},
+            "execution": {"backend": "inline"},
+            "output": {"root": str(tmp_path), "report": False, "tensorboard": False},
+        }
+        rayfl.run(settings, data=(x, y, x, y))
+    assert {kernel: len(kernel.signatures) for kernel in KERNELS} == before
+
+
+def test_it_is_started_once_for_a_version_and_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[list[str]] = []
+
+    class Child:
+        def __init__(self, command: list[str], **options: Any) -> None:
+            started.append(command)
+
+        def wait(self) -> int:
+            return 0
+
+    monkeypatch.setattr(subprocess, "Popen", Child)
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "cache"))
+    assert ahead.begin()
+    assert started == [[sys.executable, "-m", "rayfl.training.batched.compile_all"]]
+    ahead.stamp().touch()
+    assert not ahead.begin()
+    assert len(started) == 1
+    monkeypatch.setattr(ahead, "_cpu", lambda: "another one")
+    assert ahead.begin()
+    assert len(started) == 2
+
+
+def test_where_nothing_can_be_kept_nothing_is_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: pytest.fail("started"))
+    assert not ahead.begin()
+
+
+def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr("os.path.expanduser", lambda path: path)
+    assert ahead.cache().is_absolute()
+
+
+def test_another_process_that_compiles_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled: list[str] = []
+    compile_for = jit._by_one_process(compiled.append, tmp_path / "kernel.lock")
+    other = FileLock(tmp_path / "kernel.lock")  # a lock is its object's: this one is like another process
+    with other:
+        waiting = threading.Thread(target=compile_for, args=("waited",))
+        waiting.start()
+        assert not compiled
+    waiting.join()
+    assert compiled == ["waited"]
+    monkeypatch.setattr(jit, "PATIENCE", 0.01)
+    with other:
+        compile_for("without the other")
+    assert compiled == ["waited", "without the other"]
+
+
+def test_locks_are_no_condition(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    compiled: list[str] = []
+    jit._by_one_process(compiled.append, tmp_path / "file" / "kernel.lock")("anyway")
+    assert compiled == ["anyway"]
