@@ -545,7 +545,11 @@ def _coresets() -> dict[str, str]:
 def newcomers(
     path: Annotated[Path, typer.Argument(help="the directory of a finished run")],
     data: Annotated[
-        Path, typer.Argument(help=".npz with x_train, y_train, x_test, y_test, client_train, client_test")
+        Path,
+        typer.Argument(
+            help=".npz with x_train, y_train, x_test, y_test, client_train, client_test; or a table or "
+            "folder of images like the run's"
+        ),
     ],
     epochs: Annotated[int, typer.Option(min=0, help="epochs of fine-tuning")] = 5,
     local_epochs: Annotated[
@@ -554,13 +558,26 @@ def newcomers(
             min=0, help="epochs of training alone; default: as many as a client of the run has trained"
         ),
     ] = None,
+    column: Annotated[
+        str | None,
+        typer.Option(
+            help="of a table or folder: the column that says whose a sample is; default: that of "
+            "partition.column, else all are one newcomer's"
+        ),
+    ] = None,
+    test_fraction: Annotated[
+        float,
+        typer.Option(
+            min=0.01, max=0.99, help="of each newcomer's samples, where a table or folder has no test part"
+        ),
+    ] = 0.25,
 ) -> None:
     """Assign clients that come after a run to clusters, fine-tune their models, and test them."""
     import pandas as pd
 
-    from rayfl.commands.newcomers import assign_newcomers
+    from rayfl.commands.newcomers import PLACED, Owners, assign_newcomers
 
-    frame = assign_newcomers(path, data, epochs, local_epochs)
+    frame = assign_newcomers(path, data, epochs, local_epochs, Owners(column, test_fraction))
     table = Table(title="newcomers")
     for name in frame.columns:
         table.add_column(name.replace("_", " "), justify="right")
@@ -574,7 +591,10 @@ def newcomers(
             "data like it"
         )
     means = ", ".join(
-        f"{name.replace('_', ' ')} {frame[name].mean():.1f} %" for name in frame.columns if "accuracy" in name
+        f"{name.replace('_', ' ')} "
+        + (f"{frame[name].mean():.1f} %" if name.startswith("accuracy") else f"{frame[name].mean():.3g}")
+        for name in frame.columns
+        if name not in PLACED
     )
     _say(f"{len(frame)} newcomers: mean {means}")
     _say("global: the average of all clusters' models, weighted by samples; local: trained alone from w_0")

@@ -17,9 +17,10 @@ from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
 from rayfl.data import Federation, Ragged, Samples, read_npz
-from rayfl.data.base import Names, called, in_order
+from rayfl.data.base import MoreSamples, Names, called, in_order
 from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.events import Stage
+from rayfl.data.own import drawn
 from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
@@ -32,9 +33,34 @@ from rayfl.servers.rounds import Round
 from rayfl.servers.states import ClientStates
 from rayfl.training import LocalWork, complement, length
 
+PLACED = (
+    "client", "name", "n", "cluster", "new_cluster", "model",
+    "distance", "next_distance", "usual", "measure", "far",
+)  # fmt: skip
+"""The columns that say where a newcomer was placed; the others are tests."""
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Whose the samples of a table or folder are, which have no numbers of newcomers.
+
+    Attributes:
+        column: that says whose a sample is; None: that of ``partition.name=column``, else all are one's.
+        test_fraction: of each newcomer's samples for tests, where the source does not say which.
+        seed: of that draw.
+    """
+
+    column: str | None = None
+    test_fraction: float = 0.25
+    seed: int = 0
+
 
 def assign_newcomers(
-    path: Path | str, data: Path, epochs: int = 5, local_epochs: int | None = None
+    path: Path | str,
+    data: Path,
+    epochs: int = 5,
+    local_epochs: int | None = None,
+    owners: Owners = Owners(),
 ) -> pd.DataFrame:
     """Assign newcomers to the clusters of a run, as it ended or was stopped; fine-tune and test them.
 
@@ -43,10 +69,12 @@ def assign_newcomers(
         data: an .npz file with ``x_train``, ``y_train``, ``x_test``, ``y_test``, and ``client_train`` and
             ``client_test``, the number of the newcomer (from 0) that each sample belongs to, or its id as
             text; without the latter two all samples are one newcomer's. Colour images have the axes of
-            ``data.layout`` if the run's data do; labels are as the newcomers see them.
+            ``data.layout`` if the run's data do; labels are as the newcomers see them. Or a table or folder
+            of images like those of the run, with ``owners``.
         epochs: of fine-tuning; 0 for none.
         local_epochs: of training alone; 0 for none. By default as many as a client of the run has had on
             average.
+        owners: whose the samples of a table or folder are.
 
     Returns:
         A row a newcomer. It is written to ``newcomers.csv`` in the run directory:
@@ -62,6 +90,8 @@ def assign_newcomers(
           test (Per-FedAvg), and ``accuracy_finetuned``;
         - ``accuracy_global``: with the average of all clusters' models, each weighted by the training samples
           of the clients that use it; ``accuracy_local``: with a model that it has trained alone from w_0.
+        - what else the loss measures, with the same endings: ``rmse``, ``rmse_finetuned``...; ``loss`` where
+          there are no accuracies.
 
         What was sent to assign them, by old clients too, and to give them their models is written to
         ``newcomers_communication.csv``, in the columns of ``communication.csv``.
@@ -72,9 +102,6 @@ def assign_newcomers(
     """
     directory = RunDirectory.open(path)
     config = directory.config
-    if not config.loss.accurate:
-        what = f"{config.loss.name!r} knows no accuracy, and newcomers are told how accurate their models are"
-        raise ConfigError("loss.name", what)
     found = checkpoints(directory.path / "checkpoints")
     if not found:
         raise RayflError(f"{directory.path}: has no checkpoint yet; let the run finish first")
@@ -84,7 +111,7 @@ def assign_newcomers(
     saved = Checkpoint.load(found[-1], type(config.algorithm.begin(setup)))
     # A run that was stopped has not seen all of its own events.
     stages = stages[: stage_of(stages, saved.state.round - 1) + 1]
-    new = read_newcomers(config, stages[0].federation.samples, data)
+    new = read_newcomers(config, stages[0].federation.samples, data, owners)
     stages = with_newcomers(stages, saved.state.round, new)
     backend = InlineBackend()
     try:
@@ -93,7 +120,7 @@ def assign_newcomers(
         frame = newcomers.assigned()
         if new.names is not None:
             frame.insert(1, "name", new.names.tolist())
-        newcomers.add_accuracies(frame, epochs, local_epochs)
+        newcomers.add_tests(frame, epochs, local_epochs)
     finally:
         backend.close()
     directory.write_frame("newcomers.csv", frame)
@@ -117,15 +144,25 @@ class NewSamples:
     names: Names | None = None
 
 
-def read_newcomers(config: Config, own: Samples, data: Path) -> NewSamples:
-    """Read the file of newcomers, as the run's own data are read.
+def read_newcomers(
+    config: Config,
+    own: Samples,
+    data: Path,
+    owners: Owners = Owners(),
+) -> NewSamples:
+    """Read the samples of newcomers, as the run's own data are read.
 
     Raises:
         DataError: if its samples are not of the same kind as the run's, ``own``.
     """
-    new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"))
-    if isinstance(config.data, ImageDataset):
-        new = config.data.reshaped(new)
+    more = None if data.suffix == ".npz" else config.data.read_more(data, own)
+    if more is None:
+        new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"))
+        if isinstance(config.data, ImageDataset):
+            new = config.data.reshaped(new)
+        train, test, names = _owners(data, new)
+    else:
+        new, train, test, names = _divided(data, more, own, _names(config, data, more, owners), owners)
     if new.shape != own.shape or new.x_train.dtype != own.x_train.dtype:
         raise DataError(
             f"{data}: samples {new.shape} of {new.x_train.dtype}; the run's are {own.shape} of "
@@ -134,18 +171,66 @@ def read_newcomers(config: Config, own: Samples, data: Path) -> NewSamples:
     if new.numeric != own.numeric or (own.numeric and new.outputs != own.outputs):
         kinds = [f"{s.outputs} numbers per sample" if s.numeric else "classes" for s in (new, own)]
         raise DataError(f"{data}: y holds {kinds[0]}; the run's model predicts {kinds[1]}")
+    for targets in (new.targets_train, new.targets_test):
+        if targets is not None and targets.dtype == np.float32:
+            try:
+                config.loss.check(targets)
+            except ConfigError as error:
+                raise DataError(f"{data}: {error.what}") from None
     top = int(max(new.y_train.max(), new.y_test.max()))
     if top >= own.classes:
         raise DataError(f"{data}: has label {top}; the run's model knows labels 0 to {own.classes - 1}")
-    train, test, names = _owners(data, new)
     count = int(max(train.max(), test.max())) + 1
-    for name, owners in (("client_train", train), ("client_test", test)):
+    for name, owned in (("client_train", train), ("client_test", test)):
         # Of n samples one of the first n + 1 newcomers has none.
-        missing = np.setdiff1d(np.arange(min(count, len(owners) + 1)), owners)
+        missing = np.setdiff1d(np.arange(min(count, len(owned) + 1)), owned)
         if len(missing):
-            raise DataError(f"{data}: newcomer {called(names, missing[0])} has no sample in {name}")
-    lists = [[np.flatnonzero(owners == c) for c in range(count)] for owners in (train, test)]
+            where = name if more is None else f"its {'training' if name == 'client_train' else 'test'} part"
+            raise DataError(f"{data}: newcomer {called(names, missing[0])} has no sample in {where}")
+    lists = [[np.flatnonzero(owned == c) for c in range(count)] for owned in (train, test)]
     return NewSamples(new, lists[0], lists[1], names)
+
+
+def _names(config: Config, data: Path, more: MoreSamples, owners: Owners) -> Names:
+    """The newcomer of each sample of a table or folder, by its id ``(n,)``.
+
+    Raises:
+        DataError: if there is no such column, or it says nothing of a sample.
+    """
+    column = owners.column or getattr(config.partition, "column", None)
+    if column is None:
+        return np.zeros(len(more.y), np.int64).astype(str)
+    if column not in more.columns:
+        known = ", ".join(sorted(more.columns)) or "none"
+        raise DataError(f"{data}: has no column {column!r} that says whose a sample is, only {known}")
+    found = more.columns[column]
+    empty = np.flatnonzero(found == "")
+    if len(empty):
+        raise DataError(f"{data}: column {column!r} does not say whose sample {empty[0]} is")
+    return found
+
+
+def _divided(
+    data: Path, more: MoreSamples, own: Samples, ids: Names, owners: Owners
+) -> tuple[Samples, NDArray[np.int64], NDArray[np.int64], Names]:
+    """Training and test samples, the newcomer of each of them, and the newcomers' ids."""
+    names = np.array(in_order(np.unique(ids).tolist()))
+    number = pd.Index(names).get_indexer(pd.Index(ids)).astype(np.int64)
+    test = more.test
+    if test is None:
+        test = drawn(number, owners.test_fraction, owners.seed, str(data))
+    targets = more.targets
+    samples = Samples(
+        data.stem,
+        more.x[~test],
+        more.y[~test],
+        more.x[test],
+        more.y[test],
+        own.classes,
+        targets_train=None if targets is None else targets[~test],
+        targets_test=None if targets is None else targets[test],
+    )
+    return samples, number[~test], number[test], names
 
 
 def with_newcomers(stages: Sequence[Stage], round: int, new: NewSamples) -> tuple[Stage, ...]:
@@ -293,26 +378,26 @@ class _Newcomers:
                 frame[name] = getattr(fit, name)
         return frame
 
-    def add_accuracies(self, frame: pd.DataFrame, epochs: int, local_epochs: int | None) -> None:
-        """Test them, as :func:`assign_newcomers` says; adds the columns from ``accuracy`` on."""
+    def add_tests(self, frame: pd.DataFrame, epochs: int, local_epochs: int | None) -> None:
+        """Test them, as :func:`assign_newcomers` says; adds the columns behind those of :data:`PLACED`."""
         config, saved, rounds = self.config, self.saved, self.before.round
         models = self.models[self.ids]
         # Where the run's clients adapt their models before every test, that is also how they train on.
         adaptation = config.algorithm.adaptation(self.setup, self.state)
-        frame["accuracy"] = self._accuracies(models, adaptation)
+        self._test(frame, "", models, adaptation)
         if epochs:
             work = adaptation or config.training.work(max(0, rounds - 1), config.rounds)
-            frame["accuracy_finetuned"] = self._accuracies(models, replace(work, epochs=epochs))
+            self._test(frame, "_finetuned", models, replace(work, epochs=epochs))
         members = np.arange(len(saved.state.assignment))
         used = self.servers.at(saved.state.assignment, members)
         average = self._add_model(_average(saved.models, used, self.stages[-2].federation.sizes[members]))
-        frame["accuracy_global"] = self._accuracies(average, adaptation)
+        self._test(frame, "_global", average, adaptation)
         alone = round(rounds * config.training.epochs * config.training.participation)
         alone = max(1, alone) if local_epochs is None else local_epochs
         if alone:
             untrained = self._add_model(self.host.permute(self.host.spec.initial()))
             work = replace(config.training.work(0, config.rounds), epochs=alone)
-            frame["accuracy_local"] = self._accuracies(untrained, work)
+            self._test(frame, "_local", untrained, work)
 
     def _queries(self, account: Callable[[Transfer], None] = lambda transfer: None) -> ClientQueries:
         return ClientQueries(self.config, self.servers, self.stages, self.before, account)
@@ -323,17 +408,24 @@ class _Newcomers:
         self.servers.models += [self.servers.backend.put(vector)] * self.servers.places
         return np.full(len(self.ids), number)
 
-    def _accuracies(self, models: NDArray[np.int64], work: LocalWork | None) -> NDArray[np.float64]:
-        """Accuracies of the newcomers with these models ``(B,)``, in percent, after that work."""
+    def _test(
+        self, frame: pd.DataFrame, ending: str, models: NDArray[np.int64], work: LocalWork | None
+    ) -> None:
+        """Test the newcomers with these models ``(B,)``, after that work; adds columns with this ending."""
         if work is None:
             everyone = np.zeros(self.setup.clients, np.int64)
             everyone[self.ids] = models
-            correct = testing.evaluate(self.servers, everyone, clients=self.ids).correct
+            score = testing.evaluate(self.servers, everyone, clients=self.ids)
         else:
             last = Round.without_clients(work, self.before.round, len(self.stages) - 1)
-            scores, _ = testing.adapt(self.servers, last, self.ids, models)
-            correct = scores["test"].correct
-        return accuracy(correct, self.federation.test.sizes[self.ids])
+            score = testing.adapt(self.servers, last, self.ids, models)[0]["test"]
+        loss, sizes = self.config.loss, self.federation.test.sizes[self.ids]
+        if loss.accurate:
+            frame[f"accuracy{ending}"] = accuracy(score.correct, sizes)
+        else:
+            frame[f"loss{ending}"] = score.losses / sizes
+        for name, values in loss.measured(score.sums, sizes).items():
+            frame[f"{name}{ending}"] = values
 
     def _downloads(self) -> Transfer:
         """The bytes of the models that newcomers receive: one each, or all among which they choose."""

@@ -462,6 +462,25 @@ class Federation:
         return np.arange(label_map * count, (label_map + 1) * count, dtype=np.int32)
 
 
+@dataclass(frozen=True)
+class MoreSamples:
+    """Samples that a run has not seen, as its dataset reads them: of newcomers.
+
+    Attributes:
+        x: inputs ``(n, ...)``.
+        y: labels ``(n,)``, int64, numbered as the run's.
+        columns: further facts about each sample, as text ``(n,)``.
+        targets: numbers to predict ``(n, K)`` float32; None where labels are predicted.
+        test: which are for tests ``(n,)``; None: the source does not say.
+    """
+
+    x: NDArray[np.generic]
+    y: NDArray[np.int64]
+    columns: Mapping[str, Names]
+    targets: NDArray[np.float32] | None = None
+    test: NDArray[np.bool_] | None = None
+
+
 _STATISTICS = 2000
 """So many samples are enough for a mean and a standard deviation."""
 
@@ -530,6 +549,18 @@ class Dataset(Section):
     def available(self, root: Path) -> bool:
         """Whether :meth:`load` would find its files, without reading them."""
         return True
+
+    def read_more(self, path: Path, own: Samples) -> MoreSamples | None:
+        """Samples of newcomers from a file or folder like the run's; None: they come as an .npz file.
+
+        Args:
+            path: the file or folder.
+            own: the run's samples.
+
+        Raises:
+            DataError: if it cannot be read, or holds what the run's data do not know, such as a class.
+        """
+        return None
 
 
 @dataclass(frozen=True)

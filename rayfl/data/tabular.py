@@ -122,17 +122,61 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
     return Encoded(x, y, class_names, known, targets)
 
 
+def _numbers(column: pd.Series) -> bool:
+    import pandas as pd
+
+    return bool(pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column))
+
+
+def known_values(frame: pd.DataFrame, known: pd.DataFrame, roles: Roles, at: Place) -> pd.DataFrame:
+    """Rows of another table, whose categories and classes are those of the first, in the same types.
+
+    Args:
+        frame: with the columns of ``known``.
+        known: the rows by which values are numbered.
+        roles: what the columns are.
+        at: where a row of ``frame`` lies, for errors.
+
+    Raises:
+        DataError: if a cell is empty, or holds what ``known`` does not: one line with the row.
+    """
+    import pandas as pd
+
+    columns = {}
+    for name in frame.columns:
+        new, old = frame[name], known[name]
+        missing = np.flatnonzero(new.isna())
+        if len(missing):
+            raise DataError(f"{at(missing[0])}: column {name!r} is empty")
+        if _numbers(old) and not _numbers(new):
+            wrong = np.flatnonzero(pd.to_numeric(new, errors="coerce").isna())
+            if len(wrong):
+                value = str(new.iloc[wrong[0]])[:40]
+                raise DataError(f"{at(wrong[0])}: column {name!r} is {value!r}; expected a number")
+            new = pd.to_numeric(new)
+        if _numbers(old) and name != roles.label and name not in (roles.categorical or ()):
+            columns[name] = new
+            continue
+        if not _numbers(old):
+            new, old = new.astype(str), old.astype(str)
+        strange = np.flatnonzero(~new.isin(old.unique()))
+        if len(strange):
+            value = str(new.iloc[strange[0]])[:40]
+            raise DataError(f"{at(strange[0])}: column {name!r} is {value!r}, which the run's table has not")
+        columns[name] = new.astype(old.dtype)
+    return pd.DataFrame(columns)
+
+
 def _targets(frame: pd.DataFrame, names: Sequence[str], at: Place) -> NDArray[np.float32]:
     """Columns of numbers to predict ``(n, K)``.
 
     Raises:
         DataError: if one holds anything else.
     """
-    import pandas as pd
 
     for name in names:
         column = frame[name]
-        if not (pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column)):
+        if not _numbers(column):
             raise DataError(f"{at(0)}: column {name!r} holds {str(column.iloc[0])[:40]!r}; expected a number")
         wild = np.flatnonzero(~np.isfinite(column.to_numpy(np.float32, na_value=np.nan)))
         if len(wild):
@@ -195,8 +239,7 @@ def _feature(
     if len(missing):
         raise DataError(f"{at(missing[0])}: column {name!r} is empty; fill it in, or exclude the column")
     listed = roles.categorical is not None and name in roles.categorical
-    number = pd.api.types.is_numeric_dtype(column) or pd.api.types.is_bool_dtype(column)
-    if number and not listed:
+    if _numbers(column) and not listed:
         with np.errstate(over="ignore"):
             values = column.to_numpy().astype(np.float32)
         wild = np.flatnonzero(~np.isfinite(values))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data.arrays import column_of
-from rayfl.data.base import Dataset, Samples
+from rayfl.data.base import Dataset, MoreSamples, Names, Samples
 from rayfl.data.own import drawn, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.errors import ConfigError, DataError
@@ -50,48 +53,27 @@ class ImageFolder(Dataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        if not self.root.is_dir():
-            raise DataError(f"{self.root}: there is no such folder")
-        parts = {name: (self.root / name).is_dir() for name in ("train", "test")}
-        if parts["train"] != parts["test"]:
-            has, lacks = ("train", "test") if parts["train"] else ("test", "train")
-            raise DataError(f"{self.root}: has a folder {has!r} but no folder {lacks!r}")
-        if parts["train"] and self.test_fraction is not None:
+        found = _Folder.read(self.root)
+        if found.tests is not None and self.test_fraction is not None:
             raise ConfigError(
                 "data.test_fraction", f"{self.root} has a folder test", "leave the fraction out"
             )
-        if not parts["train"] and self.test_fraction is None:
+        if found.tests is None and self.test_fraction is None:
             raise ConfigError(
                 "data.test_fraction",
                 f"{self.root} has no folders train and test",
                 "say what fraction to take",
             )
-        folders = [self.root / "train", self.root / "test"] if parts["train"] else [self.root]
-        found = [_images(folder) for folder in folders]
-        classes = sorted(found[0])
-        others = sorted({name for each in found[1:] for name in each} - set(classes))
-        if others:
-            raise DataError(f"{folders[1] / others[0]}: there is no class {others[0]!r} in {folders[0]}")
+        classes = sorted(found.classes)
         if len(classes) < 2:
-            raise DataError(f"{folders[0]}: has the class {classes[0]!r} only; expected two folders or more")
-        files: list[Path] = []
-        labels: list[int] = []
-        below: list[str] = []
-        for folder, by_class in zip(folders, found, strict=True):
-            for label, name in enumerate(classes):
-                images = by_class.get(name, [])
-                files += images
-                labels += [label] * len(images)
-                below += [path.parent.relative_to(folder / name).as_posix() for path in images]
-        y = np.array(labels, np.int64)
+            raise DataError(f"{found.first}: has the class {classes[0]!r} only; expected two folders or more")
+        y = found.labels(classes)
         if self.test_fraction is None:
-            tests = np.arange(len(y)) >= sum(map(len, found[0].values()))
+            assert found.tests is not None
+            tests = found.tests
         else:
             tests = drawn(y, self.test_fraction, self.seed, str(self.root))
-        x = read_pictures([(str(path), _opener(path)) for path in files], self.size, self.channels)
-        texts = {"file": np.array([path.relative_to(self.root).as_posix() for path in files])}
-        if any(folder != "." for folder in below):
-            texts["folder"] = np.array(below)
+        x = found.pictures(self.size, self.channels)
         return Samples(
             self.root.resolve().name,
             x[~tests],
@@ -100,9 +82,92 @@ class ImageFolder(Dataset):
             y[tests],
             len(classes),
             class_names=tuple(classes),
-            columns={name: column_of(text[~tests], text[tests]) for name, text in texts.items()},
+            columns={name: column_of(text[~tests], text[tests]) for name, text in found.columns.items()},
             numbering=None if self.test_fraction is None else split_numbering(tests),
         )
+
+    @override
+    def read_more(self, path: Path, own: Samples) -> MoreSamples:
+        """Images of another folder, in the run's classes, of which some may be missing."""
+        found, (channels, height, _) = _Folder.read(path), own.shape
+        strange = sorted(found.classes - set(own.class_names))
+        if strange:
+            raise DataError(f"{path}: has a class {strange[0]!r}, which the run's data do not have")
+        # Without a size each image has that of the run's, or is refused.
+        x = found.pictures(height if self.size is not None else None, 3 if channels == 3 else 1)
+        return MoreSamples(x, found.labels(list(own.class_names)), found.columns, test=found.tests)
+
+
+@dataclass(frozen=True)
+class _Folder:
+    """The images of a folder with a folder for each class, or with two such: ``train`` and ``test``.
+
+    Attributes:
+        root: the folder.
+        first: that with the training images.
+        files: the images, the training images first.
+        names: the class of each.
+        below: the folder below its class in which each lies, ``.`` for none.
+        tests: which are in ``test`` ``(n,)``; None if there is no such folder.
+    """
+
+    root: Path
+    first: Path
+    files: list[Path]
+    names: list[str]
+    below: list[str]
+    tests: NDArray[np.bool_] | None
+
+    @classmethod
+    def read(cls, root: Path) -> _Folder:
+        """Find the images.
+
+        Raises:
+            DataError
+        """
+        if not root.is_dir():
+            raise DataError(f"{root}: there is no such folder")
+        parts = {name: (root / name).is_dir() for name in ("train", "test")}
+        if parts["train"] != parts["test"]:
+            has, lacks = ("train", "test") if parts["train"] else ("test", "train")
+            raise DataError(f"{root}: has a folder {has!r} but no folder {lacks!r}")
+        folders = [root / "train", root / "test"] if parts["train"] else [root]
+        found = [_images(folder) for folder in folders]
+        others = sorted({name for each in found[1:] for name in each} - set(found[0]))
+        if others:
+            raise DataError(f"{folders[1] / others[0]}: there is no class {others[0]!r} in {folders[0]}")
+        files: list[Path] = []
+        names: list[str] = []
+        below: list[str] = []
+        for folder, by_class in zip(folders, found, strict=True):
+            for name, images in by_class.items():
+                files += images
+                names += [name] * len(images)
+                below += [path.parent.relative_to(folder / name).as_posix() for path in images]
+        tests = np.arange(len(files)) >= sum(map(len, found[0].values())) if parts["train"] else None
+        return cls(root, folders[0], files, names, below, tests)
+
+    @property
+    def classes(self) -> set[str]:
+        """The names of the classes."""
+        return set(self.names)
+
+    def labels(self, classes: Sequence[str]) -> NDArray[np.int64]:
+        """The place of each image's class among these ``(n,)``."""
+        number = {name: place for place, name in enumerate(classes)}
+        return np.array([number[name] for name in self.names], np.int64)
+
+    def pictures(self, size: int | None, channels: Literal[1, 3] | None) -> NDArray[np.uint8]:
+        """The images, see :func:`~rayfl.data.pictures.read_pictures`."""
+        return read_pictures([(str(path), _opener(path)) for path in self.files], size, channels)
+
+    @property
+    def columns(self) -> dict[str, Names]:
+        """``file`` and ``folder`` of each image ``(n,)``."""
+        texts = {"file": np.array([path.relative_to(self.root).as_posix() for path in self.files])}
+        if any(folder != "." for folder in self.below):
+            texts["folder"] = np.array(self.below)
+        return texts
 
 
 def _images(folder: Path) -> dict[str, list[Path]]:

@@ -9,10 +9,10 @@ import numpy as np
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.base import Dataset, Samples
+from rayfl.data.base import Dataset, MoreSamples, Samples
 from rayfl.data.own import drawn, split_numbering
 from rayfl.data.tables import check_file, line_of, read_table, require
-from rayfl.data.tabular import Roles, encode
+from rayfl.data.tabular import Roles, as_text, encode, known_values
 from rayfl.errors import ConfigError
 
 
@@ -90,4 +90,32 @@ class Table(Dataset):
             numbering=None if self.test_fraction is None else split_numbering(test),
             targets_train=None if table.targets is None else table.targets[~test],
             targets_test=None if table.targets is None else table.targets[test],
+        )
+
+    @override
+    def read_more(self, path: Path, own: Samples) -> MoreSamples:
+        """Rows of another table with the same columns, in any order; categories and classes are the run's."""
+        import pandas as pd
+
+        frames = [read_table(each) for each in (self.path, self.test_path) if each is not None]
+        known = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
+        known = known.drop(columns=[name for name in self.exclude if name in known])
+        roles = Roles(self.label, (), self.categorical, self.targets)
+        new = read_table(path)
+        require(new, tuple(known.columns), str(path))
+        rows = new.index.to_numpy()
+
+        def at(row: int) -> str:
+            return line_of(path, int(rows[max(0, row - len(known))]))
+
+        alike = known_values(
+            new[known.columns].reset_index(drop=True), known, roles, lambda row: at(row + len(known))
+        )
+        table = encode(pd.concat([known, alike], ignore_index=True), roles, str(path), at)
+        texts = {str(name): as_text(new[name]) for name in new.columns if name not in known}
+        return MoreSamples(
+            table.x[len(known) :],
+            table.y[len(known) :],
+            {name: text for name, text in texts.items() if text is not None},
+            None if table.targets is None else table.targets[len(known) :],
         )
