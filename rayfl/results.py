@@ -142,21 +142,23 @@ class Result:
         import numpy as np
         import torch
 
+        from rayfl.models.base import task_of
+
         module, (_, host) = self.model(client, cluster), self._built
         shape = tuple(host.spec.shape)
         if np.shape(x)[1:] != shape:
             raise ConfigError(
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {str(shape)[1:-1]})"
             )
-        words, numbers = host.spec.model.tokens, host.spec.loss.numeric
+        task, numbers = task_of(host.spec.model), host.spec.loss.numeric
         found = []
         with torch.inference_mode():
             for start in range(0, len(x), _BATCH):
                 part = np.asarray(x[start : start + _BATCH])
-                inputs = part.astype(np.int64) if words else self.scaling.apply(part)
+                inputs = self.scaling.apply(part) if task == "numbers" else part.astype(np.int64)
                 outputs = module(torch.from_numpy(inputs))
                 found.append((outputs if numbers else outputs.argmax(dim=1)).numpy())
-        return np.concatenate(found) if found else np.empty((0, *shape[:words]), np.int64)
+        return np.concatenate(found) if found else np.empty((0, *shape[: task == "words"]), np.int64)
 
     @cached_property
     def _built(self) -> tuple[tuple[Stage, ...], HostSpec]:

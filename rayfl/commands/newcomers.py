@@ -157,7 +157,8 @@ def read_newcomers(
     """
     more = None if data.suffix == ".npz" else config.data.read_more(data, own)
     if more is None:
-        new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"))
+        layout, tokens = getattr(config.data, "layout", "auto"), getattr(config.data, "tokens", False)
+        new = read_npz(data, data.stem, layout, tokens)
         if isinstance(config.data, ImageDataset):
             new = config.data.reshaped(new)
         train, test, names = _owners(data, new)

@@ -22,6 +22,8 @@ Layout = Literal["auto", "hwc", "chw"]
 _REQUIRED = ("x_train", "y_train", "x_test", "y_test")
 _FEW = 1000
 """So many classes or domains may have numbers, however few samples there are."""
+_MOST_WORDS = 1_000_000
+"""Of a vocabulary: larger numbers are no tokens."""
 _OPTIONAL = ("domain_train", "domain_test", "class_names")
 
 
@@ -62,6 +64,22 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
     if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 255):
         raise DataError(f"{where} holds integers from {x.min()} to {x.max()}; pixels must lie in 0..255")
     return np.ascontiguousarray(x, dtype=np.uint8)
+
+
+def as_tokens(x: NDArray[np.generic], where: str) -> NDArray[np.int32]:
+    """Texts ``(n, L)`` as int32.
+
+    Raises:
+        DataError: if they are not integers from 0.
+    """
+    if x.dtype.kind not in "ui" or x.ndim != 2 or 0 in x.shape:
+        raise DataError(
+            f"{where} has shape {x.shape} and type {x.dtype}; tokens are integers of shape (n, L)"
+        )
+    if x.min() < 0 or x.max() >= _MOST_WORDS:
+        wrong = x.min() if x.min() < 0 else x.max()
+        raise DataError(f"{where} holds {wrong}; tokens are numbers from 0 to {_MOST_WORDS - 1:,}")
+    return np.ascontiguousarray(x, dtype=np.int32)
 
 
 def _channels_last(shape: tuple[int, ...], where: str) -> bool:
@@ -129,7 +147,7 @@ def check_counted(largest: int, samples: int, where: str) -> None:
         )
 
 
-def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
+def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = False) -> Samples:
     """Read a dataset from an npz file.
 
     Args:
@@ -139,6 +157,7 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
             ``hospital_train`` ``(n,)``, and ``hospital_test`` if that is known.
         name: the dataset's name, for reports.
         layout: see :func:`as_inputs`.
+        tokens: whether ``x`` holds texts, see :func:`of_arrays`.
 
     Raises:
         DataError: if the file is missing, unreadable, or does not hold what it must; one line.
@@ -154,11 +173,15 @@ def read_npz(path: Path, name: str, layout: Layout = "auto") -> Samples:
     if missing:
         raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
 
-    return of_arrays(arrays, name, str(path), layout)
+    return of_arrays(arrays, name, str(path), layout, tokens)
 
 
 def of_arrays(
-    arrays: Mapping[str, NDArray[np.generic]], name: str, where: str, layout: Layout = "auto"
+    arrays: Mapping[str, NDArray[np.generic]],
+    name: str,
+    where: str,
+    layout: Layout = "auto",
+    tokens: bool = False,
 ) -> Samples:
     """The dataset made of arrays.
 
@@ -168,12 +191,17 @@ def of_arrays(
         name: the dataset's name, for reports.
         where: the source of the arrays, for errors.
         layout: see :func:`as_inputs`.
+        tokens: whether ``x`` holds texts: integers from 0 ``(n, L)``, 0 for padding.
 
     Raises:
         DataError: if they do not fit together.
     """
-    x_train = as_inputs(arrays["x_train"], f"{where}: x_train", layout)
-    x_test = as_inputs(arrays["x_test"], f"{where}: x_test", layout)
+    x_train, x_test = (
+        as_tokens(arrays[key], f"{where}: {key}")
+        if tokens
+        else as_inputs(arrays[key], f"{where}: {key}", layout)
+        for key in ("x_train", "x_test")
+    )
     if x_train.shape[1:] != x_test.shape[1:] or x_train.dtype != x_test.dtype:
         raise DataError(
             f"{where}: x_train is {x_train.dtype} {x_train.shape[1:]} a sample, x_test {x_test.dtype} "
@@ -206,6 +234,7 @@ def of_arrays(
     samples = Samples(
         name, x_train, y_train, x_test, y_test, classes, domains[0], domains[1], class_names,
         targets_train=targets_train, targets_test=targets_test,
+        vocabulary=tuple(map(str, range(int(max(x_train.max(), x_test.max())) + 1))) if tokens else (),
     )  # fmt: skip
     columns = {}
     for key in arrays:

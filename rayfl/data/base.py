@@ -18,6 +18,7 @@ from pydantic import Field
 
 from rayfl.data.scaling import GivenScaling, Normalise, Scaling
 from rayfl.errors import DataError
+from rayfl.losses.base import Task
 from rayfl.settings import Section
 
 IGNORED = -100
@@ -213,7 +214,7 @@ class Samples:
         """Number of outputs of a model: classes or words to choose from, or numbers to predict."""
         if self.numeric and self.targets_train is not None:
             return self.targets_train.shape[1]
-        return len(self.vocabulary) or self.classes
+        return len(self.vocabulary) if self.task == "words" else self.classes
 
     @property
     def numeric(self) -> bool:
@@ -224,6 +225,13 @@ class Samples:
     def tokens(self) -> bool:
         """Whether the inputs are positions in a vocabulary, which are looked up and not computed with."""
         return self.x_train.dtype == np.int32
+
+    @property
+    def task(self) -> Task:
+        """What a model of these samples does."""
+        if not self.tokens:
+            return "numbers"
+        return "texts" if self.targets_train is None or self.numeric else "words"
 
 
 _TOGETHER = 1 << 24

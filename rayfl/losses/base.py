@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,11 @@ from rayfl.settings import Section
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+Task = Literal["numbers", "texts", "words"]
+"""What a model does: a prediction for each sample, of numbers (images, features) or a text; or for each word
+of a text."""
 
 
 class Loss(Section):

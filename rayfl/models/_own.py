@@ -8,15 +8,25 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field, JsonValue, field_validator
 from typing_extensions import override
 
 from rayfl.errors import ConfigError, nearest
-from rayfl.models.base import Model, one_line
+from rayfl.models.base import Model, one_line, random_texts, task_of
 from rayfl.torchvision_shim import torchvision_models
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+TASK: Any = Field(
+    "numbers",
+    description="numbers: classify images and features; texts: classify texts, which are tokens (int64, "
+    "(batch, L)); words: predict the next word after each word, logits (batch, words, L)",
+)
+"""The setting of networks that may also take texts."""
 
 
 class OwnNetwork(Model):
@@ -108,7 +118,18 @@ class OwnNetwork(Model):
         module = build()
         own.check_tensors(module, build())
         self.load_weights(module)
-        own.check_forward(module, shape, classes)
+        own.check_forward(module, shape, classes, task_of(self))
+
+    @override
+    def example(
+        self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+        task = task_of(self)
+        if task == "numbers":
+            return super().example(shape, classes, count, rng)
+        # How many words a classifier of texts knows is not known here; it knows two.
+        x, following = random_texts(shape, classes if task == "words" else 2, count, rng)
+        return x, following if task == "words" else rng.integers(0, classes, count)
 
 
 def built(what: str, make: Callable[[], Any], where: str = "model") -> Any:

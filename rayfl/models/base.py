@@ -11,10 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.errors import ConfigError
+from rayfl.losses.base import Task
 from rayfl.settings import Section, part_name
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+_IGNORED = -100
+"""PyTorch's default ``ignore_index``: the target after the end of a text."""
 
 
 class Model(Section):
@@ -28,7 +33,7 @@ class Model(Section):
     name: str = ""
 
     tokens: ClassVar[bool] = False
-    """Whether its inputs are words (indices into a vocabulary) instead of real numbers."""
+    """Whether it predicts the next word after each word of a text; see :func:`task_of` for other tasks."""
 
     @classmethod
     def name_of(cls) -> str:
@@ -104,6 +109,22 @@ class Model(Section):
         """Random samples of the kind that the network takes ``(count, *shape)``, and targets, for trials."""
         x = rng.standard_normal((count, *shape)).astype(np.float32)
         return x, rng.integers(0, classes, count)
+
+
+def task_of(model: Model) -> Task:
+    """What a model does: its setting ``task``, if it has one."""
+    task: Task = getattr(model, "task", "words" if model.tokens else "numbers")
+    return task
+
+
+def random_texts(
+    shape: tuple[int, ...], vocabulary: int, count: int, rng: np.random.Generator
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """Random texts ``(count, L)`` for trials, and the word after each word, of some none."""
+    words = rng.integers(0, vocabulary, (count, shape[0] + 1))
+    targets = np.where(rng.random((count, shape[0])) < 0.2, _IGNORED, words[:, 1:])
+    targets[:, 0] = words[:, 1]  # a text has at least two words
+    return words[:, :-1].astype(np.int32), targets
 
 
 def fan_in(shape: tuple[int, ...]) -> int:

@@ -9,13 +9,10 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 from typing_extensions import override
 
-from rayfl.models.base import Model, named
+from rayfl.models.base import Model, named, random_texts
 
 if TYPE_CHECKING:
     from torch import nn
-
-_IGNORED = -100
-"""PyTorch's default ``ignore_index``: the target after the end of a text."""
 
 
 class Lstm(Model):
@@ -66,7 +63,4 @@ class Lstm(Model):
     def example(
         self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
     ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
-        words = rng.integers(0, classes, (count, shape[0] + 1))
-        targets = np.where(rng.random((count, shape[0])) < 0.2, _IGNORED, words[:, 1:])
-        targets[:, 0] = words[:, 1]  # a text has at least two words
-        return words[:, :-1].astype(np.int32), targets
+        return random_texts(shape, classes, count, rng)

@@ -13,7 +13,8 @@ from typing_extensions import override
 from rayfl import plugins
 from rayfl.errors import ConfigError
 from rayfl.given import keep
-from rayfl.models._own import OwnNetwork, built
+from rayfl.losses.base import Task
+from rayfl.models._own import TASK, OwnNetwork, built
 
 if TYPE_CHECKING:
     from torch import nn
@@ -28,6 +29,7 @@ class OwnModule(OwnNetwork):
 
     name: Literal["module"] = "module"
     target: str = Field(description="module:Class or path/to/file.py:Class (or a function)")
+    task: Task = TASK
 
     @override
     def prepare(self) -> None:

@@ -1,4 +1,4 @@
-"""Image classifiers of Hugging Face's transformers."""
+"""Networks of Hugging Face's transformers: classifiers of images and texts, and language models."""
 
 from __future__ import annotations
 
@@ -8,17 +8,32 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field, field_validator
 from typing_extensions import override
 
-from rayfl.models._own import OwnNetwork, built, image_channels, library
+from rayfl.errors import ConfigError
+from rayfl.losses.base import Task
+from rayfl.models._own import TASK, OwnNetwork, built, image_channels, library
 
 if TYPE_CHECKING:
     from torch import nn
 
+_AUTO = {
+    "numbers": "AutoModelForImageClassification",
+    "texts": "AutoModelForSequenceClassification",
+    "words": "AutoModelForCausalLM",
+}
+"""The class of transformers for each task."""
+
 
 class TransformersNetwork(OwnNetwork):
-    """transformers' image classifiers (``rayfl[hub]``), with random weights or those of a local file."""
+    """transformers' classifiers of images or texts, and language models (``rayfl[hub]``).
+
+    With random weights or those of a local file. Texts are tokens ``(n, L)``. Token ``pad_token_id`` (of the
+    network's config; 0 for random weights) is padding, which a classifier of texts does not look at. For
+    ``task=words`` the network knows as many words as the data have.
+    """
 
     name: Literal["transformers"] = "transformers"
-    arch: str = Field(description="type of the network, e.g. vit or convnext; or a folder with config.json")
+    arch: str = Field(description="type of the network, e.g. vit, bert or gpt2; or a folder with config.json")
+    task: Task = TASK
 
     @field_validator("arch")
     @classmethod
@@ -32,19 +47,31 @@ class TransformersNetwork(OwnNetwork):
 
     @override
     def network(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        """For images ``(C, H, W)``."""
-        from rayfl.models.modules.logits import Logits
+        """For images ``(C, H, W)`` or texts ``(L,)``."""
+        from rayfl.models.modules.logits import Logits, TextLogits, WordLogits
 
         transformers: Any = library("transformers")
-        given = {"num_channels": image_channels(self.arch, shape), "image_size": shape[1], **self.kwargs}
+        local = os.path.isdir(self.arch)
+        if self.task == "numbers":
+            given = {"num_channels": image_channels(self.arch, shape), "image_size": shape[1]}
+        elif len(shape) != 1:
+            raise ConfigError("model", f"{self.arch} takes texts, not samples of shape {shape}")
+        else:
+            given = {} if local else {"pad_token_id": 0}
+        given = {**given, ("vocab_size" if self.task == "words" else "num_labels"): classes, **self.kwargs}
 
         def make() -> nn.Module:
-            if os.path.isdir(self.arch):
+            if local:
                 read = transformers.AutoConfig.from_pretrained
-                config = read(self.arch, num_labels=classes, local_files_only=True, **given)
+                config = read(self.arch, local_files_only=True, **given)
             else:
-                config = transformers.AutoConfig.for_model(self.arch, num_labels=classes, **given)
-            return Logits(transformers.AutoModelForImageClassification.from_config(config))
+                config = transformers.AutoConfig.for_model(self.arch, **given)
+            network = getattr(transformers, _AUTO[self.task]).from_config(config)
+            if self.task == "words":
+                return WordLogits(network)
+            if self.task == "texts":
+                return TextLogits(network, config.pad_token_id)
+            return Logits(network)
 
         module: nn.Module = built(self.arch, make)
         return module

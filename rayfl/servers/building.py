@@ -22,7 +22,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.losses import LOSSES
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
-from rayfl.models.base import one_line
+from rayfl.models.base import one_line, task_of
 from rayfl.ordering import Ordering
 from rayfl.servers.models import Blocks, Servers
 from rayfl.units import size
@@ -76,6 +76,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     stages, spec = divide(config, scaling)
     check_model(spec.P, total_memory())
     config.model.check(spec.build, spec.shape, spec.classes)
+    check_words(spec, stages[0].federation.samples)
     check_hierarchy(config, spec, stages[0].federation.clients)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
@@ -127,9 +128,10 @@ def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> N
     if place is None:
         return
     x, _ = spec.model.example(spec.shape, spec.classes, 1, np.random.default_rng(0))
+    inputs = torch.from_numpy(x)
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            spec.build().train()(torch.from_numpy(x))
+            spec.build().train()(inputs.long() if x.dtype == np.int32 else inputs)
     except Exception as error:
         federation, client = federations[place], alone[place][0]
         who, samples = called(federation.names, client), federation.sizes[client]
@@ -169,13 +171,37 @@ def check_inputs(model: Model, samples: Samples) -> None:
     Raises:
         ConfigError
     """
-    if model.tokens == samples.tokens:
+    task = task_of(model)
+    if task == samples.task:
         return
-    kind, other = ("words", "other data") if model.tokens else ("images and features", "texts")
-    suited = ", ".join(name for name, part in MODELS.items() if part.tokens == samples.tokens)
-    raise ConfigError(
-        "model.name", f"{model.name_of()!r} takes {kind}; {samples.name} has {other}", f"use one of {suited}"
-    )
+    takes = {"numbers": "images and features", "texts": "texts to classify", "words": "words"}
+    others = {"numbers": "other data", "texts": "texts to classify", "words": "texts"}
+    what = f"{model.name_of()!r} takes {takes[task]}; {samples.name} has {others[samples.task]}"
+    if "task" in type(model).model_fields:
+        raise ConfigError("model.task", what, f"set model.task={samples.task}")
+    suited = [name for name, part in MODELS.items() if "task" in part.model_fields]
+    if samples.task != "texts":
+        suited = [name for name, part in MODELS.items() if part.tokens == (samples.task == "words")]
+    raise ConfigError("model.name", what, f"use one of {', '.join(suited)}")
+
+
+def check_words(spec: ModelSpec, samples: Samples) -> None:
+    """Refuse a network that does not know all words of the texts.
+
+    Raises:
+        ConfigError
+    """
+    import torch
+
+    if not samples.tokens or "task" not in type(spec.model).model_fields:
+        return
+    top = int(max(samples.x_train.max(), samples.x_test.max()))
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            spec.build().eval()(torch.full((1, *spec.shape), top))
+    except IndexError:
+        what = f"{spec.model.name_of()!r} does not know word {top} of {samples.name}"
+        raise ConfigError("model", what, f"its vocabulary needs {top + 1} words") from None
 
 
 def check_targets(config: Config, samples: Samples) -> None:

@@ -359,7 +359,7 @@ class Records:
         self, who: NDArray[np.int64], losses: NDArray[np.float64], weights: NDArray[np.float64] | None
     ) -> float | None:
         """Record the perplexities of clients with texts and return their mean."""
-        if not self.federation.samples.tokens:
+        if self.federation.samples.task != "words":
             return None
         found = perplexity(losses, self.federation.predictions[who])
         known = ~np.isnan(found)
@@ -435,7 +435,7 @@ class Records:
         if self.diagnostics:
             self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
         samples = self.federation.samples
-        if samples.classes <= MOST_CLASSES and not (samples.tokens or samples.numeric):
+        if samples.classes <= MOST_CLASSES and not (samples.task == "words" or samples.numeric):
             self.run.write_frames("labels.csv", self._class_counts())
         groups = self.federation.groups
         frame = pd.DataFrame(
@@ -452,7 +452,7 @@ class Records:
         )
         if self.federation.names is not None:
             frame.insert(1, "name", self.federation.names.tolist())
-        if self.federation.samples.tokens:
+        if self.federation.samples.task == "words":
             frame["perplexity_last"], frame["perplexity_best"] = self.perplexity
         if self._tested_with is not None:
             frame["model"] = self._tested_with
@@ -555,7 +555,7 @@ class Records:
             "last": self.best_last.last,
             "best": self.best_last.best,
             "best_round": self.best_last.best_round,
-            **({"perplexity": self.perplexity} if self.federation.samples.tokens else {}),
+            **({"perplexity": self.perplexity} if self.federation.samples.task == "words" else {}),
             **{f"last.{on}": last for on, last in self.last_on.items()},
             **{f"measured.{name}": last for name, last in self.measured.items()},
             **({} if self.local is None else self.local.arrays()),

@@ -66,6 +66,9 @@ class AgNews(Dataset):
         le=1_000_000,
         description="size of the vocabulary; all other words become one unknown word",
     )
+    predict: Literal["words", "topic"] = Field(
+        "words", description="what models predict: the word that follows each word, or an article's topic"
+    )
     length: int = Field(30, ge=1, le=10_000, description="length L to which articles are cut")
     samples: int | None = Field(
         None, ge=1, description="number of training articles, drawn from all topics; by default all"
@@ -100,8 +103,8 @@ class AgNews(Dataset):
             domain_train=y_train,
             domain_test=y_test,
             class_names=TOPICS,
-            targets_train=targets_train,
-            targets_test=targets_test,
+            targets_train=targets_train if self.predict == "words" else None,
+            targets_test=targets_test if self.predict == "words" else None,
             vocabulary=words,
         )
 

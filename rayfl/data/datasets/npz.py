@@ -26,6 +26,9 @@ class Npz(ImageDataset):
     name: Literal["npz"] = "npz"
     path: Path = Field(description="the .npz file")
     layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
+    tokens: bool = Field(
+        False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
+    )
 
     @override
     def available(self, root: Path) -> bool:
@@ -33,4 +36,4 @@ class Npz(ImageDataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        return self.reshaped(read_npz(self.path.expanduser(), self.path.stem, self.layout))
+        return self.reshaped(read_npz(self.path.expanduser(), self.path.stem, self.layout, self.tokens))

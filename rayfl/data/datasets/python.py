@@ -45,6 +45,9 @@ class FromPython(ImageDataset):
         None, ge=2, description="number of classes; by default one more than the largest label"
     )
     layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
+    tokens: bool = Field(
+        False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
+    )
     seed: int = Field(
         0, description="seed of the function's random numbers and of the draw of the test samples"
     )
@@ -65,6 +68,7 @@ class FromPython(ImageDataset):
             self.target.rpartition(":")[2],
             self.target,
             layout if self.layout == "auto" else self.layout,
+            self.tokens,
         )
         return self.reshaped(replace(checked(samples, self.classes, self.target), numbering=numbering))
 

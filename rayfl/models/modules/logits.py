@@ -1,12 +1,13 @@
-"""Networks that return more than logits."""
+"""Networks of transformers, which return more than logits, and take more than samples."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
 class Logits(nn.Module):
-    """A network of transformers, which returns more than logits."""
+    """A classifier of images."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -16,3 +17,33 @@ class Logits(nn.Module):
         """Logits ``(B, classes)`` of images ``(B, C, H, W)``."""
         logits: Tensor = self.network(pixel_values=pixels).logits
         return logits
+
+
+class TextLogits(nn.Module):
+    """A classifier of texts; it does not look at padding."""
+
+    def __init__(self, network: nn.Module, padding: int | None) -> None:
+        super().__init__()
+        self.network, self.padding = network, padding
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits ``(B, classes)`` of texts ``(B, L)``."""
+        mask = None
+        if self.padding is not None:
+            first = torch.arange(tokens.shape[1], device=tokens.device) == 0  # even of an empty text
+            mask = ((tokens != self.padding) | first).to(torch.int64)
+        logits: Tensor = self.network(input_ids=tokens, attention_mask=mask).logits
+        return logits
+
+
+class WordLogits(nn.Module):
+    """A language model, which sees only the words before the one that it predicts, and so no padding."""
+
+    def __init__(self, network: nn.Module) -> None:
+        super().__init__()
+        self.network = network
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits ``(B, words, L)`` of the word after each word of texts ``(B, L)``."""
+        logits: Tensor = self.network(input_ids=tokens, use_cache=False).logits
+        return logits.transpose(1, 2)

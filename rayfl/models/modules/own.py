@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from rayfl.errors import ConfigError
+from rayfl.losses.base import Task
 from rayfl.models.base import one_line
 from rayfl.models.flat import flat_tensors
 
@@ -68,11 +69,12 @@ def _inputs(module: nn.Module) -> list[str]:
     return [p.name for p in positional[:1]] or ["x"]
 
 
-def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int) -> None:
+def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task: Task = "numbers") -> None:
     """Take a few samples through the network, in training and in evaluation.
 
     Raises:
-        ConfigError: unless it maps one batch to logits ``(batch, classes)``, through which gradients flow.
+        ConfigError: unless it maps one batch to logits ``(batch, classes)``, of words ``(batch, classes,
+            L)``, through which gradients flow.
     """
     inputs = _inputs(module)
     if len(inputs) != 1:
@@ -81,10 +83,11 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int) -> No
     for training, batches in _BATCHES.items():
         module.train(training)
         for samples in batches:
-            x = torch.zeros(samples, *shape)
+            x = torch.zeros(samples, *shape, dtype=torch.float32 if task == "numbers" else torch.int64)
+            expected = (samples, classes, *shape) if task == "words" else (samples, classes)
             with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
                 logits = _tried("forward", partial(module, x), x)
-                _check_logits(logits, samples, classes)
+                _check_logits(logits, expected)
                 if training:
                     _check_gradients(logits, x)
 
@@ -97,12 +100,15 @@ def _tried(what: str, call: Callable[[], Any], x: Tensor) -> Any:
         raise ConfigError(_WHERE, text, "does the network suit these data?") from error
 
 
-def _check_logits(logits: object, samples: int, classes: int) -> None:
+def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
     if not isinstance(logits, Tensor):
         raise ConfigError(_WHERE, f"forward returns a {type(logits).__name__}", "expected a tensor of logits")
-    if tuple(logits.shape) != (samples, classes):
-        what = f"forward returns shape {tuple(logits.shape)} for {samples} sample{'s' * (samples > 1)}"
-        raise ConfigError(_WHERE, what, f"expected logits of shape ({samples}, {classes}): one per class")
+    if tuple(logits.shape) != expected:
+        what = (
+            f"forward returns shape {tuple(logits.shape)} for {expected[0]} sample{'s' * (expected[0] > 1)}"
+        )
+        kind = "class" if len(expected) == 2 else "word, at each place"
+        raise ConfigError(_WHERE, what, f"expected logits of shape {expected}: one per {kind}")
     if logits.dtype != torch.float32:
         raise ConfigError(_WHERE, f"forward returns {logits.dtype}", "expected torch.float32")
 

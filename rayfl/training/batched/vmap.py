@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from rayfl.models import ModelSpec
+from rayfl.models.base import task_of
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import Network, Unsupported
@@ -56,7 +57,7 @@ class VmapNetwork(Network):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        if spec.model.tokens:
+        if task_of(spec.model) == "words":
             raise Unsupported("it predicts every word")
         module = spec.build().train()
         for name, part in module.named_modules():
@@ -76,7 +77,7 @@ class VmapNetwork(Network):
     ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
         """One client's loss, and its buffers after the forward pass."""
         values = {**parameters, **buffers, **rest}
-        counted = (weights > 0).to(x.dtype)
+        counted = (weights > 0).to(weights.dtype)
         with nullcontext() if self._lengths is None else _WithoutPadding(counted, min(self._lengths)):
             logits = functional_call(self._module, values, (x,))
         loss = (self.spec.loss.each(logits, y) * weights).sum()
@@ -234,7 +235,8 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> int:
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         before = _drawn()
-        output = functional_call(module, values, (torch.from_numpy(x),))
+        inputs = torch.from_numpy(x)
+        output = functional_call(module, values, (inputs.long() if x.dtype == np.int32 else inputs,))
         if before != _drawn():
             raise Unsupported("it draws random numbers")
     del output
