@@ -157,8 +157,8 @@ def read_newcomers(
     """
     more = None if data.suffix == ".npz" else config.data.read_more(data, own)
     if more is None:
-        layout, tokens = getattr(config.data, "layout", "auto"), getattr(config.data, "tokens", False)
-        new = read_npz(data, data.stem, layout, tokens)
+        tokens = bool(getattr(config.data, "tokens", False))
+        new = read_npz(data, data.stem, getattr(config.data, "layout", "auto"), tokens)
         if isinstance(config.data, ImageDataset):
             new = config.data.reshaped(new)
         train, test, names = _owners(data, new)
@@ -173,9 +173,9 @@ def read_newcomers(
         kinds = [f"{s.outputs} numbers per sample" if s.numeric else "classes" for s in (new, own)]
         raise DataError(f"{data}: y holds {kinds[0]}; the run's model predicts {kinds[1]}")
     for targets in (new.targets_train, new.targets_test):
-        if targets is not None and targets.dtype == np.float32:
+        if targets is not None and new.numeric:
             try:
-                config.loss.check(targets)
+                config.loss.check(np.asarray(targets, np.float32))
             except ConfigError as error:
                 raise DataError(f"{data}: {error.what}") from None
     top = int(max(new.y_train.max(), new.y_test.max()))

@@ -53,7 +53,7 @@ class TransformersNetwork(OwnNetwork):
         transformers: Any = library("transformers")
         local = os.path.isdir(self.arch)
         if self.task == "numbers":
-            given = {"num_channels": image_channels(self.arch, shape), "image_size": shape[1]}
+            given: dict[str, Any] = {"num_channels": image_channels(self.arch, shape), "image_size": shape[1]}
         elif len(shape) != 1:
             raise ConfigError("model", f"{self.arch} takes texts, not samples of shape {shape}")
         else:
