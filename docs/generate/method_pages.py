@@ -108,7 +108,8 @@ def page(name: str, part: type[Algorithm[Any]]) -> str:
     if objective:
         local = OBJECTIVES[objective]
         lines += [f"## The local objective `{objective}`", "", Docstring.of(local).text, ""]
-        lines += [*settings_table(local, "local."), ""]
+        if len(local.model_fields) > 1:
+            lines += [*settings_table(local, "local."), ""]
     lines += ["## Settings of its own", "", *settings_table(part, "algorithm."), ""]
     if part.defaults:
         text = yaml.safe_dump(_plain(part.defaults), sort_keys=False, default_flow_style=None)

@@ -134,17 +134,19 @@ def a_round() -> Picture:
     p.box(30, 54, 120, 40, "1 cohort\nwho takes part")
     p.box(170, 54, 130, 40, "2 plan\nstart models")
     p.arrow((150, 74), (170, 74))
-    p.arrow((300, 74), (330, 74), (330, 254))
+    p.arrow((300, 74), (320, 74), (320, 274), (340, 274))
     p.box(340, 254, 130, 40, "3 local training\nblock by block", "a")
-    p.arrow((330, 254), (330, 274), (340, 274))
     p.arrow((470, 274), (490, 274), (490, 194))
     p.text(498, 245, "weighted sums", kind="small")
-    p.box(430, 154, 130, 40, "4 mix\nW′ = A W", "b")
-    p.arrow((560, 174), (585, 174), (585, 94))
-    p.text(593, 140, "shared layers, scalars", kind="small")
-    p.box(530, 54, 120, 40, "5 server step\nnext models", "c")
-    p.box(670, 54, 120, 40, "6 test, record\ncheckpoint")
-    p.arrow((650, 74), (670, 74))
+    p.box(425, 154, 130, 40, "4 mix\nW′ = A W", "b")
+    p.arrow((555, 174), (580, 174))
+    p.box(580, 154, 130, 40, "5 server step\nnext models", "c")
+    p.box(500, 54, 140, 40, "global average\nevery κ rounds", "c")
+    p.arrow((610, 154), (610, 94), both=True)
+    p.text(602, 134, "common layers", "end", kind="small")
+    p.box(680, 54, 120, 40, "6 test, record\ncheckpoint")
+    p.arrow((690, 154), (690, 94))
+    p.text(698, 134, "losses, norms", kind="small")
     return p
 
 
@@ -192,12 +194,14 @@ def blocks() -> Picture:
     for number, (begin, end) in enumerate(itertools.pairwise(edges)):
         x, width = 22 + 22 * begin, 22 * (end - begin) - 4
         p.box(x, 76, width, 30, f"block {number}" if width > 50 else f"{number}", "a" if end <= 10 else "b")
-    p.arrow((220, 106), (220, 150))
+    p.arrow((220, 106), (220, 145))
     p.text(230, 134, "any idle actor takes the next block", kind="small")
+    p.box(12, 146, 416, 56, "", "grey")
     p.box(20, 152, 190, 44, "client actor 0\nblocks 0, 3")
     p.box(230, 152, 190, 44, "client actor 1\nblocks 1, 2, 4")
-    p.arrow((420, 174), (478, 130))
-    p.arrow((420, 182), (478, 222))
+    p.arrow((428, 174), (478, 130))
+    p.arrow((428, 182), (478, 222))
+    p.text(436, 240, "sums", kind="small")
     p.box(480, 100, 280, 52, "local server of cluster 0\n(block 0 + block 1) + block 2", "a")
     p.box(480, 200, 280, 52, "local server of cluster 1\nblock 3 + block 4", "b")
     p.text(20, 256, "Blocks depend on the config, not on the number of actors,", kind="small")
@@ -212,7 +216,7 @@ def signatures() -> Picture:
     p = Picture(820, 300, "From data to signatures, to a matrix of distances, to clusters")
     rng = np.random.default_rng(0)
     kinds = [0, 0, 0, 0, 1, 1, 1, 2, 2]
-    p.text(20, 28, "1 clients’ data", kind="title")
+    p.text(20, 28, "1 features", kind="title")
     for client, kind in enumerate(kinds):
         for dot in range(6):
             p.dot(30 + 16 * dot, 52 + 24 * client, CLUSTERS[kind], 5)
@@ -241,7 +245,7 @@ def signatures() -> Picture:
             p.shapes.append(f'<path class="line" d="M530 {end} H570 V{middle:g}"/>')
         middles.append(middle)
     p.shapes.append(
-        f'<path class="line" d="M570 {middles[0]:g} H650 V{middles[1]:g} M570 {middles[1]:g} H660"/>'
+        f'<path class="line" d="M570 {middles[0]:g} H650 V{middles[1]:g} M570 {middles[1]:g} H650"/>'
     )
     p.shapes.append(
         f'<path class="line" d="M570 {middles[2]:g} H680 V{(middles[0] + middles[1]) / 2:g} '
@@ -287,7 +291,7 @@ def exact() -> Picture:
         "inline or Ray",
         "a worker is killed",
         "stopped and resumed",
-        "blocks finish in another order",
+        "another finishing order",
     )
     for place, text in enumerate(same):
         p.box(30, 44 + 38 * place, 200, 30, text, "c")
