@@ -41,15 +41,15 @@ class CFLState(ServerState):
 
     Attributes:
         tree: its nodes are the models.
-        moved: how far each model moved in the last round ``(K,)``.
-        complete: whether it moved by updates of all its members ``(K,)``.
+        update_norms: the norm of each model's update in the last round ``(K,)``.
+        complete: whether the update is the mean over all its members ``(K,)``.
         norms: norms of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
         reference: the norm with which each cluster's longest update is compared ``(K,)``.
         ripe: number of rounds for which the criteria on norms have been met ``(K,)``.
     """
 
     tree: ParameterTree = field(default_factory=ParameterTree)
-    moved: NDArray[np.float64] = per_model(np.nan)
+    update_norms: NDArray[np.float64] = per_model(np.nan)
     complete: NDArray[np.bool_] = per_model(False)
     norms: NDArray[np.float64] = per_client(np.nan)
     reference: NDArray[np.float64] = per_model(0.0)
@@ -178,7 +178,7 @@ class CFL(Algorithm[CFLState]):
         state = super().end(setup, state, plan, report)
         complete = took_part == members
         state = replace(
-            state, norms=norms, reference=reference, moved=report.model_changes, complete=complete
+            state, norms=norms, reference=reference, update_norms=report.model_changes, complete=complete
         )
         ripe = np.zeros(state.models, np.int64)
         for cluster in np.unique(state.assignment[setup.present]).tolist():
@@ -247,7 +247,7 @@ class CFL(Algorithm[CFLState]):
         """
         members: NDArray[np.int64] = setup.present[state.assignment[setup.present] == cluster]
         weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
-        mean = float(state.moved[cluster]) if state.complete[cluster] else np.nan
+        mean = float(state.update_norms[cluster]) if state.complete[cluster] else np.nan
         reference = float(state.reference[cluster])
         return members, UpdateNorms(mean, state.norms[members], weights, reference, state.round)
 

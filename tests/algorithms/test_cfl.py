@@ -124,7 +124,7 @@ def test_two_clients_by_hand(weighted: bool, mean: float, split: bool) -> None:
     assert method.mix(s, state, plan, {}).weights.toarray().tolist() == [[10, 30] if weighted else [1, 1]]
     state = after_round(method, s, state, clients)
     assert state.norms.tolist() == pytest.approx([5, np.sqrt(2.44)])
-    assert state.moved.tolist() == pytest.approx([mean])
+    assert state.update_norms.tolist() == pytest.approx([mean])
     row = method.diagnose(s, state, clients)[0]
     shares = np.array([0.25, 0.75] if weighted else [0.5, 0.5])
     orthogonal = np.linalg.norm(shares * [5, np.sqrt(2.44)])
@@ -206,7 +206,7 @@ def test_two_clusters_may_split_in_one_round() -> None:
     s, method = setup("cfl", sizes=[10] * 5), cfl()
     clients = Sending([[2, 0], [0, 3], [-2, 0], [0, -3], [0, 3.1]])
     state = after_round(method, s, at(method, s, [1, 2, 1, 2, 1], [-1, 0, 0]), clients)
-    still = {"moved": np.array([0, 0.1, 0.1]), "ripe": np.array([0, 1, 1])}
+    still = {"update_norms": np.array([0, 0.1, 0.1]), "ripe": np.array([0, 1, 1])}
     state = dataclasses.replace(state, **still)
     found = method.split(s, state, clients)
     assert found is not None
@@ -270,7 +270,7 @@ def test_latest_updates_stand_for_clients_that_did_not_take_part(size: int) -> N
     assert clients.asked == []
     assert np.isnan(method.diagnose(s, state, clients)[0]["mean_norm"])
     state = after_round(method, s, state, clients, [1])
-    assert state.moved.tolist() == pytest.approx([np.sqrt(5)])  # client 1 alone
+    assert state.update_norms.tolist() == pytest.approx([np.sqrt(5)])  # client 1 alone
     row = method.diagnose(s, state, clients)[0]
     assert row["mean_norm"] == pytest.approx(0.5)  # (10 (2, 0) + 10 (2, 1) + 20 (-2, .5)) / 40 = (0, .5)
     found = method.split(s, state, clients)
