@@ -1,7 +1,12 @@
-"""How much memory there is: the machine's, or that of the control group (a container) if it has less."""
+"""How much memory there is: the machine's, or that of the control group (a container) if it has less.
+
+And what becomes of memory that is freed.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import resource
 from pathlib import Path
 
@@ -38,6 +43,25 @@ def free_memory(cgroup: Path = CGROUP) -> int:
         except (OSError, ValueError):
             continue
     return max(free, 0)
+
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Numbers of two settings of ``mallopt`` in the C library of GNU."""
+
+_LARGEST, _MOST = 1 << 25, 1 << 28
+"""Bytes of the largest piece that is kept when it is freed (no more can be set), and of all that is kept."""
+
+
+def keep_freed() -> None:
+    """Have this process keep memory that it frees, for what it allocates next (with the GNU C library).
+
+    By default tensors of some megabytes go back to the system when they are freed, and every step of training
+    gets them anew, page by page: a quarter of the time of a small network with a large vocabulary.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(_MMAP_THRESHOLD, _LARGEST)
+        mallopt(_TRIM_THRESHOLD, _MOST)
 
 
 def resident() -> int:

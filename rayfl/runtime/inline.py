@@ -12,6 +12,7 @@ from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Ta
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
 from rayfl.linalg import libraries
+from rayfl.memory import keep_freed
 from rayfl.servers.lps import LocalServer
 
 
@@ -35,6 +36,7 @@ class InlineBackend(Backend):
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
+        keep_freed()
         self._host = ClientHost(stages, host)
 
     @override

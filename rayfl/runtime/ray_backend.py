@@ -26,6 +26,7 @@ from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Ta
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.linalg import libraries
+from rayfl.memory import keep_freed
 from rayfl.runtime.dispatch import Crew, Dispatch
 from rayfl.runtime.placement import Placement
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, plain_errors
@@ -59,6 +60,7 @@ class _HostActor(ClientHost):
     def __init__(self, stages: Any, host: HostSpec) -> None:
         torch.set_num_threads(1)
         libraries().limit(limits=1)
+        keep_freed()
         super().__init__(stages, host)
         self._settled = False
 

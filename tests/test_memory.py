@@ -1,0 +1,43 @@
+"""Memory that a process frees stays with it."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+
+import pytest
+
+FAULTS = """
+import ctypes, resource
+from rayfl.memory import keep_freed
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+libc.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+
+def faults():
+    '''Pages that are new to this process, in eight times twice eight megabytes.'''
+    begun = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(8):
+        places = [libc.malloc(8 << 20) for _ in range(2)]
+        for place in places:
+            libc.memset(place, 1, 8 << 20)
+        for place in places:
+            libc.free(place)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - begun
+
+before = faults()
+keep_freed()
+faults()
+print(before, faults())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not the GNU C library")
+def test_freed_memory_is_kept() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    before, after = map(int, done.stdout.split())
+    assert before > 100
+    assert after < before / 10
