@@ -100,19 +100,21 @@ class _Cells:
         size = gates.shape[3] // 4
         recurrent = self.recurrent.value.transpose(1, 2)
         h, c, tanh_c = (x.new_empty(clients, length, texts, size) for _ in range(3))
-        for t in range(length):
-            now = gates[:, t]
-            if t:
-                now.baddbmm_(h[:, t - 1], recurrent)
-            now[..., : 2 * size].sigmoid_()
-            i, f, g, o = now.chunk(4, 2)
+        # All views at once: with one client a view costs as much as the arithmetic on it.
+        parts = (gates, gates[..., : 2 * size], *gates.chunk(4, 3), h, c, tanh_c)
+        before: tuple[torch.Tensor, torch.Tensor] | None = None
+        for now, i_and_f, i, f, g, o, h_t, c_t, tanh_c_t in zip(*(p.unbind(1) for p in parts), strict=True):
+            if before:
+                now.baddbmm_(before[0], recurrent)
+            i_and_f.sigmoid_()
             g.tanh_()
             o.sigmoid_()
-            torch.mul(i, g, out=c[:, t])
-            if t:
-                c[:, t].addcmul_(f, c[:, t - 1])
-            torch.tanh(c[:, t], out=tanh_c[:, t])
-            torch.mul(o, tanh_c[:, t], out=h[:, t])
+            torch.mul(i, g, out=c_t)
+            if before:
+                c_t.addcmul_(f, before[1])
+            torch.tanh(c_t, out=tanh_c_t)
+            torch.mul(o, tanh_c_t, out=h_t)
+            before = h_t, c_t
         self._x, self._gates, self._h, self._c, self._tanh_c = x, gates, h, c, tanh_c
         return h
 
@@ -134,15 +136,18 @@ class _Cells:
 
         da, recurrent = slopes.view(clients, length, texts, 4, size), self.recurrent.value
         dc = dh.new_zeros(clients, texts, size)
+        parts = (dh, by_c, da[..., :3, :], da[..., 3, :], forget, slopes)
+        places = list(zip(*(p.unbind(1) for p in parts), strict=True))
         later = None  # the gradient for h_t through what comes after it
         for t in reversed(range(length)):
-            dh_t = dh[:, t] if later is None else later.add_(dh[:, t])
-            dc.addcmul_(dh_t, by_c[:, t])
-            da[:, t, :, :3].mul_(dc.unsqueeze(2))
-            da[:, t, :, 3].mul_(dh_t)
-            dc.mul_(forget[:, t])
+            dh_t, by_c_t, da_ifg, da_o, forget_t, da_t = places[t]
+            dh_t = dh_t if later is None else later.add_(dh_t)
+            dc.addcmul_(dh_t, by_c_t)
+            da_ifg.mul_(dc.unsqueeze(2))
+            da_o.mul_(dh_t)
+            dc.mul_(forget_t)
             if t:
-                later = torch.bmm(slopes[:, t], recurrent)
+                later = torch.bmm(da_t, recurrent)
 
         flat = slopes.flatten(1, 2)
         dx = torch.bmm(flat, self.input.value).view_as(self._x) if need_input else None
