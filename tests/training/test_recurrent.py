@@ -15,7 +15,7 @@ from rayfl.data import IGNORED, Samples
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training import NO_TERMS, LocalWork, Terms
 from rayfl.training.batched import BatchedEngine
-from rayfl.training.batched.network import BatchedNetwork, Unsupported, _predictions
+from rayfl.training.batched.network import BatchedNetwork, Unsupported, predictions
 from rayfl.training.batched.parameters import Parameter, Sgd
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -87,12 +87,11 @@ def test_the_engine_is_chosen_by_a_trial_on_words() -> None:
     assert choose_engine(spec)[0] == "batched"
     tied = ModelSpec.of(MODELS["lstm"](embedding=5, hidden=5, tied=True), (6,), 20, 0)
     name, why = choose_engine(tied)
-    assert name == "loop"
+    assert name == "vmap"
     assert "not batched: two layers share their weights" in why
-    assert "not vmap: it predicts every word" in why
 
 
-def test_a_tied_model_trains_in_the_loop() -> None:
+def test_a_tied_model_learns_in_the_loop() -> None:
     spec = ModelSpec.of(MODELS["lstm"](embedding=5, hidden=5, tied=True), (6,), 20, 0)
     start = torch.from_numpy(spec.initial()[None])
     engine = LoopEngine(spec, Batches(texts(6, 20), torch.device("cpu")), 0)
@@ -126,12 +125,12 @@ def test_what_stands_behind_the_end_of_a_text_counts_in_nothing() -> None:
 def test_every_word_of_a_batch_has_the_same_weight() -> None:
     # Client 0: two texts with 3 and 1 words to predict; client 1: one text with 2, then padding.
     y = torch.tensor([[[4, 5, 6], [7, -100, -100]], [[8, 9, -100], [1, 1, 1]]])
-    targets, weights = _predictions(y, torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
+    targets, weights = predictions(y, torch.tensor([[0.5, 0.5], [1.0, 0.0]]))
     expected = [[1 / 4, 1 / 4, 1 / 4, 1 / 4, 0, 0], [1 / 2, 1 / 2, 0, 0, 0, 0]]
     np.testing.assert_allclose(weights, expected)
     assert targets[0, :4].tolist() == [4, 5, 6, 7]
     labels, plain = torch.tensor([[1, 2]]), torch.tensor([[0.5, 0.5]])
-    assert _predictions(labels, plain) == (labels, plain)
+    assert predictions(labels, plain) == (labels, plain)
 
 
 def test_one_step_by_autograd() -> None:

@@ -221,7 +221,7 @@ class BatchedNetwork(Network):
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:
         logits = self.root.forward(x, step)
-        loss, delta = loss_of(self.spec.loss, logits, *_predictions(y, weights))
+        loss, delta = loss_of(self.spec.loss, logits, *predictions(y, weights))
         self.root.backward(delta, False)
         return loss
 
@@ -281,7 +281,7 @@ def _loss(logits: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple
     return loss, delta.mul_(weights.unsqueeze(2))
 
 
-def _predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Targets and weights of all predictions of a step.
 
     A text has one prediction for each word; every word of the batch that counts has the same weight, as in

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
@@ -20,7 +21,7 @@ from rayfl.models import ModelSpec
 from rayfl.models.base import task_of
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Step
-from rayfl.training.batched.network import Network, Unsupported
+from rayfl.training.batched.network import Network, Unsupported, loss_of, predictions
 from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
@@ -35,6 +36,9 @@ _SHARED = 1 << 14
 """Activations per sample above which this holds for any number of clients: call overhead no longer matters,
 and the activations of one client fill the cache."""
 
+_MANY = 1 << 24
+"""Parameters above which networks that predict every word train in the plain loop, which holds fewer copies."""
+
 _BATCH = 32
 """A typical batch size, to estimate whether a step reads more activations or more weights."""
 
@@ -48,20 +52,21 @@ class VmapNetwork(Network):
     BatchNorm leaves the padding out of its statistics. Modules that draw random numbers are refused: the
     draws would not be the client's own.
 
+    Networks that predict every word of a text have large outputs, a number for each word of the vocabulary:
+    their loss and its gradient come from the compiled kernel, and autograd goes on from there.
+
     Attributes:
         activations: numbers per sample that the forward pass keeps for the backward pass.
 
     Raises:
-        Unsupported: for modules that draw random numbers, and for networks that predict every word.
+        Unsupported: for modules that draw random numbers.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        if task_of(spec.model) == "words":
-            raise Unsupported("it predicts every word")
         module = spec.build().train()
         for name, part in module.named_modules():
-            if isinstance(part, _RANDOM):
+            if isinstance(part, _RANDOM) and getattr(part, "p", 1.0) != 0:
                 raise Unsupported(f"{name} draws random numbers")
         self._module = module
         # Buffers that are not in the vector, such as BatchNorm's counter, are reset for every client.
@@ -70,18 +75,26 @@ class VmapNetwork(Network):
         self._lengths: Sequence[int] | None = None
         inputs = 0, 0, None, 0, 0, 0
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
+        self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0))
+
+    def _outputs(
+        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, Tensors]:
+        """One client's outputs, and its buffers after the forward pass."""
+        values = {**parameters, **buffers, **rest}
+        counted = (weights > 0).to(weights.dtype)
+        with nullcontext() if self._lengths is None else _WithoutPadding(counted, min(self._lengths)):
+            outputs = functional_call(self._module, values, (x,))
+        # A module may have put others in the place of its buffers.
+        return outputs, {name: values[name] for name in buffers}
 
     def _loss(
         self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor,
         weights: torch.Tensor,
     ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
         """One client's loss, and its buffers after the forward pass."""
-        values = {**parameters, **buffers, **rest}
-        counted = (weights > 0).to(weights.dtype)
-        with nullcontext() if self._lengths is None else _WithoutPadding(counted, min(self._lengths)):
-            logits = functional_call(self._module, values, (x,))
-        loss = (self.spec.loss.each(logits, y) * weights).sum()
-        return loss, {name: values[name] for name in buffers}  # a module may have put others in their place
+        outputs, after = self._outputs(parameters, buffers, rest, x, weights)
+        return (self.spec.loss.each(outputs, y) * weights).sum(), after
 
     @override
     def load(
@@ -101,7 +114,10 @@ class VmapNetwork(Network):
         values = {name: parameter.value for name, parameter in self.parameters.items()}
         buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
         self._lengths = step.lengths
-        gradients, (losses, after) = self._gradients(values, buffers, self._current, x, y, weights)
+        if task_of(self.spec.model) == "words":
+            gradients, losses, after = self._words(values, buffers, x, y, weights)
+        else:
+            gradients, (losses, after) = self._gradients(values, buffers, self._current, x, y, weights)
         for name, buffer in buffers.items():
             buffer.copy_(after[name])
         for name, gradient in gradients.items():
@@ -109,14 +125,38 @@ class VmapNetwork(Network):
         assert isinstance(losses, torch.Tensor)
         return losses
 
+    def _words(
+        self, values: Tensors, buffers: Tensors, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, Tensors]:
+        """Gradients, losses ``(C,)`` and buffers of a network that predicts every word."""
+        leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
+        with torch.enable_grad():
+            outputs, after = self._forward(leaves, buffers, x, weights)
+            logits = outputs.movedim(2, 3).flatten(1, 2)  # (C, B, K, L) to (C, B L, K)
+        losses, delta = loss_of(self.spec.loss, logits.detach(), *predictions(y, weights))
+        found = torch.autograd.grad(logits, list(leaves.values()), delta, materialize_grads=True)
+        return dict(zip(leaves, found, strict=True)), losses, {n: b.detach() for n, b in after.items()}
+
+    def _forward(
+        self, leaves: Tensors, buffers: Tensors, x: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, Tensors]:
+        """Outputs ``(C, B, K, L)`` and buffers of all clients; one alone needs no vectorisation."""
+        if len(x) > 1:
+            with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be vectorised
+                return self._outputs_of_all(leaves, buffers, self._current, x, weights)  # type: ignore[no-any-return]
+        own, kept = ({n: t.view(t.shape[1:]) for n, t in some.items()} for some in (leaves, buffers))
+        outputs, after = self._outputs(own, kept, self._current, x[0], weights[0])
+        return outputs.unsqueeze(0), {name: buffer.unsqueeze(0) for name, buffer in after.items()}
+
 
 class VmapEngine(BatchedEngine):
     """Trains the clients of a block together with a :class:`VmapNetwork`, where that is faster.
 
     On a CPU a plain step at a time is faster for a few clients and for large networks; then the plain loop
     trains them, with images in the channels-last layout if the network has more activations than weights.
-    What is done follows from the model, the device and the number of clients in the block, never from
-    timings.
+    Networks of up to 16 million parameters that predict every word always train here, those with many
+    activations one client at a time. What is done follows from the model, the device and the number of
+    clients in the block, never from timings.
 
     Args:
         spec: the model and its flat layout.
@@ -135,11 +175,14 @@ class VmapEngine(BatchedEngine):
         clients_per_call: int | None = None,
     ) -> None:
         network = VmapNetwork(spec)
-        super().__init__(spec, batches, seed, network, clients_per_call)
         on_cpu, large = batches.device.type == "cpu", network.activations > _SHARED
+        words = task_of(spec.model) == "words" and spec.P <= _MANY
+        if words and on_cpu and large:
+            clients_per_call = clients_per_call or 1
+        super().__init__(spec, batches, seed, network, clients_per_call)
         self.loop = LoopEngine(spec, batches, seed, on_cpu and network.activations * _BATCH > spec.P)
         self.module = self.loop.module
-        self.least: float = (math.inf if large else _LEAST) if on_cpu else 1
+        self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1
         if least is not None:
             self.least = least
 
