@@ -47,7 +47,7 @@ from rayfl.ordering import Arrival
 from rayfl.random import key
 from rayfl.training import LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
 from rayfl.training.batched.linear_kernels import weighted_sum
-from rayfl.training.batches import Batches, raw_features
+from rayfl.training.batches import Batches, KeptSamples, raw_features
 from rayfl.training.device import open_device
 from rayfl.training.engine import Engine, open_engine
 from rayfl.training.reports import ClientReport, Trained, updates_of
@@ -253,11 +253,19 @@ class ClientHost:
         self, model: torch.Tensor, part: Part, ids: NDArray[np.integer]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs of a model on samples, and what they should be."""
+        x, y = self._read(part, ids)
+        return self._outputs(model, x), y
+
+    def _read(self, part: Part, ids: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of samples."""
+        return self.batches.test(ids) if part == "test" else self.batches.train(ids)
+
+    def _outputs(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         module = self.engine.module.eval()
         self.spec.load(module, model)
-        x, y = self.batches.test(ids) if part == "test" else self.batches.train(ids)
         with torch.inference_mode():
-            return module(x), y
+            outputs: torch.Tensor = module(x)
+            return outputs
 
     def _validate(self, job: TrainJob, model: torch.Tensor, row: int) -> float:
         """Accuracy on a client's validation samples."""
@@ -344,13 +352,27 @@ class ClientHost:
         return rows, block.rows
 
     def _test(
-        self, model: torch.Tensor, part: Part, ids: NDArray[np.integer], batch_size: int
+        self,
+        model: torch.Tensor,
+        part: Part,
+        ids: NDArray[np.integer],
+        batch_size: int,
+        kept: KeptSamples | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
-        """How many predictions of each sample are right, the sum of their losses, what else is measured."""
+        """How many predictions of each sample are right, the sum of their losses, what else is measured.
+
+        Args:
+            model: ``(P,)``.
+            part, ids: the samples.
+            batch_size: samples in a forward pass.
+            kept: where samples are kept that other models will be tested on, too.
+        """
+        kept = kept or KeptSamples(0)
         correct, losses = [torch.empty(0, dtype=torch.int64)], [torch.empty(0)]
         more, loss = [torch.empty(0, self.spec.sums, dtype=torch.float64)], self.spec.loss.for_tests()
         for start in range(0, len(ids), batch_size):
-            logits, y = self._logits(model, part, ids[start : start + batch_size])
+            x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
+            logits = self._outputs(model, x)
             right = loss.right(logits, y) if loss.accurate else torch.zeros(len(y), dtype=torch.bool)
             correct.append(_of_samples(right).cpu())
             losses.append(_of_samples(loss.each(logits, y)).cpu())
@@ -359,10 +381,10 @@ class ClientHost:
 
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
         """Forward passes over samples: an :class:`EvalReport`."""
-        report = EvalReport()
+        report, kept = EvalReport(), KeptSamples(_KEPT if len(job.passes) > 1 else 0)
         for one in job.passes:
             model = self._model(job, one, objects)
-            right, loss, sums = self._test(model, job.part, one.samples, job.batch_size)
+            right, loss, sums = self._test(model, job.part, one.samples, job.batch_size, kept)
             report.correct.append(right)
             report.loss.append(loss)
             report.sums.append(sums)
@@ -454,6 +476,9 @@ def _raise_first(block: TrainedBlock, clients: NDArray[np.int64], round: int) ->
         row, text = min(block.failures.items())
         raise ClientError(int(clients[row]), round, text)
 
+
+_KEPT = 1 << 26
+"""Bytes of samples that are kept while models are tested on the same ones."""
 
 _AT_ONCE = 512
 """Samples in a forward pass that scores them."""

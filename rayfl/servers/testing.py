@@ -23,6 +23,9 @@ from rayfl.training import Segments
 _PASSES = 4
 """Forward passes in one evaluation task."""
 
+_MODELS = 8
+"""Models that one task tests on the same samples, which are then read and scaled once for all of them."""
+
 _COMMON = 1 << 22
 """Test samples of all models that are planned at a time, when each model is tested on the common samples."""
 
@@ -125,7 +128,8 @@ def _pass(
 ) -> Score:
     """Run the forward passes of a plan; with an ``assignment`` the models belong to clients."""
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
-    for group in _grouped([len(job.samples) for job in plan.jobs], _PASSES * servers.batch_size):
+    groups = _groups([job.samples for job in plan.jobs], _PASSES * servers.batch_size)
+    for group in groups:
         jobs = [plan.jobs[i] for i in group]
         owners = [job.model for job in jobs]  # the models themselves, or the clients that they belong to
         own, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
@@ -135,11 +139,11 @@ def _pass(
         cost = float(sum(len(job.samples) for job in jobs))
         tasks.append(Task("evaluate", message, objects, cost=cost, work=servers.spec.P * cost))
     reports: list[EvalReport] = [done.report for done in servers.backend.run_in_order(tasks)]
-    return plan.gather(
-        [right for report in reports for right in report.correct],
-        [loss for report in reports for loss in report.loss],
-        [sums for report in reports for sums in report.sums],
-    )
+    in_order = np.argsort(np.concatenate([np.empty(0, np.int64), *groups])).tolist()
+    correct = [right for report in reports for right in report.correct]
+    losses = [loss for report in reports for loss in report.loss]
+    sums = [more for report in reports for more in report.sums]
+    return plan.gather(*([found[i] for i in in_order] for found in (correct, losses, sums)))
 
 
 def adapt(
@@ -294,6 +298,20 @@ def _needed(
 
 def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.tile(sizes, times))])
+
+
+def _groups(samples: Sequence[NDArray[np.int32]], limit: int) -> list[list[int]]:
+    """Which jobs are one task: those of the same samples, :data:`_MODELS` at a time; of the others
+    consecutive ones with at most ``limit`` samples."""
+    same: dict[bytes, list[int]] = {}
+    for i, ids in enumerate(samples):
+        same.setdefault(ids.tobytes(), []).append(i)
+    shared = [some for some in same.values() if len(some) > 1]
+    alone = sorted(some[0] for some in same.values() if len(some) == 1)
+    groups = [some[k : k + _MODELS] for some in shared for k in range(0, len(some), _MODELS)]
+    for group in _grouped([len(samples[i]) for i in alone], limit):
+        groups.append([alone[k] for k in group])
+    return groups
 
 
 def _grouped(sizes: Sequence[int], limit: int) -> list[list[int]]:

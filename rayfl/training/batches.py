@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -41,6 +43,35 @@ class Batches:
     def _both(self, part: Part, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         targets = torch.from_numpy(self.samples.targets(part, indices)).to(self.device)
         return self.inputs(self.samples.inputs(part, indices)), targets
+
+
+class KeptSamples:
+    """Samples that have been read and scaled, for the next model that is tested on them.
+
+    Args:
+        most: bytes that are kept.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._left, self._found = most, dict[bytes, tuple[torch.Tensor, torch.Tensor, int]]()
+
+    def read(
+        self,
+        ids: NDArray[np.integer],
+        read: Callable[[NDArray[np.integer]], tuple[torch.Tensor, torch.Tensor]],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Inputs and targets of samples by their ids; read again if a network has changed the kept ones."""
+        name = ids.tobytes()
+        if name in self._found:
+            x, y, version = self._found[name]
+            if x._version == version:
+                return x, y
+        x, y = read(ids)
+        size = x.nbytes + y.nbytes
+        if size <= self._left and name not in self._found:
+            self._left -= size
+            self._found[name] = x, y, x._version
+        return x, y
 
 
 def raw_features(
