@@ -14,7 +14,8 @@ import itertools
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -217,10 +218,11 @@ class ModelSpec:
     def _pairs(self, module: nn.Module, vector: Vector) -> Iterator[tuple[Tensor, Tensor]]:
         """Each part of the vector, reshaped, with the module's tensor of the same name."""
         flat = self._checked(vector)
-        tensors = dict(flat_tensors(module))
-        if tuple(tensors) != self.names:
-            raise ValueError(f"the module is not a {self.model.name_of()}: its tensors are {tuple(tensors)}")
-        for place, shape, tensor in zip(self.slices, self.shapes, tensors.values(), strict=True):
+        names, owners = _owners(module)
+        if names != self.names:
+            raise ValueError(f"the module is not a {self.model.name_of()}: its tensors are {names}")
+        for place, shape, (owner, key) in zip(self.slices, self.shapes, owners, strict=True):
+            tensor = owner[key]
             if tuple(tensor.shape) != shape:
                 raise ValueError(f"the module holds a tensor of shape {tuple(tensor.shape)}, not {shape}")
             yield flat[place].view(shape), tensor
@@ -262,6 +264,26 @@ def flat_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, buffer in module.named_buffers():
         if buffer.is_floating_point() and name not in passing:
             yield name, buffer
+
+
+_OWNERS: WeakKeyDictionary[nn.Module, tuple[tuple[str, ...], list[tuple[dict[str, Any], str]]]]
+_OWNERS = WeakKeyDictionary()
+
+
+def _owners(module: nn.Module) -> tuple[tuple[str, ...], list[tuple[dict[str, Any], str]]]:
+    """The names of :func:`flat_tensors`, and where a module holds each: a mapping of its own, and the key.
+
+    It is looked up once for each module: models are loaded and stored for every client. Tensors may be
+    replaced later, parts of the module may not.
+    """
+    if module not in _OWNERS:
+        held: dict[str, tuple[dict[str, Any], str]] = {}
+        for prefix, part in module.named_modules():
+            for owner in (part._parameters, part._buffers):
+                held.update({f"{prefix}.{key}" if prefix else key: (owner, key) for key in owner})
+        names = tuple(name for name, _ in flat_tensors(module))
+        _OWNERS[module] = names, [held[name] for name in names]
+    return _OWNERS[module]
 
 
 def _layers(
