@@ -723,8 +723,8 @@ def bench(
     tasks: Annotated[
         list[str] | None,
         typer.Argument(
-            help="W1, W2, W3 (the default), startup, cluster, population, local, networks, profile; or a "
-            "preset or YAML file and settings such as training.lr=0.1"
+            help="W1, W2, W3 (the default), startup, cluster, population, local, methods, networks, profile; "
+            "or a preset or YAML file and settings such as training.lr=0.1"
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="number of measured rounds of each workload")] = 7,

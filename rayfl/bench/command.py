@@ -11,7 +11,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rayfl.bench import cluster, local, measure, networks, population, profile, reduction, startup
+from rayfl.bench import (
+    cluster,
+    local,
+    measure,
+    methods,
+    networks,
+    population,
+    profile,
+    reduction,
+    startup,
+)
 from rayfl.bench.own import OwnWorkload
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.config.reading import presets
@@ -19,7 +29,10 @@ from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
 
-TASKS = (*WORKLOADS, "startup", "cluster", "population", "reduction", "local", "networks", "profile")
+TASKS = (
+    *WORKLOADS,
+    *("startup", "cluster", "population", "reduction", "local", "methods", "networks", "profile"),
+)
 
 
 def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
@@ -66,8 +79,13 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         "population": ("CPU seconds of a round as the population grows", population.run, _POPULATION),
         "reduction": ("the sums of blocks at one LPS: all of them, and in a tree", reduction.run, {}),
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
+        "methods": (
+            "methods: CPU milliseconds a round in one process, and times FedAvg's",
+            partial(methods.run, rounds, say=say),
+            _METHODS,
+        ),
         "networks": (
-            "networks with BatchNorm: CPU seconds of 10 clients with 100 images, one thread",
+            "engines, the plain loop and the floor of matrix products: CPU seconds a round, one thread",
             partial(networks.run, rounds, say=say),
             _NETWORKS,
         ),
@@ -172,13 +190,23 @@ _LOCAL = {
 }
 
 
+_METHODS = {
+    "method": "method",
+    **{
+        f"{workload}_{kind}": f"{workload}\n{heading}"
+        for workload in WORKLOADS
+        for kind, heading in (("ms", "ms"), ("times", "times"))
+    },
+}
+
 _NETWORKS = {
     "network": "network",
-    "parameters": "parameters",
     "engine": "engine",
     "loop_cpu_seconds": "plain\nCPU s",
     "cpu_seconds": "rayfl\nCPU s",
     "ratio": "times\nfaster",
+    "floor_cpu_seconds": "floor\nCPU s",
+    "times_floor": "times\nfloor",
 }
 
 

@@ -1,25 +1,35 @@
-"""Networks with BatchNorm and skip connections: the engine that ``auto`` takes against the plain loop."""
+"""Engines against the plain loop, and both against the floor: the networks of W1 to W5, and others with
+BatchNorm and skip connections.
+
+Everything runs in this process on one thread, and all clients of a case in one block; the figure is processor
+time. ``rayfl bench W1 W2 W3`` measures whole rounds instead, with Ray, and against a loop in two processes.
+"""
 
 from __future__ import annotations
 
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rayfl.bench import floor
 from rayfl.data import Samples
-from rayfl.models import MODELS, ModelSpec
+from rayfl.memory import keep_freed
+from rayfl.models import MODELS, Model, ModelSpec
+from rayfl.models.lstm import Lstm
 from rayfl.training.batches import Batches
 from rayfl.training.engine import ENGINES, Engine, choose_engine
 from rayfl.training.work import LocalWork
 
-CLIENTS, SAMPLES, CLASSES = 10, 100, 10
+WORDS, LENGTH = 5_002, 20
+"""The vocabulary and the words of a text."""
 
 
 class SkipNet(nn.Module):
@@ -41,60 +51,149 @@ class SkipNet(nn.Module):
         return logits
 
 
+def resnet9(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """rayfl's ResNet-9 with BatchNorm in place of GroupNorm."""
+    module = MODELS["resnet9"]().build(shape, classes)
+    for name, part in list(module.named_modules()):
+        if isinstance(part, nn.GroupNorm):
+            owner, _, key = name.rpartition(".")
+            setattr(module.get_submodule(owner), key, nn.BatchNorm2d(part.num_channels))
+    return module
+
+
+class Transformer(nn.Module):
+    """Two causal layers of a transformer that predict the next word."""
+
+    mask: Tensor
+
+    def __init__(self, length: int, words: int, width: int = 64) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.position = nn.Parameter(0.02 * torch.randn(length, width))
+        layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.last = nn.Linear(width, words)
+        mask = nn.Transformer.generate_square_subsequent_mask(length)
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Words ``(B, L)`` to logits ``(B, words, L)``."""
+        inner = self.layers(self.embedding(words) + self.position, mask=self.mask, is_causal=True)
+        logits: Tensor = self.last(inner)
+        return logits.transpose(1, 2)
+
+
+class Words(Model):
+    """The transformer as a model: it takes words."""
+
+    name: Literal["words"] = "words"
+    tokens: ClassVar[bool] = True
+    layers: ClassVar[dict[str, tuple[str, ...]]] = {
+        "embedding": ("embedding", "position"),
+        "layers": ("layers",),
+        "last": ("last",),
+    }
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """For texts ``(L,)``."""
+        return Transformer(shape[0], classes)
+
+    def example(
+        self, shape: tuple[int, ...], classes: int, count: int, rng: np.random.Generator
+    ) -> tuple[NDArray[np.generic], NDArray[np.int64]]:
+        """As of the LSTM."""
+        return Lstm().example(shape, classes, count, rng)
+
+
 @dataclass(frozen=True)
 class Case:
-    """A network on images: 10 clients with 100 images each, one epoch, in one block.
+    """A network and what its clients do, all in one block.
 
     Attributes:
         network: for tables.
-        model: the ``model`` section.
-        shape: of an image ``(C, H, W)``.
-        batch_size: of local training.
+        model: the network.
+        shape: of an image ``(C, H, W)``, or of a text ``(L,)``.
+        classes: or words.
+        clients, samples: how many, and of each.
+        epochs, batch_size, momentum: of local training.
     """
 
     network: str
-    model: dict[str, Any] = field(default_factory=dict)
-    shape: tuple[int, int, int] = (3, 32, 32)
+    model: Model
+    shape: tuple[int, ...] = (3, 32, 32)
+    classes: int = 10
+    clients: int = 10
+    samples: int = 100
+    epochs: int = 1
     batch_size: int = 32
+    momentum: float = 0.0
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The network's layout."""
+        return ModelSpec.of(self.model, self.shape, self.classes, 0)
+
+    def data(self) -> Samples:
+        """Random samples of all clients."""
+        count, rng = self.clients * self.samples, np.random.default_rng(0)
+        if self.model.tokens:
+            x, targets = self.model.example(self.shape, self.classes, count, rng)
+            topics, words = np.zeros(count, np.int64), tuple(map(str, range(self.classes)))
+            return Samples(
+                "random", x, topics, x[:1], topics[:1], 1,
+                targets_train=targets, targets_test=targets[:1], vocabulary=words,
+            )  # fmt: skip
+        images = rng.integers(0, 256, (count, *self.shape), dtype=np.uint8)
+        y = rng.integers(0, self.classes, count)
+        return Samples("random", images, y, images[:1], y[:1], self.classes)
 
 
-_OWN = {"name": "module", "target": f"{__name__}:SkipNet"}
+def _own(target: str) -> Model:
+    return MODELS["module"](target=f"{__name__}:{target}")
+
+
 CASES = (
-    Case("skip", _OWN),
-    Case("skip, 8 x 8 grey", _OWN, (1, 8, 8), 10),
-    Case("resnet18", {"name": "torchvision"}),
-    Case("resnet18, cifar stem", {"name": "torchvision", "stem": "cifar"}),
+    Case("W1: MLP", MODELS["mlp"](hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
+    Case("W2: LeNet-5", MODELS["lenet5"](), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case("W3: MLP", MODELS["mlp"](hidden=[32]), (1, 8, 8), 10, 250, 20, 1, 20),
+    Case("W4a: ResNet-18, GroupNorm", MODELS["torchvision"](norm="group"), samples=32, clients=2),
+    Case("W4b: ResNet-9, BatchNorm", _own("resnet9"), samples=32, clients=2),
+    Case("W5a: LSTM", Lstm(), (LENGTH,), WORDS, 1, 80, 1, 10),
+    Case("W5b: transformer", Words(), (LENGTH,), WORDS, 1, 80, 1, 10),
+    Case("skip", _own("SkipNet")),
+    Case("skip, 8 x 8 grey", _own("SkipNet"), (1, 8, 8), batch_size=10),
 )
+"""W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples."""
 
 
 def run(rounds: int, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
-    """Measure the two engines in turns, in this process and on one thread.
+    """Measure: the two engines in turns.
 
     Args:
         rounds: measured rounds of each engine.
         say: called with one line per round.
 
     Returns:
-        One row per network: the ``engine``, median CPU seconds per round of the engine and of the loop, and
-        the median of the paired ratios (above 1: faster than the loop).
+        One row per network: the ``engine``, median CPU seconds per round of it and of the loop, the median of the
+        paired ratios (``ratio``, above 1: faster than the loop), and the ``floor_cpu_seconds``: what matrix
+        products and convolutions need at this machine's :func:`rayfl.bench.floor.peak`.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
+    keep_freed()  # as the client actors do
     try:
-        return [_measure(case, rounds, say) for case in CASES]
+        top = floor.peak()
+        say(f"matrix products reach {top / 1e9:.0f} billion operations a second on one core")
+        return [_measure(case, rounds, top, say) for case in CASES]
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> dict[str, Any]:
-    settings = dict(case.model)
-    spec = ModelSpec.of(MODELS[settings.pop("name")](**settings), case.shape, CLASSES, 0)
-    rng = np.random.default_rng(0)
-    x = rng.integers(0, 256, (CLIENTS * SAMPLES, *case.shape), dtype=np.uint8)
-    y = rng.integers(0, CLASSES, len(x))
-    batches = Batches(Samples("random", x, y, x[:1], y[:1], CLASSES), torch.device("cpu"))
+def _measure(case: Case, rounds: int, top: float, say: Callable[[str], None]) -> dict[str, Any]:
+    spec, batches = case.spec, Batches(case.data(), torch.device("cpu"))
     name, _ = choose_engine(spec)
-    engines = {each: ENGINES[each](spec, batches, 0) for each in ("loop", name)}
+    # Where auto takes the loop, both sides are one, and the ratio says what the measurement is worth.
+    engines = {"loop": ENGINES["loop"](spec, batches, 0), "own": ENGINES[name](spec, batches, 0)}
     seconds: dict[str, list[float]] = {each: [] for each in engines}
     for number in range(rounds + 1):  # the first warms up
         for each, engine in engines.items():
@@ -102,25 +201,32 @@ def _measure(case: Case, rounds: int, say: Callable[[str], None]) -> dict[str, A
             if number:
                 seconds[each].append(took)
         if number:
-            taken = ", ".join(f"{each} {times[-1]:.2f}" for each, times in seconds.items())
-            say(f"{case.network} {number}/{rounds}: {taken} s")
-    ratios = [loop / own for loop, own in zip(seconds["loop"], seconds[name], strict=True)]
+            say(f"{case.network} {number}/{rounds}: loop {seconds['loop'][-1]:.3f}, "
+                f"{name} {seconds['own'][-1]:.3f} s")  # fmt: skip
+    ratios = [loop / own for loop, own in zip(seconds["loop"], seconds["own"], strict=True)]
+    size = min(case.batch_size, case.samples)
+    needed = floor.operations(spec, batches, size) * case.clients * case.epochs * case.samples / size
+    own = statistics.median(seconds["own"])
     return {
         "network": case.network,
         "parameters": spec.n_parameters,
         "engine": name,
         "loop_cpu_seconds": statistics.median(seconds["loop"]),
-        "cpu_seconds": statistics.median(seconds[name]),
+        "cpu_seconds": own,
         "ratio": statistics.median(ratios),
+        "gflop": needed / 1e9,
+        "floor_cpu_seconds": needed / top,
+        "times_floor": own * top / needed,
     }
 
 
 def _round(engine: Engine, case: Case, number: int) -> float:
     """CPU seconds of a round."""
-    indices = [np.arange(SAMPLES * c, SAMPLES * (c + 1)) for c in range(CLIENTS)]
-    start = torch.from_numpy(engine.spec.initial()).expand(CLIENTS, -1)
-    work, before = LocalWork(1, case.batch_size, 0.01), time.process_time()
-    failures = engine.train(work, number, range(CLIENTS), indices, start).failures
+    indices = [np.arange(case.samples * c, case.samples * (c + 1)) for c in range(case.clients)]
+    start = torch.from_numpy(engine.spec.initial()).expand(case.clients, -1)
+    work = LocalWork(case.epochs, case.batch_size, 0.01, momentum=case.momentum)
+    before = time.process_time()
+    failures = engine.train(work, number, range(case.clients), indices, start).failures
     if failures:
         raise RuntimeError(next(iter(failures.values())))
     return time.process_time() - before

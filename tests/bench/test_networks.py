@@ -1,35 +1,70 @@
-"""Networks with BatchNorm: which engine they get, and that both are measured."""
+"""The engines of networks: which they get, that both are measured, and the floor of their arithmetic."""
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
-from rayfl.bench import networks
-from rayfl.models import MODELS, ModelSpec
+from rayfl.bench import floor, networks
+from rayfl.models import MODELS
+from rayfl.training.batches import Batches
+
+CASES = {case.network: case for case in networks.CASES}
 
 
-@pytest.mark.parametrize("case", networks.CASES[:2], ids=lambda case: case.network)
-def test_both_engines_are_measured(case: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(networks, "CLIENTS", 8)
-    monkeypatch.setattr(networks, "SAMPLES", 2)
-    lines: list[str] = []
-    row = networks._measure(case, 1, lines.append)
-    assert row["engine"] == "vmap"
+@pytest.mark.parametrize(
+    ("network", "engine", "settings"),
+    [
+        ("skip", "vmap", {"clients": 8, "samples": 2}),
+        ("skip, 8 x 8 grey", "vmap", {"clients": 8, "samples": 2}),
+        ("W3: MLP", "batched", {"clients": 2}),
+        ("W5a: LSTM", "batched", {"samples": 2, "classes": 30}),
+        ("W5b: transformer", "vmap", {"samples": 2, "classes": 30}),
+    ],
+)
+def test_both_engines_are_measured(network: str, engine: str, settings: dict[str, int]) -> None:
+    case, lines = dataclasses.replace(CASES[network], **settings), list[str]()  # type: ignore[arg-type]
+    row = networks._measure(case, 1, 1e9, lines.append)
+    assert row["engine"] == engine
     assert row["ratio"] > 0
-    assert lines[0].startswith(f"{case.network} 1/1: loop ")
+    assert row["floor_cpu_seconds"] == row["gflop"] > 0
+    assert row["times_floor"] == pytest.approx(row["cpu_seconds"] / row["floor_cpu_seconds"])
+    assert lines[0].startswith(f"{network} 1/1: loop ")
 
 
 def test_the_networks_are_what_the_table_says() -> None:
-    counts = {}
-    for case in networks.CASES:
-        settings = dict(case.model)
-        spec = ModelSpec.of(MODELS[settings.pop("name")](**settings), case.shape, 10, 0)
-        counts[case.network] = spec.n_parameters
-    assert counts == {
+    assert {name: case.spec.n_parameters for name, case in CASES.items()} == {
+        "W1: MLP": 166_447,
+        "W2: LeNet-5": 44_426,
+        "W3: MLP": 2_410,
+        "W4a: ResNet-18, GroupNorm": 11_181_642,
+        "W4b: ResNet-9, BatchNorm": 6_575_370,
+        "W5a: LSTM": 711_818,
+        "W5b: transformer": 713_482,
         "skip": 5354,
         "skip, 8 x 8 grey": 5066,
-        "resnet18": 11_181_642,
-        "resnet18, cifar stem": 11_173_962,
     }
+
+
+def test_operations_by_hand() -> None:
+    """MLP D-H-K: 2 B (D H + H K) forwards and for the weights, 2 B H K for the hidden layer's gradient."""
+    case = dataclasses.replace(CASES["W3: MLP"], model=MODELS["mlp"](hidden=[7]), shape=(1, 2, 3), classes=5)
+    batches = Batches(case.data(), torch.device("cpu"))
+    assert floor.operations(case.spec, batches, 4) == 2 * 4 * (2 * (6 * 7 + 7 * 5) + 7 * 5)
+
+
+def test_an_lstm_is_counted() -> None:
+    """Its products too, which PyTorch may hide in one operation: at least 3 x 2 x 4 H (D + H) a word."""
+    case: Any = dataclasses.replace(CASES["W5a: LSTM"], classes=30)
+    batches = Batches(case.data(), torch.device("cpu"))
+    words, layers, size = 2 * networks.LENGTH, 2, 64
+    recurrent = 3 * 2 * words * layers * 4 * size * 2 * size
+    last = 3 * 2 * words * size * 30
+    assert 0.9 * (recurrent + last) < floor.operations(case.spec, batches, 2) < 1.1 * (recurrent + last)
+
+
+def test_the_peak_is_a_speed() -> None:
+    assert 1e8 < floor.peak(tries=1) < 1e13

@@ -37,7 +37,7 @@ _SHARED = 1 << 14
 and the activations of one client fill the cache."""
 
 _MANY = 1 << 24
-"""Parameters above which networks that predict every word train in the plain loop, which holds fewer copies."""
+"""Parameters above which networks that predict every word train in the plain loop: it holds fewer copies."""
 
 _BATCH = 32
 """A typical batch size, to estimate whether a step reads more activations or more weights."""

@@ -1,0 +1,52 @@
+"""The floor of a round: the arithmetic that training needs, over what the machine's matrix products reach."""
+
+from __future__ import annotations
+
+import time
+import warnings
+
+import numpy as np
+import torch
+
+from rayfl.models import ModelSpec
+from rayfl.training.batches import Batches
+
+_SIDE = 768
+"""Of the matrices whose product is timed: three of them lie in the cache, and edges do not count."""
+
+
+def peak(tries: int = 9) -> float:
+    """Floating-point operations a second of one core in products of large matrices; the best of some tries.
+
+    A product and a sum are two operations.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        a, b = (torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        found = []
+        for _ in range(tries):
+            begun = time.process_time()
+            for _ in range(4):
+                torch.mm(a, b)
+            found.append((time.process_time() - begun) / 4)
+    finally:
+        torch.set_num_threads(threads)
+    return 2 * _SIDE**3 / min(found)
+
+
+def operations(spec: ModelSpec, batches: Batches, samples: int) -> float:
+    """Operations of products and convolutions in one step, forwards and backwards, of so many samples.
+
+    Everything else (activations, normalisation, the update) needs none that count here. The input needs no
+    gradient.
+    """
+    from torch.utils.flop_counter import FlopCounterMode  # deferred: it imports much
+
+    module = spec.build().train()
+    x, y = batches.train(np.arange(samples))
+    with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
+        warnings.simplefilter("ignore")  # the next line warns of GPUs that are not there
+        with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+            spec.loss.mean(module(x), y).backward()  # type: ignore[no-untyped-call]
+    return float(counter.get_total_flops())

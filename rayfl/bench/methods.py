@@ -1,0 +1,103 @@
+"""What a round of every method costs compared with FedAvg's, on the models and clients of W1 to W3.
+
+Everything runs in this process, on one thread: the figure is processor time, which other processes hardly
+change. Each method takes turns with FedAvg, round by round, so that both meet the same machine.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfl.bench.measure import Rayfl, running
+from rayfl.bench.workloads import WORKLOADS, Workload
+from rayfl.errors import ConfigError
+
+_CLUSTERS: dict[str, Any] = {"clustering": {"n_clusters": 4}}
+
+METHODS: Mapping[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox": {"algorithm": "fedprox"},
+    "fednova": {"algorithm": "fednova"},
+    "scaffold": {"algorithm": "scaffold"},
+    "mtl": {"algorithm": "mtl"},
+    "curriculum": {"order": "curriculum"},
+    "fedavgm": {"algorithm": "fedavgm"},
+    "fedadam": {"algorithm": "fedadam"},
+    "qfedavg": {"algorithm": "qfedavg"},
+    "per_fedavg": {"algorithm": "per_fedavg"},
+    "solo": {"algorithm": "solo"},
+    "lg_fedavg": {"algorithm": {"name": "lg_fedavg", "local_layers": 1}},
+    "sub_fedavg": {"algorithm": "sub_fedavg", "local": {"step": 0.3, "accuracy": 0.0}},
+    "pacfl": {"algorithm": "pacfl", **_CLUSTERS},
+    "mt_hfl": {"algorithm": "mt_hfl", **_CLUSTERS, "hierarchy": {"common_layers": 1}},
+    "cfl": {"algorithm": "cfl"},
+    "ifca": {"algorithm": {"name": "ifca", "clusters": 4}},
+    "fedsem": {"algorithm": {"name": "fedsem", "clusters": 4}},
+    "flis_hc": {"algorithm": "flis_hc", **_CLUSTERS},
+}
+"""Sections of the config; the first is what the others are compared with. FLIS (DC) is left out: its clients
+test as many models as there are participants."""
+
+WARM_UP = 2
+"""Rounds that are left out: the first compiles, in the second some clients have state for the first time."""
+
+
+def run(
+    rounds: int = 5,
+    workloads: Sequence[Workload] = tuple(WORKLOADS.values()),
+    methods: Mapping[str, dict[str, Any]] = METHODS,
+    say: Callable[[str], None] = lambda line: None,
+) -> list[dict[str, Any]]:
+    """Measure.
+
+    Args:
+        rounds: measured rounds of each method.
+        workloads: what they run.
+        methods: sections of the config by name; the first is what the others are compared with.
+        say: called with a line for each method and workload.
+
+    Returns:
+        A row a method: for each workload its median CPU milliseconds a round (``W1_ms``), and the median of
+        the paired ratios to the first method's round of the same turn (``W1_times``, above 1: slower).
+    """
+    rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in methods}
+    for workload in workloads:
+        with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
+            for name, own, base in _pairs(workload, Path(folder), rounds, methods):
+                ratios = [a / max(b, 1e-9) for a, b in zip(own, base, strict=True)]
+                rows[name][f"{workload.name}_ms"] = 1000 * statistics.median(own)
+                rows[name][f"{workload.name}_times"] = statistics.median(ratios)
+                milliseconds, times = rows[name][f"{workload.name}_ms"], rows[name][f"{workload.name}_times"]
+                say(f"{workload.name} {name}: {milliseconds:.0f} ms of CPU time, {times:.2f} x FedAvg")
+    return list(rows.values())
+
+
+def _pairs(
+    workload: Workload, folder: Path, rounds: int, methods: Mapping[str, dict[str, Any]]
+) -> Iterator[tuple[str, Sequence[float], Sequence[float]]]:
+    """For each method its CPU seconds a round, and those of the first method in the same turns."""
+    execution = {"backend": "inline"}
+    first, *_ = methods
+    with running(dataclasses.replace(workload, sections=methods[first]), folder, execution) as base:
+        for name, sections in methods.items():
+            try:
+                dataclasses.replace(workload, sections=sections).config(folder, **execution)
+            except ConfigError:  # such as Per-FedAvg with momentum
+                continue
+            with running(dataclasses.replace(workload, sections=sections), folder, execution) as method:
+                taken = [(_cpu(method), _cpu(base)) for _ in range(WARM_UP + rounds)][WARM_UP:]
+            own, other = zip(*taken, strict=True)
+            yield name, own, other
+
+
+def _cpu(rayfl: Rayfl) -> float:
+    """CPU seconds of the next round."""
+    begun = time.process_time()
+    rayfl.round()
+    return time.process_time() - begun
