@@ -174,7 +174,7 @@ def run(rounds: int, say: Callable[[str], None] = lambda line: None) -> list[dic
         say: called with one line per round.
 
     Returns:
-        One row per network: the ``engine``, median CPU seconds per round of it and of the loop, the median of the
+        One row per network: the ``engine``, median CPU seconds per round of it and of the loop, median of the
         paired ratios (``ratio``, above 1: faster than the loop), and the ``floor_cpu_seconds``: what matrix
         products and convolutions need at this machine's :func:`rayfl.bench.floor.peak`.
     """

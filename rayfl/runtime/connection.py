@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private.node import Node as RayNode
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
@@ -65,7 +66,8 @@ def connect(config: Config) -> None:
                 ray.init(**options)
             else:
                 _guard_token(Path.home() / ".ray" / "auth_token")
-                ray.init(address="local", include_dashboard=False, _temp_dir=short_folder(), **options)
+                with _without_cluster_processes():
+                    ray.init(address="local", include_dashboard=False, _temp_dir=short_folder(), **options)
     except Exception as error:  # Ray raises a bare Exception if it cannot start
         line = one_line(error) or type(error).__name__
         if address is not None or "RAY_ADDRESS" in os.environ:
@@ -74,6 +76,29 @@ def connect(config: Config) -> None:
         advice = "'rayfl doctor' shows what is there, execution.backend=inline runs without Ray"
         raise RayflError(f"Ray does not start on this machine: {line}; {advice}") from None
     _brought.append(_travelling())
+
+
+_FOR_CLUSTERS = ("start_monitor", "start_log_monitor", "start_api_server")
+"""Methods of Ray's node, each of which starts a process that one machine does not need: the autoscaler, the
+log monitor, which sends the output of workers to the driver (rayfl turns that off), and the dashboard's head,
+which without the dashboard only counts users. Ray has no setting for them. Metrics come from another process,
+the agent of the node."""
+
+
+@contextlib.contextmanager
+def _without_cluster_processes() -> Iterator[None]:
+    """Ray starts without the processes of :data:`_FOR_CLUSTERS` while this is open.
+
+    Each takes a second or two of a core, for which everything else waits, and 50 to 100 MB.
+    """
+    kept = {name: getattr(RayNode, name) for name in _FOR_CLUSTERS if hasattr(RayNode, name)}
+    try:
+        for name in kept:
+            setattr(RayNode, name, lambda node, **options: None)
+        yield
+    finally:
+        for name, method in kept.items():
+            setattr(RayNode, name, method)
 
 
 _brought: list[tuple[str, ...]] = []

@@ -64,11 +64,13 @@ def test_without_ray_nothing_happens(settings: dict[str, Any], monkeypatch: pyte
 
 SCRIPT = """
 import json, sys, time, urllib.request
-import ray
+import psutil, ray
 from rayfl import api
+from rayfl.runtime.connection import _without_cluster_processes
 
-ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
-         _system_config={"metrics_report_interval_ms": 500})
+with _without_cluster_processes():
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False,
+             _system_config={"metrics_report_interval_ms": 500})
 settings = json.loads(sys.argv[1])
 path = api.run(settings).path
 node = ray.nodes()[0]
@@ -84,20 +86,27 @@ while time.monotonic() < until:
         break
     time.sleep(0.5)
     text = urllib.request.urlopen(url, timeout=20).read().decode()
-print(json.dumps([path.name, text]))
+commands = [" ".join(process.cmdline()) for process in psutil.Process().children(recursive=True)]
+print(json.dumps([path.name, text, commands]))
 """
 
 
 @pytest.mark.ray
 @pytest.mark.slow
 def test_prometheus_finds_them_at_the_endpoint_of_the_node(settings: dict[str, Any]) -> None:
-    """In a process of its own: Ray reports every ten seconds unless it is told otherwise when it starts."""
+    """In a process of its own: Ray reports every ten seconds unless it is told otherwise when it starts.
+
+    It starts without the processes that only clusters need.
+    """
     settings["execution"] = {"backend": "ray", "actors": 1, "cpus_per_actor": 0.5, "block_size": 3}
     command = [sys.executable, "-c", SCRIPT, json.dumps(settings)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    name, text = json.loads(found.stdout.splitlines()[-1])
+    name, text, commands = json.loads(found.stdout.splitlines()[-1])
+    assert any("dashboard/agent.py" in command for command in commands)
+    for other in ("monitor.py", "dashboard/dashboard.py"):
+        assert not any(other in command for command in commands), other
     lines = [line for line in text.splitlines() if line.startswith("ray_rayfl_")]
     assert {line.partition("{")[0] for line in lines} >= EXPORTED - {"ray_rayfl_client_failures_total"}
     assert all(f'Run="{name}"' in line and 'Method="fedavg"' in line for line in lines)
