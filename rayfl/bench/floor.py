@@ -47,6 +47,6 @@ def operations(spec: ModelSpec, batches: Batches, samples: int) -> float:
     x, y = batches.train(np.arange(samples))
     with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.simplefilter("ignore")  # the next line warns of GPUs that are not there
-        with torch.backends.mkldnn.flags(enabled=False):  # type: ignore[no-untyped-call]
+        with torch.backends.mkldnn.flags(enabled=False):
             spec.loss.mean(module(x), y).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops())

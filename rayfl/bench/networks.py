@@ -148,15 +148,20 @@ class Case:
         return Samples("random", images, y, images[:1], y[:1], self.classes)
 
 
+def _model(name: str, **settings: Any) -> Model:
+    found: Model = MODELS[name].model_validate(settings)
+    return found
+
+
 def _own(target: str) -> Model:
-    return MODELS["module"](target=f"{__name__}:{target}")
+    return _model("module", target=f"{__name__}:{target}")
 
 
 CASES = (
-    Case("W1: MLP", MODELS["mlp"](hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
-    Case("W2: LeNet-5", MODELS["lenet5"](), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
-    Case("W3: MLP", MODELS["mlp"](hidden=[32]), (1, 8, 8), 10, 250, 20, 1, 20),
-    Case("W4a: ResNet-18, GroupNorm", MODELS["torchvision"](norm="group"), samples=32, clients=2),
+    Case("W1: MLP", _model("mlp", hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
+    Case("W2: LeNet-5", _model("lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case("W3: MLP", _model("mlp", hidden=[32]), (1, 8, 8), 10, 250, 20, 1, 20),
+    Case("W4a: ResNet-18, GroupNorm", _model("torchvision", norm="group"), samples=32, clients=2),
     Case("W4b: ResNet-9, BatchNorm", _own("resnet9"), samples=32, clients=2),
     Case("W5a: LSTM", Lstm(), (LENGTH,), WORDS, 1, 80, 1, 10),
     Case("W5b: transformer", Words(), (LENGTH,), WORDS, 1, 80, 1, 10),

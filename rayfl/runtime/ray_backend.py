@@ -131,7 +131,7 @@ class RayBackend(Backend):
         actors: number of client actors, at most: those for which there is no room yet come when there is.
         num_cpus, num_gpus: what Ray reserves for each; may be fractions, of a GPU one that follows from its
             memory, too.
-        servers: number of LPS actors (no CPU is reserved: they wait nearly always).
+        servers: number of LPS actors, at most (no CPU is reserved: they wait nearly always).
         deadline: seconds for which a process may be silent; None: derived from how long such work has taken.
         run: the name of the run, used in the names of actors and tasks.
         placement: the nodes on which actors are placed.
@@ -156,11 +156,8 @@ class RayBackend(Backend):
             "max_task_retries": 0,
             **placement.servers(),
         }
-        server = ray.remote(ServerActor)
-        self._servers = [
-            Process.of(f"LPS actor {i}", server.options(**options, **named(run, f"lps:{i}")).remote())
-            for i in range(servers)
-        ]
+        self._server_options, self._server_count = options, servers
+        self._servers = {0: self._new_server(0)}  # the others start when they have something to do
         self._crew: Crew | None = None
         self._dispatch: Dispatch | None = None
         self._deaths = Deaths()
@@ -284,10 +281,16 @@ class RayBackend(Backend):
     def serve(
         self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
     ) -> dict[Key, Ref]:
-        place, call = server % len(self._servers), Call(method, job, tuple(objects), tuple(keeps))
+        place, call = server % self._server_count, Call(method, job, tuple(objects), tuple(keeps))
+        if place not in self._servers:
+            self._servers[place] = self._new_server(place)
         lps = self._servers[place].actor.perform.options(num_returns=1 + len(keeps))
         refs = self._submit(lambda: lps.remote(call, *self._current(list(objects.values()))), place)
         return dict(zip(keeps, refs, strict=True))
+
+    def _new_server(self, place: int) -> Process:
+        options = {**self._server_options, **named(self._run, f"lps:{place}")}
+        return Process.of(f"LPS actor {place}", ray.remote(ServerActor).options(**options).remote())
 
     @override
     def activity(self) -> Activity:
@@ -301,7 +304,7 @@ class RayBackend(Backend):
 
     @override
     def close(self) -> None:
-        for process in [*(self._crew.members if self._crew else ()), *self._servers]:
+        for process in [*(self._crew.members if self._crew else ()), *self._servers.values()]:
             process.drop()
-        self._crew, self._dispatch, self._servers = None, None, []
+        self._crew, self._dispatch, self._servers = None, None, {}
         self._pending.clear()

@@ -81,7 +81,7 @@ try:
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     for mark in ("stays", "role=server"):
         backend = RayBackend(1, 1, 0, 4, placement=Placement(mark))
-        where = {ray.get(each.hello).node for each in backend._servers}
+        where = {ray.get(each.hello).node for each in (backend._servers[0], backend._new_server(1))}
         where.add(backend.get(backend.call(lambda: ray.get_runtime_context().get_node_id())))
         print(where == {cluster.head_node.node_id})
         backend.close()
