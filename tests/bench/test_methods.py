@@ -27,6 +27,8 @@ def test_methods_take_turns_with_the_first() -> None:
 @pytest.mark.parametrize("name", methods.METHODS)
 def test_every_method_has_a_config(name: str, tmp_path: Path) -> None:
     """On W1; W2's momentum is nothing for Per-FedAvg."""
-    workload = dataclasses.replace(WORKLOADS["W1"], clients=20, samples=2, sections=methods.METHODS[name])
+    workload = dataclasses.replace(
+        WORKLOADS["W1"], clients=20, samples=2, cohort=4, sections=methods.METHODS[name]
+    )
     config = workload.config(tmp_path, backend="inline")
     assert config.algorithm.name == name or name not in ALGORITHMS
