@@ -49,6 +49,8 @@ class CFLState(ServerState):
     """
 
     tree: ParameterTree = field(default_factory=ParameterTree)
+    renamed: ClassVar[Mapping[str, str]] = {"moved": "update_norms"}
+
     update_norms: NDArray[np.float64] = per_model(np.nan)
     complete: NDArray[np.bool_] = per_model(False)
     norms: NDArray[np.float64] = per_client(np.nan)

@@ -233,6 +233,7 @@ class ServerState:
     ``scipy.sparse.csr_array``, ``bool``, ``int``, ``float``, ``str``, frozen dataclasses of these, or None
     (``X | None``). Checkpoints write and read the fields by their types. Arrays declared with
     :func:`per_client` and :func:`per_model` grow with the number of clients and of models.
+    A class variable ``renamed`` maps former names of fields to the present ones, for older checkpoints.
 
     Attributes:
         round: rounds completed.

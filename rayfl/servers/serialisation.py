@@ -72,6 +72,8 @@ def restore(
 ) -> T:
     """Rebuild the dataclass from the output of :func:`flatten`.
 
+    Parts under a former name (``kind.renamed``, old name to new) are read, too.
+
     Args:
         kind: its class.
         arrays, values: the parts; arrays may have any shape.
@@ -80,6 +82,9 @@ def restore(
     Raises:
         StateError: naming a field that is missing, of another type, or unknown.
     """
+    renamed: Mapping[str, str] = getattr(kind, "renamed", {})
+    arrays = {renamed.get(name, name): array for name, array in arrays.items()}
+    values = {renamed.get(name, name): value for name, value in values.items()}
     left = {*arrays, *values}
     found = _restored(kind, "", arrays, values, left)
     if left and exact:

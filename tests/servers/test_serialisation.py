@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 import rayfl
 from rayfl.algorithms import Algorithm, ServerState, Setup, per_client, per_model
+from rayfl.algorithms.cfl import CFLState
 from rayfl.api import resume
 from rayfl.config import load
 from rayfl.errors import RayflError
@@ -129,6 +130,15 @@ def test_an_unknown_field_is_named():
         restore(State, FLAT.arrays, {**FLAT.values, "old.memory": 3})
     common = restore(ServerState, FLAT.arrays, FLAT.values, exact=False)
     assert_same_state(common, ServerState(2, 1, np.zeros(3, np.int64)))
+
+
+def test_a_field_under_its_former_name_is_read():
+    """``CFLState.update_norms`` was ``moved`` in checkpoints of earlier versions."""
+    state = CFLState(1, 1, np.zeros(2, np.int64), update_norms=np.array([3.0]))
+    flat = flatten(state)
+    earlier = {"moved" if name == "update_norms" else name: array for name, array in flat.arrays.items()}
+    assert "moved" in earlier
+    assert_same_state(restore(CFLState, earlier, flat.values), state)
 
 
 @pytest.mark.parametrize(
