@@ -46,10 +46,10 @@ class Batches:
 
 
 class KeptSamples:
-    """Samples that have been read and scaled, for the next model that is tested on them.
+    """Keeps samples that were read and scaled, for the next model that is tested on them.
 
     Args:
-        most: bytes that are kept.
+        most: the largest number of bytes to keep.
     """
 
     def __init__(self, most: int) -> None:
@@ -60,7 +60,9 @@ class KeptSamples:
         ids: NDArray[np.integer],
         read: Callable[[NDArray[np.integer]], tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Inputs and targets of samples by their ids; read again if a network has changed the kept ones."""
+        """Inputs ``(n, ...)`` and targets of the samples ``ids`` ``(n,)``; read again if a network has
+        changed them.
+        """
         name = ids.tobytes()
         if name in self._found:
             x, y, version = self._found[name]
