@@ -41,3 +41,23 @@ def test_freed_memory_is_kept() -> None:
     before, after = map(int, done.stdout.split())
     assert before > 100
     assert after < before / 10
+
+
+LARGE = """
+import numpy as np
+from rayfl.memory import keep_freed, resident
+
+{}
+array = np.ones(1 << 23)
+had = resident()
+del array
+print(had - resident() < 32e6)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not the GNU C library")
+@pytest.mark.parametrize(("call", "kept"), [("keep_freed(True)", "True"), ("keep_freed()", "False")])
+def test_that_of_large_models_only_if_asked(call: str, kept: str) -> None:
+    code = LARGE.format(call)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == kept

@@ -1,7 +1,8 @@
 """Models with tens of millions of parameters: seconds per round compared with the plain loop, memory by
 process.
 
-``python -m rayfl.bench.large --help`` measures one model on Ray.
+``python -m rayfl.bench.large --help`` measures one model, inline beside the plain loop in one process, on Ray
+beside that in two.
 """
 
 from __future__ import annotations
@@ -11,16 +12,23 @@ import json
 import statistics
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import psutil
 
 from rayfl.bench.measure import running
 from rayfl.bench.naive import NaiveFedAvg
 from rayfl.bench.workloads import Workload
+from rayfl.evaluation.ledger import Direction, Tier
+
+SECTIONS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "pacfl": {"algorithm": "pacfl", "clustering": {"n_clusters": 2}},
+}
+"""Methods that are measured, and what their configs say."""
 
 
-def workload(hidden: tuple[int, ...], cohort: int) -> Workload:
+def workload(hidden: tuple[int, ...], cohort: int, method: str = "fedavg") -> Workload:
     """An MLP on grey images of 28 pixels; each client takes one step."""
     return Workload(
         "large",
@@ -32,45 +40,56 @@ def workload(hidden: tuple[int, ...], cohort: int) -> Workload:
         classes=10,
         model={"name": "mlp", "hidden": list(hidden)},
         training={"epochs": 1, "batch_size": 20, "lr": 0.01},
+        sections=SECTIONS[method],
     )
 
 
 def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str, Any]:
-    """Seconds per round of both, and the memory of rayfl's processes in GB after the last round."""
+    """Seconds of a round of both, bytes of the last round, and the memory of rayfl's processes after it."""
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-        plain = NaiveFedAvg(task)
+        plain = NaiveFedAvg(task, 1 if execution["backend"] == "inline" else 2)
         try:
             theirs = [plain.round() for _ in range(rounds + 1)][1:]
         finally:
             plain.close()
         with running(task, Path(folder), execution) as rayfl:
             ours = [rayfl.round() for _ in range(rounds + 1)][1:]
-            memory = by_process()
+            memory, ledger = by_process(), rayfl.driver.records.ledger
             parameters = rayfl.driver.host.spec.P
+    traffic = {
+        f"{tier}_{way}": ledger.total(round=rounds, tier=tier, direction=way)
+        for tier in get_args(Tier)
+        for way in get_args(Direction)
+    }
     return {
         "parameters": parameters,
         "cohort": task.cohort,
         "plain_seconds": statistics.median(theirs),
         "rayfl_seconds": statistics.median(ours),
+        "ratio": statistics.median(ours) / statistics.median(theirs),
+        "bytes": {link: count for link, count in traffic.items() if count},
         "gb": memory,
     }
 
 
 def by_process() -> dict[str, list[float]]:
-    """Memory in GB of this process and of the Ray processes that it started: private pages, and shared pages
-    of the object store.
-    """
+    """Memory of this process and of those of Ray below it in GB: their own, shared pages of the object store,
+    and the most of both that there has been."""
     found: dict[str, list[float]] = {}
     me = psutil.Process()
     for process in [me, *me.children(recursive=True)]:
         try:
             full, line = process.memory_full_info(), " ".join(process.cmdline())
-        except psutil.Error:
+            status = Path(f"/proc/{process.pid}/status").read_text().split()
+        except (psutil.Error, OSError):
             continue
         who = "driver" if process == me else line.split()[0].split("/")[-1]
-        if who == "driver" or who.startswith("ray::_Host") or "ServerActor" in line or "raylet" in who:
+        if who == "driver" or who.startswith("ray::") or "raylet" in who:
             found.setdefault(who, []).append(round(full.uss / 1e9, 2))
             found.setdefault(f"{who}, shared", []).append(round((full.rss - full.uss) / 1e9, 2))
+            found.setdefault(f"{who}, most", []).append(
+                round(int(status[status.index("VmHWM:") + 1]) / 1e6, 2)
+            )
     return found
 
 
@@ -81,9 +100,12 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fan-in", type=int)
+    parser.add_argument("--method", choices=list(SECTIONS), default="fedavg")
+    parser.add_argument("--backend", choices=["ray", "inline"], default="ray")
     options = parser.parse_args()
-    task = workload(tuple(options.hidden), options.cohort)
-    print(json.dumps(measured(task, options.rounds, {"fan_in": options.fan_in})))
+    task = workload(tuple(options.hidden), options.cohort, options.method)
+    execution = {"backend": options.backend, "fan_in": options.fan_in}
+    print(json.dumps(measured(task, options.rounds, execution)))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,10 +89,9 @@ class Workload:
         from torch import nn
 
         if self.model["name"] == "mlp":
-            inputs, hidden = math.prod(self.shape), self.model["hidden"][0]
-            return nn.Sequential(
-                nn.Flatten(), nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, self.classes)
-            )
+            widths = [math.prod(self.shape), *self.model["hidden"], self.classes]
+            layers = [(nn.Linear(*pair), nn.ReLU()) for pair in itertools.pairwise(widths)]
+            return nn.Sequential(nn.Flatten(), *itertools.chain(*layers))[:-1]
         return nn.Sequential(
             nn.Conv2d(1, 6, 5),
             nn.ReLU(),

@@ -35,7 +35,7 @@ from rayfl.clients.jobs import (
     TrainReport,
     in_group,
 )
-from rayfl.clients.partial import Partial, Weight, added
+from rayfl.clients.partial import LARGE, Adding, Partial, Weight
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
@@ -81,6 +81,29 @@ class ClientHost:
 
     def train(self, job: TrainJob, objects: Objects) -> Answer:
         """Train a block: see :class:`~rayfl.clients.jobs.TrainJob` for what goes in and what comes out."""
+        alone = job.only_sums and self.spec.P >= LARGE and self.engine.one_by_one(len(job.clients))
+        return (self._one_by_one if alone and len(job.clients) > 1 else self._block)(job, objects)
+
+    def _one_by_one(self, job: TrainJob, objects: Objects) -> Answer:
+        """Train the clients of a block one after the other, and keep only the sums of their models."""
+        reports, sums = [], dict[Key, Adding]()
+        for place in range(len(job.clients)):
+            answer = self._block(job.take(slice(place, place + 1)), objects)
+            reports.append(answer.report)
+            for name, part in answer.objects.items():
+                sums.setdefault(name, Adding()).add(part)
+        report = TrainReport.joined(reports)
+        delivered = np.array([client not in report.failures for client in job.clients.tolist()], np.float64)
+        kept: dict[Key, Any] = {}
+        assert job.mixing is not None
+        for place, row in enumerate(job.mixing.rows.tolist()):
+            # The weights are added as those of a whole block are: their order may show in the last bit.
+            weight, keep = _weights(job.mixing, place, delivered)
+            kept["sum", row] = replace(sums["sum", row].partial(), weight=weight, keep=keep)
+        return Answer(report, kept)
+
+    def _block(self, job: TrainJob, objects: Objects) -> Answer:
+        """Train a block, all clients at once."""
         begun = time.perf_counter()
         local, spec, layout = job.local, self.spec, job.layout
         # Where all start from the same model there is no need of a copy each.
@@ -136,13 +159,16 @@ class ClientHost:
 
     def train_group(self, job: GroupJob, objects: Objects) -> Answer:
         """Train several blocks: see :class:`~rayfl.clients.jobs.GroupJob`."""
-        reports, kept = [], dict[Key, Any]()
+        reports, kept, sums = [], dict[Key, Any](), dict[Key, Adding]()
         for place, block in enumerate(job.blocks):
             answer = self.train(block, objects)
             reports.append(answer.report)
             for own_name, value in answer.objects.items():
-                name = in_group(place, own_name)
-                kept[name] = added([kept[name], value]) if name in kept else value
+                if own_name[0] == "sum":
+                    sums.setdefault(own_name, Adding()).add(value)
+                else:
+                    kept[in_group(place, own_name)] = value
+        kept.update((name, adding.partial()) for name, adding in sums.items())
         return Answer(GroupReport(tuple(reports)), kept)
 
     def _products(
@@ -232,7 +258,8 @@ class ClientHost:
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
             ids = np.concatenate([indices[row] for row in rows])
             pieces = np.split(ids, range(_AT_ONCE, len(ids), _AT_ONCE))
-            found = [self._logits(model, "train", piece) for piece in pieces]
+            self._load(model)
+            found = [self._logits("train", piece) for piece in pieces]
             return torch.cat([outputs for outputs, _ in found]), torch.cat([y for _, y in found])
 
         return Arrival(
@@ -249,22 +276,22 @@ class ClientHost:
             logits=logits,
         )
 
-    def _logits(
-        self, model: torch.Tensor, part: Part, ids: NDArray[np.integer]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Outputs of a model on samples, and what they should be."""
+    def _load(self, model: torch.Tensor) -> None:
+        """Put a model into the engine's module, for :meth:`_outputs`."""
+        self.spec.load(self.engine.module, model)
+
+    def _logits(self, part: Part, ids: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Outputs of the loaded model on samples, and what they should be."""
         x, y = self._read(part, ids)
-        return self._outputs(model, x), y
+        return self._outputs(x), y
 
     def _read(self, part: Part, ids: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of samples."""
         return self.batches.test(ids) if part == "test" else self.batches.train(ids)
 
-    def _outputs(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        module = self.engine.module.eval()
-        self.spec.load(module, model)
+    def _outputs(self, x: torch.Tensor) -> torch.Tensor:
         with torch.inference_mode():
-            outputs: torch.Tensor = module(x)
+            outputs: torch.Tensor = self.engine.module.eval()(x)
             return outputs
 
     def _validate(self, job: TrainJob, model: torch.Tensor, row: int) -> float:
@@ -272,7 +299,8 @@ class ClientHost:
         ids = self.stages[job.stage].validation[int(job.clients[row])]
         if not len(ids):
             return float("nan")
-        logits, y = self._logits(model, "train", ids)
+        self._load(model)
+        logits, y = self._logits("train", ids)
         return float(self.spec.loss.right(logits, y).double().mean())
 
     def _local_scores(
@@ -370,9 +398,10 @@ class ClientHost:
         kept = kept or KeptSamples(0)
         correct, losses = [torch.empty(0, dtype=torch.int64)], [torch.empty(0)]
         more, loss = [torch.empty(0, self.spec.sums, dtype=torch.float64)], self.spec.loss.for_tests()
+        self._load(model)
         for start in range(0, len(ids), batch_size):
             x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
-            logits = self._outputs(model, x)
+            logits = self._outputs(x)
             right = loss.right(logits, y) if loss.accurate else torch.zeros(len(y), dtype=torch.bool)
             correct.append(_of_samples(right).cpu())
             losses.append(_of_samples(loss.each(logits, y)).cpu())
@@ -553,22 +582,32 @@ class _Sent:
     delivered: NDArray[np.float64]
 
 
-def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> Partial:
-    """The part of the row at ``place`` of a block's part of A; ``statistics`` entries at the end are running
-    statistics.
-    """
-    weights, keep = mixing.weights[place] * sent.delivered, 0.0
-    total, weight = partial_product(weights, sent.values, sent.kept)
+def _weights(mixing: BlockMixing, place: int, delivered: NDArray[np.float64]) -> tuple[float, float]:
+    """What clients that delivered count in the row at ``place``, and how much of the old model they keep."""
+    weights, keep = mixing.weights[place] * delivered, 0.0
     if mixing.keep is not None:
-        kept_back = mixing.keep[place] * sent.delivered
-        keep = float(kept_back.sum())
-        if statistics:
-            last = sent.values[:, -statistics:]
-            total[-statistics:], _ = partial_product(weights + kept_back, last)
+        keep = float((mixing.keep[place] * delivered).sum())
+    return float(weights[weights != 0].sum()), keep
+
+
+def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> Partial:
+    """The part of the row at ``place`` of a block's part of A; ``statistics`` numbers at the end are running
+    statistics."""
+    weights = mixing.weights[place] * sent.delivered
+    weight, keep = _weights(mixing, place, sent.delivered)
+    alone = len(weights) == 1 and sent.kept is None and not (mixing.keep is not None and statistics)
+    if alone and sent.vectors is None:
+        total = sent.values[0].cpu().numpy() if weight else np.zeros(1)  # what failed may hold anything
+        return Partial(total, weight, keep, statistics=statistics, factor=weight)
+    total, each = partial_product(weights, sent.values, sent.kept)
+    if mixing.keep is not None and statistics:
+        last = sent.values[:, -statistics:]
+        both = weights + mixing.keep[place] * sent.delivered
+        total[-statistics:], _ = partial_product(both, last)
     if sent.vectors is None:
-        return Partial(total, weight, keep, statistics=statistics)
+        return Partial(total, each, keep, statistics=statistics)
     sums, _ = partial_product((weights > 0).astype(np.float64), sent.vectors)
-    return Partial(total, weight, keep, sums, statistics)
+    return Partial(total, each, keep, sums, statistics)
 
 
 def _of_samples(values: torch.Tensor) -> torch.Tensor:

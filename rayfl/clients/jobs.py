@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from rayfl.clients.state import StateLayout, StateRow
 from rayfl.clustering.permutation import permute, restore
 from rayfl.data.base import Part, TestedOn
 from rayfl.errors import RayflError
-from rayfl.evaluation import Scores
+from rayfl.evaluation import Score, Scores
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
@@ -88,6 +88,11 @@ class BlockMixing:
     weights: NDArray[np.float64]
     keep: NDArray[np.float64] | None
 
+    def take(self, clients: slice) -> BlockMixing:
+        """That of some of its clients."""
+        keep = None if self.keep is None else self.keep[:, clients]
+        return BlockMixing(self.rows, self.weights[:, clients], keep)
+
 
 @dataclass(frozen=True)
 class LocalTest:
@@ -143,6 +148,22 @@ class TrainJob:
     models: int = 0
     updates: bool = False
     test: LocalTest | None = None
+
+    @property
+    def only_sums(self) -> bool:
+        """Whether nothing of the size of the clients' models is sent or kept but the sums."""
+        own = self.reports or self.updates or self.layout.size or self.local.masks
+        return self.mixing is not None and not own
+
+    def take(self, clients: slice) -> TrainJob:
+        """The same for some of its clients."""
+        return replace(
+            self,
+            clients=self.clients[clients],
+            start=self.start[clients],
+            states=self.states[clients],
+            mixing=None if self.mixing is None else self.mixing.take(clients),
+        )
 
 
 @dataclass(frozen=True)
@@ -205,6 +226,27 @@ class TrainReport:
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     memory: int = 0
+
+    @classmethod
+    def joined(cls, reports: Sequence[TrainReport]) -> TrainReport:
+        """Those of parts of a block, in its order, as one; without small reports."""
+        remarks: dict[str, list[int]] = {}
+        for report in reports:
+            for text, clients in report.remarks.items():
+                remarks.setdefault(text, []).extend(clients)
+        return cls(
+            losses=np.concatenate([report.losses for report in reports]),
+            steps=np.concatenate([report.steps for report in reports]),
+            reports={},
+            failures={client: text for report in reports for client, text in report.failures.items()},
+            seconds=sum(report.seconds for report in reports),
+            pid=reports[0].pid,
+            bytes_up=sum(report.bytes_up for report in reports),
+            bytes_down=sum(report.bytes_down for report in reports),
+            remarks=remarks,
+            scores={on: Score.joined([r.scores[on] for r in reports]) for on in reports[0].scores},
+            memory=max(report.memory for report in reports),
+        )
 
 
 @dataclass(frozen=True)

@@ -13,30 +13,38 @@ from numpy.typing import NDArray
 
 Weight = float | NDArray[np.float64]
 
-Vector = NDArray[np.float64] | tuple[NDArray[np.float64], ...]
+Vector = NDArray[np.floating] | tuple[NDArray[np.floating], ...]
 """A vector ``(S,)``, or its pieces one after another."""
 
-_SENT = 1 << 16
-"""Numbers in a piece of a vector that is sent. Ray copies objects of more than a megabyte with six threads,
-which slow training down when clients use every core."""
+PIECE = 1 << 16
+"""Numbers in a piece of a vector. Pieces are added up one after the other, so that they stay in the cache and
+no more than one of the result is needed in double precision. They are sent one by one: Ray copies objects of
+more than a megabyte with six threads, which slow training down when clients use every core."""
+
+LARGE = 1 << 22
+"""Numbers of a model from which on copies are spared: clients of a block train one by one, and sums are added
+while others train."""
 
 
 @dataclass(frozen=True)
 class Partial:
-    """A part of one row of ``A W``: ``total = sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
+    """A part of one row of ``A W``: ``sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
 
-    ``total`` covers the shared (not personal) parameters of the model, in float64: with whole-number weights
-    the sums are exact to 2^-53, so how clients are grouped does not show in the float32 result.
+    The sum is ``factor * total``; it covers the shared (not personal) numbers of the model, in float64: with
+    whole-number weights the sums are exact to 2^-53, so how clients are grouped does not show in the float32
+    result.
 
     Attributes:
-        total: ``(S,)``; a single number stands for S of them.
-        weight: one number, or one for each parameter ``(S,)`` if clients leave some out.
+        total: ``(S,)`` in float64, or a single number that stands for S of them; of a block of one client the
+            model itself, in float32: half as many bytes.
+        weight: of all numbers, or of each ``(S,)`` where clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
         statistics: how many entries at the end are running statistics. These are averaged with weights ``a_j
             + b_j`` in ``total``: ``b_j`` may be negative, which would make a variance negative.
         extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
         scale: factor of the row's sums (except running statistics); the old model gets the remaining
             weight.
+        factor: of ``total`` alone: ``a_j``, where it is the model of client j.
     """
 
     total: Vector
@@ -45,11 +53,12 @@ class Partial:
     extra: Vector | None = None
     statistics: int = 0
     scale: float = 1.0
+    factor: float = 1.0
 
     def take(self, places: NDArray[np.int64]) -> Partial:
         """Some of its numbers ``(S',)``."""
         weight = self.weight[places] if isinstance(self.weight, np.ndarray) else self.weight
-        return Partial(summed([self.total])[places], weight)
+        return Partial(summed([self])[places], weight)
 
     def cut(self) -> Partial:
         """The same with long vectors in pieces, which are faster to send."""
@@ -57,36 +66,94 @@ class Partial:
         return replace(self, total=pieces(self.total), extra=extra)
 
 
+class Adding:
+    """Adds up parts of the same row, in the order in which they are given, in one buffer."""
+
+    def __init__(self) -> None:
+        self._first: Partial | None = None
+        self._total: NDArray[np.float64] | None = None
+
+    def add(self, partial: Partial) -> None:
+        """One more."""
+        if self._first is None:
+            self._first = partial
+            return
+        before = self._first
+        if self._total is None or len(self._total) == 1:
+            self._total = summed([before, partial])
+        else:
+            for place in range(0, len(self._total), PIECE):
+                _add_piece(self._total[place : place + PIECE], partial, place // PIECE)
+        self._first = _beside(self._total, [before, partial])
+
+    def partial(self) -> Partial:
+        """Their sum, if there was one."""
+        assert self._first is not None, "nothing was added"
+        return self._first.cut()
+
+
 def added(partials: Sequence[Partial]) -> Partial:
     """The parts of several blocks, of the same row, as one: added in this order."""
+    return _beside(summed(partials), partials).cut()
+
+
+def _beside(total: NDArray[np.float64], partials: Sequence[Partial]) -> Partial:
+    """The sum with this total."""
     extras = [partial.extra for partial in partials if partial.extra is not None]
     weight: Weight = 0.0
     for partial in partials:
         weight = weight + partial.weight
     return Partial(
-        summed([partial.total for partial in partials]),
+        total,
         weight,
         keep=sum(partial.keep for partial in partials),
-        extra=summed(extras) if extras else None,
+        extra=summed([Partial(extra, 0.0) for extra in extras]) if extras else None,
         statistics=partials[0].statistics,
-    ).cut()
+    )
 
 
-def pieces(vector: Vector) -> tuple[NDArray[np.float64], ...]:
+def pieces(vector: Vector) -> tuple[NDArray[np.floating], ...]:
     """The pieces of a vector."""
     if isinstance(vector, tuple):
         return vector
-    return tuple(vector[start : start + _SENT] for start in range(0, len(vector), _SENT))
+    return tuple(vector[start : start + PIECE] for start in range(0, len(vector), PIECE))
 
 
-def summed(vectors: Sequence[Vector]) -> NDArray[np.float64]:
-    """The sum in the order of the vectors; those of one number add it everywhere."""
-    columns = [pieces(vector) for vector in vectors]
-    ends = np.cumsum([len(piece) for piece in columns[0]], dtype=np.int64).tolist()
-    found = np.empty(ends[-1] if ends else 0)
-    for at, (end, first) in enumerate(zip(ends, columns[0], strict=True)):
-        total = found[end - len(first) : end]
-        total[:] = first
-        for parts in columns[1:]:  # piece by piece, so that what is added up stays in the cache
-            total += parts[at] if len(parts) == len(ends) else parts[0]
+def length(vector: Vector) -> int:
+    """How many numbers it has."""
+    return sum(map(len, vector)) if isinstance(vector, tuple) else len(vector)
+
+
+def summed(partials: Sequence[Partial]) -> NDArray[np.float64]:
+    """The sum of ``factor * total`` in the order of the parts ``(S,)``; those of one number add it
+    everywhere."""
+    found = np.empty(max(length(partial.total) for partial in partials))
+    for start in range(0, len(found), PIECE):
+        sum_piece(found[start : start + PIECE], partials, start // PIECE)
     return found
+
+
+def sum_piece(into: NDArray[np.float64], partials: Sequence[Partial], number: int) -> None:
+    """The piece of this number of the sum of ``factor * total``, in the order of the parts."""
+    first, *rest = partials
+    piece = _piece(first, number)
+    if piece.dtype == np.float64:
+        into[:] = piece
+    else:
+        np.multiply(piece, first.factor, out=into, dtype=np.float64)
+        into += 0.0  # as a sum that begins with zero: of -0 and nothing else it is 0
+    for partial in rest:
+        _add_piece(into, partial, number)
+
+
+def _add_piece(into: NDArray[np.float64], partial: Partial, number: int) -> None:
+    piece = _piece(partial, number)
+    into += piece if piece.dtype == np.float64 else np.multiply(piece, partial.factor, dtype=np.float64)
+
+
+def _piece(partial: Partial, number: int) -> NDArray[np.floating]:
+    """The piece of this number of ``total``; the only one of a single number."""
+    total = partial.total
+    if isinstance(total, tuple):
+        return total[number if len(total) > 1 else 0]
+    return total if len(total) == 1 else total[number * PIECE : (number + 1) * PIECE]

@@ -9,7 +9,7 @@ sizes are numbers of words, accuracies shares of correctly predicted words, and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -57,6 +57,11 @@ class Score(NamedTuple):
         all_of_them = Score.zeros(count, self.sums.shape[1])
         all_of_them.put(clients, self)
         return all_of_them
+
+    @classmethod
+    def joined(cls, scores: Sequence[Score]) -> Score:
+        """Of the clients of all of these, in their order."""
+        return cls(*(np.concatenate(columns) for columns in zip(*scores, strict=True)))
 
     def take(self, clients: NDArray[np.integer]) -> Score:
         """The scores of the ``clients`` ``(m,)``."""

@@ -127,6 +127,13 @@ class ModelSpec:
         """The module on the CPU, with random weights from the seed; does not touch torch's generators."""
         return _build(self.model, self.shape, self.classes, random.key(self.seed, "init", 0))
 
+    def outline(self) -> nn.Module:
+        """The module on the meta device, without numbers; does not touch torch's generators."""
+        import torch
+
+        with torch.random.fork_rng(devices=[]):
+            return self.model.outline(self.shape, self.classes)
+
     def initial(self, seed: int | None = None, index: int = 0) -> NDArray[np.float32]:
         """The initial weights ``w_0``, ``(P,)``, equal in every process; trained ones if the model has such.
 

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import secrets
+import shutil
 import socket
 import tempfile
 import threading
@@ -40,6 +41,9 @@ _ASK = 2.0
 
 _HEAD_SILENCE = 15.0
 """Seconds for which the head may be silent; a head whose state is kept in Redis may be restarting."""
+
+_STORE, _SHARED = 0.3, Path("/dev/shm")
+"""What Ray takes of the free memory for its object store, and where."""
 
 _LONGEST = 40
 """Longest path of a folder for Ray's files: the path of a socket in it may have at most 107 characters."""
@@ -226,12 +230,15 @@ def short_folder(preferred: Path | None = None) -> str | None:
 
 
 def this_machine() -> Available:
-    """The resources of this machine."""
+    """The resources of this machine, with the object store that a Ray started here would get."""
     import torch
 
-    gpus = float(torch.cuda.device_count())
-    node = Node(float(os.cpu_count() or 1), gpus, nodes.smallest_gpu() if gpus else None)
-    return Available((node,), float(free_memory()))
+    gpus, memory = float(torch.cuda.device_count()), float(free_memory())
+    node = Node(float(os.cpu_count() or 1), gpus, nodes.smallest_gpu() if gpus else None, memory)
+    store = _STORE * memory
+    if _SHARED.is_dir():
+        store = min(store, float(shutil.disk_usage(_SHARED).free))
+    return Available((node,), memory, store)
 
 
 def this_cluster(gpus: PerActor = 0.0) -> Available:

@@ -31,7 +31,7 @@ from rayfl.runtime.placement import Placement
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, alive, died, plain_errors
 from rayfl.runtime.remote import UNRECORDED, Whereabouts, named, whereabouts
 from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
-from rayfl.servers.building import block_rule, build
+from rayfl.servers.building import block_rule, build, setup_of
 from rayfl.servers.driver import Driver, Interrupted
 
 _DRIVER_DEADLINE = 300.0
@@ -63,7 +63,9 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     samples = federation.samples
     size = samples.x_train.nbytes + samples.x_test.nbytes + sum(a.nbytes for a in federation.train.arrays) * 2
     block = block_rule(config, federation, host)(config.training.cohort(federation.clients))
-    return plan_resources(config, federation.clients, block, host.spec.P, size, available)
+    models = len(config.algorithm.initial(setup_of(config, federation, host.spec)))
+    models = max(models, config.clustering.n_clusters or 1)
+    return plan_resources(config, federation.clients, block, host.spec.P, size, available, models)
 
 
 def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 
 import ray
 from ray.exceptions import GetTimeoutError, RayError
@@ -34,7 +36,12 @@ def free(gpus: PerActor = 0.0) -> dict[str, Node]:
     there = whole(gpus)
     left = ray.state.available_resources_per_node()
     return {
-        name: Node(resources.get("CPU", 0.0), resources.get("GPU", 0.0), there[name].gpu_bytes)
+        name: replace(
+            there[name],
+            cpus=resources.get("CPU", 0.0),
+            gpus=resources.get("GPU", 0.0),
+            memory=resources.get("memory", math.inf),
+        )
         for name, resources in left.items()
         if name in there
     }
@@ -50,7 +57,7 @@ def share_anywhere(gpus: PerActor) -> float:
 def _nodes(resources: Mapping[str, Mapping[str, float]], gpus: PerActor) -> dict[str, Node]:
     sizes = _gpu_bytes(resources) if gpus == "auto" else {}
     return {
-        name: Node(each.get("CPU", 0.0), each.get("GPU", 0.0), sizes.get(name))
+        name: Node(each.get("CPU", 0.0), each.get("GPU", 0.0), sizes.get(name), each.get("memory", math.inf))
         for name, each in resources.items()
     }
 

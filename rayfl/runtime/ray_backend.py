@@ -25,6 +25,7 @@ from typing_extensions import override
 from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
+from rayfl.clients.partial import LARGE
 from rayfl.linalg import libraries
 from rayfl.memory import keep_freed
 from rayfl.runtime.dispatch import Crew, Dispatch
@@ -60,7 +61,7 @@ class _HostActor(ClientHost):
     def __init__(self, stages: Any, host: HostSpec) -> None:
         torch.set_num_threads(1)
         libraries().limit(limits=1)
-        keep_freed()
+        keep_freed(host.spec.P >= LARGE)
         super().__init__(stages, host)
         self._settled = False
 
@@ -190,10 +191,20 @@ class RayBackend(Backend):
         return [self._instead.get(a, a) if isinstance(a, ray.ObjectRef) else a for a in args]
 
     def _submit(self, submit: Callable[[], list[Ref]], server: int | None) -> list[Ref]:
+        self._let_go()
         done, *results = submit()
         self._pending.append(_Pending(self._calls, submit, results, done, server))
         self._calls += 1
         return results
+
+    def _let_go(self) -> None:
+        """Drop the calls that are done, and with them what they were made of."""
+        while self._pending and ray.wait([self._pending[0].done], timeout=0, fetch_local=False)[0]:
+            try:
+                ray.get(self._pending[0].done)
+            except RayError:
+                return  # _settle sees to it
+            self._pending.popleft()
 
     @override
     def mark(self) -> int:

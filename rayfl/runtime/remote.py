@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import psutil
 
 from rayfl.backend import Answer, Key
+from rayfl.memory import keep_freed
 from rayfl.servers.lps import LocalServer
 
 UNRECORDED: dict[str, Any] = {"enable_task_events": False}
@@ -78,6 +79,9 @@ def carry_out(host: object, call: Call, values: Iterator[Any]) -> tuple[Any, lis
 
 class ServerActor(LocalServer):
     """An LPS actor."""
+
+    def __init__(self) -> None:
+        keep_freed(all_of_it=True)
 
     def whereabouts(self) -> Whereabouts:
         """Says that the actor is ready, and where."""

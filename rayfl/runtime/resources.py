@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from rayfl.algorithms import Algorithm
+from rayfl.clients.partial import LARGE
 from rayfl.config import Config
 from rayfl.errors import ConfigError
+from rayfl.local import LocalObjective
+from rayfl.servers.averaging import most_waiting
+from rayfl.training import LocalWork
 from rayfl.units import counted, size
 
 WORKER_BYTES = 270e6
 """A Python process with torch imported."""
 
+SERVER_BYTES = 120e6
+"""An LPS: a Python process without torch."""
 
 _MANY_GB = 4.0
 """If the sums at one local server take more gigabytes than this, the plan says so."""
@@ -27,6 +35,12 @@ _GRAIN = 10_000
 PerActor = float | Literal["auto"]
 """What an actor has of a GPU: a fraction, or as much as :data:`ACTOR_GPU_BYTES` are."""
 
+_TRIAL = 7
+"""Copies of the model in the trial of engines, before anything starts."""
+
+_IN_FLIGHT = 2
+"""Blocks that an actor may have sent or be training, besides those whose turn it is to be added."""
+
 
 @dataclass(frozen=True)
 class Node:
@@ -35,11 +49,13 @@ class Node:
     Attributes:
         cpus, gpus: how many.
         gpu_bytes: memory of the smallest of its GPUs; None if it is not known.
+        memory: free memory in bytes; infinite if it is not known.
     """
 
     cpus: float
     gpus: float
     gpu_bytes: float | None = None
+    memory: float = math.inf
 
     def share(self, gpus: PerActor) -> float:
         """The fraction of a GPU of this node that an actor gets; a whole one where its memory is unknown."""
@@ -102,6 +118,55 @@ class Available:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """How many copies of the model (4 P bytes each) there are at most.
+
+    A vector of sums in double precision is two copies. Networks of an own kind may need more.
+
+    Attributes:
+        client, server, driver: in the memory of a client actor, of an LPS, and of the driver at a checkpoint.
+        store: in the object store, if a single node holds all of a round.
+    """
+
+    client: int
+    server: int
+    driver: int
+    store: int
+
+    @classmethod
+    def of(
+        cls, config: Config, clients: int, parameters: int, block: int, blocks: int, actors: int, models: int
+    ) -> Copies:
+        """Count them for N clients, of whom blocks train on client actors, and K models."""
+        method, fan_in = config.algorithm, config.execution.fan_in
+        states = type(config.local).state_size is not LocalObjective.state_size
+        kept = states + method.keeps_updates  # of each client, between rounds
+        rows = method.mixes_by_reports  # trained models are sent, not sums
+        large = parameters >= LARGE
+        work = config.local.work(LocalWork(1, 1, 1.0, momentum=config.training.momentum))
+        training = 3 + bool(work.momentum) + bool(work.proximal)  # one to test, one to train, its gradient
+        together = 1 if large and not (kept or rows) else block
+        sums = 2 if not rows and (block > 1 or fan_in) else 0
+        steps = type(method).server_step is not Algorithm.server_step
+        waiting = most_waiting(parameters)
+        early = not fan_in and blocks > waiting  # sums are added while others train
+        a_sum = 1 if block == 1 and not fan_in else 2
+        if rows:
+            sent = blocks * block
+        elif early:
+            there = waiting * (1 + models) + _IN_FLIGHT * actors  # also those that are being added
+            sent = a_sum * min(blocks, there) + 4 * models
+        else:
+            sent = a_sum * (-(-blocks // fan_in) if fan_in else blocks)
+        return cls(
+            client=training + together * (1 + kept) + sums,
+            server=1 + 2 * early + 8 * steps,
+            driver=2 * models,
+            store=2 * models + sent + 2 * kept * clients,
+        )
+
+
+@dataclass(frozen=True)
 class ResourcePlan:
     """What a run will use.
 
@@ -119,6 +184,12 @@ class ResourcePlan:
         store_gb: estimated object store: the data once per node, the models, a round's partial products.
         store_there_gb: the smallest object store of a node; None if it is not known yet.
         sums: how many sums of blocks one local server may receive for a model in a round.
+        copies: of the model, in each process.
+        node_actors: client actors on the node that has most of them.
+        node_gb: estimated memory of that node's processes, if LPSs and driver are there too.
+        node_there_gb: what it has; None if that is not known.
+        inline: whether all of it is one process.
+        in_tree: whether client actors add sums before they send them.
     """
 
     clients: int
@@ -135,11 +206,17 @@ class ResourcePlan:
     store_there_gb: float | None = None
     most_actors: int = 0
     sums: int = 0
+    copies: Copies = Copies(0, 0, 0, 0)
+    node_actors: int = 0
+    node_gb: float = 0.0
+    node_there_gb: float | None = None
+    inline: bool = False
+    in_tree: bool = False
 
     @property
     def sums_gb(self) -> float:
-        """Estimated memory that the sums take at one local server."""
-        return 8e-9 * self.parameters * self.sums
+        """Of the sums that one local server may get in a round."""
+        return (4e-9 if self.block_size == 1 and not self.in_tree else 8e-9) * self.parameters * self.sums
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -152,6 +229,11 @@ class ResourcePlan:
                 f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
                 "to disk, which is slow; 'ray start --object-store-memory' makes it larger"
             ]
+        if self.node_there_gb is not None and self.node_gb > self.node_there_gb:
+            short.append(
+                f"this does not fit: a node has {size(1e9 * self.node_there_gb)} free; fewer client actors "
+                "('execution.actors'), a smaller 'execution.block_size' or a smaller model need less"
+            )
         if self.sums_gb > _MANY_GB and self.sums > 2:
             short.append(
                 f"a local server may get {self.sums:,} sums of a model, {size(1e9 * self.sums_gb)}; "
@@ -160,18 +242,38 @@ class ResourcePlan:
         return [
             f"{counted(self.clients, 'client')}, {self.cohort:,} a round, in {self.blocks:,} or more blocks "
             f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
-            f"{self.parameters:,} parameters; about {size(1e9 * self.worker_gb)} a client actor, "
-            f"{size(1e9 * self.store_gb)} in the object store",
+            *self._memory(),
             *short,
         ]
 
-    def to_dict(self) -> dict[str, float | None]:
+    def _memory(self) -> list[str]:
+        """What a model takes where."""
+        numbers, each = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
+        of, needed = self.copies, size(1e9 * self.node_gb)
+        if self.inline:
+            many = of.client + of.server + of.driver + of.store
+            return [f"{numbers}; about {needed} in all, with at most {many} copies of {each} of the model"]
+        return [
+            f"{numbers}; about {size(1e9 * self.worker_gb)} a client actor, "
+            f"{size(1e9 * self.store_gb)} in the object store",
+            f"at most {of.client} copies ({each}) of the model in a client actor, {of.server} in an LPS, "
+            f"{of.driver} in the driver, {of.store} in the object store; {needed} on a node with "
+            f"{counted(self.node_actors, 'client actor')}, the LPSs and the driver",
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
         """For ``environment.json``."""
         return asdict(self)
 
 
 def plan_resources(
-    config: Config, clients: int, block: int, parameters: int, data_bytes: int, available: Available
+    config: Config,
+    clients: int,
+    block: int,
+    parameters: int,
+    data_bytes: int,
+    available: Available,
+    models: int = 1,
 ) -> ResourcePlan:
     """Plan the resources of a run.
 
@@ -182,6 +284,7 @@ def plan_resources(
         parameters: P.
         data_bytes: of samples and index lists.
         available: the available resources.
+        models: K, as the method begins.
 
     Raises:
         ConfigError: if the actors cannot be placed or the memory is too small; the message says what would
@@ -221,8 +324,17 @@ def plan_resources(
             (" or ".join(fitting) + " would fit") if fitting else f"none can be placed without {lacking}",
         )
     model = 4.0 * parameters
-    worker = WORKER_BYTES + block * model * 2 + 8 * model
-    store = data_bytes + 3 * blocks * 2 * model + 4 * model
+    copies = Copies.of(config, clients, parameters, block, blocks, actors, models)
+    worker = WORKER_BYTES + copies.client * model
+    store = data_bytes + copies.store * model
+    rooms = [(node.room(e.cpus_per_actor, e.gpus_per_actor), node) for node in available.nodes]
+    most, fullest = max(rooms, key=lambda pair: pair[0], default=(0, Node(0.0, 0.0)))
+    on_node = min(actors, max(1, most))
+    if e.backend == "inline":
+        running = worker + (copies.server + copies.driver) * model + store
+    else:
+        servers = min(config.hierarchy.lps_actors, models) * (SERVER_BYTES + copies.server * model)
+        running = on_node * worker + servers + WORKER_BYTES + copies.driver * model
     if worker * actors > available.memory:
         raise ConfigError(
             "execution.actors",
@@ -243,8 +355,14 @@ def plan_resources(
         parameters=parameters,
         worker_gb=worker / 1e9,
         store_gb=store / 1e9,
-        store_there_gb=None if available.store is None else available.store / 1e9,
+        store_there_gb=None if available.store is None or e.backend == "inline" else available.store / 1e9,
         sums=min(blocks, e.fan_in or blocks),
+        in_tree=e.fan_in is not None,
+        copies=copies,
+        node_actors=on_node,
+        node_gb=max(running, WORKER_BYTES + _TRIAL * model) / 1e9,
+        node_there_gb=None if math.isinf(fullest.memory) else fullest.memory / 1e9,
+        inline=e.backend == "inline",
         most_actors=max(actors, min(int(e.actors_wanted[1]), blocks)) if e.elastic else actors,
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +17,7 @@ from rayfl.clients.partial import Partial, added
 from rayfl.servers.lps import (
     FACTS,
     MODEL,
+    SUM,
     VECTOR,
     CombineJob,
     Optimizer,
@@ -28,6 +31,59 @@ _COMBINED = 1 << 23
 """Parameters of output models that one call of an LPS computes from trained rows (64 MB in double precision).
 """
 
+_WAITING = 1 << 29
+"""Numbers of a row's sums that may wait to be added: 2 GB in single precision."""
+
+
+def most_waiting(parameters: int) -> int:
+    """How many sums of a row may wait to be added, for a model of so many parameters."""
+    return max(4, _WAITING // max(1, parameters))
+
+
+class Arriving:
+    """The sums that blocks have sent in this round, by the row of A that they belong to.
+
+    If these are many or large, they are added while other blocks train, so that there are few at any time:
+    in the order of the blocks, not of their arrival, as if all were added at the end.
+
+    Args:
+        servers: where.
+        rows: for each block that sends sums, of which rows.
+    """
+
+    def __init__(self, servers: Servers, rows: Mapping[int, Iterable[int]]) -> None:
+        self._servers = servers
+        self._most = math.inf if servers.blocks.fan_in else most_waiting(servers.spec.P)
+        self._awaited: dict[int, deque[int]] = {}
+        for block in sorted(rows):
+            for row in rows[block]:
+                self._awaited.setdefault(int(row), deque()).append(block)
+        self._here: dict[int, dict[int, Ref]] = {row: {} for row in self._awaited}
+        self._in_order: dict[int, dict[Key, Ref]] = {row: {} for row in self._awaited}
+
+    def take(self, done: Done) -> Done:
+        """Take the sums that a block has sent; the rest of what came of it."""
+        sums = {int(row): ref for (kind, row), ref in done.refs.items() if kind == "sum"}
+        for row, ref in sums.items():
+            here, awaited = self._here[row], self._awaited[row]
+            here[done.task] = ref
+            while awaited and awaited[0] in here:
+                block = awaited.popleft()
+                self._in_order[row]["sum", block] = here.pop(block)
+                if len(self._in_order[row]) > self._most:
+                    self._in_order[row] = self._added(row)
+        return replace(done, refs={key: ref for key, ref in done.refs.items() if key[0] != "sum"})
+
+    def _added(self, row: int) -> dict[Key, Ref]:
+        """Those of a row that are in order as one."""
+        some = self._in_order[row]
+        found = self._servers.backend.serve(row, "add", None, some, [SUM])
+        return {next(iter(some)): found[SUM]}
+
+    def by_row(self) -> dict[int, dict[Key, Ref]]:
+        """Of each row the sums in the order of the blocks, when all have come."""
+        return self._in_order
+
 
 @dataclass(frozen=True)
 class Averaging:
@@ -40,6 +96,7 @@ class Averaging:
         trained: the result of each block.
         absent: how many clients of each model count although they did not take part; None if they do not.
         optimizer: the server step, if any, for all models.
+        moved: whether the GPS asks how far models moved.
     """
 
     shared: Segments
@@ -48,6 +105,7 @@ class Averaging:
     trained: Sequence[Done]
     absent: NDArray[np.int64] | None
     optimizer: Optimizer | None
+    moved: bool
 
     def own_optimizer(self, models: Sequence[int]) -> Optimizer | None:
         """The server step for some models."""
@@ -60,6 +118,7 @@ class Averaging:
 def reduce_sums(
     servers: Servers,
     averaging: Averaging,
+    sums: Arriving,
     members: NDArray[np.int64] | None,
     rescaled: NDArray[np.float64] | None,
 ) -> list[Ref]:
@@ -67,12 +126,7 @@ def reduce_sums(
 
     ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
     """
-    parts: dict[int, dict[Key, Ref]] = {}  # output model -> its partial sums, in block order
-    for block, done in enumerate(averaging.trained):
-        for (kind, row), ref in done.refs.items():
-            if kind == "sum":
-                parts.setdefault(int(row), {})["sum", block] = ref
-    parts = _tree(servers, parts)
+    parts = _tree(servers, sums.by_row())
     facts = []
     for row in sorted(parts):
         still = []
@@ -87,6 +141,7 @@ def reduce_sums(
             tuple(still),
             None if members is None else int(members[row]),
             averaging.own_optimizer([row]),
+            averaging.moved,
         )
         objects, keeps = {MODEL: servers.models[row], **parts[row]}, [MODEL, FACTS]
         if members is not None:
@@ -157,6 +212,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
             keep=keep[some],
             statistics=length_from(averaging.shared, servers.spec.n_parameters),
             optimizer=averaging.own_optimizer(some),
+            moved=averaging.moved,
         )
         objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in some}
         objects.update({("rows", b): averaging.trained[b].refs[ROWS] for b in wanted})

@@ -715,8 +715,8 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:
-    """A model ``(P,)`` as the tensors of its module; no memory is shared."""
-    return {name: t.clone().contiguous() for name, t in spec.to_state_dict(vector.copy()).items()}
+    """A model ``(P,)`` as the tensors of its module, each with memory of its own."""
+    return {name: tensor.clone() for name, tensor in spec.to_state_dict(vector).items()}
 
 
 def _weighted_loss(report: RoundReport, sizes: NDArray[np.int64]) -> float:

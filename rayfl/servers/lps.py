@@ -6,7 +6,9 @@ Importing this module must stay cheap: an LPS actor needs NumPy, and neither tor
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,15 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.backend import Answer, Key, Objects
-from rayfl.clients.partial import Partial, Vector, Weight, summed
+from rayfl.clients.partial import LARGE, PIECE, Partial, Weight, added, sum_piece, summed
 from rayfl.server_step import Averaged, ServerStep
 
 if TYPE_CHECKING:
     from rayfl.training import Segments
 
 
-_PIECE = 4096
-"""Columns of a product that are computed at a time, so that the sums stay in the cache."""
+_COLUMNS = 4096
+"""Columns of a product with trained rows that are made at once."""
+
+_THREADS = 4
+"""Threads that make the pieces of a large model, at most: with more the memory is what limits."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +35,9 @@ class Reduced:
     """What the GPS is told about a reduced row.
 
     Attributes:
-        common: the sum over the common layers and its weight; parameters of weight 0 are taken from the
-            model.
-        weight: the weight that took part in the row: one number, or one for each parameter ``(P,)``.
-        moved: how far the model moved; running statistics are no part of the way.
+        common: the sum over the common layers and its weight; numbers of weight 0 are the model's own.
+        weight: what took part in the row: of all numbers, or of each in the model ``(P,)``.
+        moved: how far the model moved; running statistics are no part of the way. NaN if nobody asked.
     """
 
     common: Partial
@@ -52,6 +56,9 @@ VECTOR: Key = ("vector", 0)
 
 VALUES: Key = ("values", 0)
 """What the GPS sends back."""
+
+SUM: Key = ("sum", 0)
+"""Several blocks' parts as one."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,7 @@ class ReduceJob:
         still: parts that no block has sent.
         members: how many clients the model has, if there is a vector; else None.
         optimizer: the server step, if any.
+        moved: whether the GPS asks how far the model moved.
     """
 
     model: int
@@ -92,6 +100,7 @@ class ReduceJob:
     still: tuple[Partial, ...] = ()
     members: int | None = None
     optimizer: Optimizer | None = None
+    moved: bool = True
 
 
 @dataclass(frozen=True)
@@ -111,6 +120,7 @@ class CombineJob:
         statistics: how many entries at the end are running statistics, see
             :class:`~rayfl.clients.partial.Partial`.
         optimizer: the server step, if any.
+        moved: as for :class:`ReduceJob`.
     """
 
     shared: Segments
@@ -122,17 +132,28 @@ class CombineJob:
     keep: NDArray[np.float64]
     statistics: int
     optimizer: Optimizer | None = None
+    moved: bool = True
 
 
 class LocalServer:
     """Keeps nothing between calls, so a lost one is simply started again."""
 
+    def add(self, job: None, objects: Objects) -> Answer:
+        """The :data:`SUM` of the blocks' parts ``("sum", block)``, added in this order."""
+        return Answer(None, {SUM: added(list(objects.values()))})
+
     def reduce(self, job: ReduceJob, objects: Objects) -> Answer:
         """See :class:`ReduceJob`."""
-        model = objects[MODEL]
         partials = [value for (kind, _), value in objects.items() if kind == "sum"]
-        row = reduced_row(job.shared, [*partials, *job.still])
-        new, fact, memory = _next(job, model, row, _own_step(job.optimizer, objects, 0, 0))
+        row = reduced_row([*partials, *job.still], _length(job.shared))
+        next_model = _Next(job, objects[MODEL], row, _own_step(job.optimizer, objects, 0, 0))
+
+        def take(number: int, place: slice) -> None:
+            next_model.take(place, row.piece(number, place))
+
+        if next_model.trained:
+            every_piece(row.size, take)
+        new, fact, memory = next_model.done()
         found: dict[Key, Any] = {MODEL: new, FACTS: {job.model: fact}, ("memory", 0): memory}
         if job.members is not None:
             found[VECTOR] = accumulated(objects[VECTOR], job.members, partials)
@@ -140,12 +161,22 @@ class LocalServer:
 
     def combine(self, job: CombineJob, objects: Objects) -> Answer:
         """See :class:`CombineJob`."""
-        rows = combined_rows(job, [objects["rows", block] for block in job.blocks])
+        product = _Product(job, [objects["rows", block] for block in job.blocks])
+        models = [
+            _Next(job, objects["model", k], row, _own_step(job.optimizer, objects, place, k))
+            for place, (k, row) in enumerate(zip(job.models, product.rows(), strict=True))
+        ]
+
+        def take(number: int, place: slice) -> None:
+            for total, model in zip(product.piece(place), models, strict=True):
+                if model.trained:
+                    model.take(place, total)
+
+        every_piece(_length(job.shared), take)
         found: dict[Key, Any] = {}
         facts: dict[int, Reduced] = {}
-        for place, (k, row) in enumerate(zip(job.models, rows, strict=True)):
-            step = _own_step(job.optimizer, objects, place, k)
-            found["model", k], facts[k], found["memory", k] = _next(job, objects["model", k], row, step)
+        for k, model in zip(job.models, models, strict=True):
+            found["model", k], facts[k], found["memory", k] = model.done()
         return Answer(None, {**found, FACTS: facts})
 
     def upload(self, common: Segments, objects: Objects) -> Answer:
@@ -162,57 +193,105 @@ class LocalServer:
 
 @dataclass(frozen=True)
 class Row:
-    """The sums of a row of ``A W``.
+    """A row of ``A W``, whose sums ``sum_j a_j w_j`` ``(S,)`` come in pieces.
 
     Attributes:
-        total: ``sum_j a_j w_j`` ``(S,)``; of running statistics see
-            :class:`~rayfl.clients.partial.Partial`.
-        weight: ``sum_j a_j``, one number or one for each parameter.
+        weight: ``sum_j a_j``, of all numbers or of each.
         keep: the weight of the old model.
-        kept_statistics: the part of it that counts for running statistics.
-        statistics: how many entries at the end are running statistics.
+        kept_statistics: what of it counts for running statistics, see
+            :class:`~rayfl.clients.partial.Partial`.
+        statistics: how many numbers at the end these are.
     """
 
-    total: NDArray[np.float64]
     weight: Weight
     keep: float
     kept_statistics: float
     statistics: int
 
 
-def reduced_row(shared: Segments, partials: Sequence[Partial]) -> Row:
-    """A row from the blocks' parts, summed in this order regardless of the order of arrival."""
-    total, weight = summed([p.total for p in partials]), _weight(partials)
-    last = partials[0].statistics
+@dataclass(frozen=True)
+class _Sums(Row):
+    """From the blocks' parts, summed in this order whatever the order of arrival; all but the running
+    statistics times ``scale``."""
+
+    partials: Sequence[Partial]
+    scale: float
+    size: int
+
+    def piece(self, number: int, place: slice) -> NDArray[np.float64]:
+        """The sums at a place."""
+        total = np.empty(place.stop - place.start)
+        sum_piece(total, self.partials, number)
+        if self.scale != 1:
+            total[: max(0, self.size - self.statistics - place.start)] *= self.scale
+        return total
+
+
+def reduced_row(partials: Sequence[Partial], size: int) -> _Sums:
+    """A row from the blocks' parts, of ``size`` numbers."""
+    weight: Weight = 0.0
+    for partial in partials:
+        weight = weight + partial.weight
     keep = sum(p.keep for p in partials)
     clients = sum(p.keep for p in partials if p.statistics)
     scale = math.prod(p.scale for p in partials)
     if scale != 1:
         rest = float(weight) * (1 - scale)  # a scalar: no client leaves parameters out
         keep, clients, weight = keep + rest, clients + rest, weight * scale
-        total[: len(total) - last] *= scale
-    return Row(total, weight, keep, keep - clients, last)
+    return _Sums(weight, keep, keep - clients, partials[0].statistics, partials, scale, size)
 
 
-def combined_rows(job: CombineJob, blocks: Sequence[NDArray[np.float32]]) -> list[Row]:
-    """The rows of a job from the trained rows of its blocks, each ``(B, S)``."""
-    count = len(job.models)
-    total, clients = np.zeros((count, _length(job.shared))), np.zeros(count)
-    counted, rows = _delivered(job.weights, blocks)
-    end = total.shape[1] - (job.statistics if job.kept is not None else 0)
-    for first in range(0, end, _PIECE):
-        piece = slice(first, min(first + _PIECE, end))
-        total[:, piece] = counted @ _columns(rows, piece)
-    weight = counted.sum(axis=1)
-    if job.kept is not None and job.statistics:
-        both = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
-        counts, rows = _delivered(both, blocks, job.weights)
-        total[:, end:] = counts @ _columns(rows, slice(end, None))
-        clients = sum((k.sum(axis=1) for k in job.kept), clients)
-    return [
-        Row(total[r], float(weight[r]), float(job.keep[r]), float(job.keep[r] - clients[r]), job.statistics)
-        for r in range(count)
-    ]
+class _Product:
+    """Rows of ``A W`` from the trained rows of their blocks, each ``(B, S)``."""
+
+    def __init__(self, job: CombineJob, blocks: Sequence[NDArray[np.float32]]) -> None:
+        self._job = job
+        self._counted, self._rows = _delivered(job.weights, blocks)
+        count = len(job.models)
+        self._last: NDArray[np.float64] = np.zeros((count, 0))  # running statistics, other weights count
+        self._clients: NDArray[np.float64] = np.zeros(count)
+        if job.kept is not None and job.statistics:
+            both = [w + k for w, k in zip(job.weights, job.kept, strict=True)]
+            counts, rows = _delivered(both, blocks, job.weights)
+            self._last = counts @ _columns(rows, slice(_length(job.shared) - job.statistics, None))
+            self._clients = sum((k.sum(axis=1) for k in job.kept), self._clients)
+        self._end = _length(job.shared) - self._last.shape[1]
+
+    def rows(self) -> list[Row]:
+        """What is known of them before their sums."""
+        keep, statistics = self._job.keep, self._job.statistics
+        return [
+            Row(float(weight), float(kept), float(kept - own), statistics)
+            for weight, kept, own in zip(self._counted.sum(axis=1), keep, self._clients, strict=True)
+        ]
+
+    def piece(self, place: slice) -> NDArray[np.float64]:
+        """The sums of all rows at a place ``(R, ...)``."""
+        total = np.empty((len(self._job.models), place.stop - place.start))
+        for first in range(place.start, min(place.stop, self._end), _COLUMNS):
+            last = min(first + _COLUMNS, place.stop, self._end)
+            product = self._counted @ _columns(self._rows, slice(first, last))
+            total[:, first - place.start : last - place.start] = product
+        if place.stop > self._end:
+            first = max(place.start, self._end)
+            total[:, first - place.start :] = self._last[:, first - self._end : place.stop - self._end]
+        return total
+
+
+def every_piece(size: int, do: Callable[[int, slice], None]) -> None:
+    """Do something for each piece of a vector, whose order does not matter: its number, and its place.
+
+    Args:
+        size: of the vector; if it is large, in several threads (the client actors have no work meanwhile).
+        do: what.
+    """
+    places = [slice(start, min(start + PIECE, size)) for start in range(0, size, PIECE)]
+    if size < LARGE:
+        for number, place in enumerate(places):
+            do(number, place)
+        return
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+        list(threads.map(do, range(len(places)), places))
 
 
 def accumulated(
@@ -221,7 +300,8 @@ def accumulated(
     """The server's vector ``(Q,)`` for a model: ``c + (sum over the cohort) / members`` (SCAFFOLD)."""
     extras = [partial.extra for partial in partials if partial.extra is not None]
     assert len(extras) == len(partials)
-    new: NDArray[np.float32] = (vector + summed(extras) / max(1, members)).astype(np.float32)
+    total = summed([Partial(extra, 0.0) for extra in extras])
+    new: NDArray[np.float32] = (vector + total / max(1, members)).astype(np.float32)
     return new
 
 
@@ -259,46 +339,97 @@ def _own_step(optimizer: Optimizer | None, objects: Objects, place: int, model: 
     return _OwnStep(optimizer.step, clients, members, objects.get(("memory", model)))
 
 
-def _next(
-    job: ReduceJob | CombineJob, model: NDArray[np.float32], row: Row, own: _OwnStep | None
-) -> tuple[NDArray[np.float32], Reduced, NDArray[np.float64] | None]:
-    """The new model from the sums of its row, and the memory of a server step; parameters of weight zero keep
-    their value.
+class _Next:
+    """A model of the next round, made of the pieces of its row; where the weight is zero the old numbers
+    stay.
+
+    Nothing else of the model's size is made, but for a server step (which sees all numbers at once) and for
+    what the GPS gets.
+
+    Args:
+        job: what was asked.
+        model: the old model ``(P,)``.
+        row: its row of ``A W``.
+        own: the server step, if any.
+
+    Attributes:
+        trained: whether any client has; if not, pieces need not be taken.
     """
-    shared, common, total, weight = job.shared, job.common, row.total, row.weight
-    memory = None if own is None else _kept(own, len(total) - row.statistics)
-    new = np.array(model, dtype=np.float32)
-    if not np.any(weight):
-        return new, Reduced(Partial(_take(model.astype(np.float64), common), 0.0), 0.0, 0.0), memory
-    if row.keep:
-        counts: Weight = row.keep
-        if row.statistics and row.kept_statistics != row.keep:
-            counts = np.full(len(total), row.keep)
-            counts[-row.statistics :] = row.kept_statistics
-        total = total + counts * _take(model.astype(np.float64), shared)
-        weight = weight + row.keep
-    if isinstance(weight, np.ndarray):
-        averages = _take(model.astype(np.float64), shared)
-        np.divide(total, weight, out=averages, where=weight > 0)
-    else:
-        averages = total / weight
-    if own is not None:
-        averages, memory = _stepped(own, _take(model.astype(np.float64), shared), averages, row.statistics)
-        total = averages * weight
-    _put(new, shared, averages)
-    way = _take(np.subtract(new, model, dtype=np.float64), shared)
-    moved = float(np.linalg.norm(way[: len(way) - row.statistics]))
-    sent = weight
-    if isinstance(weight, np.ndarray):
-        total, kept = np.where(weight > 0, total, averages), weight
-        weight = np.zeros(len(model))
-        _put(weight, shared, kept)
-        sent = _take(weight, common)
-    if common:
-        full = model.astype(np.float64)
-        _put(full, shared, total)
-        total = _take(full, common)
-    return new, Reduced(Partial(total if common else total[:0], sent), weight, moved), memory
+
+    def __init__(
+        self, job: ReduceJob | CombineJob, model: NDArray[np.float32], row: Row, own: _OwnStep | None
+    ) -> None:
+        self._job, self._model, self._row, self._own = job, model, row, own
+        self._size = _length(job.shared)
+        self.trained = bool(np.any(row.weight))
+        self._weight = row.weight + row.keep if row.keep else row.weight
+        whole = self.trained and self._size == len(model)
+        self._new = np.empty_like(model, np.float32) if whole else np.array(model, np.float32)
+        self._averages = np.empty(self._size) if own is not None else None
+        self._totals = np.empty(self._size) if job.common else None
+
+    def take(self, place: slice, total: NDArray[np.float64]) -> None:
+        """A piece of the row, which may be changed."""
+        parts = _within(self._job.shared, place)
+        old = _take(self._model, parts)
+        if self._row.keep:
+            total += self._kept(place) * old.astype(np.float64)
+        weight = self._weight[place] if isinstance(self._weight, np.ndarray) else self._weight
+        if isinstance(weight, np.ndarray):
+            averages = old.astype(np.float64)
+            np.divide(total, weight, out=averages, where=weight > 0)
+            total = _where_any(total, averages, weight)
+        else:
+            averages = total / weight
+        if self._averages is None:
+            _put(self._new, parts, averages)
+        else:
+            self._averages[place] = averages
+        if self._totals is not None:
+            self._totals[place] = total
+
+    def _kept(self, place: slice) -> float | NDArray[np.float64]:
+        """The weight of the old model in a piece."""
+        row, statistics = self._row, self._size - self._row.statistics
+        if place.stop <= statistics or row.kept_statistics == row.keep:
+            return row.keep
+        counts = np.full(place.stop - place.start, row.keep)
+        counts[max(0, statistics - place.start) :] = row.kept_statistics
+        return counts
+
+    def done(self) -> tuple[NDArray[np.float32], Reduced, NDArray[np.float64] | None]:
+        """The model, what the GPS learns, and the memory of the server step."""
+        job, own, statistics = self._job, self._own, self._row.statistics
+        memory = None if own is None else _kept(own, self._size - statistics)
+        if not self.trained:
+            common = _take(self._model.astype(np.float64), job.common)
+            return self._new, Reduced(Partial(common, 0.0), 0.0, 0.0), memory
+        totals: NDArray[np.float64] | None = self._totals
+        if own is not None and self._averages is not None:
+            old = _take(self._model.astype(np.float64), job.shared)
+            averages, memory = _stepped(own, old, self._averages, statistics)
+            _put(self._new, job.shared, averages)
+            totals = None if totals is None else _where_any(averages * self._weight, averages, self._weight)
+        weight: Weight = self._weight
+        if isinstance(weight, np.ndarray):
+            weight = np.zeros(len(self._model))
+            _put(weight, job.shared, np.asarray(self._weight))
+        sent = _take(weight, job.common) if isinstance(weight, np.ndarray) else weight
+        return self._new, Reduced(Partial(self._common(totals), sent), weight, self._moved()), memory
+
+    def _common(self, totals: NDArray[np.float64] | None) -> NDArray[np.float64]:
+        """The sums of the common layers."""
+        if totals is None:
+            return np.empty(0)
+        full = self._model.astype(np.float64)
+        _put(full, self._job.shared, totals)
+        return _take(full, self._job.common)
+
+    def _moved(self) -> float:
+        if not self._job.moved:
+            return math.nan
+        way = _take(np.subtract(self._new, self._model, dtype=np.float64), self._job.shared)
+        return float(np.linalg.norm(way[: self._size - self._row.statistics]))
 
 
 def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:
@@ -337,24 +468,35 @@ def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.
     whole = sum(weights)
     if not np.any(whole):
         return None
-    totals: list[Vector] = []
+    totals: list[Partial] = []
     for partial, weight in zip(partials, weights, strict=True):
         wanted, own = np.broadcast_arrays(np.asarray(weight, np.float64), partial.weight)
         scale = np.divide(wanted, own, out=wanted.copy(), where=own != 0)
-        totals.append(summed([partial.total]) * scale)
+        totals.append(Partial(summed([partial]) * scale, 0.0))
     with np.errstate(invalid="ignore"):
         return (summed(totals) / whole).astype(np.float32)
 
 
-def _weight(partials: Sequence[Partial]) -> Weight:
-    weight: Weight = 0.0
-    for partial in partials:
-        weight = weight + partial.weight
-    return weight
-
-
 def _length(segments: Segments) -> int:
     return sum(b - a for a, b in segments)
+
+
+def _where_any(
+    totals: NDArray[np.float64], averages: NDArray[np.float64], weight: Weight
+) -> NDArray[np.float64]:
+    """The sums; of numbers with a weight of their own, the average where that is zero."""
+    return np.where(weight > 0, totals, averages) if isinstance(weight, np.ndarray) else totals
+
+
+def _within(segments: Segments, place: slice) -> Segments:
+    """Where the numbers at a place among those that the segments cover lie in the model."""
+    found, at = [], 0
+    for a, b in segments:
+        first, last = max(place.start - at, 0), min(place.stop - at, b - a)
+        if first < last:
+            found.append((a + first, a + last))
+        at += b - a
+    return tuple(found)
 
 
 def _put(vector: NDArray[np.floating], segments: Segments, values: NDArray[np.floating]) -> None:

@@ -23,6 +23,7 @@ from rayfl.clients.jobs import (
     TrainReport,
     in_group,
 )
+from rayfl.clients.partial import LARGE
 from rayfl.clients.state import StateLayout, StateRow
 from rayfl.data.base import called
 from rayfl.errors import ClientError
@@ -33,7 +34,7 @@ from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
 from rayfl.ordering.shuffled import Shuffled
 from rayfl.server_step import ServerStep
-from rayfl.servers.averaging import Averaging, combine_rows, reduce_sums
+from rayfl.servers.averaging import Arriving, Averaging, combine_rows, reduce_sums
 from rayfl.servers.global_step import gather, share, union
 from rayfl.servers.lps import Optimizer, Reduced
 from rayfl.servers.mixing import block_mixings, scales, without
@@ -154,7 +155,9 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         grouped = cut_groups(plan, blocks, servers.blocks.fan_in, servers.blocks.clients_per_actor)
     else:
         grouped = [slice(block, block + 1) for block in range(len(blocks))]
-    trained = _trained_blocks(servers, tasks, grouped, this_round.round, progress)
+    sending = {g.start: {row for part in parts[g] if part for row in part.rows.tolist()} for g in grouped}
+    sums = Arriving(servers, sending)
+    trained = _trained_blocks(servers, tasks, grouped, sums, progress)
     failures = {client: text for done in trained for client, text in done.report.failures.items()}
 
     reports = _combined_reports(servers, this_round, trained)
@@ -168,13 +171,17 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     if mixing.parents is not None:
         servers.inherit(mixing.parents)
     step = this_round.step
+    common = () if step is None or not step.due.any() else union(step)
+    gathers = step is not None and step.weights is None
+    learns = bool(this_round.updates or common or gathers)
     averaging = Averaging(
         shared=complement(layout.layers, servers.spec.P),
-        common=() if step is None or not step.due.any() else union(step),
+        common=common,
         blocks=blocks,
         trained=trained,
         absent=_absent(servers, this_round, failures),
         optimizer=_optimizer_of(servers, this_round, failures),
+        moved=learns,
     )
     if deliver:
         facts = combine_rows(servers, without(mixing, plan, failures, local), averaging)
@@ -184,13 +191,12 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
             assert this_round.assignment is not None
             members = servers.members(this_round.assignment)
         rescaled = scales(without(mixing, plan, failures), local) if failures else None
-        facts = reduce_sums(servers, averaging, members, rescaled)
+        facts = reduce_sums(servers, averaging, sums, members, rescaled)
     if layout.size:
         servers.keep(servers.states, plan, blocks, [done.refs[STATES] for done in trained], failures)
     changes = np.zeros(max(before, len(servers.models)))
     up = down = 0
-    gathers = step is not None and step.weights is None
-    if this_round.updates or averaging.common or gathers:
+    if learns:
         learned = _learned(servers, facts)
         for row, fact in learned.items():
             changes[row] = fact.moved
@@ -203,9 +209,9 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
 
 
 def _trained_blocks(
-    servers: Servers, tasks: Sequence[Task], groups: Sequence[slice], round: int, progress: Progress
+    servers: Servers, tasks: Sequence[Task], groups: Sequence[slice], sums: Arriving, progress: Progress
 ) -> list[Done]:
-    """The trained blocks, in order; the sums of a group of blocks are stored with its first block.
+    """The blocks trained, in their order, without their sums; those of a group are those of its first block.
 
     Raises:
         ClientError: if more than ``tolerate`` clients failed: the first of them.
@@ -215,10 +221,10 @@ def _trained_blocks(
     sent = [_together(tasks[group]) for group in groups]
     for number, done in enumerate(servers.backend.run(sent)):
         for one in _apart(done, groups[done.task], tasks):
-            trained.append(one)
+            trained.append(sums.take(one))
             failures.update(one.report.failures)
         if len(failures) > servers.tolerate:
-            client = min(failures)
+            client, round = min(failures), tasks[0].job.round
             raise ClientError(client, round, failures[client], called(servers.federation.names, client))
         progress(number + 1, sent, done)
     return sorted(trained, key=lambda done: done.task)
@@ -356,12 +362,14 @@ def _task(
     keeps: list[Key] = [ROWS] if part is None else [("sum", int(row)) for row in part.rows]
     keeps += [("report", name) for name, asked in this_round.reports.items() if asked.report.combined]
     keeps += [UPDATES] * this_round.updates + [STATES] * bool(layout.size)
+    # Large models train in the order in which their sums are added, not the longest first.
+    samples = servers.federation.sizes[clients].sum()
     return Task(
         "train",
         job,
         objects,
         tuple(keeps),
-        cost=float(servers.federation.sizes[clients].sum()),
+        cost=float(len(clients) if servers.spec.P >= LARGE else samples),
         home=int(clients[0]) // pinned if pinned else None,
         work=servers.work_of(clients, this_round.work),
     )

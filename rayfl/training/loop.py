@@ -61,6 +61,10 @@ class LoopEngine:
         self._channels_last = channels_last and len(spec.shape) == 3
         self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
 
+    def one_by_one(self, clients: int) -> bool:
+        """It always does."""
+        return True
+
     def train(
         self,
         work: LocalWork,

@@ -7,7 +7,7 @@ import pytest
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.models.flat import ModelSpec
-from rayfl.runtime.resources import Available, Node, plan_resources
+from rayfl.runtime.resources import Available, Copies, Node, ResourcePlan, plan_resources
 from rayfl.servers import building
 from rayfl.servers.building import check_model
 
@@ -29,12 +29,52 @@ def test_the_bound_of_a_model_is_the_memory():
 
 
 def test_it_says_how_much_lands_at_one_local_server():
-    """6,400 blocks of a model of 10^6 parameters, flat and in a tree."""
+    """6,400 blocks of a model of 10^6 parameters, flat and in a tree; of one client each they are smaller."""
     node = Available((Node(64.0, 0.0),), 1e13)
     settings = {"training": {"participation": 1.0}}
-    for fan_in, sums, said in ((None, 6400, True), (80, 80, False)):
-        config = load({**settings, "execution": {"block_size": 1, "fan_in": fan_in}})
-        plan = plan_resources(config, 6400, 1, 10**6, 0, node)
+    for block, fan_in, sums, said in (
+        (2, None, 6400, "51.2 GB"),
+        (2, 80, 80, ""),
+        (1, None, 6400, "25.6 GB"),
+    ):
+        config = load({**settings, "execution": {"block_size": block, "fan_in": fan_in}})
+        plan = plan_resources(config, 6400 * block, block, 10**6, 0, node)
         assert plan.sums == sums
-        assert plan.sums_gb == pytest.approx(0.008 * sums)
-        assert any("51.2 GB" in line and "fan_in" in line for line in plan.lines()) == said
+        assert plan.sums_gb == pytest.approx(0.004 * block * sums)
+        assert any("fan_in" in line for line in plan.lines()) == bool(said)
+        assert said in "".join(plan.lines())
+
+
+def planned(parameters: int, *more: str, models: int = 1, memory: float = 64e9) -> ResourcePlan:
+    config = load({}, ["training.participation=1", "execution.block_size=1", *more])
+    node = Available((Node(2.0, 0.0, memory=memory),), memory, 0.3 * memory)
+    return plan_resources(config, 100, 1, parameters, 0, node, models)
+
+
+def test_it_says_how_many_copies_of_a_model_there_are():
+    """10^8 parameters, 400 MB: 100 clients a round do not leave 100 models anywhere."""
+    plan = planned(10**8)
+    assert plan.copies == Copies(client=4, server=3, driver=2, store=2 + (2 * 5 + 4) + 4)
+    assert plan.store_gb == pytest.approx(0.4 * plan.copies.store)
+    (line,) = [line for line in plan.lines() if "copies" in line]
+    assert "4 copies (400 MB) of the model in a client actor, 3 in an LPS, 2 in the driver, 20 in the" in line
+    assert line.endswith(f"{plan.node_gb:.2f} GB on a node with 2 client actors, the LPSs and the driver")
+    small = planned(10**5)
+    assert small.copies.store == 2 + 100
+    assert planned(10**8, models=3).copies.store == 6 + (4 * 5 + 4) + 12
+    assert planned(10**8, "local=scaffold").copies.store >= 200
+
+
+def test_it_says_where_a_model_does_not_fit():
+    lines = planned(10**8, memory=5e9).lines()
+    assert any(
+        "does not fit: a node has 5.00 GB free" in line and "execution.actors" in line for line in lines
+    )
+    assert any("object store of a node has 1.50 GB only" in line for line in lines)
+    assert not any("fit" in line for line in planned(10**6, memory=5e9).lines())
+    (line,) = [x for x in planned(10**8, "execution.backend=inline").lines() if "copies" in x]
+    assert "27 copies of 400 MB" in line
+    with pytest.raises(
+        ConfigError, match=r"execution.actors: 2 actors of about 1.87 GB need more than the 3.00"
+    ):
+        planned(10**8, memory=3e9)

@@ -66,3 +66,13 @@ def test_a_device_without_room_for_one_says_so(engine) -> None:
     assert none.clients_per_call == 1
     assert sorted(block.failures) == list(range(CLIENTS))
     assert "out of memory" in block.failures[0]
+
+
+def test_models_are_copied_to_where_the_last_ones_were(engine) -> None:
+    """New memory for a large model costs more than the copy; the result is that of a fresh engine."""
+    used = engine(None)
+    train(used)
+    before = {name: value.data_ptr() for name, value in used.network._values.items()}
+    again = train(used)
+    assert {name: value.data_ptr() for name, value in used.network._values.items()} == before
+    assert torch.equal(again.rows, train(engine(None)).rows)

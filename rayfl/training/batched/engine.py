@@ -72,6 +72,10 @@ class BatchedEngine:
             raise Unsupported("each client draws random numbers of its own")
         self.recorded = RecordedSteps(recorder, self.batches.device)
 
+    def one_by_one(self, clients: int) -> bool:
+        """Whether their models are so large that calls are of one client."""
+        return self.clients_per_call == 1
+
     def train(
         self,
         work: LocalWork,

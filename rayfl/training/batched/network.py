@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -60,7 +61,8 @@ class Network:
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
-        self._parameter_names = {name for name, _ in spec.build().named_parameters()}
+        self._parameter_names = {name for name, _ in spec.outline().named_parameters()}
+        self._values: dict[str, torch.Tensor] = {}
         self.parameters: dict[str, Parameter] = {}
         self.buffers: dict[str, torch.Tensor] = {}
 
@@ -72,7 +74,8 @@ class Network:
         offset: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
     ) -> None:
-        """Take the models of C clients; the copy is contiguous tensor by tensor.
+        """Take the models of C clients; the copy is contiguous tensor by tensor, on a CPU where that of the
+        last C clients was: of a large model new memory costs more than copying.
 
         Args:
             models: ``(>= C, P)``.
@@ -81,7 +84,8 @@ class Network:
             offset: added to the gradients, shaped as ``models``; entries of buffers are ignored.
             mask: 0 where a weight is held at zero, of the same shape.
         """
-        self._values, names = self._take(models, rows), self._parameter_names
+        names = self._parameter_names
+        self._values = self._take(models, rows, into=self._values)
         offsets = self._take(offset, rows, names) if offset is not None else {}
         masks = self._take(mask, rows, names) if mask is not None else {}
         self.parameters = {
@@ -104,14 +108,22 @@ class Network:
         self._values, self.parameters, self.buffers = {}, {}, {}
 
     def _take(
-        self, vectors: torch.Tensor, rows: torch.Tensor, names: Collection[str] | None = None
+        self,
+        vectors: torch.Tensor,
+        rows: torch.Tensor,
+        names: Collection[str] | None = None,
+        into: Mapping[str, torch.Tensor] = MappingProxyType({}),
     ) -> dict[str, torch.Tensor]:
-        """Copies of the tensors (those in ``names``) of some rows of flat vectors, ``(C, *shape)`` each."""
-        return {
-            name: vectors[:, place].index_select(0, rows).view(len(rows), *shape)
-            for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True)
-            if names is None or name in names
-        }
+        """Copies of the tensors (those in ``names``) of some rows of flat vectors, ``(C, *shape)`` each, in
+        the place of those ``into`` where they fit."""
+        found = {}
+        for name, shape, place in zip(self.spec.names, self.spec.shapes, self.spec.slices, strict=True):
+            if names is None or name in names:
+                old = into.get(name)
+                fits = old is not None and len(old) == len(rows) and not on_gpu(vectors)
+                out = old.view(len(rows), -1) if old is not None and fits else None
+                found[name] = torch.index_select(vectors[:, place], 0, rows, out=out).view(len(rows), *shape)
+        return found
 
     def prepare(self, lr: float, looking_ahead: bool) -> None:
         """Before a pass: its learning rate, and whether it is the first of a step of Per-FedAvg."""
@@ -171,7 +183,7 @@ class BatchedNetwork(Network):
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        module = spec.build()
+        module = spec.outline()
         if len(list(module.named_parameters(remove_duplicate=False))) > len(self._parameter_names):
             raise Unsupported("two layers share their weights")
         self._grow(module)
@@ -212,7 +224,7 @@ class BatchedNetwork(Network):
     @override
     def release(self) -> None:
         super().release()
-        self._grow(self.spec.build())  # layers keep what their backward passes need
+        self._grow(self.spec.outline())  # layers keep what their backward passes need
 
     def _bind(self) -> None:
         for prefix, leaf in self._leaves.items():

@@ -187,6 +187,10 @@ class VmapEngine(BatchedEngine):
             self.least = least
 
     @override
+    def one_by_one(self, clients: int) -> bool:
+        return clients < self.least or (self.least <= 1 and super().one_by_one(clients))
+
+    @override
     def train(
         self,
         work: LocalWork,
