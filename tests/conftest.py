@@ -27,7 +27,7 @@ hypothesis_settings.load_profile("patient")
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers (``-n``) each takes whole files, and one takes all those that start Ray."""
+    """Of several workers (``-n``) each takes whole files, and one takes all those that start Ray in it."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
@@ -39,7 +39,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @cache
 def _scope(file: str) -> str:
-    return "ray" if "pytest.mark.ray" in (ROOT / file).read_text() else file
+    text = (ROOT / file).read_text()
+    return "ray" if "pytest.mark.ray" in text and "pytest.mark.ray_apart" not in text else file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +48,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_of_its_own(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No worker finds the Ray of another: where one runs is written into Ray's temporary folder."""
+    if os.environ.get("RAY_TMPDIR") or not hasattr(request.config, "workerinput"):
+        yield
+        return
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        patch.setenv("RAY_TMPDIR", folder)
+        yield
 
 
 RealData = Callable[..., Path]

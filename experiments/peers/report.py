@@ -16,9 +16,14 @@ from rayfl.runtime.environment import machine as describe
 Row = Mapping[str, Any]
 
 
+_MACHINE = ("processor", "cores", "memory_gb", "gpus", "python")
+"""What a reader needs to know of the machine; the rest may change from run to run."""
+
+
 def machine() -> dict[str, Any]:
     """What a result was measured on."""
-    return dict(describe())
+    found = describe()
+    return {key: found[key] for key in _MACHINE}
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -105,7 +110,11 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def _machine_line(found: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in found.items() if value)
+    gpus = "".join(f", {name}" for name in found["gpus"])
+    return (
+        f"{found['processor']}, {found['cores']} cores, {found['memory_gb']:.0f} GB{gpus}, "
+        f"Python {found['python']}"
+    )
 
 
 def figure(rows: Sequence[Row], path: Path) -> None:

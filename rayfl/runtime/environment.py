@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
 import sys
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from rayfl import __version__
 from rayfl.memory import free_memory, total_memory
 
-PACKAGES = ("rayfl", "ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
+PACKAGES = ("ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
 
 
 def versions() -> dict[str, str]:
     """Versions of the packages that results may depend on; ``missing`` where one is not installed."""
-    return {name: _version(name) for name in PACKAGES}
+    return {"rayfl": __version__, **{name: _version(name) for name in PACKAGES}}
 
 
 @cache  # cached, because a process may make many runs
@@ -28,15 +31,25 @@ def _version(name: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Python, operating system, cores, memory in GB, GPUs."""
+    """Python, operating system, processor, cores, memory in GB, GPUs."""
     import torch
 
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "python": sys.version.split()[0],
         "platform": platform.platform(),
+        "processor": _processor(),
         "cores": os.cpu_count(),
         "memory_gb": round(total_memory() / 1e9, 1),
         "memory_free_gb": round(free_memory() / 1e9, 1),
         "gpus": gpus,
     }
+
+
+def _processor() -> str:
+    """The processor's name, as Linux gives it; elsewhere what Python knows, which may be nothing."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor()

@@ -299,7 +299,10 @@ def _check_label(label: str) -> None:
 _LONGEST = 100
 """Characters of a label, or of a point of the grid."""
 
-_COLUMNS = ("method", "seed", "state", "key", "path", "error", "column", "mean", "low", "high", "seeds")
+_COLUMNS = (
+    *("method", "seed", "state", "key", "path", "rayfl", "error"),
+    *("column", "mean", "low", "high", "seeds"),
+)
 """Of the tables: an axis has a column, too."""
 
 

@@ -267,7 +267,7 @@ def _runs(study: Study) -> Section:
     frame = study.runs
     columns = []
     for name in frame.columns:
-        if name in ("key", "path", "error"):
+        if name in ("key", "path", "rayfl", "error"):
             continue
         values = frame[name]
         if values.dtype.kind in "fi":

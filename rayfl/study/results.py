@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -210,6 +211,17 @@ class Results:
         return sorted({run.seed for run in self.runs})
 
     @cached_property
+    def versions(self) -> dict[str, str]:
+        """The version of rayfl that began each finished run, by key; a run is not repeated for a new one."""
+        found = {}
+        for run in self.runs:
+            if (run.method, _place(run.point), run.seed) in self._numbers and run.key not in found:
+                with contextlib.suppress(Damaged, KeyError, TypeError):
+                    told = RunDirectory(directory_of(run)).read_json("environment.json") or {}
+                    found[run.key] = str(told["versions"]["rayfl"])
+        return found
+
+    @cached_property
     def finished(self) -> int:
         """The finished runs."""
         return len(self._numbers)
@@ -281,6 +293,7 @@ class Results:
                     **self._numbers.get((run.method, _place(run.point), run.seed), {}),
                     "key": run.key,
                     "path": str(path),
+                    "rayfl": self.versions.get(run.key),
                     **({"error": self.errors[run.key]} if run.key in self.errors else {}),
                 }
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -104,10 +105,15 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
 
 def _caption(results: Results) -> str:
     n = len(results.seeds)
+    versions = Counter(results.versions.values())
+    mixed = ""
+    if len(versions) > 1:
+        told = ", ".join(f"{version} ({count})" for version, count in sorted(versions.items()))
+        mixed = f" The runs are by different versions of rayfl: {told}; runs.csv says which."
     if n < 2:
-        return "One seed: no intervals, and no claim can be decided."
+        return f"One seed: no intervals, and no claim can be decided.{mixed}"
     few = " With so few seeds the intervals are wide." if n < FEW else ""
-    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}"
+    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{mixed}"
 
 
 def _sources(results: Results, column: str) -> list[str]:

@@ -117,7 +117,7 @@ def row(system, repetition, seconds, **more):
         "system": system,
         "repetition": repetition,
         "lines": 9,
-        "machine": {"cores": 2},
+        "machine": {"processor": "CPU", "cores": 2, "memory_gb": 8.0, "gpus": [], "python": "3.12.1"},
         "load": 0.5,
         "seconds": seconds,
         "startup": 1.0,

@@ -77,6 +77,7 @@ def test_all_methods_run_on_what_lies_in_an_own_folder(tell):
 
 
 @pytest.mark.ray
+@pytest.mark.ray_apart
 @pytest.mark.timeout(900)
 def test_on_ray_and_on_two_nodes_results_are_the_same(tell):
     isolated = subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode == 0
@@ -87,6 +88,7 @@ def test_on_ray_and_on_two_nodes_results_are_the_same(tell):
 
 @pytest.mark.slow
 @pytest.mark.ray
+@pytest.mark.ray_apart
 @pytest.mark.timeout(1800)
 def test_all_methods_on_ray(tell):
     assert tell().count("same") == len(METHODS)

@@ -488,6 +488,22 @@ def test_an_estimate_says_what_could_not_be_timed(tmp_path: Path) -> None:
     assert "a round of good" not in found.how
 
 
+def test_runs_of_another_version_are_told(done: Any, tmp_path: Path) -> None:
+    study, _ = done
+    assert set(study.runs["rayfl"]) == {rayfl.__version__}
+    assert "version" not in study_tables.main_table(study.results).caption
+    shutil.copytree(study.folder.parent / "runs", tmp_path / "runs")
+    path = min((tmp_path / "runs").glob("*/environment.json"))
+    told = json.loads(path.read_text())
+    told["versions"]["rayfl"] = "0.0.9"
+    path.write_text(json.dumps(told))
+    again, began = run(tmp_path, tmp_path / "again")
+    assert not began
+    caption = study_tables.main_table(again.results).caption
+    assert f"different versions of rayfl: 0.0.9 (1), {rayfl.__version__} (7)" in caption
+    assert again.runs.set_index("path").loc[str(path.parent), "rayfl"] == "0.0.9"
+
+
 def test_a_run_that_never_reached_a_target_is_the_last(done: Any) -> None:
     study, _ = done
     reached = {"FedAvg": math.nan, "SOLO": 1.0}
