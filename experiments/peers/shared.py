@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ class Task:
         folder: of ``x.npy`` and ``y.npy``.
         sizes: samples of each client, or empty.
         rounds: to run; without end if the system is stopped from outside.
+        method: ``fedavg``, or one of ``agree.METHODS``.
+        settings: of the method.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Task:
     folder: str
     rounds: int = 100_000
     sizes: tuple[int, ...] = ()
+    method: str = "fedavg"
+    settings: Mapping[str, float] = field(default_factory=dict)
 
     def arrays(self) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """All samples: pixels ``(N * samples, C, H, W)`` in uint8 or words ``(.., L)``, and targets."""

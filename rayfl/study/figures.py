@@ -18,7 +18,10 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from rayfl import files
 from rayfl.errors import RayflError
+from rayfl.report import figures as report_figures
+from rayfl.report import maps
 from rayfl.report.figures import LIGHT, Picture
+from rayfl.report.files import RunFiles
 from rayfl.rundir import RunDirectory
 from rayfl.statistics import mean_interval
 from rayfl.study.results import Results
@@ -99,16 +102,51 @@ class StudyPlots:
         """Accuracy against bytes sent."""
         return self._drawn(_pareto, at)
 
-    def _drawn(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
+    def clusters(self, at: Mapping[str, str] | None = None) -> Picture:
+        """The clients in the plane, coloured by their last clusters: a map for every method, first seed.
+
+        Each map is that of ``Result(path).plot.clusters()``; methods without clusters have none.
+        """
+        drawn = list(_maps(self._results, self._point(at)))
+        if not drawn:
+            raise RayflError("no finished run has clusters to draw")
+        with rc_context(_STYLE):
+            figure = Picture(figsize=(3.5 * len(drawn), 3.5), layout="constrained")
+            FigureCanvasAgg(figure)
+            for axes, (label, draw) in zip(
+                figure.subplots(1, len(drawn), squeeze=False)[0], drawn, strict=True
+            ):
+                draw(axes, LIGHT)
+                axes.set_title(f"{_plain(label)}\n{axes.get_title()}", fontsize=8)
+        return figure
+
+    def _point(self, at: Mapping[str, str] | None) -> dict[str, str]:
         point = dict(at or self._results.points[0])
         if point not in self._results.points:
             raise RayflError(f"the grid has no point {point}; valid: {self._results.points}")
+        return point
+
+    def _drawn(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
+        point = self._point(at)
         with rc_context(_STYLE):
             figure = Picture(figsize=(3.5, 2.6), layout="constrained")
             FigureCanvasAgg(figure)
             if not draw(figure.add_subplot(), self._results, point):
                 raise RayflError("no finished run has the numbers for this figure")
         return figure
+
+
+def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, report_figures.Draw]]:
+    """The methods whose run with the first seed has clusters, and what draws its map."""
+    for run in results.runs:
+        path = directory_of(run)
+        if run.seed == results.seeds[0] and dict(run.point) == dict(point) and is_finished(path):
+            run_files = RunFiles.read(path)
+            steps = maps.steps_of(run_files)
+            found = maps.map_of(run_files, steps)
+            if found is not None and steps:
+                draw = report_figures.map_of_clients(found.places[-1], steps[-1].labels, found.meaning)
+                yield run.method, draw
 
 
 def _endings(points: Sequence[Mapping[str, str]]) -> list[str]:

@@ -26,6 +26,7 @@ from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import judge
 from rayfl.study.results import Results
 from rayfl.study.running import allocate, directory_of, unfinished
+from tests.runs import TASKS
 
 SMALL: dict[str, Any] = {
     "name": "small",
@@ -189,6 +190,31 @@ def test_figures_for_notebooks(done: Any) -> None:
     assert lines["SOLO"] == pytest.approx(np.mean(means, axis=0))
     with pytest.raises(rayfl.RayflError, match="the grid has no point"):
         study.plot.clients({"training.lr": "0.3"})
+    with pytest.raises(rayfl.RayflError, match="no point"):
+        study.plot.clusters({"training.lr": "0.3"})
+
+
+def test_the_map_of_each_method_s_clusters(tmp_path: Path) -> None:
+    """A method with clusters has a map with its clients, one without has none."""
+    changes = {
+        "methods": {
+            "FedAvg": {"algorithm": "fedavg"},
+            "PACFL": {"algorithm": "pacfl", "clustering.n_clusters": 3},
+        },
+        "settings": {**SMALL["settings"], "rounds": 1, "partition": {"name": "tasks", "tasks": TASKS}},
+        "grid": {},
+        "seeds": [0],
+        "claims": [],
+        "expected": [],
+        "report": {},
+    }
+    study, _ = run(tmp_path, tmp_path / "out", **changes)
+    [path] = (tmp_path / "runs").glob("*pacfl*")
+    labels = json.loads((path / "clusters.json").read_text())["labels"]
+    axes = study.plot.clusters().axes
+    assert [each.get_title().splitlines()[0] for each in axes] == ["PACFL"]
+    drawn = [points.get_offsets() for points in axes[0].collections]
+    assert sorted(map(len, drawn)) == sorted(np.bincount(labels)[np.bincount(labels) > 0])
 
 
 def test_a_study_that_grows_runs_only_what_is_new(done: Any, tmp_path: Path) -> None:

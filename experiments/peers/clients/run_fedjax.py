@@ -72,7 +72,14 @@ def start(task, params):
     }
 
 
-def main():
+def averaging(loss, client, server, batches):
+    def mean(params, batch, rng):
+        return jnp.mean(loss(params, batch, rng))
+
+    return fed_avg.federated_averaging(jax.jit(jax.grad(mean)), client, server, batches)
+
+
+def main(method=averaging, server=None):
     task = load_task()
     x, y = task.arrays()
 
@@ -89,12 +96,12 @@ def main():
 
     def loss(params, batch, rng):
         logits = model.apply(params, rng, batch["x"])
-        return jnp.mean(fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], logits))
+        return fedjax.metrics.unreduced_cross_entropy_loss(batch["y"], logits)
 
-    algorithm = fed_avg.federated_averaging(
-        jax.jit(jax.grad(loss)),
+    algorithm = method(
+        loss,
         fedjax.optimizers.sgd(learning_rate=task.lr, momentum=task.momentum or None),
-        fedjax.optimizers.sgd(learning_rate=1.0),
+        server or fedjax.optimizers.sgd(learning_rate=1.0),
         fedjax.ShuffleRepeatBatchHParams(batch_size=task.batch_size, num_epochs=task.epochs),
     )
     sample = np.zeros((1, *task.shape[1:], task.shape[0]), np.float32)

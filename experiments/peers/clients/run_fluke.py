@@ -25,7 +25,7 @@ class RoundDone(FederationObserver):
         round_done()
 
 
-def main():
+def main(method=FedAVG, client=(), server=()):
     task = load_task()
     torch.set_num_threads(int(os.environ["PEERS_THREADS"]))
     env = FlukeENV()
@@ -54,10 +54,11 @@ def main():
             loss=torch.nn.CrossEntropyLoss,
             optimizer=DDict(name="SGD", lr=task.lr, momentum=task.momentum),
             scheduler=DDict(name="StepLR", gamma=1, step_size=1),
+            **dict(client),
         ),
-        server=DDict(weighted=True),
+        server=DDict(weighted=True, **dict(server)),
     )
-    algorithm = FedAVG(task.clients, splitter, hyper_params)
+    algorithm = method(task.clients, splitter, hyper_params)
     algorithm.set_callbacks(RoundDone())
     algorithm.run(task.rounds, task.cohort / task.clients)
     finished(algorithm.server.model.state_dict().values())

@@ -47,7 +47,7 @@ class RoundDone(TrainingProcessCallback):
         return False, Metrics()
 
 
-def main():
+def main(algorithm=FederatedAveraging, params=NNAlgorithmParams, server=None):
     task = load_task()
 
     def user(number):
@@ -60,10 +60,10 @@ def main():
     model = PyTorchModel(
         model=module,
         local_optimizer_create=functools.partial(torch.optim.SGD, momentum=task.momentum),
-        central_optimizer=torch.optim.SGD(module.parameters(), lr=1.0),
+        central_optimizer=(server or functools.partial(torch.optim.SGD, lr=1.0))(module.parameters()),
     )
-    FederatedAveraging().run(
-        algorithm_params=NNAlgorithmParams(
+    algorithm().run(
+        algorithm_params=params(
             central_num_iterations=task.rounds,
             evaluation_frequency=task.rounds,
             train_cohort_size=task.cohort,

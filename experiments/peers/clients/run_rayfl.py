@@ -52,7 +52,7 @@ class Words(Model):
         return Lstm().example(shape, classes, count, rng)
 
 
-def main():
+def main(algorithm="fedavg", **sections):
     task = load_task()
     partition = {"name": "iid", "clients": task.clients, "validation": 0.0, "test_samples": 1}
     if len(task.shape) == 1:
@@ -67,6 +67,8 @@ def main():
     result = rayfl.run(
         {
             "rounds": task.rounds,
+            "algorithm": algorithm,
+            **sections,
             "data": data,
             "partition": partition,
             "training": {

@@ -1,0 +1,88 @@
+"""The methods as their papers have them, in a plain loop: what the systems are compared with.
+
+FedProx: Li et al., MLSys 2020, Algorithm 2. SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1, option II.
+FedNova: Wang et al., NeurIPS 2020, Equation 7. FedAvgM: Hsu et al., 2019. FedAdam: Reddi et al., ICLR 2021,
+Algorithm 2, with ``v = tau^2`` before the first round.
+"""
+
+import os
+import sys
+
+import torch
+from torch.nn import functional
+
+sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from networks import build
+from shared import finished, load_task, round_done
+
+
+def flat(tensors):
+    return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
+
+
+def main():
+    torch.set_num_threads(1)
+    task = load_task()
+    s = task.settings
+    model = build(task.network, task.shape, task.classes)
+    parameters = list(model.parameters())
+    x = flat(parameters)
+    sizes = torch.tensor([task.count(i) for i in range(task.clients)], dtype=torch.float64)
+    p = sizes / sizes.sum()
+    c = torch.zeros_like(x)
+    own_c = torch.zeros(task.clients, len(x), dtype=torch.float64)
+    m, v = torch.zeros_like(x), torch.full_like(x, s.get("tau", 0.0) ** 2)
+
+    def load(values):
+        with torch.no_grad():
+            for tensor, value in zip(parameters, values.split([t.numel() for t in parameters]), strict=True):
+                tensor.copy_(value.view_as(tensor))
+
+    for _ in range(task.rounds):
+        updates, steps, changes = [], [], []
+        for i in range(task.clients):
+            images, labels = map(torch.from_numpy, task.client(i))
+            load(x)
+            taken = 0
+            for _ in range(task.epochs):
+                for at in range(0, len(images), task.batch_size):
+                    batch = slice(at, at + task.batch_size)
+                    loss = functional.cross_entropy(model(images[batch]), labels[batch])
+                    g = flat(torch.autograd.grad(loss, parameters))
+                    y = flat(parameters)
+                    if task.method == "fedprox":
+                        g = g + s["mu"] * (y - x)
+                    if task.method == "scaffold":
+                        g = g - own_c[i] + c
+                    load(y - task.lr * g)
+                    taken += 1
+            updates.append(flat(parameters) - x)
+            steps.append(taken)
+            if task.method == "scaffold":
+                new = own_c[i] - c - updates[-1] / (taken * task.lr)
+                changes.append(new - own_c[i])
+                own_c[i] = new
+        delta = torch.stack(updates)
+        tau = torch.tensor(steps, dtype=torch.float64)
+        if task.method == "scaffold":
+            x = x + delta.mean(dim=0)
+            c = c + torch.stack(changes).mean(dim=0)
+        elif task.method == "fednova":
+            x = x + (p * tau).sum() * ((p / tau)[:, None] * delta).sum(dim=0)
+        elif task.method == "fedavgm":
+            m = s["beta"] * m + (p[:, None] * delta).sum(dim=0)
+            x = x + m
+        elif task.method == "fedadam":
+            mean = (p[:, None] * delta).sum(dim=0)
+            m = s["beta1"] * m + (1 - s["beta1"]) * mean
+            v = s["beta2"] * v + (1 - s["beta2"]) * mean**2
+            x = x + s["lr"] * m / (v.sqrt() + s["tau"])
+        else:
+            x = x + (p[:, None] * delta).sum(dim=0)
+        round_done()
+    load(x)
+    finished(tensor.detach() for tensor in parameters)
+
+
+if __name__ == "__main__":
+    main()
