@@ -76,7 +76,7 @@ def environment(system: System, folder: Path, marks: Path, threads: int) -> dict
     """The variables for a client script."""
     return {
         **os.environ,
-        "PYTHONPATH": str(HERE.parents[1]) if not system.own else "",
+        "PYTHONPATH": "" if system.own else f"{HERE.parents[1]}{os.pathsep}{HERE}",
         "RAY_ADDRESS": "local",
         "RAY_worker_niceness": "0",
         "PEERS_TASK": str(folder),

@@ -105,7 +105,7 @@ class StudyPlots:
     def clusters(self, at: Mapping[str, str] | None = None) -> Picture:
         """The clients in the plane, coloured by their last clusters: a map for every method, first seed.
 
-        Each map is that of ``Result(path).plot.clusters()``; methods without clusters have none.
+        Each map is that of ``Result(path).plot.clusters()``.
         """
         drawn = list(_maps(self._results, self._point(at)))
         if not drawn:
@@ -137,7 +137,7 @@ class StudyPlots:
 
 
 def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, report_figures.Draw]]:
-    """The methods whose run with the first seed has clusters, and what draws its map."""
+    """The methods whose run with the first seed is finished, and what draws its map."""
     for run in results.runs:
         path = directory_of(run)
         if run.seed == results.seeds[0] and dict(run.point) == dict(point) and is_finished(path):

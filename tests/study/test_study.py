@@ -195,7 +195,6 @@ def test_figures_for_notebooks(done: Any) -> None:
 
 
 def test_the_map_of_each_method_s_clusters(tmp_path: Path) -> None:
-    """A method with clusters has a map with its clients, one without has none."""
     changes = {
         "methods": {
             "FedAvg": {"algorithm": "fedavg"},
@@ -210,10 +209,11 @@ def test_the_map_of_each_method_s_clusters(tmp_path: Path) -> None:
     }
     study, _ = run(tmp_path, tmp_path / "out", **changes)
     [path] = (tmp_path / "runs").glob("*pacfl*")
-    labels = json.loads((path / "clusters.json").read_text())["labels"]
+    labels = json.loads((path / "clusters.json").read_text())["timeline"][-1]["labels"]
     axes = study.plot.clusters().axes
-    assert [each.get_title().splitlines()[0] for each in axes] == ["PACFL"]
-    drawn = [points.get_offsets() for points in axes[0].collections]
+    assert [each.get_title().splitlines()[0] for each in axes] == ["FedAvg", "PACFL"]
+    assert len(axes[0].collections) == 1  # one model for all
+    drawn = [points.get_offsets() for points in axes[1].collections]
     assert sorted(map(len, drawn)) == sorted(np.bincount(labels)[np.bincount(labels) > 0])
 
 

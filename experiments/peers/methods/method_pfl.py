@@ -11,6 +11,7 @@ import torch
 from pfl.algorithm.fedprox import FedProx, FedProxParams
 from pfl.algorithm.scaffold import SCAFFOLD, SCAFFOLDParams
 from pfl.data.user_state import DiskUserStateStorage
+from pfl.stats import MappedVectorStatistics
 from shared import load_task
 
 
@@ -20,6 +21,8 @@ def main():
     if task.method == "fedprox":
         run_pfl.main(FedProx, functools.partial(FedProxParams, mu=s["mu"]))
     elif task.method == "scaffold":
+        # pfl 0.6 reads states by torch.load, which takes known classes only since PyTorch 2.6.
+        torch.serialization.add_safe_globals([MappedVectorStatistics])
         params = functools.partial(
             SCAFFOLDParams,
             population=task.clients,

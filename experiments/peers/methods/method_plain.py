@@ -3,6 +3,8 @@
 FedProx: Li et al., MLSys 2020, Algorithm 2. SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1, option II.
 FedNova: Wang et al., NeurIPS 2020, Equation 7. FedAvgM: Hsu et al., 2019. FedAdam: Reddi et al., ICLR 2021,
 Algorithm 2, with ``v = tau^2`` before the first round.
+
+``PEERS_VARIANT`` changes one thing, to show that it is what a system differs by (``agree.WHY``).
 """
 
 import os
@@ -24,6 +26,7 @@ def main():
     torch.set_num_threads(1)
     task = load_task()
     s = task.settings
+    variant = os.environ.get("PEERS_VARIANT", "")
     model = build(task.network, task.shape, task.classes)
     parameters = list(model.parameters())
     x = flat(parameters)
@@ -31,14 +34,14 @@ def main():
     p = sizes / sizes.sum()
     c = torch.zeros_like(x)
     own_c = torch.zeros(task.clients, len(x), dtype=torch.float64)
-    m, v = torch.zeros_like(x), torch.full_like(x, s.get("tau", 0.0) ** 2)
+    m, v = torch.zeros_like(x), torch.full_like(x, 0.0 if variant else s.get("tau", 0.0) ** 2)
 
     def load(values):
         with torch.no_grad():
             for tensor, value in zip(parameters, values.split([t.numel() for t in parameters]), strict=True):
                 tensor.copy_(value.view_as(tensor))
 
-    for _ in range(task.rounds):
+    for number in range(1, task.rounds + 1):
         updates, steps, changes = [], [], []
         for i in range(task.clients):
             images, labels = map(torch.from_numpy, task.client(i))
@@ -59,7 +62,8 @@ def main():
             updates.append(flat(parameters) - x)
             steps.append(taken)
             if task.method == "scaffold":
-                new = own_c[i] - c - updates[-1] / (taken * task.lr)
+                sign = 1 if variant == "sign" else -1
+                new = own_c[i] - c + sign * updates[-1] / (taken * task.lr)
                 changes.append(new - own_c[i])
                 own_c[i] = new
         delta = torch.stack(updates)
@@ -68,15 +72,24 @@ def main():
             x = x + delta.mean(dim=0)
             c = c + torch.stack(changes).mean(dim=0)
         elif task.method == "fednova":
-            x = x + (p * tau).sum() * ((p / tau)[:, None] * delta).sum(dim=0)
+            weights = p / tau * (p * tau).sum()
+            x = (weights[:, None] * delta).sum(dim=0) + (weights.sum() if variant == "models" else 1) * x
         elif task.method == "fedavgm":
-            m = s["beta"] * m + (p[:, None] * delta).sum(dim=0)
+            if variant != "late" or number > 1:
+                m = s["beta"] * m + (p[:, None] * delta).sum(dim=0)
             x = x + m
         elif task.method == "fedadam":
             mean = (p[:, None] * delta).sum(dim=0)
             m = s["beta1"] * m + (1 - s["beta1"]) * mean
             v = s["beta2"] * v + (1 - s["beta2"]) * mean**2
-            x = x + s["lr"] * m / (v.sqrt() + s["tau"])
+            first, second = 1 - s["beta1"] ** number, 1 - s["beta2"] ** number
+            if variant == "bias":
+                x = x + s["lr"] * (m / first) / ((v / second).sqrt() + s["tau"])
+            elif variant == "next bias":
+                first, second = 1 - s["beta1"] ** (number + 1), 1 - s["beta2"] ** (number + 1)
+                x = x + s["lr"] * second**0.5 / first * m / (v.sqrt() + s["tau"])
+            else:
+                x = x + s["lr"] * m / (v.sqrt() + s["tau"])
         else:
             x = x + (p[:, None] * delta).sum(dim=0)
         round_done()
