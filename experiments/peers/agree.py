@@ -11,7 +11,7 @@ Other methods: four clients, three rounds of two epochs, batches of 8. A client'
 image, so that the order does not matter although clients take several steps. The scripts are those of
 ``methods/``; ``method_plain.py`` has the methods as their papers do.
 
-``--write`` keeps the tables in ``results/agreement.md``.
+``--write`` writes the whole page ``results/agreement.md``.
 """
 
 from __future__ import annotations
@@ -185,12 +185,12 @@ def table(names: Sequence[str]) -> str:
 
 
 def methods_table(names: Sequence[str]) -> str:
-    """The deviations of the other methods, in Markdown, and why a system differs."""
+    """The deviations of the other methods, in Markdown, and the reasons of large ones."""
     columns = [name for name in names if any(name in method.systems for method in METHODS.values())]
     lines = [
-        "The same for other methods, each as its paper has it; *moved*: how far a weight moved at most.",
+        "The same for other methods. The plain loop does what the method's paper says.",
         "",
-        f"| method | {' | '.join(systems.SYSTEMS[name].title for name in columns)} | *moved* |",
+        f"| method | {' | '.join(systems.SYSTEMS[name].title for name in columns)} | *largest change* |",
         "| --- " * (2 + len(columns)) + "|",
     ]
     reasons = []

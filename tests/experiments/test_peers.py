@@ -207,3 +207,49 @@ def test_places_in_a_cluster_are_not_client_ids(tmp_path):
     path.write_text("x = 1\n")
     with pytest.raises(SystemExit, match="no function cluster_clients"):
         positions.from_file(path)
+
+
+def test_methods_have_scripts_and_reasons_a_plain_loop_that_shows_them():
+    import agree
+    import systems
+
+    plain = (PEERS / "methods" / "method_plain.py").read_text()
+    for name, method in agree.METHODS.items():
+        assert name in plain or name == "fedavg"
+        for system in method.systems:
+            script = PEERS / "methods" / f"method_{system}.py"
+            assert systems.SYSTEMS[system]
+            assert name in script.read_text() or system in ("rayfl", "flwr")
+    for (name, system), (variant, why) in agree.WHY.items():
+        assert system in agree.METHODS[name].systems
+        assert f'"{variant}"' in plain or variant == "zero"
+        assert why
+
+
+def test_the_order_of_a_client_s_images_does_not_matter(tmp_path):
+    import agree
+    import shared
+
+    folder = agree.several_steps(tmp_path, "fednova")
+    task = shared.Task(**json.loads((folder / "task.json").read_text()))
+    for client, size in enumerate(agree.METHODS["fednova"].sizes):
+        x, y = task.client(client)
+        assert len(x) == size
+        assert (x == x[0]).all()
+        assert (y == y[0]).all()
+    assert not (task.client(0)[0][0] == task.client(1)[0][0]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.ray_apart
+@pytest.mark.parametrize("name", ["fedprox", "scaffold", "fednova", "fedavgm", "fedadam"])
+def test_methods_are_those_of_their_papers(tmp_path, name):
+    import agree
+    import systems
+
+    folder = agree.several_steps(tmp_path, name)
+    expected = agree.final(systems.SYSTEMS["plain"], folder, agree.HERE / "method_plain.py")
+    found = agree.final(systems.SYSTEMS["rayfl"], folder, agree.HERE / "method_rayfl.py")
+    assert agree.deviation(found, expected) < agree.ROUNDING
+    assert agree.deviation(expected, agree._start()) > 1000 * agree.ROUNDING
