@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private.node import Node as RayNode
 from ray.autoscaler.sdk import request_resources
 from ray.exceptions import RayError
 from ray.experimental.internal_kv import _internal_kv_get
@@ -95,14 +94,19 @@ def _without_cluster_processes() -> Iterator[None]:
 
     Each takes a second or two of a core, for which everything else waits, and 50 to 100 MB.
     """
-    kept = {name: getattr(RayNode, name) for name in _FOR_CLUSTERS if hasattr(RayNode, name)}
+    try:
+        node: Any = importlib.import_module("ray._private.node").Node
+    except (ImportError, AttributeError):  # Ray has moved it: all processes start
+        yield
+        return
+    kept = {name: getattr(node, name) for name in _FOR_CLUSTERS if hasattr(node, name)}
     try:
         for name in kept:
-            setattr(RayNode, name, lambda node, **options: None)
+            setattr(node, name, lambda node, **options: None)
         yield
     finally:
         for name, method in kept.items():
-            setattr(RayNode, name, method)
+            setattr(node, name, method)
 
 
 _brought: list[tuple[str, ...]] = []
