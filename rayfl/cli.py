@@ -83,7 +83,7 @@ def run(
         bool,
         typer.Option(
             "--resume",
-            help="resume the run of these settings that the same command has begun before, if there is one: "
+            help="resume the run of these settings that the same command started before, if there is one: "
             "for jobs that may be started again",
         ),
     ] = False,
@@ -561,7 +561,7 @@ def newcomers(
     column: Annotated[
         str | None,
         typer.Option(
-            help="of a table or folder: the column that says whose a sample is; default: that of "
+            help="of a table or folder: the column with each sample's newcomer; default: that of "
             "partition.column, else all are one newcomer's"
         ),
     ] = None,

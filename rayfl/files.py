@@ -27,7 +27,7 @@ or ``remove``, and the path that will have been changed."""
 
 @contextlib.contextmanager
 def boundary(path: Path) -> Iterator[None]:
-    """What is done inside writes to ``path``.
+    """Context manager for code that writes to ``path``.
 
     Raises:
         DiskError: if the disk is full, the folder gone, or the like.

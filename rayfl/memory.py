@@ -1,6 +1,6 @@
-"""How much memory there is: the machine's, or that of the control group (a container) if it has less.
+"""The available memory: of the machine, or of the control group (a container) if it has less.
 
-And what becomes of memory that is freed.
+Also whether freed memory is kept by the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _VERSIONS = (
 
 
 def total_memory(cgroup: Path = CGROUP) -> int:
-    """Bytes that this process could get at most."""
+    """The largest amount of memory that this process could have, in bytes."""
     total = int(psutil.virtual_memory().total)
     for limit, _, _ in _VERSIONS:
         try:

@@ -5,13 +5,13 @@ the end. Object stores cannot rename, so the order of writes replaces a rename: 
 ``manifest.json`` is written after all files that it lists and removed before them; ``summary.json``, which
 marks a run as finished, comes last. A concurrent reader finds the earlier checkpoints.
 
-Nor do they lock anything. A process that wants to write to a run puts an object of its own below ``.lease/``,
-and gives way if it then sees another's that is alive. S3, GCS and Azure show in a list what was written
-before it, so of two processes at least one sees the other; both may give way. The object is written anew
-every few seconds, with the run's status for those who watch. One that has not changed for a minute is of a
-dead process: the next one removes it. Whoever was only asleep for so long finds that out before it publishes
-again, and stops. What this cannot exclude is a process that falls asleep for a minute in the middle of
-publishing.
+They have no locks either. A process that wants to write to a run puts an object of its own, a *lease*, below
+``.lease/``, and gives up if it then sees the lease of another live process. Listings of S3, GCS and Azure
+contain everything written before, so of two processes at least one sees the other; both may give up. A lease
+is written again every few seconds, with the run's status for observers. If it has not changed for a minute
+its process is considered dead, and the next process removes it. A process that was only suspended for that
+long notices it before it publishes again, and stops. The one case that this cannot exclude is a process that
+is suspended for a minute in the middle of publishing.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ _NOTE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"
 process's object below ``.lease/`` there."""
 
 _BEAT = 10.0
-"""Seconds between two times that such an object is written."""
+"""Seconds between two writes of a lease."""
 
 _DEAD = 60.0
-"""Seconds without a change after which its process is held to be dead."""
+"""Seconds without a change after which the process of a lease is considered dead."""
 
 _LOOK = 1.0
-"""Seconds between two looks at those of others."""
+"""Seconds between two checks of the leases of others."""
 
 _held: set[str] = set()
-"""Leases that this process holds. One that could not be removed is not among them."""
+"""The leases that this process holds, without those that could not be removed."""
 
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
@@ -91,7 +91,7 @@ def _parts(url: str) -> tuple[str, str]:
 
 
 def runs(root: str) -> dict[str, float]:
-    """When the runs below a root began, in seconds since 1970, by name.
+    """The start times of the runs below a root, in seconds since 1970, by name.
 
     Raises:
         DiskError: if the storage does not answer.
@@ -163,7 +163,7 @@ class Remote:
         return system, f"{path.rstrip('/')}/{self.name}"
 
     def files(self) -> dict[str, int]:
-        """The sizes of what is there, by name; leases are not part of it.
+        """The sizes of the remote files, by name, without leases.
 
         Raises:
             DiskError: if the storage does not answer.
@@ -172,7 +172,7 @@ class Remote:
         return {name: size for name, (size, _) in there.items() if not name.startswith(f"{_LEASE}/")}
 
     def _list(self, folder: str = "") -> dict[str, tuple[int, float]]:
-        """Size of each file, and when it was written by the clock there."""
+        """Size of each remote file, and the time of its last change by the storage's clock."""
         from pyarrow import fs
 
         with self._reaching():
@@ -193,14 +193,12 @@ class Remote:
 
         Raises:
             DiskError: if that fails; the remote directory stays readable.
-            Held: if another process has taken the run for that of a dead one.
+            Held: if another process considered this one dead and has resumed the run.
         """
         there, before = {name: size for name, (size, _) in self._list().items()}, _known(folder)
         leases = [name for name in there if name.startswith(f"{_LEASE}/")]
         if (folder / _LEASE).is_file() and (folder / _LEASE).read_text() not in leases:
-            raise Held(
-                f"{self}: another process has gone on with this run, since this one was silent for long"
-            )
+            raise Held(f"{self}: another process has resumed this run, because this one did not respond")
         for name in leases:
             del there[name]
         here = _visible(folder)
@@ -265,15 +263,15 @@ class Remote:
 
     @contextlib.contextmanager
     def leased(self, folder: Path, say: Callable[[str], None]) -> Iterator[None]:
-        """Be the only process that writes to the run.
+        """Context manager: become the only process that writes to the run.
 
         Args:
             folder: its staging folder.
-            say: called with a line if it takes a minute to see whether another process is dead.
+            say: called with a line if it takes a minute to find out whether another process is dead.
 
         Raises:
-            Held: if there is another, or this folder is behind what is there.
-            DiskError: if nothing answers there.
+            Held: if there is another process, or if the remote run is ahead of this folder.
+            DiskError: if the storage does not answer.
         """
         mine, end = f"{_LEASE}/{uuid.uuid4().hex}", threading.Event()
         self._sign(mine, folder)
@@ -283,7 +281,7 @@ class Remote:
         try:
             self._outlast_others(mine, say)
             if _progress(set(_visible(folder))) < _progress(set(self.files())):
-                raise Held(f"{self}: has got further on another machine just now; give the command again")
+                raise Held(f"{self}: has continued on another machine in the meantime; repeat the command")
             (folder / _LEASE).write_text(mine)
             yield
         finally:
@@ -295,7 +293,7 @@ class Remote:
                 self._remove(mine)
 
     def _sign(self, lease: str, folder: Path) -> None:
-        """Write a lease: who holds it, and what the run does."""
+        """Write a lease: its process, and the status of the run."""
         says: dict[str, Any] = {"machine": _machine(), "pid": os.getpid(), "born": _born(os.getpid())}
         with contextlib.suppress(OSError, ValueError):
             says["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
@@ -307,7 +305,7 @@ class Remote:
                 out.write(json.dumps(says).encode())
 
     def _stay(self, lease: str, folder: Path, end: threading.Event) -> None:
-        """Write a lease anew until the end, unless somebody has removed it."""
+        """Keep writing a lease until the end, unless another process has removed it."""
         while not end.wait(_BEAT):
             with contextlib.suppress(DiskError):  # it may answer again
                 if lease not in self._list(_LEASE):
@@ -315,7 +313,7 @@ class Remote:
                 self._sign(lease, folder)
 
     def _outlast_others(self, mine: str, say: Callable[[str], None]) -> None:
-        """Return when all others are dead; on this machine that is seen at once.
+        """Return when all other processes are dead; on this machine that is known at once.
 
         Raises:
             Held: if one is alive.
@@ -326,7 +324,7 @@ class Remote:
             found = {name: when for name, (_, when) in self._list(_LEASE).items()}
             now = found.pop(mine, None)
             if now is None:
-                raise Held(f"{self}: another process wants to run this run; give the command again")
+                raise Held(f"{self}: another process wants to start this run; repeat the command")
             for name, when in list(found.items()):
                 says = self._read_json(name)
                 who = f"process {says.get('pid')} on {str(says.get('machine')).partition('/')[0]}"
@@ -347,7 +345,7 @@ class Remote:
             time.sleep(_LOOK)
 
     def _read_json(self, name: str) -> dict[str, Any]:
-        """What a small object says; nothing if it is gone or no mapping."""
+        """The contents of a small JSON object; empty if it does not exist or is not a mapping."""
         with contextlib.suppress(DiskError, ValueError), self._reaching():
             system, path = self._place
             with system.open_input_stream(f"{path}/{name}") as file:
@@ -356,7 +354,7 @@ class Remote:
         return {}
 
     def glance(self, folder: Path) -> None:
-        """Put here what ``rayfl runs`` and ``rayfl top`` read of a run: its config, and what it does now.
+        """Fetch what ``rayfl runs`` and ``rayfl top`` read of a run: its config and status.
 
         Raises:
             DiskError: if the storage does not answer.
@@ -387,7 +385,7 @@ class Remote:
 
 
 def _machine() -> str:
-    """This machine until it boots the next time, and on it this container: where process ids are ours."""
+    """An id of this machine until its next boot, and of this container: the scope of process ids."""
     boot, space = Path("/proc/sys/kernel/random/boot_id"), "/proc/self/ns/pid"
     booted = boot.read_text().strip() if boot.is_file() else f"{psutil.boot_time():.0f}"
     return f"{socket.gethostname()}/{booted}/{os.readlink(space) if os.path.islink(space) else ''}"

@@ -318,7 +318,7 @@ def test_a_process_that_has_lost_its_lease_stops(settings: dict[str, Any], root:
             lost.append(there)
 
     lost: list[Remote] = []
-    with pytest.raises(Held, match="another process has gone on with this run"):
+    with pytest.raises(Held, match="another process has resumed this run"):
         rayfl.run(elsewhere(settings, root, seed=9), on_event=lose)
     assert "config.yaml" in lost[0].files()
     assert [*lost[0]._list(".lease")] == [".lease/other"]
@@ -330,7 +330,7 @@ def test_who_is_behind_what_is_there_does_not_begin(settings: dict[str, Any], tm
     path = rayfl.run(elsewhere(settings, root)).path
     (path / "summary.json").unlink()
     with (
-        pytest.raises(Held, match="has got further on another machine just now"),
+        pytest.raises(Held, match="has continued on another machine in the meantime"),
         RunDirectory(path).locked(),
     ):
         pass

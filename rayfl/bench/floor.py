@@ -1,4 +1,6 @@
-"""The floor of a round: the arithmetic that training needs, over what the machine's matrix products reach."""
+"""The floor of a round: the arithmetic that training needs, divided by the speed of the machine's matrix
+products.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,14 @@ from rayfl.models import ModelSpec
 from rayfl.training.batches import Batches
 
 _SIDE = 768
-"""Of the matrices whose product is timed: three of them lie in the cache, and edges do not count."""
+"""Side of the matrices whose product is timed: three of them fit into the cache, and edge effects are
+negligible.
+"""
 
 
 def peak(tries: int = 9) -> float:
-    """Floating-point operations a second of one core in products of large matrices; the best of some tries.
+    """Floating-point operations per second of one core in products of large matrices; the best of several
+    tries.
 
     A product and a sum are two operations.
     """
@@ -36,17 +41,16 @@ def peak(tries: int = 9) -> float:
 
 
 def operations(spec: ModelSpec, batches: Batches, samples: int) -> float:
-    """Operations of products and convolutions in one step, forwards and backwards, of so many samples.
+    """Operations of products and convolutions in one step, forward and backward, on this many samples.
 
-    Everything else (activations, normalisation, the update) needs none that count here. The input needs no
-    gradient.
+    Everything else (activations, normalisation, the update) is not counted. The input needs no gradient.
     """
-    from torch.utils.flop_counter import FlopCounterMode  # deferred: it imports much
+    from torch.utils.flop_counter import FlopCounterMode  # deferred: its imports are slow
 
     module = spec.build().train()
     x, y = batches.train(np.arange(samples))
     with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
-        warnings.simplefilter("ignore")  # the next line warns of GPUs that are not there
+        warnings.simplefilter("ignore")  # the next line warns about missing GPUs
         with torch.backends.mkldnn.flags(enabled=False):
             spec.loss.mean(module(x), y).backward()  # type: ignore[no-untyped-call]
     return float(counter.get_total_flops())

@@ -1,7 +1,7 @@
 """What a round of every method costs compared with FedAvg's, on the models and clients of W1 to W3.
 
-Everything runs in this process, on one thread: the figure is processor time, which other processes hardly
-change. Each method takes turns with FedAvg, round by round, so that both meet the same machine.
+Everything runs in this process on one thread and is measured in CPU time, which other processes hardly
+affect. Each method takes turns with FedAvg, round by round, so that other load affects both equally.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ METHODS: Mapping[str, dict[str, Any]] = {
     "fedsem": {"algorithm": {"name": "fedsem", "clusters": 4}},
     "flis_hc": {"algorithm": "flis_hc", **_CLUSTERS},
 }
-"""Sections of the config; the first is what the others are compared with. FLIS (DC) is left out: its clients
-test as many models as there are participants."""
+"""Sections of the config; the first is what the others are compared with. FLIS (DC) is omitted: each of
+its clients tests the models of all participants.
+"""
 
 WARM_UP = 2
-"""Rounds that are left out: the first compiles, in the second some clients have state for the first time."""
+"""Rounds that are not counted: the first compiles; in the second some clients have state for the first
+time.
+"""
 
 
 def run(
@@ -63,7 +66,8 @@ def run(
         say: called with a line for each method and workload.
 
     Returns:
-        A row a method: for each workload its median CPU milliseconds a round (``W1_ms``), and the median of
+        One row per method: for each workload its median CPU milliseconds per round (``W1_ms``), and the
+            median of
         the paired ratios to the first method's round of the same turn (``W1_times``, above 1: slower).
     """
     rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in methods}

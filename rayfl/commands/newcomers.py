@@ -1,4 +1,6 @@
-"""``rayfl newcomers``: clients that come after a run has ended find their cluster, and are tested."""
+"""``rayfl newcomers``: assign clients that join after a run to clusters, fine-tune their models, and test
+them.
+"""
 
 from __future__ import annotations
 
@@ -37,16 +39,17 @@ PLACED = (
     "client", "name", "n", "cluster", "new_cluster", "model",
     "distance", "next_distance", "usual", "measure", "far",
 )  # fmt: skip
-"""The columns that say where a newcomer was placed; the others are tests."""
+"""The columns about the assignment of a newcomer; the others are tests."""
 
 
 @dataclass(frozen=True)
 class Owners:
-    """Whose the samples of a table or folder are, which have no numbers of newcomers.
+    """How the samples of a table or folder, which name no newcomers, are divided among newcomers.
 
     Attributes:
-        column: that says whose a sample is; None: that of ``partition.name=column``, else all are one's.
-        test_fraction: of each newcomer's samples for tests, where the source does not say which.
+        column: with the newcomer of each sample; None: that of ``partition.name=column``, else there is one
+            newcomer.
+        test_fraction: of each newcomer's samples for tests, if the source does not divide them.
         seed: of that draw.
     """
 
@@ -68,16 +71,16 @@ def assign_newcomers(
         path: the run directory.
         data: an .npz file with ``x_train``, ``y_train``, ``x_test``, ``y_test``, and ``client_train`` and
             ``client_test``, the number of the newcomer (from 0) that each sample belongs to, or its id as
-            text; without the latter two all samples are one newcomer's. Colour images have the axes of
+            text; without the latter two all samples belong to one newcomer. Colour images have the axes of
             ``data.layout`` if the run's data do; labels are as the newcomers see them. Or a table or folder
             of images like those of the run, with ``owners``.
         epochs: of fine-tuning; 0 for none.
         local_epochs: of training alone; 0 for none. By default as many as a client of the run has had on
             average.
-        owners: whose the samples of a table or folder are.
+        owners: how the samples of a table or folder are divided among newcomers.
 
     Returns:
-        A row a newcomer. It is written to ``newcomers.csv`` in the run directory:
+        One row per newcomer. The table is written to ``newcomers.csv`` in the run directory:
 
         - ``client``: its number, after those of the run; ``name``: its id, if the file has ids; ``n``:
           training samples;
@@ -90,7 +93,7 @@ def assign_newcomers(
           test (Per-FedAvg), and ``accuracy_finetuned``;
         - ``accuracy_global``: with the average of all clusters' models, each weighted by the training samples
           of the clients that use it; ``accuracy_local``: with a model that it has trained alone from w_0.
-        - what else the loss measures, with the same endings: ``rmse``, ``rmse_finetuned``...; ``loss`` where
+        - the other measures of the loss, with the same endings: ``rmse``, ``rmse_finetuned``...; ``loss`` if
           there are no accuracies.
 
         What was sent to assign them, by old clients too, and to give them their models is written to
@@ -133,8 +136,8 @@ class NewSamples:
     """The samples of B newcomers.
 
     Attributes:
-        samples: theirs alone.
-        train, test: the places in these of each one's, ``B`` arrays.
+        samples: of the newcomers alone.
+        train, test: the positions of each newcomer's samples, ``B`` arrays.
         names: their ids ``(B,)``, if the file has ids and not numbers.
     """
 
@@ -196,18 +199,18 @@ def _names(config: Config, data: Path, more: MoreSamples, owners: Owners) -> Nam
     """The newcomer of each sample of a table or folder, by its id ``(n,)``.
 
     Raises:
-        DataError: if there is no such column, or it says nothing of a sample.
+        DataError: if there is no such column, or it is empty for a sample.
     """
     column = owners.column or getattr(config.partition, "column", None)
     if column is None:
         return np.zeros(len(more.y), np.int64).astype(str)
     if column not in more.columns:
         known = ", ".join(sorted(more.columns)) or "none"
-        raise DataError(f"{data}: has no column {column!r} that says whose a sample is, only {known}")
+        raise DataError(f"{data}: has no column {column!r} with each sample's newcomer, only {known}")
     found = more.columns[column]
     empty = np.flatnonzero(found == "")
     if len(empty):
-        raise DataError(f"{data}: column {column!r} does not say whose sample {empty[0]} is")
+        raise DataError(f"{data}: column {column!r} is empty for sample {empty[0]}")
     return found
 
 
@@ -380,7 +383,7 @@ class _Newcomers:
         return frame
 
     def add_tests(self, frame: pd.DataFrame, epochs: int, local_epochs: int | None) -> None:
-        """Test them, as :func:`assign_newcomers` says; adds the columns behind those of :data:`PLACED`."""
+        """Test them, as :func:`assign_newcomers` says; adds the columns after those of :data:`PLACED`."""
         config, saved, rounds = self.config, self.saved, self.before.round
         models = self.models[self.ids]
         # Where the run's clients adapt their models before every test, that is also how they train on.

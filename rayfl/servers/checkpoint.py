@@ -395,7 +395,7 @@ def _refuse_other_format(path: Path) -> None:
         return
     if found not in _READ:
         raise OtherFormat(
-            f"{path}: has format {found!r}, and this version of rayfl reads {_FORMATS}; go on with the "
+            f"{path}: has format {found!r}, and this version of rayfl reads {_FORMATS}; resume with the "
             "version that wrote it (environment.json in the run directory says which), or begin a new run"
         )
 

@@ -1,9 +1,9 @@
-"""Has the kernels compiled by a process of its own, while a run still imports, starts Ray and reads its data.
+"""Compiles the kernels in a separate process while a run still imports, starts Ray and reads its data.
 
-On a machine on which rayfl runs for the first time Numba compiles them, which takes one core some seconds.
-What needs a kernel in the meantime waits until it is there (:mod:`rayfl.training.batched.jit`): the code is
-the same whoever compiles it, so that no result depends on it. ``python -m
-rayfl.training.batched.compile_all`` does it by hand, such as for the image of a container.
+When rayfl runs for the first time on a machine, Numba compiles the kernels, which takes some seconds of one
+core. A process that needs a kernel in the meantime waits for it (:mod:`rayfl.training.batched.jit`). The code
+is the same regardless of which process compiles it, so no result depends on it. ``python -m
+rayfl.training.batched.compile_all`` compiles them by hand, for example for a container image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 def cache() -> Path:
     """The folder of compiled code: ``NUMBA_CACHE_DIR``, or one in the user's folder of caches."""
     home = os.path.expanduser("~")
-    home = tempfile.gettempdir() if home == "~" else home  # a container's user may have none
+    home = tempfile.gettempdir() if home == "~" else home  # a user in a container may have none
     return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home, ".cache", "rayfl", "numba"))
 
 
@@ -31,7 +31,7 @@ def begin() -> bool:
         if stamp().exists():
             return False
         cache().mkdir(parents=True, exist_ok=True)
-        if not os.access(cache(), os.W_OK):  # nobody would find the code
+        if not os.access(cache(), os.W_OK):  # other processes would not find the code
             return False
     except OSError:
         return False
@@ -41,14 +41,14 @@ def begin() -> bool:
         child = subprocess.Popen(
             command, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
         )
-    except OSError:  # no memory, no processes: the run will compile what it needs
+    except OSError:  # no memory or too many processes: the run compiles what it needs
         return False
     threading.Thread(target=child.wait, name="rayfl-ahead", daemon=True).start()
     return True
 
 
 def stamp() -> Path:
-    """The file that says that the kernels are compiled: another version or CPU has another one.
+    """The file that marks the kernels as compiled; it differs by version and CPU.
 
     Raises:
         OSError: if the kernels' source cannot be read.
@@ -60,7 +60,7 @@ def stamp() -> Path:
 
 
 def _cpu() -> str:
-    """The CPU's model and what it can do."""
+    """The CPU's model and features."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

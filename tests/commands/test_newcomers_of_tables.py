@@ -144,7 +144,7 @@ WRONG: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "a gap": (lambda f: f.assign(age=[*f["age"][:-1], None]), r"csv:31: column 'age' is empty"),
     "no column": (lambda f: f.drop(columns="age"), r"new.csv: has no column 'age', only hospital, colour"),
     "no owners": (lambda f: f.drop(columns="hospital"), r"new.csv: has no column 'hospital' that says whose"),
-    "no owner": (lambda f: f.assign(hospital=["", *f["hospital"][1:]]), r"does not say whose sample 0 is"),
+    "no owner": (lambda f: f.assign(hospital=["", *f["hospital"][1:]]), r"is empty for sample 0"),
     "one sample": (
         lambda f: f.assign(hospital=["alone", *f["hospital"][1:]]),
         r"new.csv: newcomer 'alone' has no sample in its test part",
