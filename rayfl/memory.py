@@ -53,10 +53,11 @@ _LARGEST, _MOST = 1 << 25, 1 << 28
 
 
 def keep_freed(all_of_it: bool = False) -> None:
-    """Have this process keep memory that it frees, for what it allocates next (with the GNU C library).
+    """Make this process keep freed memory for later allocations (with the GNU C library).
 
-    By default tensors of some megabytes go back to the system when they are freed, and every step of training
-    gets them anew, page by page: a quarter of the time of a small network with a large vocabulary.
+    By default the memory of tensors of some megabytes is returned to the system when they are freed, and
+    every training step gets it again page by page, which takes a quarter of the time of a small network with
+    a large vocabulary.
 
     Args:
         all_of_it: also pieces of more than 32 MB, for processes that copy large models: new pages take much
