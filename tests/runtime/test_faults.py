@@ -245,9 +245,10 @@ def test_ray_does_not_report_deaths_that_are_mended_unless_asked_to(
                 actors = [p for p in processes if "HostActor" in " ".join(p.cmdline())]
                 actors[0].kill()
                 killed.append(actors[0].pid)
-        assert process.wait(280) == 0
+        assert process.stderr is not None
+        text = "".join(said) + process.stderr.read()
+        assert process.wait(280) == 0, text
     assert killed
-    text = "".join(said) + (process.stderr.read() if process.stderr else "")
     assert ("(raylet)" in text) == bool(own)
     assert "60/60" in text
 
