@@ -161,7 +161,7 @@ class Head:
         begun = time.monotonic()
         while ready not in self.log.read_text():
             assert self.process.poll() is None, self.log.read_text()
-            assert time.monotonic() - begun < 60, self.log.read_text()
+            assert time.monotonic() - begun < 240, self.log.read_text()
             time.sleep(0.2)
 
 
