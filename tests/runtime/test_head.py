@@ -94,7 +94,7 @@ def test_a_head_that_is_started_again_knows_its_jobs_and_runs_go_on(
         with (tmp_path / "here.out").open("w") as out, (tmp_path / "here.err").open("w") as err:
             watching = subprocess.Popen(here, env=environment, stdout=out, stderr=err)
         try:
-            wait_for_rounds(tmp_path / "jobs", 3, timeout=400)
+            wait_for_rounds(tmp_path / "jobs", 7, timeout=400)  # behind its first checkpoint
             wait_for_rounds(tmp_path / "here", 3, timeout=400)
             power_cut(first)
             with started(head("b")) as second:
