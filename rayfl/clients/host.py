@@ -591,8 +591,9 @@ def _weights(mixing: BlockMixing, place: int, delivered: NDArray[np.float64]) ->
 
 
 def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> Partial:
-    """The part of the row at ``place`` of a block's part of A; ``statistics`` numbers at the end are running
-    statistics."""
+    """The part of the row at ``place`` of a block's part of A; ``statistics`` entries at the end are
+    running statistics.
+    """
     weights = mixing.weights[place] * sent.delivered
     weight, keep = _weights(mixing, place, sent.delivered)
     alone = len(weights) == 1 and sent.kept is None and not (mixing.keep is not None and statistics)

@@ -30,14 +30,14 @@ while others train."""
 class Partial:
     """A part of one row of ``A W``: ``sum_j a_j w_j`` over a block, and ``weight = sum_j a_j``.
 
-    The sum is ``factor * total``; it covers the shared (not personal) numbers of the model, in float64: with
-    whole-number weights the sums are exact to 2^-53, so how clients are grouped does not show in the float32
-    result.
+    The sum is ``factor * total``; it covers the shared (not personal) parameters of the model, in float64:
+    with whole-number weights the sums are exact to 2^-53, so how clients are grouped does not show in the
+    float32 result.
 
     Attributes:
         total: ``(S,)`` in float64, or a single number that stands for S of them; of a block of one client the
             model itself, in float32: half as many bytes.
-        weight: of all numbers, or of each ``(S,)`` where clients leave some out.
+        weight: one number, or one for each parameter ``(S,)`` if clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
         statistics: how many entries at the end are running statistics. These are averaged with weights ``a_j
             + b_j`` in ``total``: ``b_j`` may be negative, which would make a variance negative.
@@ -134,7 +134,9 @@ def summed(partials: Sequence[Partial]) -> NDArray[np.float64]:
 
 
 def sum_piece(into: NDArray[np.float64], partials: Sequence[Partial], number: int) -> None:
-    """The piece of this number of the sum of ``factor * total``, in the order of the parts."""
+    """Write piece ``number`` of the sum of ``factor * total`` over the parts, in their order, to ``into``
+    ``(n,)``.
+    """
     first, *rest = partials
     piece = _piece(first, number)
     if piece.dtype == np.float64:

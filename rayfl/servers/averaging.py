@@ -96,7 +96,7 @@ class Averaging:
         trained: the result of each block.
         absent: how many clients of each model count although they did not take part; None if they do not.
         optimizer: the server step, if any, for all models.
-        moved: whether the GPS asks how far models moved.
+        needs_norms: whether the GPS needs the norms of the models' updates.
     """
 
     shared: Segments
@@ -105,7 +105,7 @@ class Averaging:
     trained: Sequence[Done]
     absent: NDArray[np.int64] | None
     optimizer: Optimizer | None
-    moved: bool
+    needs_norms: bool
 
     def own_optimizer(self, models: Sequence[int]) -> Optimizer | None:
         """The server step for some models."""
@@ -125,6 +125,8 @@ def reduce_sums(
     """Each LPS reduces its rows in the order of the blocks; returns by reference what the GPS may be told.
 
     ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
+
+    ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
     """
     parts = _tree(servers, sums.by_row())
     facts = []
@@ -141,7 +143,7 @@ def reduce_sums(
             tuple(still),
             None if members is None else int(members[row]),
             averaging.own_optimizer([row]),
-            averaging.moved,
+            averaging.needs_norms,
         )
         objects, keeps = {MODEL: servers.models[row], **parts[row]}, [MODEL, FACTS]
         if members is not None:
@@ -212,7 +214,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
             keep=keep[some],
             statistics=length_from(averaging.shared, servers.spec.n_parameters),
             optimizer=averaging.own_optimizer(some),
-            moved=averaging.moved,
+            needs_norm=averaging.needs_norms,
         )
         objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in some}
         objects.update({("rows", b): averaging.trained[b].refs[ROWS] for b in wanted})

@@ -432,7 +432,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32]) -> str:
-    """SHA-256 of the final models and client states: equal hashes are equal bits."""
+    """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``: equal hashes are equal bits."""
     digest = hashlib.sha256()
     for rows in (models, state_rows):
         digest.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy

@@ -715,7 +715,7 @@ def _leaves(settings: Mapping[str, Any], above: str = "") -> Iterator[tuple[str,
 
 
 def tensors_of(spec: ModelSpec, vector: NDArray[np.float32]) -> dict[str, torch.Tensor]:
-    """A model ``(P,)`` as the tensors of its module, each with memory of its own."""
+    """A model ``(P,)`` as the tensors of its module; no memory is shared."""
     return {name: tensor.clone() for name, tensor in spec.to_state_dict(vector).items()}
 
 

@@ -37,12 +37,12 @@ class Reduced:
     Attributes:
         common: the sum over the common layers and its weight; numbers of weight 0 are the model's own.
         weight: what took part in the row: of all numbers, or of each in the model ``(P,)``.
-        moved: how far the model moved; running statistics are no part of the way. NaN if nobody asked.
+        update_norm: the norm of the model's update, without running statistics; NaN if it was not needed.
     """
 
     common: Partial
     weight: Weight
-    moved: float
+    update_norm: float
 
 
 MODEL: Key = ("model", 0)
@@ -91,7 +91,7 @@ class ReduceJob:
         still: parts that no block has sent.
         members: how many clients the model has, if there is a vector; else None.
         optimizer: the server step, if any.
-        moved: whether the GPS asks how far the model moved.
+        needs_norm: whether the GPS needs the norm of the model's update.
     """
 
     model: int
@@ -100,7 +100,7 @@ class ReduceJob:
     still: tuple[Partial, ...] = ()
     members: int | None = None
     optimizer: Optimizer | None = None
-    moved: bool = True
+    needs_norm: bool = True
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class CombineJob:
         statistics: how many entries at the end are running statistics, see
             :class:`~rayfl.clients.partial.Partial`.
         optimizer: the server step, if any.
-        moved: as for :class:`ReduceJob`.
+        needs_norm: as for :class:`ReduceJob`.
     """
 
     shared: Segments
@@ -132,7 +132,7 @@ class CombineJob:
     keep: NDArray[np.float64]
     statistics: int
     optimizer: Optimizer | None = None
-    moved: bool = True
+    needs_norm: bool = True
 
 
 class LocalServer:
@@ -415,7 +415,7 @@ class _Next:
             weight = np.zeros(len(self._model))
             _put(weight, job.shared, np.asarray(self._weight))
         sent = _take(weight, job.common) if isinstance(weight, np.ndarray) else weight
-        return self._new, Reduced(Partial(self._common(totals), sent), weight, self._moved()), memory
+        return self._new, Reduced(Partial(self._common(totals), sent), weight, self._update_norm()), memory
 
     def _common(self, totals: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """The sums of the common layers."""
@@ -425,8 +425,8 @@ class _Next:
         _put(full, self._job.shared, totals)
         return _take(full, self._job.common)
 
-    def _moved(self) -> float:
-        if not self._job.moved:
+    def _update_norm(self) -> float:
+        if not self._job.needs_norm:
             return math.nan
         way = _take(np.subtract(self._new, self._model, dtype=np.float64), self._job.shared)
         return float(np.linalg.norm(way[: self._size - self._row.statistics]))

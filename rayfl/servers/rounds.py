@@ -181,7 +181,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         trained=trained,
         absent=_absent(servers, this_round, failures),
         optimizer=_optimizer_of(servers, this_round, failures),
-        moved=learns,
+        needs_norms=learns,
     )
     if deliver:
         facts = combine_rows(servers, without(mixing, plan, failures, local), averaging)
@@ -199,7 +199,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     if learns:
         learned = _learned(servers, facts)
         for row, fact in learned.items():
-            changes[row] = fact.moved
+            changes[row] = fact.update_norm
         if step is not None and gathers:
             gather(servers, step, learned)
         if step is not None and averaging.common:

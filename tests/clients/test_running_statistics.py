@@ -85,7 +85,7 @@ def test_by_hand() -> None:
         parts.append(Partial(total, weight, keep=b[k], statistics=1))
     new, reduced = reduce(((0, 3),), (), old, *parts)
     np.testing.assert_allclose(new, expected, rtol=1e-6)
-    assert reduced.moved == pytest.approx(np.hypot(expected[0] - 5, expected[1] - 5))
+    assert reduced.update_norm == pytest.approx(np.hypot(expected[0] - 5, expected[1] - 5))
     # Somebody absent counts 5 at the old model, in the statistic too.
     absent = Partial(np.zeros(1), 0.0, keep=5.0)
     new, _ = reduce(((0, 3),), (), old, *parts, absent)

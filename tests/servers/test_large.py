@@ -105,10 +105,10 @@ def _joined(part: Partial) -> Partial:
 
 
 def _reduced(
-    shared: Ranges, model: NDArray[np.float32], parts: Sequence[Partial], moved: bool = False
+    shared: Ranges, model: NDArray[np.float32], parts: Sequence[Partial], needs_norm: bool = False
 ) -> NDArray[np.float32]:
     objects: dict[Key, Any] = {MODEL: model, **{("sum", place): part for place, part in enumerate(parts)}}
-    job = ReduceJob(0, shared, (), moved=moved)
+    job = ReduceJob(0, shared, (), needs_norm=needs_norm)
     new: NDArray[np.float32] = LocalServer().reduce(job, objects).objects[MODEL]
     return new
 

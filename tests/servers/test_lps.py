@@ -72,8 +72,8 @@ def test_how_far_a_model_moved() -> None:
     """Also where only some numbers are shared; a model that nobody trained did not."""
     one = Partial(np.array([1.0, 2.0]), 1.0)
     model = np.array([9, 1, 0, 9], np.float32)
-    assert reduce(((1, 3),), (), model, one)[1].moved == 2.0
-    assert reduce(((1, 3),), (), model, Partial(np.zeros(2), 0.0))[1].moved == 0.0
+    assert reduce(((1, 3),), (), model, one)[1].update_norm == 2.0
+    assert reduce(((1, 3),), (), model, Partial(np.zeros(2), 0.0))[1].update_norm == 0.0
 
 
 @given(
@@ -101,7 +101,7 @@ def test_trained_rows_give_what_sums_give(
         sums[0] = Partial(sums[0].total, sums[0].weight, keep[row])
         model, fact = reduce(ALL, common, old[row], *sums)
         assert new[row].tobytes() == model.tobytes()
-        assert facts[row].moved == fact.moved
+        assert facts[row].update_norm == fact.update_norm
         np.testing.assert_allclose(facts[row].common.total, fact.common.total, rtol=1e-12)
         assert facts[row].common.weight == fact.common.weight
 
