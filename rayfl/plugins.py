@@ -31,7 +31,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rayfl.errors import ConfigError, nearest
+from rayfl.errors import ConfigError, RayflError, nearest
 from rayfl.settings import Registry, parts_of
 
 ENTRY_POINTS = "rayfl.parts"
@@ -368,6 +368,27 @@ def broken(error: BaseException, given: str) -> ConfigError:
                 break
     text = " ".join(str(error).split())
     return ConfigError(where, f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+def call_part(part: object, method: str, *given: Any) -> Any:
+    """Call a method of a part before a run; an error in a user's own code is a line that says where.
+
+    Raises:
+        ConfigError: in place of any error of a part that is not rayfl's.
+    """
+    try:
+        return getattr(part, method)(*given)
+    except RayflError:
+        raise
+    except Exception as error:
+        if is_own(part):
+            raise
+        raise broken(error, type(part).__module__) from error
+
+
+def is_own(part: object) -> bool:
+    """Whether a part is rayfl's."""
+    return type(part).__module__.partition(".")[0] == __name__.partition(".")[0]
 
 
 def _offer(module: ModuleType, registries: Iterable[Registry[Any]]) -> None:

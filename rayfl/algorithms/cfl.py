@@ -7,7 +7,7 @@ under privacy constraints", IEEE TNNLS 2020 (arXiv 2019), Algorithms 1, 4 and 5.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -16,46 +16,20 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.algorithms.base import Algorithm, losses_on
+from rayfl.algorithms.cfl_state import CFLState
 from rayfl.algorithms.contract import (
     Clients,
     Mixing,
     Plan,
     Regrouping,
     RoundReport,
-    ServerState,
     Setup,
-    per_client,
-    per_model,
 )
 from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
 from rayfl.clustering.newcomers import Fit
 from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide, reference_of_half
-from rayfl.clustering.tree import ParameterTree
 from rayfl.training.reports import ClientReport, Reports, UpdateLengths
-
-
-@dataclass(frozen=True)
-class CFLState(ServerState):
-    """The parameter tree, and what is known about the latest updates.
-
-    Attributes:
-        tree: its nodes are the models.
-        update_norms: the norm of each model's update in the last round ``(K,)``.
-        complete: whether the update is the mean over all its members ``(K,)``.
-        norms: norms of the clients' latest updates ``(N,)``; NaN if none was made in the present cluster.
-        reference: the norm with which each cluster's longest update is compared ``(K,)``.
-        ripe: number of rounds for which the criteria on norms have been met ``(K,)``.
-    """
-
-    tree: ParameterTree = field(default_factory=ParameterTree)
-    renamed: ClassVar[Mapping[str, str]] = {"moved": "update_norms"}
-
-    update_norms: NDArray[np.float64] = per_model(np.nan)
-    complete: NDArray[np.bool_] = per_model(False)
-    norms: NDArray[np.float64] = per_client(np.nan)
-    reference: NDArray[np.float64] = per_model(0.0)
-    ripe: NDArray[np.int64] = per_model(0)
 
 
 class CFL(Algorithm[CFLState]):
@@ -170,21 +144,10 @@ class CFL(Algorithm[CFLState]):
 
         Where not all members took part, the norm of the mean is not known yet: it does not refuse then.
         """
-        norms, reference = state.norms.copy(), state.reference.copy()
-        lengths = report.reports["norms"]
-        sent = ~np.isnan(lengths)
-        norms[plan.cohort[sent]] = lengths[sent]
-        np.maximum.at(reference, plan.group[sent], lengths[sent])
-        took_part = np.bincount(plan.group[sent], minlength=state.models)
-        members = np.bincount(state.assignment[setup.present], minlength=state.models)
-        state = super().end(setup, state, plan, report)
-        complete = took_part == members
-        state = replace(
-            state, norms=norms, reference=reference, update_norms=report.model_changes, complete=complete
-        )
+        state = super().end(setup, state.observed(setup, plan, report), plan, report)
         ripe = np.zeros(state.models, np.int64)
         for cluster in np.unique(state.assignment[setup.present]).tolist():
-            _, seen = self._seen(setup, state, cluster)
+            _, seen = state.latest(setup, cluster, self.weighted)
             if self.criteria.met(replace(seen, mean=np.nan_to_num(seen.mean))):
                 ripe[cluster] = state.ripe[cluster] + 1
         return replace(state, ripe=ripe)
@@ -235,38 +198,24 @@ class CFL(Algorithm[CFLState]):
         self, setup: Setup, state: CFLState, cluster: int, clients: Clients
     ) -> tuple[Bipartition, UpdateNorms] | None:
         """The halves of a cluster that is to be split, and the norms that say so; None of the others."""
-        members, seen = self._seen(setup, state, cluster)
+        members, seen = state.latest(setup, cluster, self.weighted)
         if np.isnan(seen.each).any() or state.ripe[cluster] < self.criteria.patience:
             return None
-        similarities, latest = self._compare(setup, members, seen, clients)
+        similarities, latest = self._compare(members, seen, clients)
         best = decide(self.criteria, members, similarities, latest)
         return None if best is None else (best, latest)
 
-    def _seen(self, setup: Setup, state: CFLState, cluster: int) -> tuple[NDArray[np.int64], UpdateNorms]:
-        """The members of a cluster that are there and the norms of their latest updates.
-
-        That of the mean is NaN if not all of them took part in the last round.
-        """
-        members: NDArray[np.int64] = setup.present[state.assignment[setup.present] == cluster]
-        weights = setup.sizes[members].astype(np.float64) if self.weighted else np.ones(len(members))
-        mean = float(state.update_norms[cluster]) if state.complete[cluster] else np.nan
-        reference = float(state.reference[cluster])
-        return members, UpdateNorms(mean, state.norms[members], weights, reference, state.round)
-
     def _compare(
-        self, setup: Setup, members: NDArray[np.int64], seen: UpdateNorms, clients: Clients
+        self, members: NDArray[np.int64], norms: UpdateNorms, clients: Clients
     ) -> tuple[NDArray[np.float64], UpdateNorms]:
         """Cosines of the members' latest updates, condensed, and their norms with that of their mean."""
         from scipy.spatial.distance import squareform
 
         if self.sketch:
             rows = clients.sketches(members, self.sketch)
-            similarities = squareform(cosines.tile(rows, rows), checks=False)
-            mean = float(np.linalg.norm(seen.weights @ rows.astype(np.float64) / seen.weights.sum()))
-        else:
-            similarities = squareform(clients.cosines(members), checks=False)
-            mean = cosines.mean_norm(similarities, seen.each, seen.weights)
-        return similarities, replace(seen, mean=mean) if np.isnan(seen.mean) else seen
+            return squareform(cosines.tile(rows, rows), checks=False), norms.with_mean_of(rows)
+        similarities = squareform(clients.cosines(members), checks=False)
+        return similarities, norms.with_mean_by(similarities)
 
     def diagnose(self, setup: Setup, state: CFLState, clients: Clients) -> list[dict[str, Any]]:
         """A row a cluster: the norms of its updates, also relative; with ``gap`` how clear the bipartition.
@@ -275,11 +224,11 @@ class CFL(Algorithm[CFLState]):
         """
         rows = []
         for cluster in np.unique(state.assignment[setup.present]).tolist():
-            members, seen = self._seen(setup, state, cluster)
+            members, seen = state.latest(setup, cluster, self.weighted)
             more: dict[str, Any] = {}
             known = not np.isnan(seen.each).any() and len(members) > 1
             if self.gap and clients.groups is not None and known:
-                similarities, seen = self._compare(setup, members, seen, clients)
+                similarities, seen = self._compare(members, seen, clients)
                 halves = bipartition(similarities, members, self.criteria.linkage)
                 more = {
                     "gap": separation_gap(similarities, clients.groups[members]),
@@ -291,10 +240,10 @@ class CFL(Algorithm[CFLState]):
 
     def join(self, setup: Setup, state: CFLState, newcomers: NDArray[np.int64], clients: Clients) -> CFLState:
         """Newcomers walk down the parameter tree (Algorithm 4)."""
-        at = np.zeros(len(newcomers), np.int64)
-        while len(walking := np.flatnonzero(np.isin(at, state.tree.parent))):
-            updates = clients.updates_from(newcomers[walking], at[walking], self.tree_sketch)
-            at[walking] = [state.tree.down(*step) for step in zip(at[walking].tolist(), updates, strict=True)]
+        at = state.tree.walk(
+            len(newcomers),
+            lambda who, nodes: clients.updates_from(newcomers[who], nodes, self.tree_sketch),
+        )
         assignment, norms = state.assignment.copy(), state.norms.copy()
         assignment[newcomers], norms[newcomers] = at, np.nan
         return replace(state, assignment=assignment, norms=norms)
@@ -323,6 +272,5 @@ class CFL(Algorithm[CFLState]):
         present, models = setup.present, state.assignment.copy()
         losses = np.nan_to_num(losses_on("validation", present, clients), nan=np.inf)
         for client, own in zip(present, losses, strict=True):
-            way = state.tree.path(int(models[client]))
-            models[client] = way[int(np.argmin(own[way]))]
+            models[client] = state.tree.best_on_the_way(int(models[client]), own)
         return models

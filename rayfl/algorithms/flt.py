@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.algorithms.contract import Clients, Mixing, Plan, Regrouping, Setup, per_client
-from rayfl.algorithms.one_shot import OneShotClustered, OneShotState, of_all
+from rayfl.algorithms.one_shot import OneShotClustered, OneShotState
+from rayfl.algorithms.one_shot_newcomers import of_all
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.graph import kinds_of_clients, with_newcomers
 from rayfl.clustering.newcomers import Fit, fit_by_means, nearest_cluster

@@ -39,7 +39,7 @@ from rayfl.clients.partial import LARGE, Adding, Partial, Weight
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
-from rayfl.errors import ClientError, DataError, RayflError
+from rayfl.errors import ClientError, ConfigError, DataError, RayflError
 from rayfl.evaluation import Score, Scores
 from rayfl.local import Outcome, Start
 from rayfl.memory import resident
@@ -214,6 +214,9 @@ class ClientHost:
         for name in job.reports:
             report: ClientReport = objects["report", name]
             found = report.compute(trained)
+            if np.shape(found)[:1] != (len(rows),):
+                what = f"compute returned shape {np.shape(found)} for {len(rows)} clients"
+                raise ConfigError(type(report).__name__, what, "expected a row for each (B, ...)")
             if report.combined:
                 kept["report", name] = found
             else:

@@ -9,13 +9,14 @@ noise explains (Eq. 39).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
+from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, Linkage, Similarities, bipartition
 from rayfl.settings import Section
 
@@ -55,6 +56,16 @@ class UpdateNorms:
         with np.errstate(invalid="ignore", divide="ignore"):  # before the first update
             mean, largest = np.array([self.mean, self.max]) / np.array([orthogonal, self.reference])
         return float(mean), float(largest)
+
+    def with_mean_of(self, updates: NDArray[np.floating]) -> UpdateNorms:
+        """These norms; if that of the mean is unknown, it is taken from updates or sketches ``(m, q)``."""
+        mean = self.weights @ updates.astype(np.float64) / self.weights.sum()
+        return replace(self, mean=float(np.linalg.norm(mean))) if np.isnan(self.mean) else self
+
+    def with_mean_by(self, similarities: Similarities) -> UpdateNorms:
+        """The same by the cosines of the updates, condensed."""
+        mean = cosines.mean_norm(similarities, self.each, self.weights)
+        return replace(self, mean=mean) if np.isnan(self.mean) else self
 
     @property
     def facts(self) -> dict[str, float]:

@@ -6,14 +6,18 @@ under privacy constraints*, 2019, Algorithm 4 and Eq. 47.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.clustering import cosines
 from rayfl.clustering.newcomers import Fit
+
+Ask: TypeAlias = Callable[[NDArray[np.intp], NDArray[np.int64]], NDArray[np.float32]]
+"""Updates of clients ``(m,)`` from nodes ``(m,)``."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,24 @@ class ParameterTree:
         v0, v1 = np.flatnonzero(self.parent == node)
         a0, a1 = (cosines.tile(update[None], self.sent[self.edge == v]).max() for v in (v0, v1))
         return int(v0 if a0 > a1 else v1)
+
+    def walk(self, walkers: int, ask: Ask) -> NDArray[np.int64]:
+        """The leaves that clients reach from the root ``(n,)``, one step after the other (Algorithm 4).
+
+        Args:
+            walkers: n.
+            ask: trains some of them from the nodes where they are; sketches of their updates ``(m, q)``.
+        """
+        at = np.zeros(walkers, np.int64)
+        while len(walking := np.flatnonzero(np.isin(at, self.parent))):
+            updates = ask(walking, at[walking])
+            at[walking] = [self.down(*step) for step in zip(at[walking].tolist(), updates, strict=True)]
+        return at
+
+    def best_on_the_way(self, leaf: int, losses: NDArray[np.float64]) -> int:
+        """The node of least loss ``(K,)`` on the way from the root to a leaf; of equal ones the lowest."""
+        way = self.path(leaf)
+        return way[int(np.argmin(losses[way]))]
 
     def fit(self, updates: NDArray[np.float32], nodes: NDArray[np.int64]) -> Fit:
         """How well newcomers fit the children that they went to.

@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Samples, called
 from rayfl.data.federation import (
+    assigned_by,
     check_settings,
     client_tests,
     divided,
@@ -233,7 +234,7 @@ def build_stages(
                 f"it would happen after {event.round} of {rounds} rounds",
                 f"it must lie in 1..{rounds - 1}" if rounds > 1 else "a single round has no room for events",
             )
-    assignment = partition.assign(samples, seed)
+    assignment = assigned_by(partition, samples, seed)
     newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)
     assignment, newcomers = _reordered(assignment, newcomers)
     names = worth_naming(assignment.names)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Ranges, Samples, called
 from rayfl.errors import ConfigError, DataError
+from rayfl.plugins import call_part, is_own
 from rayfl.random import generator
 
 if TYPE_CHECKING:
@@ -20,6 +21,41 @@ _AUTO_TOTAL = 20_000_000
 _AUTO_LEAST = 50
 _TOGETHER = 1 << 22
 """Samples of clients that are put in order together."""
+
+
+def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment:
+    """What a partition decides; that of a user's own is checked.
+
+    Raises:
+        DataError: if it is no division of the samples.
+    """
+    found = call_part(partition, "assign", samples, seed)
+    if is_own(partition):
+        return cast("Assignment", found)
+    where = f"partition: {partition.name}"
+    if not isinstance(found, Assignment):
+        raise DataError(f"{where}: assign returned a {type(found).__name__}; expected an Assignment")
+    for part, lists, total in (
+        ("clients", found.clients, len(samples.y_train)),
+        ("test", found.test, len(samples.y_test)),
+    ):
+        if lists is None or isinstance(lists, Ragged):
+            continue
+        for client, ids in enumerate(lists):
+            values = np.asarray(ids)
+            if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
+                what = f"an array of {values.dtype} {values.shape}; expected integers (n,)"
+                raise DataError(f"{where}: {part}: client {client} has {what}")
+            if len(values) and not (values.min() >= 0 and values.max() < total):
+                wrong = values.min() if values.min() < 0 else values.max()
+                raise DataError(f"{where}: {part}: client {client} has sample {wrong} of 0 to {total - 1}")
+            if not len(values) and part == "clients":
+                raise DataError(f"{where}: client {client} has no training sample")
+    taken = Ragged.of(found.clients).values
+    if len(np.unique(taken)) < len(taken):
+        ids, counts = np.unique(taken, return_counts=True)
+        raise DataError(f"{where}: training sample {ids[counts.argmax()]} is given out twice")
+    return found
 
 
 def build_federation(
@@ -52,7 +88,7 @@ def build_federation(
         DataError: if the partition is impossible, or a client has no label with a test sample.
     """
     check_settings(samples, validation, test_samples)
-    assignment = partition.assign(samples, seed)
+    assignment = assigned_by(partition, samples, seed)
     assigned = Ragged.of(assignment.clients)
     samples, maps = with_label_maps(divided(samples), assignment)
     names = worth_naming(assignment.names)

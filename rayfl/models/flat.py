@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from rayfl import random
 from rayfl.errors import ConfigError, nearest
 from rayfl.losses import CrossEntropy, Loss
-from rayfl.models.base import Model
+from rayfl.models.base import Model, one_line
+from rayfl.plugins import broken, is_own
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -82,9 +83,11 @@ class ModelSpec:
         try:
             module = model.outline(tuple(shape), classes)
         except (RuntimeError, OverflowError, TypeError) as error:  # sizes beyond 64 bits
-            raise ConfigError(
-                "model", f"{model.name_of()!r} cannot be built: {str(error).splitlines()[0]}"
-            ) from error
+            raise ConfigError("model", f"{model.name_of()!r} cannot be built: {one_line(error)}") from error
+        except Exception as error:
+            if isinstance(error, ConfigError) or is_own(model):
+                raise
+            raise broken(error, type(model).__module__) from error
         parameters, tensors = dict(module.named_parameters()), dict(flat_tensors(module))
         for name, tensor in tensors.items():
             if torch.nn.parameter.is_lazy(tensor):

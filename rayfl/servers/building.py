@@ -24,6 +24,7 @@ from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.models.base import one_line, task_of
 from rayfl.ordering import Ordering
+from rayfl.plugins import call_part, is_own
 from rayfl.servers.models import Blocks, Servers
 from rayfl.units import size
 
@@ -77,6 +78,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     check_model(spec.P, total_memory())
     config.model.check(spec.build, spec.shape, spec.classes)
     check_words(spec, stages[0].federation.samples)
+    check_loss(spec)
     check_hierarchy(config, spec, stages[0].federation.clients)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
@@ -183,6 +185,27 @@ def check_inputs(model: Model, samples: Samples) -> None:
     if samples.task != "texts":
         suited = [name for name, part in MODELS.items() if part.tokens == (samples.task == "words")]
     raise ConfigError("model.name", what, f"use one of {', '.join(suited)}")
+
+
+def check_loss(spec: ModelSpec) -> None:
+    """Refuse a loss of a user's own that does not give a number for each prediction.
+
+    Raises:
+        ConfigError
+    """
+    import torch
+
+    if is_own(spec.loss):
+        return
+    _, targets = spec.model.example(spec.shape, spec.classes, 3, np.random.default_rng(0))
+    words = task_of(spec.model) == "words"
+    outputs = torch.zeros(3, spec.classes, *(spec.shape if words else ()), requires_grad=True)
+    truth = torch.zeros(3, spec.classes) if spec.loss.numeric else torch.from_numpy(targets)
+    expected = (3, *spec.shape) if words else (3,)
+    each = call_part(spec.loss, "each", outputs, truth)
+    if not isinstance(each, torch.Tensor) or tuple(each.shape) != expected:
+        what = f"shape {tuple(each.shape)}" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
+        raise ConfigError(f"{spec.loss.name}.each", f"returned {what}", f"expected a tensor {expected}")
 
 
 def check_words(spec: ModelSpec, samples: Samples) -> None:

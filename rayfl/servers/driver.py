@@ -37,7 +37,7 @@ from rayfl.events import (
 from rayfl.memory import resident
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory, clean
-from rayfl.servers import testing
+from rayfl.servers import hooks, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
 from rayfl.servers.mixing import check as check_mixing
@@ -253,12 +253,12 @@ class Driver:
             for index in set(starts)
         }
         self.servers.begin([models[index] for index in starts])
-        state = self.algorithm.begin(self.setup)
+        state: ServerState = hooks.begin(self.algorithm, self.setup)
         flatten(state)  # a state that cannot be written is refused now
         return state
 
     def _resume(self) -> ServerState | None:
-        kind = type(self.algorithm.begin(self.setup))
+        kind = type(hooks.begin(self.algorithm, self.setup))
         saved, wrong = Checkpoint.newest(self.run_dir.path / "checkpoints", kind)
         for text in wrong:
             self.emit(Note(text))
@@ -309,9 +309,9 @@ class Driver:
         state = self._events(state)
         clients = self._queries(state)
         state = self._regroup(state, algorithm.recluster(self.setup, state, clients))
-        state, cohort = algorithm.cohort(self.setup, state, clients)
+        state, cohort = hooks.cohort(algorithm, self.setup, state, clients)
         state = algorithm.select(self.setup, state, cohort, clients)
-        plan = self.servers.ordered(algorithm.plan(self.setup, state, cohort))
+        plan = self.servers.ordered(hooks.plan(algorithm, self.setup, state, cohort))
         this_round = self._round_of(state, plan)
         former = list(self.servers.models)
         report = train(self.servers, this_round, self._progress(state.round))

@@ -1,0 +1,81 @@
+"""The hooks of a method, checked: what another's method returns is refused in a line, not met much later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms import Algorithm, Clients, Plan, ServerState, Setup
+from rayfl.errors import ConfigError
+
+
+def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
+    """The state before round 0.
+
+    Raises:
+        ConfigError: if it is no :class:`~rayfl.algorithms.ServerState`, or has not a model for each client.
+    """
+    state = algorithm.begin(setup)
+    where = f"{algorithm.name}.begin"
+    if not isinstance(state, ServerState):
+        raise ConfigError(where, f"returned {_what(state)}", "expected a ServerState")
+    _check(where, "assignment", state.assignment, setup.clients, state.models)
+    return state
+
+
+def cohort(
+    algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Clients
+) -> tuple[Any, NDArray[np.int64]]:
+    """The next state, and the clients that take part.
+
+    Raises:
+        ConfigError: unless they are ids of present clients, ascending.
+    """
+    found = algorithm.cohort(setup, state, clients)
+    where = f"{algorithm.name}.cohort"
+    if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], ServerState)):
+        raise ConfigError(where, f"returned {_what(found)}", "expected (state, ids)")
+    ids = found[1]
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
+        raise ConfigError(where, f"the ids are {_what(ids)}", "expected one client or more, integers (M,)")
+    if ids.min() < 0 or ids.max() >= setup.clients or not (setup.sizes[ids] > 0).all():
+        wrong = next(i for i in ids.tolist() if not 0 <= i < setup.clients or not setup.sizes[i])
+        raise ConfigError(where, f"there is no client {wrong} now", "take some of setup.present")
+    if (np.diff(ids) <= 0).any():
+        raise ConfigError(where, "the ids are not ascending", "return np.unique(ids)")
+    return found
+
+
+def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np.int64]) -> Plan:
+    """Who starts from which model.
+
+    Raises:
+        ConfigError: unless each array has an entry for every client of the cohort, of models that exist.
+    """
+    found = algorithm.plan(setup, state, cohort)
+    where = f"{algorithm.name}.plan"
+    if not isinstance(found, Plan):
+        raise ConfigError(where, f"returned {_what(found)}", "expected a Plan")
+    _check(where, "cohort", found.cohort, None, setup.clients)
+    for name in ("start", "group"):
+        _check(where, name, getattr(found, name), len(found.cohort), state.models)
+    return found
+
+
+def _check(where: str, name: str, values: Any, count: int | None, below: int) -> None:
+    """Integers from 0 to ``below - 1``, as many as are needed."""
+    if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
+        raise ConfigError(where, f"{name} is {_what(values)}", "expected integers, one for each client")
+    if count is not None and len(values) != count:
+        raise ConfigError(where, f"{name} has {len(values)} entries for {count} clients", "give one for each")
+    if len(values) and not (values.min() >= 0 and values.max() < below):
+        wrong = values.min() if values.min() < 0 else values.max()
+        raise ConfigError(where, f"{name} holds {wrong}", f"expected 0 to {below - 1}")
+
+
+def _what(value: object) -> str:
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} {value.shape}"
+    return "nothing (None)" if value is None else f"a {type(value).__name__}"

@@ -1,0 +1,167 @@
+"""Parts of a user's own that return what they must not: a line before they do harm, exit code 2."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+import rayfl
+from rayfl.algorithms import Plan
+from rayfl.algorithms.fedavg import FedAvg
+from rayfl.config.kinds import KINDS
+from rayfl.data.base import Assignment, Dataset, Partition
+from rayfl.errors import ConfigError, DataError
+from rayfl.losses import Loss
+from rayfl.models import Model
+from rayfl.sampling import Sampling
+from rayfl.training.reports import ClientReport, Trained
+
+# What follows has no types: it does what types would refuse.
+
+
+class NoState(FedAvg):
+    name: Literal["bad_state"] = "bad_state"
+
+    def begin(self, setup):
+        return None
+
+
+class Strangers(FedAvg):
+    name: Literal["bad_cohort"] = "bad_cohort"
+
+    def cohort(self, setup, state, clients):
+        return state, np.array([99])
+
+
+class Unsorted(FedAvg):
+    name: Literal["bad_order"] = "bad_order"
+
+    def cohort(self, setup, state, clients):
+        return state, np.array([1, 0])
+
+
+class NoModel(FedAvg):
+    name: Literal["bad_plan"] = "bad_plan"
+
+    def plan(self, setup, state, cohort):
+        return Plan(cohort, np.full(len(cohort), 7), np.zeros(len(cohort), int))
+
+
+@dataclass(frozen=True)
+class Long(ClientReport):
+    def compute(self, trained: Trained) -> NDArray[np.floating]:
+        return np.zeros(77)
+
+
+class Reports(FedAvg):
+    name: Literal["bad_report"] = "bad_report"
+
+    def reports(self, setup, state):
+        return {"long": Long()}
+
+
+class Scalar(Loss):
+    name: Literal["bad_loss"] = "bad_loss"
+
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, targets)
+
+
+class Anybody(Sampling):
+    name: Literal["bad_sampling"] = "bad_sampling"
+
+    def cohort(self, candidates):
+        return np.array([50, 60])
+
+
+class Unbuilt(Model):
+    name: Literal["bad_model"] = "bad_model"
+
+
+class Arrays(Dataset):
+    name: Literal["bad_data"] = "bad_data"
+
+    def load(self, root):
+        return np.zeros((3, 4))
+
+
+class Raises(Dataset):
+    name: Literal["bad_source"] = "bad_source"
+
+    def load(self, root):
+        return {}["x"]
+
+
+class Given(Partition):
+    """Returns what the test says."""
+
+    name: Literal["bad_partition"] = "bad_partition"
+    what: str = ""
+
+    def assign(self, samples, seed):
+        lists = [np.arange(5), np.arange(5, 10)]
+        return {
+            "a list": lists,
+            "floats": Assignment([np.array([0.5]), lists[1]]),
+            "strangers": Assignment([np.array([10**7]), lists[1]]),
+            "nothing": Assignment([np.empty(0, int), lists[1]]),
+            "twice": Assignment([np.arange(6), lists[1]]),
+        }[self.what]
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "begin": (
+        {"algorithm": NoState()},
+        r"bad_state.begin: returned nothing \(None\); expected a ServerState",
+    ),
+    "cohort": ({"algorithm": Strangers()}, r"bad_cohort.cohort: there is no client 99 now"),
+    "order": ({"algorithm": Unsorted()}, r"bad_order.cohort: the ids are not ascending"),
+    "plan": ({"algorithm": NoModel()}, r"bad_plan.plan: start holds 7; expected 0 to 0"),
+    "report": ({"algorithm": Reports()}, r"Long: compute returned shape \(77,\) for 1 clients"),
+    "loss": ({"loss": Scalar()}, r"bad_loss.each: returned shape \(\); expected a tensor \(3,\)"),
+    "sampling": (
+        {"sampling": Anybody(), "training": {"participation": 0.5}},
+        r"fedavg.cohort: there is no client 50 now",
+    ),
+    "model": ({"model": Unbuilt()}, r"model: 'bad_model' cannot be built: NotImplementedError"),
+    "data": ({"data": Arrays()}, r"data: bad_data: load returned a ndarray; expected rayfl.data.Samples"),
+    "source": ({"data": Raises()}, r"test_bad_parts.py:\d+: KeyError: 'x'"),
+    "list": ({"partition": Given(what="a list")}, r"assign returned a list; expected an Assignment"),
+    "floats": ({"partition": Given(what="floats")}, r"clients: client 0 has an array of float64 \(1,\); exp"),
+    "sample": ({"partition": Given(what="strangers")}, r"clients: client 0 has sample 10000000 of 0 to 1437"),
+    "empty": ({"partition": Given(what="nothing")}, r"bad_partition: client 0 has no training sample"),
+    "twice": ({"partition": Given(what="twice")}, r"training sample 5 is given out twice"),
+}
+
+
+@pytest.fixture
+def forgotten() -> Iterator[None]:
+    """Registries know none of these parts afterwards."""
+    yield
+    for registry in KINDS.values():
+        for name in [name for name in registry if name.startswith("bad_")]:
+            registry.withdraw(name)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_one_line(kind: str, forgotten: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    parts, message = BAD[kind]
+    settings = {
+        "rounds": 1,
+        "partition": {"name": "iid", "clients": 4},
+        "execution": {"backend": "inline", "block_size": 1},
+        "output": {"root": "runs", "report": False, "tensorboard": False},
+    }
+    run: Callable[..., Any] = rayfl.run
+    with pytest.raises((ConfigError, DataError), match=message) as caught:
+        run({key: value for key, value in settings.items() if key not in parts}, **parts)
+    assert "\n" not in str(caught.value)
