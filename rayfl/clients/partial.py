@@ -22,8 +22,9 @@ no more than one of the result is needed in double precision. They are sent one 
 more than a megabyte with six threads, which slow training down when clients use every core."""
 
 LARGE = 1 << 22
-"""Numbers of a model from which on copies are spared: clients of a block train one by one, and sums are added
-while others train."""
+"""Models with at least this many parameters avoid copies: the clients of a block train one by one, and
+sums are added while other blocks train.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Partial:
     float32 result.
 
     Attributes:
-        total: ``(S,)`` in float64, or a single number that stands for S of them; of a block of one client the
+        total: ``(S,)`` in float64, or one number that stands for S equal ones; for a block of one client the
             model itself, in float32: half as many bytes.
         weight: one number, or one for each parameter ``(S,)`` if clients leave some out.
         keep: the weight of the old model, ``sum_j b_j``.
@@ -44,7 +45,7 @@ class Partial:
         extra: the sum of what clients add to the server's own vector ``(Q,)``, if there is one.
         scale: factor of the row's sums (except running statistics); the old model gets the remaining
             weight.
-        factor: of ``total`` alone: ``a_j``, where it is the model of client j.
+        factor: multiplies ``total`` only: ``a_j``, if ``total`` is the model of client j.
     """
 
     total: Vector
@@ -67,14 +68,14 @@ class Partial:
 
 
 class Adding:
-    """Adds up parts of the same row, in the order in which they are given, in one buffer."""
+    """Adds parts of the same row in one buffer, in the order in which they are given."""
 
     def __init__(self) -> None:
         self._first: Partial | None = None
         self._total: NDArray[np.float64] | None = None
 
     def add(self, partial: Partial) -> None:
-        """One more."""
+        """Add a part."""
         if self._first is None:
             self._first = partial
             return
@@ -87,7 +88,7 @@ class Adding:
         self._first = _beside(self._total, [before, partial])
 
     def partial(self) -> Partial:
-        """Their sum, if there was one."""
+        """The sum of the parts, if there were any."""
         assert self._first is not None, "nothing was added"
         return self._first.cut()
 
@@ -98,7 +99,7 @@ def added(partials: Sequence[Partial]) -> Partial:
 
 
 def _beside(total: NDArray[np.float64], partials: Sequence[Partial]) -> Partial:
-    """The sum with this total."""
+    """The sum of parts, with this total."""
     extras = [partial.extra for partial in partials if partial.extra is not None]
     weight: Weight = 0.0
     for partial in partials:
@@ -120,7 +121,7 @@ def pieces(vector: Vector) -> tuple[NDArray[np.floating], ...]:
 
 
 def length(vector: Vector) -> int:
-    """How many numbers it has."""
+    """The length of the vector."""
     return sum(map(len, vector)) if isinstance(vector, tuple) else len(vector)
 
 
@@ -154,7 +155,7 @@ def _add_piece(into: NDArray[np.float64], partial: Partial, number: int) -> None
 
 
 def _piece(partial: Partial, number: int) -> NDArray[np.floating]:
-    """The piece of this number of ``total``; the only one of a single number."""
+    """Piece ``number`` of ``total``; a single number is its only piece."""
     total = partial.total
     if isinstance(total, tuple):
         return total[number if len(total) > 1 else 0]

@@ -92,9 +92,8 @@ class _HostActor(ClientHost):
     def train(self, job: TrainJob, objects: Objects) -> Answer:
         answer = super().train(job, objects)
         if not self._settled:
-            # The objects that libraries have created by now stay alive. Without this, garbage
-            # collection would
-            # scan them again and again, which takes a tenth of the time of small steps.
+            # The objects that libraries have created by now stay alive. Without this, garbage collection
+            # would scan them again and again, which takes a tenth of the time of small steps.
             settle()
             self._settled = True
         return answer
@@ -198,7 +197,7 @@ class RayBackend(Backend):
         return results
 
     def _let_go(self) -> None:
-        """Drop the calls that are done, and with them what they were made of."""
+        """Drop the finished calls, and with them references to their inputs."""
         while self._pending and ray.wait([self._pending[0].done], timeout=0, fetch_local=False)[0]:
             try:
                 ray.get(self._pending[0].done)

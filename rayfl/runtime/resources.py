@@ -27,19 +27,19 @@ _MANY_GB = 4.0
 
 
 ACTOR_GPU_BYTES = 8e9
-"""Memory of a GPU for each client actor, where ``execution.gpus_per_actor`` is ``auto``."""
+"""GPU memory for each client actor, if ``execution.gpus_per_actor`` is ``auto``."""
 
 _GRAIN = 10_000
-"""Parts of a GPU that Ray counts."""
+"""The number of parts into which Ray divides a GPU."""
 
 PerActor = float | Literal["auto"]
-"""What an actor has of a GPU: a fraction, or as much as :data:`ACTOR_GPU_BYTES` are."""
+"""The share of a GPU for an actor: a fraction, or the one that corresponds to :data:`ACTOR_GPU_BYTES`."""
 
 _TRIAL = 7
 """Copies of the model in the trial of engines, before anything starts."""
 
 _IN_FLIGHT = 2
-"""Blocks that an actor may have sent or be training, besides those whose turn it is to be added."""
+"""Blocks per actor that are being trained or wait to be added."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +48,8 @@ class Node:
 
     Attributes:
         cpus, gpus: how many.
-        gpu_bytes: memory of the smallest of its GPUs; None if it is not known.
-        memory: free memory in bytes; infinite if it is not known.
+        gpu_bytes: memory of the smallest of its GPUs; None if unknown.
+        memory: free memory in bytes; infinite if unknown.
     """
 
     cpus: float
@@ -58,20 +58,20 @@ class Node:
     memory: float = math.inf
 
     def share(self, gpus: PerActor) -> float:
-        """The fraction of a GPU of this node that an actor gets; a whole one where its memory is unknown."""
+        """The fraction of a GPU of this node that an actor gets; a whole GPU if its memory is unknown."""
         if gpus != "auto":
             return gpus
-        # Rounded down: seven times 0.1429, which is what Ray makes of a seventh, is more than there is.
+        # Rounded down: Ray rounds a seventh to 0.1429, and seven times that is more than one GPU.
         return _GRAIN // max(1, int((self.gpu_bytes or 0.0) / ACTOR_GPU_BYTES)) / _GRAIN
 
     def room(self, cpus: float, gpus: PerActor) -> int:
-        """How many actors of so many CPUs and GPUs can be placed."""
+        """How many actors with these numbers of CPUs and GPUs can be placed."""
         by_cpu, share = int(self.cpus / cpus + 1e-9), self.share(gpus)
         return min(by_cpu, int(self.gpus / share + 1e-9)) if share else by_cpu
 
 
 def in_turn(rooms: Sequence[int], count: int) -> list[int | None]:
-    """Nodes for so many actors, one on each in turn while there is room; None where there is none.
+    """A node for each actor, the nodes in turn while there is room; None for actors without room.
 
     Args:
         rooms: how many actors each node has room for.
@@ -107,11 +107,11 @@ class Available:
         return sum(node.gpus for node in self.nodes)
 
     def room(self, cpus: float, gpus: PerActor) -> int:
-        """How many actors of so many CPUs and GPUs can be placed."""
+        """How many actors with these numbers of CPUs and GPUs can be placed."""
         return sum(node.room(cpus, gpus) for node in self.nodes)
 
     def reserved(self, count: int, cpus: float, gpus: PerActor) -> float:
-        """GPUs that so many actors reserve, placed in turn on the nodes."""
+        """GPUs that this many actors reserve, placed on the nodes in turn."""
         rooms = [node.room(cpus, gpus) for node in self.nodes]
         shares = [self.nodes[place].share(gpus) for place in in_turn(rooms, count) if place is not None]
         return sum(shares)
@@ -119,9 +119,9 @@ class Available:
 
 @dataclass(frozen=True)
 class Copies:
-    """How many copies of the model (4 P bytes each) there are at most.
+    """The largest number of copies of the model (4 P bytes each).
 
-    A vector of sums in double precision is two copies. Networks of an own kind may need more.
+    A vector of sums in double precision counts as two copies. Users' networks may need more.
 
     Attributes:
         client, server, driver: in the memory of a client actor, of an LPS, and of the driver at a checkpoint.
@@ -137,7 +137,7 @@ class Copies:
     def of(
         cls, config: Config, clients: int, parameters: int, block: int, blocks: int, actors: int, models: int
     ) -> Copies:
-        """Count them for N clients, of whom blocks train on client actors, and K models."""
+        """Count them for N clients that train in blocks on client actors, and K models."""
         method, fan_in = config.algorithm, config.execution.fan_in
         states = type(config.local).state_size is not LocalObjective.state_size
         kept = states + method.keeps_updates  # of each client, between rounds
@@ -185,10 +185,10 @@ class ResourcePlan:
         store_there_gb: the smallest object store of a node; None if it is not known yet.
         sums: how many sums of blocks one local server may receive for a model in a round.
         copies: of the model, in each process.
-        node_actors: client actors on the node that has most of them.
+        node_actors: client actors on the node with the most of them.
         node_gb: estimated memory of that node's processes, if LPSs and driver are there too.
-        node_there_gb: what it has; None if that is not known.
-        inline: whether all of it is one process.
+        node_there_gb: the free memory of that node; None if unknown.
+        inline: whether everything is one process.
         in_tree: whether client actors add sums before they send them.
     """
 
@@ -215,7 +215,7 @@ class ResourcePlan:
 
     @property
     def sums_gb(self) -> float:
-        """Of the sums that one local server may get in a round."""
+        """Estimated memory of the sums that one local server may receive in a round."""
         return (4e-9 if self.block_size == 1 and not self.in_tree else 8e-9) * self.parameters * self.sums
 
     def lines(self) -> list[str]:
@@ -247,7 +247,7 @@ class ResourcePlan:
         ]
 
     def _memory(self) -> list[str]:
-        """What a model takes where."""
+        """The memory that copies of the model take, by process."""
         numbers, each = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
         of, needed = self.copies, size(1e9 * self.node_gb)
         if self.inline:

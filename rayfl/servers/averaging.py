@@ -32,23 +32,23 @@ _COMBINED = 1 << 23
 """
 
 _WAITING = 1 << 29
-"""Numbers of a row's sums that may wait to be added: 2 GB in single precision."""
+"""Entries of a row's sums that may wait to be added: 2 GB in single precision."""
 
 
 def most_waiting(parameters: int) -> int:
-    """How many sums of a row may wait to be added, for a model of so many parameters."""
+    """How many sums of a row may wait to be added, for a model with this many parameters."""
     return max(4, _WAITING // max(1, parameters))
 
 
 class Arriving:
     """The sums that blocks have sent in this round, by the row of A that they belong to.
 
-    If these are many or large, they are added while other blocks train, so that there are few at any time:
-    in the order of the blocks, not of their arrival, as if all were added at the end.
+    If they are many or large, they are added while other blocks train, so that only few exist at any time.
+    The order is that of the blocks, not of their arrival, as if all were added at the end.
 
     Args:
         servers: where.
-        rows: for each block that sends sums, of which rows.
+        rows: for each block that sends sums, their rows.
     """
 
     def __init__(self, servers: Servers, rows: Mapping[int, Iterable[int]]) -> None:
@@ -62,7 +62,7 @@ class Arriving:
         self._in_order: dict[int, dict[Key, Ref]] = {row: {} for row in self._awaited}
 
     def take(self, done: Done) -> Done:
-        """Take the sums that a block has sent; the rest of what came of it."""
+        """Take the sums that a block has sent; returns the rest of its result."""
         sums = {int(row): ref for (kind, row), ref in done.refs.items() if kind == "sum"}
         for row, ref in sums.items():
             here, awaited = self._here[row], self._awaited[row]
@@ -75,13 +75,13 @@ class Arriving:
         return replace(done, refs={key: ref for key, ref in done.refs.items() if key[0] != "sum"})
 
     def _added(self, row: int) -> dict[Key, Ref]:
-        """Those of a row that are in order as one."""
+        """Add the sums of a row that are next in order into one."""
         some = self._in_order[row]
         found = self._servers.backend.serve(row, "add", None, some, [SUM])
         return {next(iter(some)): found[SUM]}
 
     def by_row(self) -> dict[int, dict[Key, Ref]]:
-        """Of each row the sums in the order of the blocks, when all have come."""
+        """The sums of each row in the order of the blocks, when all have arrived."""
         return self._in_order
 
 
