@@ -1,4 +1,6 @@
-"""The hooks of a method, checked: what another's method returns is refused in a line, not met much later."""
+"""Call the hooks of a method and check what they return, so that a mistake in a user's method is one line
+at once.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
     """The state before round 0.
 
     Raises:
-        ConfigError: if it is no :class:`~rayfl.algorithms.ServerState`, or has not a model for each client.
+        ConfigError: if it is not a :class:`~rayfl.algorithms.ServerState`, or lacks a model for a client.
     """
     state = algorithm.begin(setup)
     where = f"{algorithm.name}.begin"
@@ -49,10 +51,10 @@ def cohort(
 
 
 def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np.int64]) -> Plan:
-    """Who starts from which model.
+    """The model that each client of ``cohort`` ``(M,)`` starts from.
 
     Raises:
-        ConfigError: unless each array has an entry for every client of the cohort, of models that exist.
+        ConfigError: unless each array has an entry for every client of the cohort and names existing models.
     """
     found = algorithm.plan(setup, state, cohort)
     where = f"{algorithm.name}.plan"
@@ -65,7 +67,7 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
 
 
 def _check(where: str, name: str, values: Any, count: int | None, below: int) -> None:
-    """Integers from 0 to ``below - 1``, as many as are needed."""
+    """Check that an array has integers from 0 to ``below - 1`` and the required length."""
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
         raise ConfigError(where, f"{name} is {_what(values)}", "expected integers, one for each client")
     if count is not None and len(values) != count:
