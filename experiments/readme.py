@@ -159,7 +159,7 @@ def _analyses() -> Iterator[str]:
     yield "| --- | --- |"
     for path in sorted(HERE.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        command = 'if __name__ == "__main__"' in text and path.parent.name != "clients"
+        command = 'if __name__ == "__main__"' in text and path.parent.name not in ("clients", "methods")
         if not command or path.name in ("frame.py", "readme.py"):
             continue
         said = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]
