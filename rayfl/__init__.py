@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.2.0"
+from rayfl.version import __version__ as __version__
 
 _HOME = {
     "Config": "rayfl.config",

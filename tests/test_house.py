@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[1] / "rayfl"
 
 FLOORS = (
-    "angles backend errors events kept linalg memory random server_step settings torchvision_shim units",
+    "angles backend errors events kept linalg memory random server_step settings torchvision_shim units "
+    "version",
     "given losses plugins statistics",
     "data files models paper remote",
     "evaluation loggers training",

@@ -11,8 +11,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from rayfl import __version__
 from rayfl.memory import free_memory, total_memory
+from rayfl.version import __version__
 
 PACKAGES = ("ray", "torch", "torchvision", "numpy", "scipy", "scikit-learn", "umap-learn", "pandas")
 
