@@ -85,7 +85,11 @@ WHY: Mapping[tuple[str, str], tuple[str, str]] = {
         "`algorithms/fedavgm.py` fills the momentum with zeros in the first round and does not add that "
         "round's update: the first round is lost",
     ),
-    ("fedadam", "fluke"): ("zero", "`v` starts at 0, where the paper asks for at least `tau^2`"),
+    ("fedadam", "fluke"): (
+        "lr twice",
+        "`algorithms/fedopt.py` keeps the server's learning rate where `server.py` looks for the weight of "
+        "the clients' mean, so that the update is multiplied by it before Adam sees it; and `v` starts at 0",
+    ),
     ("fedadam", "pfl"): ("bias", "the server's step is PyTorch's Adam, with bias correction, and `v` from 0"),
     ("fedadam", "fedjax"): ("bias", "the server's step is Optax' Adam, with bias correction, and `v` from 0"),
     ("fedadam", "flwr"): (

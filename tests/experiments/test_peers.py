@@ -222,7 +222,7 @@ def test_methods_have_scripts_and_reasons_a_plain_loop_that_shows_them():
             assert name in script.read_text() or system in ("rayfl", "flwr")
     for (name, system), (variant, why) in agree.WHY.items():
         assert system in agree.METHODS[name].systems
-        assert f'"{variant}"' in plain or variant == "zero"
+        assert f'"{variant}"' in plain
         assert why
 
 

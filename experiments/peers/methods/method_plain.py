@@ -79,7 +79,7 @@ def main():
                 m = s["beta"] * m + (p[:, None] * delta).sum(dim=0)
             x = x + m
         elif task.method == "fedadam":
-            mean = (p[:, None] * delta).sum(dim=0)
+            mean = (p[:, None] * delta).sum(dim=0) * (s["lr"] if variant == "lr twice" else 1)
             m = s["beta1"] * m + (1 - s["beta1"]) * mean
             v = s["beta2"] * v + (1 - s["beta2"]) * mean**2
             first, second = 1 - s["beta1"] ** number, 1 - s["beta2"] ** number
