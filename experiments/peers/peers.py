@@ -65,6 +65,7 @@ def run(options: argparse.Namespace) -> None:
                     "repetition": repetition,
                     "lines": systems.SYSTEMS[system].lines(),
                     "machine": report.machine(),
+                    "commit": report.commit(),
                     **found,
                 }
                 place.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+import subprocess
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,13 @@ def machine() -> dict[str, Any]:
     """What a result was measured on."""
     found = describe()
     return {key: found[key] for key in _MACHINE}
+
+
+def commit() -> str:
+    """The commit of this checkout, short; empty outside of one."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return found.stdout.strip()
 
 
 def read(folder: Path) -> list[dict[str, Any]]:
@@ -52,8 +60,11 @@ def markdown(rows: Sequence[Row]) -> str:
         by_workload[row["workload"]].append(row)
     machines = sorted({_machine_line(row["machine"]) for row in rows})
     load = statistics.median(row["load"] for row in rows)
+    commits = ", ".join(sorted({row["commit"] for row in rows if row.get("commit")}))
+    repetitions = 1 + max(row["repetition"] for row in rows)
     lines = [
         f"Measured on {'; '.join(machines)}. Median load of the machine before a measurement: {load:.1f}.",
+        f"rayfl at commit {commits or 'unknown'}. At most {repetitions} repetition{'s' * (repetitions > 1)}.",
         "",
         "Seconds are medians over repetitions, in brackets the least and the most. *Times rayfl*: the median",
         "of the ratios within a repetition; above 1 the system takes longer than rayfl. *Start-up*: from the",
