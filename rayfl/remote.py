@@ -17,6 +17,7 @@ is suspended for a minute in the middle of publishing.
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -28,7 +29,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 import psutil
@@ -179,7 +180,9 @@ class Remote:
             system, path = self._place
             where = fs.FileSelector(f"{path}/{folder}".rstrip("/"), recursive=True, allow_not_found=True)
             found = [info for info in system.get_file_info(where) if info.type == fs.FileType.File]
-            return {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in found}
+            names = {i.path[len(path) + 1 :]: (i.size, i.mtime.timestamp()) for i in found}
+        # The next lease of a process is no lease yet.
+        return {name: at for name, at in names.items() if not name.startswith(f"{_LEASE}/.")}
 
     @contextlib.contextmanager
     def _reaching(self) -> Iterator[None]:
@@ -218,13 +221,17 @@ class Remote:
         (folder / _PUBLISHED).write_text(json.dumps(now), encoding="utf-8")
 
     def _copy(self, source: Path, name: str) -> None:
+        with source.open("rb") as file:
+            self._write(file, name)
+
+    def _write(self, file: BinaryIO, name: str) -> None:
         system, path = self._place
         target = f"{path}/{name}"
         local = system.type_name in ("local", "hdfs")
         if local:  # this storage has folders, and readers would see partial files
             system.create_dir(target.rpartition("/")[0], recursive=True)
         part = f"{target.rpartition('/')[0]}/.{PurePosixPath(name).name}.part" if local else target
-        with source.open("rb") as file, system.open_output_stream(part) as out:
+        with system.open_output_stream(part) as out:
             shutil.copyfileobj(file, out, 1 << 24)
         if local:
             system.move(part, target)
@@ -298,11 +305,7 @@ class Remote:
         with contextlib.suppress(OSError, ValueError):
             says["status"] = json.loads((folder / "status.json").read_text(encoding="utf-8"))
         with self._reaching():
-            system, path = self._place
-            if system.type_name in ("local", "hdfs"):
-                system.create_dir(f"{path}/{_LEASE}", recursive=True)
-            with system.open_output_stream(f"{path}/{lease}") as out:
-                out.write(json.dumps(says).encode())
+            self._write(io.BytesIO(json.dumps(says).encode()), lease)
 
     def _stay(self, lease: str, folder: Path, end: threading.Event) -> None:
         """Keep writing a lease until the end, unless another process has removed it."""

@@ -212,6 +212,7 @@ def probe_parts(root: str) -> None:
     system.delete_file(f"{path}/probe")
 
 
+@pytest.mark.slow
 def test_an_object_of_many_parts_comes_back_as_it_was(root: str, tmp_path: Path) -> None:
     """S3 takes objects of more than 10 MB in parts."""
     if root.startswith("s3"):
@@ -229,6 +230,7 @@ def test_an_object_of_many_parts_comes_back_as_it_was(root: str, tmp_path: Path)
     assert not there.files()
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_run_on_ray_is_published_by_its_driver(
     settings: dict[str, Any], root: str, staged: Path, ray_cluster: None

@@ -143,7 +143,10 @@ WRONG: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], str]] = {
     "text": (lambda f: f.assign(age=["old", *f["age"][1:]]), r"csv:2: column 'age' is 'old'; expected a n"),
     "a gap": (lambda f: f.assign(age=[*f["age"][:-1], None]), r"csv:31: column 'age' is empty"),
     "no column": (lambda f: f.drop(columns="age"), r"new.csv: has no column 'age', only hospital, colour"),
-    "no owners": (lambda f: f.drop(columns="hospital"), r"new.csv: has no column 'hospital' that says whose"),
+    "no owners": (
+        lambda f: f.drop(columns="hospital"),
+        r"new.csv: has no column 'hospital' with each sample's newcomer",
+    ),
     "no owner": (lambda f: f.assign(hospital=["", *f["hospital"][1:]]), r"is empty for sample 0"),
     "one sample": (
         lambda f: f.assign(hospital=["alone", *f["hospital"][1:]]),

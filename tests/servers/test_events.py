@@ -315,8 +315,8 @@ def test_of_many_clients_newcomers_are_placed_by_the_tasks_that_cluster(
     def never(*_: Any) -> None:
         raise AssertionError("all distances in one process")
 
-    monkeypatch.setattr("rayfl.algorithms.one_shot.BLOCK", 4)
-    monkeypatch.setattr("rayfl.algorithms.one_shot.place", never)
+    monkeypatch.setattr("rayfl.algorithms.one_shot_newcomers.BLOCK", 4)
+    monkeypatch.setattr("rayfl.algorithms.one_shot_newcomers.assign", never)
     many = run(whole)
     assert many.clients["cluster"].tolist() == few.clients["cluster"].tolist()
     assert many.summary["models_sha256"] == few.summary["models_sha256"]

@@ -174,6 +174,6 @@ def test_a_word_that_comes_twice_moves_by_both_gradients(sgd: Sgd) -> None:
 )
 def test_what_has_no_twin_is_refused(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=4), (3,), 5, 0)
-    monkeypatch.setattr(ModelSpec, "build", lambda self: module)
+    monkeypatch.setattr(ModelSpec, "outline", lambda self: module)
     with pytest.raises(Unsupported):
         BatchedNetwork(spec)
