@@ -140,7 +140,7 @@ def sum_piece(into: NDArray[np.float64], partials: Sequence[Partial], number: in
     """
     first, *rest = partials
     piece = _piece(first, number)
-    if piece.dtype == np.float64:
+    if piece.dtype == np.float64 and first.factor == 1:
         into[:] = piece
     else:
         np.multiply(piece, first.factor, out=into, dtype=np.float64)
@@ -151,7 +151,8 @@ def sum_piece(into: NDArray[np.float64], partials: Sequence[Partial], number: in
 
 def _add_piece(into: NDArray[np.float64], partial: Partial, number: int) -> None:
     piece = _piece(partial, number)
-    into += piece if piece.dtype == np.float64 else np.multiply(piece, partial.factor, dtype=np.float64)
+    plain = piece.dtype == np.float64 and partial.factor == 1
+    into += piece if plain else np.multiply(piece, partial.factor, dtype=np.float64)
 
 
 def _piece(partial: Partial, number: int) -> NDArray[np.floating]:

@@ -125,8 +125,6 @@ def reduce_sums(
     """Each LPS reduces its rows in the order of the blocks; returns by reference what the GPS may be told.
 
     ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
-
-    ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
     """
     parts = _tree(servers, sums.by_row())
     facts = []

@@ -125,6 +125,14 @@ def test_the_model_of_one_client_is_its_sum() -> None:
     np.testing.assert_array_equal(_reduced(((0, 3),), row, [nobody]), row)
 
 
+def test_a_factor_counts_whatever_the_precision() -> None:
+    model = np.linspace(-1, 1, 3 * PIECE)
+    parts = [Partial(model.astype(kind), 3.0, factor=3.0) for kind in (np.float64, np.float32)]
+    for each in parts:
+        np.testing.assert_allclose(np.concatenate(added([each]).total), 3 * model, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(np.concatenate(added(parts).total), 6 * model, rtol=1e-6, atol=1e-7)
+
+
 def test_a_large_model_is_reduced_in_the_memory_of_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """From six clients' models: whole sums in double precision alone would be two more."""
     monkeypatch.setattr(partial, "PIECE", 1 << 16)
