@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## create .venv with rayfl and everything it needs
 
-demo: $(STAMP)  ## compare MT-HFL, FedAvg and SOLO on scikit-learn's digits; about a minute
+demo: $(STAMP)  ## compare MT-HFL, FedAvg and SOLO on scikit-learn's digits; a minute once all is installed
 	@$(BIN)/rayfl run digits-demo --beside fedavg,solo
 
 test: $(STAMP)  ## lint, types, tests (without the slow ones)
