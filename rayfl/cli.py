@@ -279,10 +279,12 @@ def study(
 
 def _show_estimate(prepared: Any, jobs: int | None) -> None:
     from rayfl.study.estimate import estimate
+    from rayfl.study.preparation import check_clients
 
     tried = [run for each in prepared.candidates for run in each.runs]
     for title, runs in (("choosing settings", tried), ("runs", list(prepared.runs))):
         if runs:
+            check_clients(runs)
             _say(f"{title}:")
             for line in estimate(runs, jobs).lines():
                 _say(f"  {line}")

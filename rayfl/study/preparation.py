@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
 from rayfl.config.reading import bring_plugins
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, DataError
 from rayfl.study import claims as claim_rules
 from rayfl.study import tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
+
+
+_LONGEST = 60.0
+"""Seconds for reading data before the first run; what is not read by then is checked by the run itself."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,32 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
                 check(c)
             seen.add(parts)
     return found
+
+
+def check_clients(runs: Iterable[PlannedRun]) -> None:
+    """Divide the data of every dataset, partition and model once, for the first seed that needs it.
+
+    A combination that cannot be run is found now, not when its turn comes. Other seeds may still fail, and
+    what does not fit into a minute is left to the runs.
+
+    Raises:
+        ConfigError, DataError: which run, and why.
+    """
+    from rayfl.servers.building import divide
+
+    begun, seen = time.monotonic(), set()
+    for run in runs:
+        c = run.config
+        parts = repr((c.data, c.partition, c.model, c.loss, c.events, c.public_samples))
+        if parts in seen or time.monotonic() - begun > _LONGEST:
+            continue
+        seen.add(parts)
+        try:
+            divide(c)
+        except ConfigError as error:
+            raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
+        except DataError as error:
+            raise DataError(f"{run.title}: {error}") from None
 
 
 def _first_point(study: StudyFile) -> None:

@@ -21,7 +21,7 @@ from rayfl.study import tuning
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
 from rayfl.study.plan import PlannedRun, place_of, plan, points
-from rayfl.study.preparation import Prepared, judge, prepare
+from rayfl.study.preparation import Prepared, check_clients, judge, prepare
 from rayfl.study.results import Results
 from rayfl.study.running import (
     Allocation,
@@ -94,6 +94,7 @@ class Runner:
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
+        check_clients(missing)
         allocation = self.allocate(len(missing), missing[0])
         self.watch.stage(title, missing, allocation)
         by_key = {run.key: run for run in missing}
@@ -199,6 +200,7 @@ def execute(
         watch: callbacks.
 
     Raises:
+        ConfigError, DataError: if the clients of a run cannot be given their data, before anything runs.
         DiskError
     """
     files.make(folder, parents=True)

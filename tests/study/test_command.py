@@ -145,3 +145,17 @@ def test_a_study_on_object_storage_is_continued_on_another_machine(
     assert [line.split(",")[:4] for line in again.splitlines()] == [
         line.split(",")[:4] for line in first.splitlines()
     ]
+
+
+@pytest.mark.parametrize("more", [["--inline"], ["--dry-run"]], ids=["run", "dry run"])
+def test_clients_that_cannot_be_given_data_are_found_before_anything_runs(
+    folder: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    grid = "grid: {clients: {few: {partition.clients: 6}, many: {partition.clients: 20000}}}\n"
+    (folder / "typed.yaml").write_text(STUDY + grid)
+    code, out, err = rayfl(capsys, "study", "typed.yaml", *more)
+    assert code == 2
+    assert err.startswith("error: FedAvg, many, seed 0: partition")
+    assert len(err.splitlines()) == 1
+    assert "accuracy" not in out
+    assert list((folder / "runs").glob("*")) == []
