@@ -18,7 +18,6 @@ from rayfl.study.file import Claim, StudyFile
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
 
-
 _LONGEST = 60.0
 """Seconds for reading data before the first run; what is not read by then is checked by the run itself."""
 
