@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import scipy
@@ -32,7 +32,7 @@ from rayfl.clustering.linkage import (
     threshold_for,
 )
 from rayfl.clustering.memory import RELATION_BYTES_PER_PAIR, bytes_per_pair, check_memory
-from rayfl.clustering.plane import plane
+from rayfl.clustering.plane import LEAST, MapMethod, plane
 from rayfl.clustering.proximity import (
     BLOCK,
     RELEVANCE,
@@ -83,6 +83,7 @@ class Clusters:
         gamma: the threshold of the graph, as given or chosen; None without a graph.
         places: a map of the clients ``(N, 2)`` that replaces the distances; NaN for clients that were not
         clustered.
+        placed_by: how that map was made; "" without one.
     """
 
     labels: Labels
@@ -100,6 +101,7 @@ class Clusters:
     graph: scipy.sparse.csr_array | None = None
     gamma: float | None = None
     places: Array | None = None
+    placed_by: MapMethod | Literal[""] = ""
 
     def facts(self) -> dict[str, Any]:
         """How the clusters were found, for ``clusters.json``: the cut, and the number of clusters over beta.
@@ -126,15 +128,24 @@ class Clusters:
             }
         if self.places is not None:
             known = [[None if v != v else v for v in axis] for axis in self.places.T.tolist()]
-            found["map"] = dict(zip("xy", known, strict=True))
+            found["map"] = {**dict(zip("xy", known, strict=True)), "by": self.placed_by}
         return found
 
-    def without_distances(self) -> Clusters:
-        """The same without the N^2 numbers, distances and tree; a map of the clients replaces them."""
+    def without_distances(self, method: MapMethod = "mds", seed: int = 0) -> Clusters:
+        """The same without the N^2 numbers, distances and tree; a map of the clients replaces them.
+
+        Args:
+            method: how the map is made. Of fewer than ``LEAST`` clients UMAP makes none: it is ``mds`` then.
+            seed: of the run.
+        """
         from scipy.spatial.distance import squareform
 
-        places = None if self.distances is None else plane(squareform(self.distances))
-        return replace(self, distances=None, linkage=None, places=places)
+        if self.distances is None:
+            return replace(self, linkage=None)
+        if len(self.labels) < LEAST:
+            method = "mds"
+        places = plane(squareform(self.distances), method, seed)
+        return replace(self, distances=None, linkage=None, places=places, placed_by=method)
 
     def among(self, ids: NDArray[np.int64], clients: int) -> Clusters:
         """Clusters of the clients ``ids`` ``(n,)`` as clusters of all N: label -1 and no relatives for the

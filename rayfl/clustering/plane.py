@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import warnings
+from typing import Literal
+
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from threadpoolctl import threadpool_limits
 
+from rayfl.random import generator, key
+
 Array = NDArray[np.float64]
+
+MapMethod = Literal["mds", "umap"]
+METHODS: dict[MapMethod, str] = {"mds": "classical multidimensional scaling", "umap": "UMAP"}
 
 FULL = 500
 """Clients up to which all eigenvectors are computed; of more only the two that are needed."""
+LEAST, NEIGHBOURS = 5, 15
+"""Clients that UMAP needs, and neighbours of each (its default)."""
 DIGITS = 3
 """Decimals of places, which lie between -1 and 1: a map is for looking at."""
 
@@ -46,8 +56,45 @@ def largest_axes(values: Array, vectors: Array) -> Array:
     return found
 
 
-def plane(distances: ArrayLike) -> Array:
-    """A map ``(N, 2)`` of distances ``(N, N)``: :func:`classical`, within -1 and 1, with few digits."""
-    places = classical(distances)
+def by_neighbours(distances: ArrayLike, seed: int = 0) -> Array:
+    """Positions ``(N, 2)`` by UMAP (McInnes, Healy, Melville 2018), which keeps near clients near.
+
+    It starts from :func:`classical`, so clusters without a common neighbour stay where that places them. The
+    first call in a process compiles for some seconds.
+
+    Args:
+        distances: ``(N, N)``, symmetric, of at least ``LEAST`` clients.
+        seed: of the run.
+    """
+    from umap import UMAP  # deferred: it takes seconds, and few need it
+
+    distances = np.asarray(distances, np.float64)
+    count = min(NEIGHBOURS, len(distances) - 1)
+    order = np.argsort(distances, axis=1, kind="stable")
+    # UMAP expects each client to be the first of its own neighbours, also beside others at no distance.
+    itself = order == np.arange(len(order))[:, None]
+    others = order[~itself].reshape(len(order), -1)[:, : count - 1]
+    places = np.column_stack([np.arange(len(order)), others])
+    begin = classical(distances)
+    begin *= 10 / (float(np.abs(begin).max(initial=0.0)) or 1.0)  # the extent of UMAP's own beginnings
+    # No two begin at the same place, and no axis is empty: UMAP divides by its extent.
+    begin += generator(seed, "map").normal(scale=0.01, size=begin.shape)
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # graphs in several parts are what clusters are
+        reducer = UMAP(
+            n_neighbors=count,
+            metric="precomputed",
+            init=begin.astype(np.float32),
+            random_state=key(seed, "map") % 2**32,
+            n_jobs=1,
+            precomputed_knn=(places, np.take_along_axis(distances, places, axis=1).astype(np.float32), None),
+        )
+        found: Array = np.asarray(reducer.fit_transform(distances), np.float64)
+    return np.asarray(found - found.mean(axis=0))
+
+
+def plane(distances: ArrayLike, method: MapMethod = "mds", seed: int = 0) -> Array:
+    """A map ``(N, 2)`` of distances ``(N, N)``, within -1 and 1, with few digits."""
+    places = by_neighbours(distances, seed) if method == "umap" else classical(distances)
     extent = float(np.abs(places).max(initial=0.0)) or 1.0
     return np.round(places / extent, DIGITS) + 0.0  # no -0

@@ -75,7 +75,15 @@ def _cluster(config: Config) -> ClusteringResult:
         backend.close()
     method, clustering = config.algorithm.name, config.clustering
     return ClusteringResult(
-        method, clustering, clusters, federation.groups, tuple(transfers), seconds, federation.names
+        method,
+        clustering,
+        clusters,
+        federation.groups,
+        tuple(transfers),
+        seconds,
+        federation.names,
+        config.output.map,
+        config.seed,
     )
 
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
 from rayfl.clustering.config import Clustering
+from rayfl.clustering.plane import MapMethod
 from rayfl.config import text
 from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition
 from rayfl.data.events import Event, Outage
@@ -250,6 +251,11 @@ class Output(Section):
         True, description="write TensorBoard events; short for naming tensorboard in 'loggers'"
     )
     report: bool = Field(True, description="write report.html at the end")
+    map: MapMethod = Field(
+        "mds",
+        description="map of the clients in reports, from the distances between their signatures: mds "
+        "(classical multidimensional scaling) keeps distances, umap keeps neighbours",
+    )
 
     @model_validator(mode="after")
     def _named_once(self) -> Output:

@@ -19,6 +19,7 @@ from scipy.spatial.distance import squareform
 
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
+from rayfl.clustering.plane import LEAST, METHODS, MapMethod, plane
 from rayfl.data.base import Names
 from rayfl.evaluation import Transfer
 from rayfl.report import maps
@@ -48,6 +49,8 @@ class ClusteringResult:
         clusters: with distances and tree if there are few enough clients.
         groups: the planted groups ``(N,)``, if known.
         names: the user's ids of the clients ``(N,)``, if there are any.
+        map: how their map is made, by the config.
+        seed: of the config.
         transfers: what the signatures cost.
         seconds: from the data in memory to the clusters.
     """
@@ -59,6 +62,8 @@ class ClusteringResult:
     transfers: tuple[Transfer, ...]
     seconds: float
     names: Names | None = None
+    map: MapMethod = "mds"
+    seed: int = 0
 
     def bytes(self, direction: str) -> int:
         """Bytes that the clients sent (``up``) or received (``down``)."""
@@ -126,8 +131,9 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
     if distances is None:
         places, meaning = maps.together([found.labels]), "being in the same cluster; distances are not kept"
     else:
-        places = maps.spread(maps.classical(distances))
-        meaning = f"{_measure(result)}, by classical multidimensional scaling"
+        by = result.map if len(distances) >= LEAST else "mds"
+        places = maps.spread(plane(distances, by, result.seed))
+        meaning = f"{_measure(result)}, by {METHODS[by]}"
     charts = []
     own = f"{method} cluster"
     tip = [("cluster", own, "text")]

@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import linear_sum_assignment
 from scipy.spatial.distance import pdist, squareform
 
-from rayfl.clustering.plane import DIGITS, classical, largest_axes
+from rayfl.clustering.plane import DIGITS, METHODS, MapMethod, classical, largest_axes
 from rayfl.report.files import RunFiles, numbers
 
 __all__ = [
@@ -104,6 +104,7 @@ class Step:
     when: str
     labels: Labels
     places: Array | None = None
+    placed_by: MapMethod = "mds"
 
 
 def steps_of(run: RunFiles) -> list[Step]:
@@ -115,7 +116,8 @@ def steps_of(run: RunFiles) -> list[Step]:
         if not isinstance(labels, list) or len(labels) != count:
             continue
         places = _places(entry.get("map"), count)
-        step = Step(when(entry), np.asarray(labels, np.int64), places)
+        by: MapMethod = "umap" if places is not None and entry["map"].get("by") == "umap" else "mds"
+        step = Step(when(entry), np.asarray(labels, np.int64), places, by)
         if not found or places is not None or not np.array_equal(found[-1].labels, step.labels):
             found.append(step)
     last = numbers(run.clients, "cluster")
@@ -157,13 +159,13 @@ def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
     """
     if any(step.places is not None for step in steps):
         found: list[Array] = []
-        known = next(step.places for step in steps if step.places is not None)
+        known, by = next((step.places, step.placed_by) for step in steps if step.places is not None)
         for step in steps:
             known = known if step.places is None else aligned(step.places, known)
             found.append(known)
         still = all(places is found[0] for places in found)
         all_places = np.array([spread(places) for places in (found[:1] if still else found)])
-        return Map(all_places, "distances between signatures, by classical multidimensional scaling")
+        return Map(all_places, f"distances between signatures, by {METHODS[by]}")
     shares = _shares(run)
     if shares is not None:
         return Map(

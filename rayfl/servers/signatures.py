@@ -20,6 +20,7 @@ from rayfl.clustering.cluster import (
 )
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.memory import check_memory
+from rayfl.clustering.plane import MapMethod
 from rayfl.clustering.proximity import BLOCK, Block, Distances, pack, take, tile, write_tile
 from rayfl.clustering.two_stage import nearest, sample
 from rayfl.errors import RayflError
@@ -123,6 +124,7 @@ class Grouping:
         groups: their planted groups ``(clients,)``, if known.
         seed: the run's seed.
         keep_distances: whether to return the distances and the tree too, if there are few enough clients.
+        map: how the map that otherwise replaces them is made.
     """
 
     clustering: Clustering
@@ -130,6 +132,11 @@ class Grouping:
     groups: NDArray[np.int64] | None
     seed: int
     keep_distances: bool = False
+    map: MapMethod = "mds"
+
+    def packed(self, clusters: Clusters) -> Clusters:
+        """What is returned of clusters."""
+        return clusters if self.keep_distances else clusters.without_distances(self.map, self.seed)
 
 
 def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], size: int) -> Ref:
@@ -231,7 +238,7 @@ def _clusters(
     found = cluster_signatures(
         grouping.clustering, signatures, relations, grouping.groups, grouping.seed, clients=grouping.clients
     )
-    return found if grouping.keep_distances else found.without_distances()
+    return grouping.packed(found)
 
 
 def _embed(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Sequence[NDArray[np.floating]]:
@@ -252,7 +259,8 @@ def _from_tiles(grouping: Grouping, corners: Sequence[tuple[int, int]], *tiles: 
     distances = np.empty(n * (n - 1) // 2, tiles[0].dtype)
     for (row, column), values in zip(corners, tiles, strict=True):
         write_tile(distances, n, row, column, values)
-    return from_distances(grouping.clustering, distances, grouping.groups).without_distances()
+    found = from_distances(grouping.clustering, distances, grouping.groups)
+    return found.without_distances(grouping.map, grouping.seed)
 
 
 def _take(ids: NDArray[np.int64], *blocks: Block) -> Block:

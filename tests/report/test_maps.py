@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,9 +14,14 @@ from scipy.spatial.distance import pdist, squareform
 
 import rayfl
 import rayfl.report
-from rayfl.clustering.plane import FULL, classical, plane
+from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.plane import FULL, LEAST, classical, plane
+from rayfl.commands.cluster import cluster_without_training
+from rayfl.config import load
 from rayfl.report import maps
+from rayfl.report.clusterings import page_of
 from rayfl.report.files import RunFiles
+from rayfl.report.page import render
 from tests.report.reading import charts, values
 from tests.runs import TASKS
 
@@ -66,19 +72,54 @@ def test_what_happened_to_the_clusters(before: list[int], after: list[int], word
     assert maps.change(np.array(before), np.array(after)) == words.replace("1 clients", "1 client")
 
 
-def test_a_run_keeps_a_map_of_its_signatures(tmp_path: Path) -> None:
-    result = rayfl.run(
-        {
-            "rounds": 2,
-            "partition": {"name": "tasks", "tasks": TASKS},
-            "model": {"name": "mlp", "hidden": [12]},
-            "algorithm": "pacfl",
-            "clustering": {"n_clusters": 3},
-            "execution": {"backend": "inline"},
-            "output": {"root": str(tmp_path), "tensorboard": False},
-        }
-    )
+def settings(root: Path, **output: str) -> dict[str, Any]:
+    return {
+        "rounds": 2,
+        "partition": {"name": "tasks", "tasks": TASKS},
+        "model": {"name": "mlp", "hidden": [12]},
+        "algorithm": "pacfl",
+        "clustering": {"n_clusters": 3},
+        "execution": {"backend": "inline"},
+        "output": {"root": str(root), "tensorboard": False, **output},
+    }
+
+
+@pytest.mark.slow
+def test_umap_keeps_near_clients_near(tmp_path: Path) -> None:
+    rows = np.concatenate([np.random.default_rng(g).normal(size=(20, 30)) * 0.3 + 3 * g for g in range(4)])
+    distances, groups = squareform(pdist(rows)), np.repeat(range(4), 20)
+    found = plane(distances, "umap", 1)
+    assert (found == plane(distances, "umap", 1)).all()
+    assert np.abs(found).max() == 1
+    assert (groups[squareform(pdist(found) + 0.0).argsort(axis=1)[:, 1:10]] == groups[:, None]).all()
+    # Clients at the same place, at two places, and as few as there may be.
+    pair = np.kron(1 - np.eye(2), np.ones((8, 8)))
+    for awkward in (np.zeros((9, 9)), pair, squareform(pdist(rows[:LEAST]))):
+        assert np.isfinite(plane(awkward, "umap")).all()
+
+    result = rayfl.run(settings(tmp_path, map="umap"))
     [entry] = result.clusters["timeline"]
+    assert entry["map"]["by"] == "umap"
+    assert "distances between signatures, by UMAP" in (result.path / "report.html").read_text()
+    same = rayfl.run(settings(tmp_path))
+    assert same.summary["models_sha256"] == result.summary["models_sha256"]  # a map is only looked at
+    assert same.clusters["timeline"][0]["map"]["x"] != entry["map"]["x"]
+
+    [one], _ = cluster_without_training([load(settings(tmp_path, map="umap"))])
+    assert "by UMAP" in render(page_of([one], "one"))
+
+
+def test_umap_makes_no_map_of_too_few_clients() -> None:
+    few = Clusters(np.zeros(LEAST - 1, np.int64), 1, distances=np.arange(1.0, 7.0))
+    assert few.without_distances("umap").placed_by == "mds"
+    nobody = few.without_distances("umap").without_distances("umap")
+    assert nobody.distances is None
+
+
+def test_a_run_keeps_a_map_of_its_signatures(tmp_path: Path) -> None:
+    result = rayfl.run(settings(tmp_path))
+    [entry] = result.clusters["timeline"]
+    assert entry["map"]["by"] == "mds"
     assert len(entry["map"]["x"]) == len(entry["map"]["y"]) == 9
     page = (result.path / "report.html").read_text()
     assert "distances between signatures" in page
