@@ -11,6 +11,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 Ref = Any
@@ -112,6 +113,19 @@ class Backend(ABC):
     @abstractmethod
     def put(self, value: Any) -> Ref:
         """Share a value."""
+
+    @abstractmethod
+    def stored(self, path: Path, ref: Ref | None = None) -> Ref:
+        """Share the array in an ``.npy`` file, which stays there as long as the result is used.
+
+        Args:
+            path: of the file.
+            ref: to the same array, if it is shared already.
+        """
+
+    @abstractmethod
+    def held(self, ref: Ref) -> int:
+        """Bytes of this process's memory that a shared array takes; 0 where the object store has it."""
 
     @abstractmethod
     def get(self, ref: Ref) -> Any:

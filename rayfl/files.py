@@ -11,9 +11,11 @@ import errno
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from rayfl.errors import DiskError
+from rayfl.errors import Damaged, DiskError
 
 
 def _unwatched(action: str, path: Path) -> None:
@@ -173,3 +175,23 @@ def remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+@dataclass(frozen=True)
+class OnDisk:
+    """An array in an ``.npy`` file, which is mapped where it is needed and takes no memory otherwise."""
+
+    path: Path
+
+    def read(self) -> Any:
+        """The array; pages are read when they are looked at, and what is written to them stays in memory.
+
+        Raises:
+            Damaged: if there is no such file.
+        """
+        import numpy as np
+
+        try:
+            return np.asarray(np.load(self.path, mmap_mode="c", allow_pickle=False))
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{self.path}: cannot be read ({getattr(error, 'strerror', error)})") from None

@@ -349,8 +349,9 @@ class _Newcomers:
         self.federation, self.ids = stages[-1].federation, stages[-1].joined
         servers = self.servers = servers_of(config, host, backend, self.federation, len(self.ids))
         servers.models = [backend.put(row) for row in saved.models]
-        servers.states = ClientStates.restore(backend, saved.state_clients, saved.state_rows)
-        servers.updates = ClientStates.restore(backend, saved.update_clients, saved.update_rows)
+        states, updates = saved.stored.get("states"), saved.stored.get("updates")
+        servers.states = ClientStates.restore(backend, saved.state_clients, saved.state_rows, states)
+        servers.updates = ClientStates.restore(backend, saved.update_clients, saved.update_rows, updates)
         self.setup = setup_of(config, self.federation, host.spec, servers.edges)
         self.before = config.algorithm.grow(self.setup, saved.state)  # the state before they are assigned
         self.state = self.before

@@ -177,6 +177,13 @@ class Execution(Section):
         description="seconds without an answer after which a process is killed and its work repeated;"
         " auto: 20 times the longest that such work has taken, at least 300",
     )
+    state_memory: float = Field(
+        0.25,
+        ge=0,
+        le=1,
+        description="share of the machine's memory that states of clients may take; what is more is written "
+        "to the run directory (with Ray its object store goes to disk)",
+    )
     tolerate_failures: int = Field(
         0, ge=0, description="number of clients that may fail in a round; they are left out of its average"
     )

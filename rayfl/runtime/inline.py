@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from typing_extensions import override
 from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
+from rayfl.files import OnDisk
 from rayfl.linalg import libraries
 from rayfl.memory import keep_freed
 from rayfl.servers.lps import LocalServer
@@ -31,8 +33,16 @@ class InlineBackend(Backend):
         return value
 
     @override
+    def stored(self, path: Path, ref: Ref | None = None) -> Ref:
+        return OnDisk(path)
+
+    @override
+    def held(self, ref: Ref) -> int:
+        return 0 if isinstance(ref, OnDisk) else int(ref.nbytes)
+
+    @override
     def get(self, ref: Ref) -> Any:
-        return ref
+        return [_value(each) for each in ref] if isinstance(ref, list) else _value(ref)
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
@@ -43,19 +53,19 @@ class InlineBackend(Backend):
     def run(self, tasks: Sequence[Task]) -> Iterator[Done]:
         for place in longest_first(tasks):
             task = tasks[place]
-            answer: Answer = getattr(self._host, task.method)(task.job, task.objects)
+            answer: Answer = getattr(self._host, task.method)(task.job, _values(task.objects))
             self.tick()
             yield Done(place, answer.report, {key: answer.objects[key] for key in task.keeps}, "inline")
 
     @override
     def call(self, function: Callable[..., Any], *args: Any) -> Ref:
-        return function(*args)
+        return function(*map(_value, args))
 
     @override
     def serve(
         self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
     ) -> dict[Key, Ref]:
-        answer: Answer = getattr(self._server, method)(job, objects)
+        answer: Answer = getattr(self._server, method)(job, _values(objects))
         return {key: answer.objects[key] for key in keeps}
 
     @override
@@ -82,3 +92,11 @@ class InlineBackend(Backend):
     def close(self) -> None:
         torch.set_num_threads(self._threads)
         self._limits.restore_original_limits()
+
+
+def _value(ref: Ref) -> Any:
+    return ref.read() if isinstance(ref, OnDisk) else ref
+
+
+def _values(objects: Objects) -> Objects:
+    return {key: _value(ref) for key, ref in objects.items()}

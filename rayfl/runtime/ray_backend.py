@@ -15,6 +15,7 @@ import gc
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ray
@@ -26,6 +27,7 @@ from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Ta
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.clients.partial import LARGE
+from rayfl.files import OnDisk
 from rayfl.linalg import libraries
 from rayfl.memory import keep_freed
 from rayfl.runtime.dispatch import Crew, Dispatch
@@ -170,6 +172,15 @@ class RayBackend(Backend):
     def put(self, value: Any) -> Ref:
         with plain_errors():
             return ray.put(value)
+
+    @override
+    def stored(self, path: Path, ref: Ref | None = None) -> Ref:
+        # Not the path: client actors on other nodes may not see this disk.
+        return self.put(OnDisk(path).read()) if ref is None else ref
+
+    @override
+    def held(self, ref: Ref) -> int:
+        return 0
 
     @override
     def get(self, ref: Ref) -> Any:

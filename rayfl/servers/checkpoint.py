@@ -5,25 +5,27 @@ checkpoints/
   round-00010/ round-00020/    manifest.json: format, the run's settings, SHA-256 and length of every file
                                arrays.safetensors, *.npy (each array of more than 1 MB),
                                updates-*.safetensors, state.json
+  clients/                     rows of clients (states, updates) that are too large for a copy in every
+                               checkpoint; a manifest names those that belong to it, with their SHA-256
   history/<table>.jsonl        tables that only grow, one row per line; a manifest says how many lines belong
-  to it damaged-round-00030/         a checkpoint that failed verification
+                               to it
+  damaged-round-00030/         a checkpoint that failed verification
 ```
 
 A checkpoint is written under a temporary name and renamed when it is complete and on the disk; only then are
 older ones removed. The cost of a checkpoint does not grow with the number of rounds. Files that are as they
 were in the one that will be removed are not written again but linked, after a look that they still hold what
-was written; so those that are kept share nothing, and damage to one leaves the others sound.
+was written; so those that are kept share nothing but ``clients/``, and damage to one leaves the others sound.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -36,15 +38,19 @@ from rayfl.algorithms import ServerState
 from rayfl.errors import Damaged, OtherFormat
 from rayfl.rundir import clean
 from rayfl.servers.serialisation import flatten, restore
+from rayfl.servers.shards import Shard, Shards, Stored, digest, header
 from rayfl.servers.states import Rows
 
-FORMAT = 4
+FORMAT = 5
 """Changes when checkpoints are written in another way."""
 
-_READ = (3, FORMAT)
-"""Formats that are read; in 3 all arrays are in one file."""
+_READ = (3, 4, FORMAT)
+"""Formats that are read; in 3 all arrays are in one file, until 4 each checkpoint has all rows of clients."""
 
-_FORMATS = " and ".join(map(str, _READ))
+_FORMATS = f"{_READ[0]} to {_READ[-1]}"
+
+CLIENTS = "clients"
+"""The folder of rows of clients, beside the checkpoints."""
 
 _LARGE = 1 << 20
 """Bytes of an array from which on it has a file of its own."""
@@ -63,7 +69,8 @@ class Checkpoint:
     Attributes:
         state: the algorithm's state; ``state.round`` rounds are complete.
         models: ``(K, P)`` float32.
-        state_clients, state_rows: client states: ids ``(n,)`` and rows ``(n, S)``.
+        state_clients, state_rows: client states: ids ``(n,)`` and rows ``(n, S)``, which are read a few at a
+            time if they are in files.
         vectors: the servers' vectors of the local objective, ``(K, Q)``; empty for methods without them.
         update_clients, update_rows: the clients' latest updates: ids ``(n,)`` and rows ``(n, P)``, which are
             written and read a few at a time.
@@ -72,12 +79,13 @@ class Checkpoint:
         gathered: the weight that took part in each model since its last global step, ``(layers, K, 1 or P)``.
         memories: the memory of a server step for each model ``(K, V, n)``; empty for methods without one.
         settings: the settings that must not change when the run is resumed.
+        stored: where the client states (``states``) and latest updates (``updates``) are that are in files.
     """
 
     state: ServerState
     models: NDArray[np.float32]
     state_clients: NDArray[np.int64]
-    state_rows: NDArray[np.float32]
+    state_rows: NDArray[np.float32] | Rows
     vectors: NDArray[np.float32]
     update_clients: NDArray[np.int64]
     update_rows: NDArray[np.float32] | Rows
@@ -86,6 +94,7 @@ class Checkpoint:
     gathered: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 1)))
     memories: NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 0, 0)))
     settings: Mapping[str, Any] | None = None
+    stored: Mapping[str, Stored] = field(default_factory=dict)
 
     def save(self, folder: Path, keep: int) -> Path:
         """Write to ``folder/round-00012`` and remove all but the newest ``keep``.
@@ -112,6 +121,9 @@ class Checkpoint:
                 "round": self.state.round,
                 "settings": self.settings,
                 "history": {name: vars(written) for name, written in history.items()},
+                "clients": {
+                    name: [asdict(shard) for shard in stored.files] for name, stored in self.stored.items()
+                },
                 "files": self._write(part, _leaving(folder, keep)),
             }
             files.write(part / "manifest.json", json.dumps(clean(manifest), indent=1))
@@ -125,6 +137,7 @@ class Checkpoint:
         files.rename(part, final)
         for old in checkpoints(folder)[:-keep]:
             files.remove(old)
+        collect(folder)
         return final
 
     def _write(self, part: Path, before: Path | None) -> dict[str, Any]:
@@ -146,7 +159,8 @@ class Checkpoint:
         tensors: dict[str, NDArray[Any]] = {
             "models": self.models,
             "states.clients": self.state_clients,
-            "states.rows": self.state_rows,
+            "states.rows": np.empty((0, 0), np.float32) if "states" in self.stored else self.state_rows[:],
+            **{f"{name}.at": stored.at for name, stored in self.stored.items()},
             "vectors": self.vectors,
             "gathered": self.gathered,
             "memories": self.memories,
@@ -157,9 +171,10 @@ class Checkpoint:
         tensors = {k: np.asarray(v, v.dtype.newbyteorder("="), order="C") for k, v in tensors.items()}
         for name, array in tensors.items():
             if array.nbytes >= _LARGE:
-                put(f"{name}.npy", _header(array), array.reshape(-1).view(np.uint8))
+                put(f"{name}.npy", header(array), array.reshape(-1).view(np.uint8))
         put("arrays.safetensors", save({k: v for k, v in tensors.items() if v.nbytes < _LARGE}))
-        for start in range(0, len(self.update_clients), _BLOCK):
+        loose = 0 if "updates" in self.stored else len(self.update_clients)
+        for start in range(0, loose, _BLOCK):
             rows = np.ascontiguousarray(self.update_rows[start : start + _BLOCK])
             put(_updates(part, start).name, save({"rows": rows}))
         scalars = {name: value for name, value in self.tables.items() if not isinstance(value, list)}
@@ -188,11 +203,12 @@ class Checkpoint:
             raise Damaged(f"{path}: not a readable checkpoint (no manifest of formats {_FORMATS})")
         for name, expected in manifest["files"].items():
             try:
-                found = _digest(path / name)
+                found = digest(path / name)
             except OSError as error:
                 raise Damaged(f"{path}: not a readable checkpoint ({name}: {error.strerror})") from None
             if found != expected:
                 raise Damaged(f"{path}: damaged ({name} is not what was written)")
+        shards = Shards(path.parent / CLIENTS)
         try:
             history = {
                 name: _Written(**written).read(_table(path.parent, name))
@@ -205,10 +221,20 @@ class Checkpoint:
                     # Pages are read when they are needed; what is written to them stays in memory.
                     mapped = np.load(path / name, mmap_mode="c", allow_pickle=False)
                     tensors[name.removesuffix(".npy")] = np.asarray(mapped)
+            stored = {
+                name: Stored(shards, told, tensors.pop(f"{name}.at"))
+                for name, told in _told(manifest).items()
+            }
         except Damaged:
             raise
         except Exception as error:
             raise Damaged(f"{path}: not a readable checkpoint ({error})") from None
+        for shard in dict.fromkeys(shard for each in stored.values() for shard in each.files):
+            try:
+                shards.verify(shard)
+            except Damaged as error:
+                raise Damaged(f"{path}: needs {error}") from None
+        rows = {name: Rows(each.at.shape[1], each.read) for name, each in stored.items()}
 
         def named(prefix: str) -> dict[str, NDArray[np.generic]]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -222,15 +248,16 @@ class Checkpoint:
             state,
             tensors["models"],
             tensors["states.clients"],
-            tensors["states.rows"],
+            rows.get("states", tensors["states.rows"]),
             tensors["vectors"],
             tensors["updates.clients"],
-            Rows(len(tensors["updates.clients"]), partial(_read_updates, path)),
+            rows.get("updates", Rows(len(tensors["updates.clients"]), partial(_read_updates, path))),
             named("driver."),
             {**head["tables"], **history},
             tensors["gathered"],
             tensors["memories"],
             manifest["settings"],
+            stored,
         )
 
     @classmethod
@@ -333,14 +360,14 @@ def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping
         before: the folder of that one.
         known: length and SHA-256 of the files there.
     """
-    digest = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for piece in content:
-        digest.update(piece)
-    told = {"bytes": sum(memoryview(piece).nbytes for piece in content), "sha256": digest.hexdigest()}
+        sha256.update(piece)
+    told = {"bytes": sum(memoryview(piece).nbytes for piece in content), "sha256": sha256.hexdigest()}
     if before is not None and known.get(path.name) == told:
         old = before / path.name
         try:
-            same = _digest(old) == told
+            same = digest(old) == told
         except OSError:
             same = False
         if same and files.link(old, path):
@@ -351,37 +378,21 @@ def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping
     return told
 
 
-def _header(array: NDArray[Any]) -> bytes:
-    """How an ``.npy`` file of an array begins."""
-    file = io.BytesIO()
-    told = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
-    np.lib.format.write_array_header_1_0(file, told)  # type: ignore[no-untyped-call]
-    return file.getvalue()
-
-
-def _digest(path: Path) -> dict[str, Any]:
-    """Length and SHA-256 of a file."""
-    with files.regular(path).open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
-    return {"bytes": path.stat().st_size, "sha256": digest.hexdigest()}
-
-
-def _read(file: Any) -> Any:
-    digest = hashlib.sha256()
-    while piece := file.read(1 << 20):
-        digest.update(piece)
-    return digest
-
-
 def _manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a checkpoint; None if this version cannot read it."""
     try:
         found = _manifest_as_written(path)
         valid = found["format"] in _READ and {"files", "history", "settings", "round"} <= set(found)
         valid = valid and all(isinstance(found[key], dict) for key in ("files", "history"))
-    except (OSError, ValueError, TypeError, KeyError):
+        _told(found)
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return dict(found) if valid else None
+
+
+def _told(manifest: Mapping[str, Any]) -> dict[str, tuple[Shard, ...]]:
+    """The files of rows of clients that belong to a checkpoint, by their kind."""
+    return {name: tuple(Shard(**e) for e in told) for name, told in manifest.get("clients", {}).items()}
 
 
 def _manifest_as_written(path: Path) -> Any:
@@ -431,9 +442,27 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (round_of(path), not path.name.endswith("~")))
 
 
-def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32]) -> str:
+def collect(folder: Path, live: Collection[str] = ()) -> None:
+    """Remove the files of rows of clients that no checkpoint needs.
+
+    Args:
+        folder: of the checkpoints.
+        live: the names of those that the run needs now.
+
+    Raises:
+        DiskError
+    """
+    shards = Shards(folder / CLIENTS)
+    if not shards.folder.is_dir():
+        return
+    found = [manifest for path in checkpoints(folder) if (manifest := _manifest(path)) is not None]
+    told = [shard for manifest in found for some in _told(manifest).values() for shard in some]
+    shards.collect({*(shard.name for shard in told), *live})
+
+
+def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32] | Rows) -> str:
     """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``: equal hashes are equal bits."""
-    digest = hashlib.sha256()
-    for rows in (models, state_rows):
-        digest.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy
-    return digest.hexdigest()
+    found = hashlib.sha256()
+    for rows in (models, *(state_rows.pieces() if isinstance(state_rows, Rows) else (state_rows,))):
+        found.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy
+    return found.hexdigest()

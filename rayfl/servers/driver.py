@@ -34,18 +34,20 @@ from rayfl.events import (
     RoundDone,
     Stopped,
 )
-from rayfl.memory import resident
+from rayfl.local import LocalObjective
+from rayfl.memory import resident, total_memory
 from rayfl.models import ModelSpec
 from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import hooks, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
-from rayfl.servers.checkpoint import Checkpoint, checkpoints, models_hash, round_of
+from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, collect, models_hash, round_of
 from rayfl.servers.mixing import check as check_mixing
 from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
 from rayfl.servers.rounds import AskedReport, Progress, Round, train
 from rayfl.servers.serialisation import flatten
-from rayfl.servers.states import ClientStates
+from rayfl.servers.shards import Shards
+from rayfl.servers.states import ClientStates, Rows
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport, Reports
 
@@ -94,6 +96,9 @@ class Driver:
         self.stages = [replace(s, federation=f) for s, f in zip(stages, federations, strict=True)]
         self.algorithm = config.algorithm
         self.servers = servers_of(config, host, backend, self.stages[0].federation)
+        memory = config.execution.state_memory * total_memory()
+        self.shards = Shards(run.path / "checkpoints" / CLIENTS, memory)
+        self.servers.states, self.servers.updates = ClientStates(self.shards), ClientStates(self.shards)
         self._nothing = self.servers.snapshot()
         self.records = self._blank()
         self._enter(0)
@@ -147,6 +152,9 @@ class Driver:
         while state.round < self.config.rounds:
             # A stop may come after training, while clients are tested.
             before, servers, records = state, self.servers.snapshot(), self.records.snapshot()
+            if self.shards.grown:
+                live = self.servers.states.names | self.servers.updates.names
+                collect(self.run_dir.path / "checkpoints", live)
             calls = self.backend.mark()
             try:
                 state = self.round(state)
@@ -278,8 +286,13 @@ class Driver:
         self.servers.vectors = [put(row) for row in saved.vectors]
         self.servers.memories = [None if np.isnan(row).all() else put(row) for row in saved.memories]
         self.servers.gathered = saved.gathered
-        self.servers.states = ClientStates.restore(self.backend, saved.state_clients, saved.state_rows)
-        self.servers.updates = ClientStates.restore(self.backend, saved.update_clients, saved.update_rows)
+        self.servers.states, self.servers.updates = (
+            ClientStates.restore(self.backend, clients, rows, saved.stored.get(name), self.shards)
+            for name, clients, rows in (
+                ("states", saved.state_clients, saved.state_rows),
+                ("updates", saved.update_clients, saved.update_rows),
+            )
+        )
         # The events of the next round have not happened yet.
         self._enter(stage_of(self.stages, saved.state.round - 1))
         self.records.restore(saved.arrays, saved.tables)
@@ -621,8 +634,9 @@ class Driver:
     def checkpoint(self, state: ServerState) -> Checkpoint:
         """Write a checkpoint; returns its contents."""
         servers, get = self.servers, self.backend.get
-        clients, rows = servers.states.fetch(self.backend)
-        update_clients, update_rows = servers.updates.rows(self.backend)
+        clients, rows, states = servers.states.save(self.backend)
+        update_clients, update_rows, updates = servers.updates.save(self.backend)
+        stored = {"states": states, "updates": updates}
         arrays, tables = self.records.save(state)
         checkpoint = Checkpoint(
             state=state,
@@ -637,6 +651,7 @@ class Driver:
             arrays=arrays,
             tables={**tables, "seconds": self._seconds()},
             settings=self._settings(),
+            stored={name: where for name, where in stored.items() if where is not None},
         )
         path = checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
         self.emit(CheckpointSaved(state.round, path))
@@ -658,10 +673,13 @@ class Driver:
         """
         local, spec = self.config.local, self.host.spec
         facts: dict[str, NDArray[np.float64]] = {}
-        if len(checkpoint.state_clients) and local.state_size(spec):
+        told = type(local).client_facts is not LocalObjective.client_facts  # or nothing need be read
+        if told and len(checkpoint.state_clients) and local.state_size(spec):
             layers = self.algorithm.work(self.setup, state).personal
-            states = StateLayout.of(spec, layers, local, self.config.order).objective(checkpoint.state_rows)
-            facts = local.client_facts(states, spec)
+            layout, rows = StateLayout.of(spec, layers, local, self.config.order), checkpoint.state_rows
+            pieces = rows.pieces() if isinstance(rows, Rows) else (rows,)
+            found = [local.client_facts(layout.objective(piece), spec) for piece in pieces]
+            facts = {name: np.concatenate([each[name] for each in found]) for name in found[0]}
         return self.records.client_facts(checkpoint.state_clients, facts)
 
     def _finish(self, state: ServerState) -> dict[str, Any]:

@@ -216,6 +216,7 @@ class Servers:
         for block, ref in zip(blocks, objects, strict=True):
             states.update(plan.cohort[block], ref, delivered[block])
         states.pack(self.backend)
+        states.spill(self.backend)
 
     def work_of(self, clients: NDArray[np.int64], work: LocalWork) -> float:
         """Parameters times samples of the local training of these clients ``(n,)``."""

@@ -4,23 +4,39 @@ A block returns the states of its clients as one object, owned by the driver, so
 The driver keeps (object, row) for every client. When most rows of the objects are out of date, the objects
 with the fewest current rows are repacked, so that memory stays proportional to the number of clients with a
 state.
+
+Rows that take too much memory, or a checkpoint too much time, are written to files
+(:mod:`rayfl.servers.shards`), each row once. Inline the files then take the place of the objects; on Ray,
+whose object store goes to disk by itself, they are what checkpoints refer to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.backend import Backend, Key, Ref
+from rayfl.files import OnDisk
+from rayfl.servers.shards import SIZE, WHOLE, Shard, Shards, Stored
 
 _PACK = 256
-"""Clients in one object after packing."""
+"""Clients in one object after packing, at most."""
 
-_HELD = 1.5
+_HELD = 2
 """Rows that are held per row in use, after packing."""
+
+_SLACK = 32
+"""Packing begins where more are held than that, by one for this many in use: so that a few are copied often,
+and never many at once."""
+
+_FEW = 1 << 20
+"""Bytes of a file that is small: more than :data:`_SMALL_FILES` of these are made one."""
+
+_SMALL_FILES = 64
 
 
 class Rows:
@@ -37,18 +53,37 @@ class Rows:
     def __len__(self) -> int:
         return self._count
 
-    def __getitem__(self, part: slice) -> NDArray[np.float32]:
+    def __getitem__(self, part: int | slice) -> NDArray[np.float32]:
+        if not isinstance(part, slice):
+            place = range(self._count)[part]
+            row: NDArray[np.float32] = self._read(place, place + 1)[0]
+            return row
         start, stop, _ = part.indices(self._count)
         return self._read(start, stop)
+
+    def __iter__(self) -> Iterator[NDArray[np.float32]]:
+        return (self[place] for place in range(self._count))
+
+    def pieces(self) -> Iterator[NDArray[np.float32]]:
+        """All rows, some megabytes at a time."""
+        some = max(1, SIZE // max(1, self[:1].nbytes)) if self._count else 1
+        return (self[start : start + some] for start in range(0, self._count, some))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
         return np.asarray(self[:], dtype)
 
 
 class ClientStates:
-    """The state rows of all clients that have one; empty for methods without client state."""
+    """The state rows of all clients that have one; empty for methods without client state.
 
-    def __init__(self) -> None:
+    Args:
+        shards: where rows go that take too much memory; None: nowhere.
+    """
+
+    def __init__(self, shards: Shards | None = None) -> None:
+        self._shards = shards
+        self._files: dict[int, Shard] = {}  # object -> the file that has it, too
+        self._width = 0  # S, once it is known
         self._objects: dict[int, Ref] = {}
         self._alive: dict[int, int] = {}  # object -> rows that are still the state of a client
         self._rows: dict[int, int] = {}  # object -> rows that it holds
@@ -71,7 +106,8 @@ class ClientStates:
 
     def copy(self) -> ClientStates:
         """A copy that later updates of this one do not change; objects and arrays are shared."""
-        other = ClientStates()
+        other = ClientStates(self._shards)
+        other._files, other._width = dict(self._files), self._width
         other._objects, other._alive = dict(self._objects), dict(self._alive)
         other._rows, other._next = dict(self._rows), self._next
         other._where, other._count = self._where, self._count
@@ -103,6 +139,7 @@ class ClientStates:
             self._alive[each] -= count
             if self._alive[each] == 0:
                 del self._objects[each], self._alive[each], self._rows[each]
+                self._files.pop(each, None)
 
     def _make_room(self, clients: int) -> None:
         """Make room for this many clients, in an array that no copy shares."""
@@ -135,9 +172,12 @@ class ClientStates:
         """If fewer than half of the held rows are still in use, repack the objects with the fewest of them.
 
         These come first because the fewest rows must be copied to free them.
+
+        Raises:
+            Damaged, DiskError: if files that are replaced cannot be read, or others not be written.
         """
         held, used = sum(self._rows.values()), self._count
-        if held <= 2 * used + _PACK:
+        if held <= _HELD * used + max(_PACK, used // _SLACK):
             return
         emptiest = sorted(
             self._objects, key=lambda number: (self._alive[number] / self._rows[number], number)
@@ -148,18 +188,85 @@ class ClientStates:
                 break
             held -= self._rows[number] - self._alive[number]
             chosen.add(number)
-        clients = np.flatnonzero(np.isin(self._where[0], list(chosen)))
-        for start in range(0, len(clients), _PACK):
-            part = clients[start : start + _PACK]
+        for part in self._parts(backend, chosen, _PACK):
             self.update(part, self.packed(backend, part))
+            self.spill(backend)
+
+    def _parts(self, backend: Backend, numbers: Iterable[int], most: int) -> Iterator[NDArray[np.int64]]:
+        """The clients of some objects ``(n,)``, a few megabytes of rows, and ``most`` clients, at a time."""
+        numbers = list(numbers)
+        clients = np.flatnonzero(np.isin(self._where[0], numbers))
+        if not len(clients):
+            return
+        for number in numbers:
+            if number in self._files and isinstance(self._objects[number], OnDisk):
+                assert self._shards is not None
+                self._shards.verify(self._files[number])  # or damage would be written as if it were sound
+        if not self._width:
+            self._width = int(backend.get(self.packed(backend, clients[:1])).shape[1])
+        some = min(most, max(1, SIZE // (4 * self._width)))
+        for start in range(0, len(clients), some):
+            yield clients[start : start + some]
+
+    def spill(self, backend: Backend) -> None:
+        """Write to files what is only in the memory of this process, if that is more than it may take.
+
+        Raises:
+            DiskError
+        """
+        if self._shards is not None:
+            loose = self._objects.keys() - self._files.keys()
+            if sum(backend.held(self._objects[number]) for number in loose) > self._shards.budget:
+                self._store(backend)
+
+    def _store(self, backend: Backend) -> None:
+        """Write all rows to files that are in none, and with them those of many small files."""
+        assert self._shards is not None
+        loose = self._objects.keys() - self._files.keys()
+        small = [number for number, shard in self._files.items() if shard.bytes < _FEW]
+        if len(small) > _SMALL_FILES:
+            loose |= set(small)
+        for part in self._parts(backend, loose, len(self._where[0])):
+            rows = self.packed(backend, part)
+            shard = self._shards.write(backend.get(rows))
+            number = self._next
+            self.update(part, backend.stored(self._shards.path(shard), rows))
+            self._files[number] = shard
+
+    @property
+    def names(self) -> set[str]:
+        """The names of the files in use."""
+        return {shard.name for shard in self._files.values()}
 
     def packed(self, backend: Backend, clients: Sequence[int] | NDArray[np.int64]) -> Ref:
         """The rows of some clients as one array ``(n, S)``, by reference."""
         objects, rows = self.locate(clients)
         return backend.call(pack_rows, tuple(objects), rows, *objects.values())
 
+    def save(self, backend: Backend) -> tuple[NDArray[np.int64], Rows, Stored | None]:
+        """All states for a checkpoint: client ids ``(n,)`` ascending, rows ``(n, S)``, and where these are if
+        they are in files: those that have changed are written.
+
+        Raises:
+            DiskError
+        """
+        clients, rows = self.rows(backend)
+        if self._shards is None or not len(clients):
+            return clients, rows, None
+        if not self._files:
+            self._width = self._width or rows[:1].shape[1]
+            if 4 * self._width * len(clients) <= min(WHOLE, self._shards.budget):
+                return clients, rows, None
+        self._store(backend)
+        numbers = np.array(sorted(self._files))
+        files = tuple(self._files[number] for number in numbers.tolist())
+        where = self._where[:, clients]
+        at = np.stack([np.searchsorted(numbers, where[0]), where[1]]).astype(np.int32)
+        stored = Stored(self._shards, files, at)
+        return clients, Rows(len(clients), stored.read), stored
+
     def fetch(self, backend: Backend) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """All states for a checkpoint: client ids ``(n,)`` ascending and rows ``(n, S)``."""
+        """All states: client ids ``(n,)`` ascending and rows ``(n, S)``."""
         clients, rows = self.rows(backend)
         return clients, rows[:]
 
@@ -175,13 +282,38 @@ class ClientStates:
 
     @classmethod
     def restore(
-        cls, backend: Backend, clients: NDArray[np.int64], rows: NDArray[np.float32] | Rows
+        cls,
+        backend: Backend,
+        clients: NDArray[np.int64],
+        rows: NDArray[np.float32] | Rows,
+        stored: Stored | None = None,
+        shards: Shards | None = None,
     ) -> ClientStates:
-        """States from a checkpoint: ids ``(n,)`` and rows ``(n, S)``."""
-        states = cls()
-        for start in range(0, len(clients), _PACK):
-            part = slice(start, start + _PACK)
-            states.update(clients[part], backend.put(np.ascontiguousarray(rows[part])))
+        """States from a checkpoint.
+
+        Args:
+            backend: who shares them.
+            clients: ids ``(n,)``.
+            rows: ``(n, S)``.
+            stored: where these are, if they are in files.
+            shards: as for the class.
+        """
+        states = cls(shards or (stored.shards if stored else None))
+        if stored is None:
+            for start in range(0, len(clients), _PACK):
+                part = slice(start, start + _PACK)
+                states.update(clients[part], backend.put(np.ascontiguousarray(rows[part])))
+            return states
+        order = np.argsort(stored.at[0], kind="stable")
+        bounds = np.searchsorted(stored.at[0, order], np.arange(len(stored.files) + 1))
+        for shard, (first, last) in zip(stored.files, itertools.pairwise(bounds.tolist()), strict=True):
+            some = order[first:last]
+            who, valid = np.zeros(shard.rows, np.int64), np.zeros(shard.rows, np.bool_)
+            who[stored.at[1, some]], valid[stored.at[1, some]] = clients[some], True
+            if len(some):
+                number = states._next
+                states.update(who, backend.stored(stored.shards.path(shard)), valid)
+                states._files[number] = shard
         return states
 
 

@@ -244,7 +244,7 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line(format: object, t
     manifest = _checkpoint(2).save(tmp_path, keep=2) / "manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": format}))
     with pytest.raises(
-        OtherFormat, match=f"has format {format!r}, and .* reads 3 and 4; resume with"
+        OtherFormat, match=f"has format {format!r}, and .* reads 3 to 5; resume with"
     ) as raised:
         Checkpoint.newest(tmp_path)
     assert "\n" not in str(raised.value)

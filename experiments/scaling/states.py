@@ -1,0 +1,105 @@
+"""What states of clients cost, with SCAFFOLD: bytes written by each checkpoint, and memory.
+
+::
+
+    python experiments/scaling/states.py --clients 2000 --cohort 50 --rounds 200 --every 10
+
+Runs inline, in this process; an MLP 64-1333-10 has 99,985 parameters. ``--memory`` is
+``execution.state_memory``, the share of the memory beyond which states are written to disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+_HIDDEN = 1333
+"""Units of the hidden layer: 75 P / 99,985 parameters."""
+
+
+def _status(name: str) -> int:
+    """A line of ``/proc/self/status``, in bytes."""
+    (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+    return int(line.split()[1]) * 1024
+
+
+def _written() -> int:
+    """Bytes that this process has written so far."""
+    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("wchar"))
+    return int(line.split()[1])
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """Run rounds and checkpoints."""
+    from rayfl.bench.measure import running
+    from rayfl.bench.population import workload
+
+    model = {"name": "mlp", "hidden": [_HIDDEN]}
+    sections = {"local": "scaffold", "evaluation": {"every": 1_000_000}}
+    task = dataclasses.replace(workload(options.clients, options.cohort), model=model, sections=sections)
+    execution: dict[str, Any] = {"backend": "inline"}
+    if options.memory is not None:
+        execution["state_memory"] = options.memory
+    checkpoints, own, cpu = [], 0, []
+    with running(task, folder, execution) as rayfl:
+        start = _status("RssAnon")
+        for number in range(1, options.rounds + 1):
+            rayfl.round()
+            own = max(own, _status("RssAnon"))
+            if number % options.every == 0:
+                before, begun = _written(), time.process_time()
+                rayfl.driver.checkpoint(rayfl.state)
+                checkpoints.append(_written() - before)
+                cpu.append(time.process_time() - begun)
+                own = max(own, _status("RssAnon"))
+        states, path = rayfl.driver.servers.states, rayfl.driver.run_dir.path
+        size = rayfl.driver.host.spec.n_parameters * 4
+        on_disk = {
+            (file.stat().st_ino): file.stat().st_size
+            for file in (path / "checkpoints").rglob("*")
+            if file.is_file()
+        }
+    return {
+        "clients": options.clients,
+        "cohort": options.cohort,
+        "rounds": options.rounds,
+        "every": options.every,
+        "with_state": len(states),
+        "states_mb": len(states) * size / 1e6,
+        "changed_mb_between_checkpoints": options.every * options.cohort * size / 1e6,
+        "checkpoint_mb": [round(each / 1e6, 1) for each in checkpoints],
+        "checkpoint_cpu_seconds": [round(each, 2) for each in cpu],
+        "checkpoint_mb_all": sum(checkpoints) / 1e6,
+        "disk_mb": sum(on_disk.values()) / 1e6,
+        "start_own_memory_mb": start / 1e6,
+        "peak_own_memory_mb": own / 1e6,
+        "peak_memory_with_files_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
+    }
+
+
+def main() -> None:
+    """Measure, and print as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, default=2000)
+    parser.add_argument("--cohort", type=int, default=50)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--every", type=int, default=10)
+    parser.add_argument("--memory", type=float, default=None)
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="where the run lies; default: a temporary folder"
+    )
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        json.dump(measure(options, Path(folder)), sys.stdout, indent=1)
+    print()
+
+
+if __name__ == "__main__":
+    main()

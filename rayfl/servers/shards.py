@@ -1,0 +1,173 @@
+"""Rows of clients in files that are written once and never changed: what a run keeps on disk between rounds.
+
+A file is named after the SHA-256 of its content. Checkpoints name the files that belong to them; a file that
+no checkpoint needs any more is removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import math
+import os
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl import files
+from rayfl.errors import Damaged
+from rayfl.files import OnDisk
+
+WHOLE = 1 << 26
+"""Bytes of all rows up to which checkpoints hold copies of their own, so that one checkpoint may be damaged
+and the one before is not."""
+
+SIZE = 1 << 24
+"""Bytes of a file of rows, at most, unless a row has more."""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A file of rows.
+
+    Attributes:
+        rows: how many it has, those included that have become out of date.
+        bytes: its length.
+        sha256: of its content.
+    """
+
+    rows: int
+    bytes: int
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return f"{self.sha256[:40]}.npy"
+
+
+class Shards:
+    """The folder of these files.
+
+    Args:
+        folder: where it is; it is made when the first file is written.
+        budget: bytes of rows that may be in memory before they are written to files.
+    """
+
+    def __init__(self, folder: Path, budget: float = math.inf) -> None:
+        self.folder, self.budget = folder, budget
+        self.grown = True  # whether files may have been added since the last call of collect
+
+    def path(self, shard: Shard) -> Path:
+        """Of the file."""
+        return self.folder / shard.name
+
+    def write(self, rows: NDArray[np.float32]) -> Shard:
+        """Write rows ``(n, S)`` to a file; at the end it is on the disk, and a crash leaves no part of it.
+
+        Raises:
+            DiskError
+        """
+        content = (memoryview(header(rows)), np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data)
+        sha256 = hashlib.sha256()
+        for piece in content:
+            sha256.update(piece)
+        shard = Shard(len(rows), sum(piece.nbytes for piece in content), sha256.hexdigest())
+        path = self.path(shard)
+        part = path.with_name(f".part{os.getpid()}")
+        if not self.folder.is_dir():
+            files.make(self.folder, parents=True)
+        self.grown = True
+        with files.writing(part), part.open("wb") as file:
+            for piece in content:
+                file.write(piece)
+        files.rename(part, path)
+        return shard
+
+    def read(self, shard: Shard) -> NDArray[np.float32]:
+        """Its rows ``(n, S)``; those that are looked at are read.
+
+        Raises:
+            Damaged: if that is not possible.
+        """
+        rows: NDArray[np.float32] = OnDisk(self.path(shard)).read()
+        return rows
+
+    def verify(self, shard: Shard) -> None:
+        """Check the content of a file.
+
+        Raises:
+            Damaged: if it is not what was written.
+        """
+        path = self.path(shard)
+        try:
+            found = digest(path)
+        except OSError as error:
+            raise Damaged(f"{path}: cannot be read ({error.strerror})") from None
+        if found != {"bytes": shard.bytes, "sha256": shard.sha256}:
+            raise Damaged(f"{path}: damaged (states of clients are not what was written)")
+
+    def collect(self, used: Collection[str]) -> None:
+        """Remove all files but those of these names.
+
+        Raises:
+            DiskError
+        """
+        if self.folder.is_dir():
+            for path in self.folder.iterdir():
+                if path.name not in used:
+                    files.remove(path)
+        self.grown = False
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Rows of clients that are in files.
+
+    Attributes:
+        shards: the folder.
+        files: the files.
+        at: for each client the number of its file, and the row there ``(2, n)``.
+    """
+
+    shards: Shards
+    files: tuple[Shard, ...]
+    at: NDArray[np.int32]
+
+    def read(self, start: int, stop: int) -> NDArray[np.float32]:
+        """The rows of a range of clients ``(n, S)``."""
+        numbers, rows = self.at[:, start:stop]
+        found: NDArray[np.float32] = np.empty((0, 0), np.float32)
+        for place, number in enumerate(np.unique(numbers).tolist()):
+            some = numbers == number
+            taken = self.shards.read(self.files[number])[rows[some]]
+            if not place:
+                found = np.empty((len(numbers), taken.shape[1]), np.float32)
+            found[some] = taken
+        return found
+
+
+def header(array: NDArray[Any]) -> bytes:
+    """How an ``.npy`` file of an array of any shape begins."""
+    file = io.BytesIO()
+    told = np.lib.format.header_data_from_array_1_0(array)  # type: ignore[no-untyped-call]
+    np.lib.format.write_array_header_1_0(file, told)  # type: ignore[no-untyped-call]
+    return file.getvalue()
+
+
+def digest(path: Path) -> dict[str, Any]:
+    """Length and SHA-256 of a file."""
+    with files.regular(path).open("rb") as file:
+        found = hashlib.file_digest(file, "sha256") if hasattr(hashlib, "file_digest") else _read(file)
+    return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
+
+
+def _read(file: Any) -> Any:
+    found = hashlib.sha256()
+    while piece := file.read(1 << 20):
+        found.update(piece)
+    return found
