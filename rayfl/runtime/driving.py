@@ -7,6 +7,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -16,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rayfl import plugins, remote
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
+from rayfl.clients.state import StateLayout
 from rayfl.config import Config
 from rayfl.config.kinds import KINDS
 from rayfl.data import Federation
@@ -30,7 +32,8 @@ from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.placement import Placement
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, alive, died, plain_errors
 from rayfl.runtime.remote import UNRECORDED, Whereabouts, named, whereabouts
-from rayfl.runtime.resources import Available, ResourcePlan, plan_resources
+from rayfl.runtime.resources import Available, Keeping, ResourcePlan, plan_resources
+from rayfl.servers import hooks
 from rayfl.servers.building import block_rule, build, setup_of
 from rayfl.servers.driver import Driver, Interrupted
 
@@ -65,7 +68,17 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
     block = block_rule(config, federation, host)(config.training.cohort(federation.clients))
     models = len(config.algorithm.initial(setup_of(config, federation, host.spec)))
     models = max(models, config.clustering.n_clusters or 1)
-    return plan_resources(config, federation.clients, block, host.spec.P, size, available, models)
+    plan = plan_resources(config, federation.clients, block, host.spec.P, size, available, models)
+    numbers = kept_numbers(config, federation, host)
+    return replace(plan, keeping=Keeping.of(config, federation.clients, numbers)) if numbers else plan
+
+
+def kept_numbers(config: Config, federation: Federation, host: HostSpec) -> int:
+    """How many numbers a client keeps between rounds, its latest update included."""
+    algorithm, setup = config.algorithm, setup_of(config, federation, host.spec)
+    work = algorithm.work(setup, hooks.begin(algorithm, setup))
+    layout = StateLayout.of(host.spec, work.personal, config.local, config.order)
+    return layout.size + host.spec.P * algorithm.keeps_updates
 
 
 def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:

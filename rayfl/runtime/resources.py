@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from rayfl.algorithms import Algorithm
@@ -12,7 +14,10 @@ from rayfl.clients.partial import LARGE
 from rayfl.config import Config
 from rayfl.errors import ConfigError
 from rayfl.local import LocalObjective
+from rayfl.memory import total_memory
 from rayfl.servers.averaging import most_waiting
+from rayfl.servers.shards import WHOLE
+from rayfl.servers.states import PACK, SLACK
 from rayfl.training import LocalWork
 from rayfl.training.batched.calls import clients_in_a_call
 from rayfl.units import counted, size
@@ -152,6 +157,10 @@ class Copies:
         # The sum, and room between freed arrays, which the process keeps.
         sums = 3 if not rows and (block > 1 or fan_in) else 0
         steps = type(method).server_step is not Algorithm.server_step
+        keep = 2 * kept * clients
+        if config.execution.backend == "inline":  # more is written to disk
+            budget = 2 * config.execution.state_memory * total_memory() / (4 * parameters)
+            keep = min(keep, kept * (int(budget) + config.training.cohort(clients)))
         waiting = most_waiting(parameters)
         early = not fan_in and blocks > waiting  # sums are added while others train
         a_sum = 1 if block == 1 and not fan_in else 2
@@ -166,8 +175,55 @@ class Copies:
             client=training + together * (1 + kept) + sums,
             server=1 + 2 * early + 8 * steps,
             driver=2 * models,
-            store=2 * models + sent + 2 * kept * clients,
+            store=2 * models + sent + keep,
         )
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """What clients keep between rounds (states, latest updates), in bytes, at most.
+
+    Attributes:
+        all: of all clients that may take part.
+        memory: of it in the memory of an inline run; None: it is in Ray's object store.
+        disk: in the run directory, old checkpoints included.
+        there: free bytes of that disk.
+    """
+
+    all: float
+    memory: float | None
+    disk: float
+    there: float
+
+    @classmethod
+    def of(cls, config: Config, clients: int, numbers: int) -> Keeping:
+        """For N clients that keep S numbers each, and start with nothing."""
+        e, output, cohort = config.execution, config.output, config.training.cohort(clients)
+        used, row = min(clients, config.rounds * cohort), 4.0 * numbers
+        budget = e.state_memory * total_memory()
+        held = (2 * used + max(PACK, used // SLACK)) * row  # some rows are out of date
+        # What was in memory before a round stays there until the round is over.
+        memory = min(held, 2 * budget + cohort * row) if e.backend == "inline" else None
+        if used * row <= min(WHOLE, budget):
+            disk = output.keep_checkpoints * used * row
+        else:
+            old = min(held, 2 * output.checkpoint_every * cohort * row)  # of a checkpoint, out of date since
+            disk = held + (output.keep_checkpoints - 1) * old
+        return cls(used * row, memory, disk, free_disk(output.folder))
+
+    def line(self) -> str:
+        """For people."""
+        where = "" if self.memory is None else f", at most {size(self.memory)} of it in memory"
+        return (
+            f"clients keep up to {size(self.all)} between rounds{where}; "
+            f"up to {size(self.disk)} on disk, where {size(self.there)} are free"
+        )
+
+
+def free_disk(folder: Path) -> float:
+    """Free bytes of the disk on which a folder is, or will be."""
+    there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+    return float(shutil.disk_usage(there).free)
 
 
 @dataclass(frozen=True)
@@ -194,6 +250,7 @@ class ResourcePlan:
         node_there_gb: the free memory of that node; None if unknown.
         inline: whether everything is one process.
         in_tree: whether client actors add sums before they send them.
+        keeping: what clients keep between rounds; None for nothing.
     """
 
     clients: int
@@ -216,6 +273,7 @@ class ResourcePlan:
     node_there_gb: float | None = None
     inline: bool = False
     in_tree: bool = False
+    keeping: Keeping | None = None
 
     @property
     def sums_gb(self) -> float:
@@ -247,6 +305,7 @@ class ResourcePlan:
             f"{counted(self.clients, 'client')}, {self.cohort:,} a round, in {self.blocks:,} or more blocks "
             f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
             *self._memory(),
+            *([self.keeping.line()] if self.keeping and self.keeping.all > WHOLE else []),
             *short,
         ]
 

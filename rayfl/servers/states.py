@@ -23,13 +23,13 @@ from rayfl.backend import Backend, Key, Ref
 from rayfl.files import OnDisk
 from rayfl.servers.shards import SIZE, WHOLE, Shard, Shards, Stored
 
-_PACK = 256
+PACK = 256
 """Clients in one object after packing, at most."""
 
 _HELD = 2
 """Rows that are held per row in use, after packing."""
 
-_SLACK = 32
+SLACK = 32
 """Packing begins where more are held than that, by one for this many in use: so that a few are copied often,
 and never many at once."""
 
@@ -177,7 +177,7 @@ class ClientStates:
             Damaged, DiskError: if files that are replaced cannot be read, or others not be written.
         """
         held, used = sum(self._rows.values()), self._count
-        if held <= _HELD * used + max(_PACK, used // _SLACK):
+        if held <= _HELD * used + max(PACK, used // SLACK):
             return
         emptiest = sorted(
             self._objects, key=lambda number: (self._alive[number] / self._rows[number], number)
@@ -188,7 +188,7 @@ class ClientStates:
                 break
             held -= self._rows[number] - self._alive[number]
             chosen.add(number)
-        for part in self._parts(backend, chosen, _PACK):
+        for part in self._parts(backend, chosen, PACK):
             self.update(part, self.packed(backend, part))
             self.spill(backend)
 
@@ -300,8 +300,8 @@ class ClientStates:
         """
         states = cls(shards or (stored.shards if stored else None))
         if stored is None:
-            for start in range(0, len(clients), _PACK):
-                part = slice(start, start + _PACK)
+            for start in range(0, len(clients), PACK):
+                part = slice(start, start + PACK)
                 states.update(clients[part], backend.put(np.ascontiguousarray(rows[part])))
             return states
         order = np.argsort(stored.at[0], kind="stable")

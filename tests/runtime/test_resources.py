@@ -7,9 +7,12 @@ import pytest
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.models.flat import ModelSpec
-from rayfl.runtime.resources import Available, Copies, Node, ResourcePlan, plan_resources
+from rayfl.runtime import resources
+from rayfl.runtime.driving import kept_numbers
+from rayfl.runtime.resources import Available, Copies, Keeping, Node, ResourcePlan, plan_resources
 from rayfl.servers import building
 from rayfl.servers.building import check_model
+from tests.runs import METHODS
 
 
 def test_a_model_beyond_the_memory_is_refused_before_it_is_built():
@@ -83,3 +86,62 @@ def test_it_says_where_a_model_does_not_fit():
         ConfigError, match=r"execution.actors: 2 actors of about 1.87 GB need more than the 3.00"
     ):
         planned(10**8, memory=3e9)
+
+
+# -- what clients keep -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    """16 GB of memory, 100 GB of disk."""
+    monkeypatch.setattr(resources, "total_memory", lambda: 16 * 10**9)
+    monkeypatch.setattr(resources, "free_disk", lambda folder: 1e11)
+
+
+def kept(*more: str, clients: int = 10**5) -> Keeping:
+    """1,000 clients a round, each of which keeps 10^5 numbers, 400 kB."""
+    given = ["rounds=1000", f"training.participation={1000 / clients}", *more]
+    return Keeping.of(load({}, given), clients, 10**5)
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_it_says_the_disk_that_clients_need():
+    """100,000 clients with 400 kB each, of which up to as many again are out of date."""
+    found, row, all_of_it = kept("execution.backend=inline"), 4e5, 1e5
+    assert found.all == all_of_it * row
+    assert found.memory == 2 * 0.25 * 16e9 + 1000 * row
+    assert found.disk == (2 * all_of_it + all_of_it / 32 + 2 * 10 * 1000) * row
+    assert found.line() == (
+        "clients keep up to 40.0 GB between rounds, at most 8.40 GB of it in memory; "
+        "up to 89.2 GB on disk, where 100 GB are free"
+    )
+    assert kept().memory is None, "Ray's object store has them"
+    assert "memory" not in kept().line()
+    assert kept("rounds=7").all == 7 * 1000 * row, "no more than take part"
+    small = kept("rounds=7", "execution.backend=inline", "training.participation=1", clients=100)
+    assert small.disk == 2 * 100 * row, "copied into both checkpoints"
+    large = kept("rounds=7", "execution.backend=inline", "training.participation=1", clients=1000)
+    assert large.disk == 2 * (2 * 1000 + 256) * row, "no checkpoint needs more than what was held"
+    less = kept("execution.backend=inline", "execution.state_memory=0.01")
+    assert less.memory == 2 * 0.01 * 16e9 + 1000 * row
+
+
+@pytest.mark.usefixtures("small_machine")
+def test_states_that_go_to_disk_are_no_copies_in_memory():
+    few, many = (
+        planned(10**8, "local=scaffold", "execution.backend=inline", f"execution.state_memory={share}")
+        for share in (0.1, 1)
+    )
+    assert many.copies.store - few.copies.store == (80 + 100) - (8 + 100)
+    assert few.node_gb < many.node_gb
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_clients_of_each_method_keep_is_known_before(method: str):
+    """Numbers of a client; P is 1,210, of which the last layer has 170."""
+    own = {"algorithm": method, **METHODS[method], "model": {"name": "mlp", "hidden": [16]}}
+    config = load({"partition": {"name": "iid", "clients": 6}, **own})
+    stages, host = building.build(config)
+    expected = {"solo": 1210, "lg_fedavg": 1210 - 170, "cfl": 1210, "sub_fedavg": 2 * 1210}
+    expected |= {each: 1210 for each in METHODS if "scaffold" in each or "mtl" in each}
+    assert kept_numbers(config, stages[0].federation, host) == expected.get(method, 0)

@@ -245,7 +245,7 @@ def test_rows_are_the_latest_wherever_they_are(
     """Against a dictionary; copies are left alone, files of either are not removed, and few are left."""
     monkeypatch.setattr(states_module, "WHOLE", 1000)
     monkeypatch.setattr(states_module, "SIZE", 400)
-    monkeypatch.setattr(states_module, "_PACK", 16)
+    monkeypatch.setattr(states_module, "PACK", 16)
     monkeypatch.setattr(states_module, "_FEW", 200)
     monkeypatch.setattr(states_module, "_SMALL_FILES", 4)
     folder, rng = Shards(tmp_path / "rows", budget), np.random.default_rng(0)
@@ -304,7 +304,7 @@ def test_what_is_written_is_what_has_changed(
 def test_a_damaged_file_is_found_before_its_rows_are_copied(
     tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(states_module, "_PACK", 1)
+    monkeypatch.setattr(states_module, "PACK", 1)
     states = ClientStates(Shards(tmp_path / "rows", 0))
     for round in range(2):
         states.update([round, *range(5, 10)], np.random.default_rng(round).random((6, 5), np.float32))
