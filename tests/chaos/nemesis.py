@@ -34,7 +34,7 @@ from rayfl.api import Result, resume, run
 from rayfl.errors import DiskError, RayflError
 from rayfl.events import Begun, RoundDone, RunEvent
 from rayfl.runtime import processes
-from rayfl.servers.checkpoint import checkpoints
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.servers.driver import Driver, Interrupted
 from tests.runs import METHODS, TASKS, actors, assert_same
 
@@ -81,9 +81,11 @@ class Report:
     different: list[str] = field(default_factory=list)
 
 
-def settings(method: str, root: Path, backend: str) -> dict[str, Any]:
-    """A small run of a method that writes checkpoints now and then."""
+def settings(method: str, root: Path, backend: str, on_disk: bool = False) -> dict[str, Any]:
+    """A small run of a method that writes checkpoints now and then; what clients keep may be in files."""
     execution: dict[str, Any] = {"backend": backend, "block_size": 2}
+    if on_disk:
+        execution["state_memory"] = 0.0
     if backend == "ray":
         execution |= {"actors": 2, "cpus_per_actor": 0.5}
     return {
@@ -135,14 +137,23 @@ def _stopping(at: int) -> Iterator[None]:
 
 
 def _flip(path: Path, draw: random.Random) -> None:
-    """Another bit in one of the files of the newest checkpoint, if there is an older one."""
+    """Another bit in one of the files of the newest checkpoint, if there is an older one that lacks it."""
     found = checkpoints(path / "checkpoints")
     if len(found) < 2:
         return
-    victim = draw.choice(sorted(p for p in found[-1].iterdir() if p.stat().st_size))
+    own = {p for p in found[-1].iterdir() if p.stat().st_size}
+    with contextlib.suppress(RayflError):  # it is damaged already
+        own |= _rows(found[-1]) - _rows(found[-2])
+    victim = draw.choice(sorted(own))
     data = bytearray(victim.read_bytes())
     data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
     victim.write_bytes(bytes(data))
+
+
+def _rows(checkpoint: Path) -> set[Path]:
+    """The files of rows of clients that a checkpoint needs."""
+    stored = Checkpoint.load(checkpoint).stored.values()
+    return {each.shards.path(shard) for each in stored for shard in each.files}
 
 
 def _go_on(config: dict[str, Any], path: Path | None, listen: Callable[[RunEvent], None]) -> Result:
@@ -151,7 +162,7 @@ def _go_on(config: dict[str, Any], path: Path | None, listen: Callable[[RunEvent
 
 def inline(method: str, seed: int, root: Path, report: Report) -> Result:
     """A run in this process, disturbed three times and then let be."""
-    draw, config = random.Random(f"{method} {seed}"), settings(method, root, "inline")
+    draw, config = random.Random(f"{method} {seed}"), settings(method, root, "inline", seed % 2 == 0)
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     paths: list[Path] = []
 
@@ -218,7 +229,7 @@ def _fill_disk(process: psutil.Process) -> None:
 
 def on_ray(method: str, seed: int, root: Path, report: Report, nodes: Nodes | None) -> Result:
     """A run on Ray that is already started, disturbed once in nearly every round."""
-    draw, config = random.Random(f"{method} {seed}"), settings(method, root, "ray")
+    draw, config = random.Random(f"{method} {seed}"), settings(method, root, "ray", seed % 2 == 0)
     if nodes is not None:
         config["execution"]["placement"] = "spread"
     kinds = RAY if nodes is None else (*RAY, LOSE_NODE)

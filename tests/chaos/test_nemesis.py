@@ -12,11 +12,16 @@ SAMPLE = ("mt_hfl, scaffold", "cfl", "flt", "sub_fedavg", "ifca")
 
 
 @pytest.mark.parametrize(
-    "method", [m if m in SAMPLE else pytest.param(m, marks=pytest.mark.slow) for m in METHODS]
+    ("method", "seed"),
+    [
+        *((m, 1) if m in SAMPLE else pytest.param(m, 1, marks=pytest.mark.slow) for m in METHODS),
+        ("mt_hfl, scaffold", 2),  # with even seeds what clients keep is in files
+        ("cfl", 4),
+    ],
 )
-def test_whatever_happens_to_a_run_its_results_are_the_same(method: str) -> None:
+def test_whatever_happens_to_a_run_its_results_are_the_same(method: str, seed: int) -> None:
     report = Report()
-    schedule(method, "inline", 1, report)
+    schedule(method, "inline", seed, report)
     assert report.different == []
     assert report.faults.total() == 3
 
