@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Each test process takes whole files; one process takes all files that start Ray (tests/conftest.py).
+# Each test process takes whole files; one takes all tests that start Ray (tests/conftest.py).
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile
 
 .DEFAULT_GOAL := help

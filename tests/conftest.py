@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,28 +32,62 @@ os.environ.setdefault(
 )  # Ray's is 15: other work on the machine starves its workers
 
 
+BEGUN_FIRST = ("ray", "tests/story/test_story.py")
+"""What takes minutes: at the end, the other processes would wait for it."""
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Of several workers (``-n``) each takes whole files, and one takes all those that start Ray in it."""
+    """Of several workers (``-n``) each takes whole files, but one takes all tests that start Ray in it."""
     from xdist.scheduler import LoadFileScheduling
 
     class Files(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return _scope(nodeid.partition("::")[0])
+            return _scope(nodeid)
+
+        def _assign_work_unit(self, node: Any) -> None:
+            for scope in reversed(BEGUN_FIRST):
+                if scope in self.workqueue:
+                    self.workqueue.move_to_end(scope, last=False)
+            super()._assign_work_unit(node)
 
     return Files(config, log)
 
 
+def _scope(nodeid: str) -> str:
+    """The scheduler is given nothing but names: marks are read from the source."""
+    file, _, test = nodeid.partition("::")
+    return "ray" if test.partition("[")[0] in _on_ray(file) else file
+
+
 @cache
-def _scope(file: str) -> str:
-    text = (ROOT / file).read_text()
-    return "ray" if "pytest.mark.ray" in text and "pytest.mark.ray_apart" not in text else file
+def _on_ray(file: str) -> frozenset[str]:
+    """The test functions of a file that start Ray in their own process."""
+    body = ast.parse((ROOT / file).read_bytes()).body
+    every = any(
+        isinstance(each, ast.Assign) and ast.unparse(each) == "pytestmark = pytest.mark.ray" for each in body
+    )
+    found = set()
+    for each in body:
+        if isinstance(each, ast.FunctionDef):
+            marks = {
+                name for mark in each.decorator_list for name in re.findall(r"mark\.(\w+)", ast.unparse(mark))
+            }
+            if (every or "ray" in marks) and "ray_apart" not in marks:
+                found.add(each.name)
+    return frozenset(found)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """On Ray several processes import torch before anything happens: on a busy machine that takes minutes."""
     for item in items:
-        if item.get_closest_marker("ray") and not item.get_closest_marker("timeout"):
+        if not item.get_closest_marker("ray"):
+            if "ray_cluster" in getattr(item, "fixturenames", ()):
+                raise pytest.UsageError(f"{item.nodeid}: starts Ray and is not marked")
+            continue
+        if not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(900))
+        if not item.get_closest_marker("ray_apart") and _scope(item.nodeid) != "ray":
+            raise pytest.UsageError(f"{item.nodeid}: write @pytest.mark.ray above the function")
 
 
 @pytest.fixture(scope="session", autouse=True)

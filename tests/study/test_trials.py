@@ -60,8 +60,8 @@ def test_killed_trials_begin_again_and_errors_stay(ray_cluster: None, tmp_path: 
     assert "four is too much" in found[4]["error"]
 
 
-def study(root: Path, inline: bool) -> Study:
-    values = take(RUNS, root, settings=[f"output.root={root / 'runs'}"])
+def study(root: Path, inline: bool, *settings: str, **changes: Any) -> Study:
+    values = take({**RUNS, **changes}, root, settings=[f"output.root={root / 'runs'}", *settings])
     return execute(prepare(values), root / "out", inline=inline, jobs=2)
 
 
@@ -69,9 +69,22 @@ def hashes(found: Study) -> list[str]:
     return [json.loads((Path(p) / "summary.json").read_text())["models_sha256"] for p in found.runs["path"]]
 
 
-def test_side_by_side_and_one_after_another_give_the_same_bits(ray_cluster: None, tmp_path: Path) -> None:
-    together, alone = study(tmp_path / "ray", False), study(tmp_path / "inline", True)
-    assert together.results.finished == 4
+@pytest.mark.parametrize(
+    ("actors", "seeds"),
+    [
+        pytest.param(1, [0, 1], id="a process has several runs"),
+        pytest.param(2, [0], id="a run has several processes"),
+    ],
+)
+def test_side_by_side_and_one_after_another_give_the_same_bits(
+    actors: int, seeds: list[int], ray_cluster: None, tmp_path: Path
+) -> None:
+    together = study(tmp_path / "ray", False, f"execution.actors={actors}", seeds=seeds)
+    alone = study(tmp_path / "inline", True, seeds=seeds)
+    assert together.results.finished == 2 * len(seeds)
+    for path in together.runs["path"]:
+        found = json.loads((Path(path) / "environment.json").read_text())["resources"]
+        assert found["actors"] == actors
     assert hashes(together) == hashes(alone)
     assert together.claims == alone.claims
 

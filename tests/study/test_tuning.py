@@ -84,10 +84,14 @@ def test_each_point_of_the_grid_may_choose_for_itself(tmp_path: Path) -> None:
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("scheduler", [pytest.param("none", marks=pytest.mark.slow), "asha"])
-def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str) -> None:
+@pytest.mark.parametrize(
+    ("scheduler", "actors"), [pytest.param("none", 2, marks=pytest.mark.slow), ("asha", 1)]
+)
+def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str, actors: int) -> None:
+    """On one actor a run is the process of its trial: what a trial costs is starting processes."""
     tune = {"training.lr": {"loguniform": [0.001, 0.5]}, "seeds": [100], "samples": 3, "scheduler": scheduler}
-    study = run(tmp_path, inline=False, tune=tune, methods={"FedAvg": {}}, seeds=0)
+    settings = {**TUNED["settings"], "execution.actors": actors}
+    study = run(tmp_path, inline=False, tune=tune, methods={"FedAvg": {}}, seeds=0, settings=settings)
     assert len(study.tuned) == 3
     assert all(0.001 < each["settings"]["training.lr"] < 0.5 for each in study.tuned)
     finished = [each for each in study.tuned if each["state"] == "finished"]
