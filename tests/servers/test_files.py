@@ -251,13 +251,20 @@ def test_a_checkpoint_of_another_format_is_refused_in_one_line(format: object, t
     assert [path.name for path in checkpoints(tmp_path)] == ["round-00001", "round-00002"]
 
 
-def test_checkpoints_of_the_format_before_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Large arrays lay with the others."""
+@pytest.mark.parametrize("format", [3, 4])
+def test_checkpoints_of_the_formats_before_are_read(
+    format: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Large arrays lay with the others; no rows of clients were shared."""
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_module, "FORMAT", 3)
-        patch.setattr(checkpoint_module, "_LARGE", 1 << 60)
+        patch.setattr(checkpoint_module, "FORMAT", format)
+        if format == 3:
+            patch.setattr(checkpoint_module, "_LARGE", 1 << 60)
         old = _large(1).save(tmp_path, keep=2)
-    assert not list(old.glob("*.npy"))
+    assert bool(list(old.glob("*.npy"))) == (format == 4)
+    manifest = json.loads((old / "manifest.json").read_text())
+    assert manifest.pop("clients") == {}
+    (old / "manifest.json").write_text(json.dumps(manifest))
     new = _large(2).save(tmp_path, keep=2)
     assert len(list(new.glob("*.npy"))) == 3
     for path, number in ((old, 1), (new, 2)):
