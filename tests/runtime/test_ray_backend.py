@@ -90,7 +90,7 @@ def test_nothing_is_kept_that_no_later_round_needs(
     method: str, settings: dict[str, Any], ray_cluster: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models above 100 kB: Ray keeps what such are made of, if it may have to make them again."""
-    monkeypatch.setattr(states, "_PACK", 2)  # so that the clients' states are packed anew every few rounds
+    monkeypatch.setattr(states, "PACK", 2)  # so that the clients' states are packed anew every few rounds
     settings = {
         **settings,
         "algorithm": method,
