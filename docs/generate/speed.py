@@ -1,7 +1,8 @@
 """The tables of ``docs/reference/speed.md`` that ``rayfl bench`` measures.
 
 ``python docs/generate/speed.py`` measures methods and networks (minutes on an idle machine; on a busy one
-the times say little), writes them to ``speed.json`` beside this file, and the tables to the page.
+the times say little), writes them to ``speed.json`` beside this file, and the tables to the page. Each
+figure is written to ``build/`` as it is measured: stopped and called again, it goes on where it was.
 ``--only methods`` measures one of them, ``--written`` none: it writes the tables of ``speed.json``.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 FIGURES = Path(__file__).with_name("speed.json")
 PAGE = Path(__file__).parents[1] / "reference" / "speed.md"
+UNFINISHED = Path(__file__).parents[2] / "build"
 TABLES = ("methods", "networks")
 WORKLOADS = ("W1", "W2", "W3")
 
@@ -81,7 +83,9 @@ def main() -> None:
         from rayfl.bench.command import bench
 
         for name in [given.only] if given.only else TABLES:
-            found = bench([name], given.rounds, None, Console())
+            so_far = UNFINISHED / f"speed-{name}.json"
+            so_far.parent.mkdir(exist_ok=True)
+            found = bench([name], given.rounds, so_far, Console())
             figures |= {name: found[name], f"{name}_machine": found["machine"]}
             FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     PAGE.write_text(written(PAGE.read_text(), figures))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from rayfl.bench import (
     startup,
 )
 from rayfl.bench.own import OwnWorkload
+from rayfl.bench.saved import SavedFigures
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.config.reading import presets
 from rayfl.errors import ConfigError, nearest
@@ -41,7 +41,8 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
     Args:
         tasks: names of benchmarks; or a config (a preset's name or a YAML file) and dotted settings.
         rounds: measured rounds of each workload.
-        out: file for all figures.
+        out: file for all figures. Those of ``methods`` and ``networks`` are written as they are measured; if
+            the file is from a process that was stopped, what is in it is not measured again.
         console: where tables are printed.
 
     Raises:
@@ -52,6 +53,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
     chosen = [] if own else list(tasks) or list(WORKLOADS)
     settle()  # in a run the driver's actor does the same; here the driver is in this process
     result: dict[str, Any] = {"machine": machine(), "versions": versions()}
+    saved = SavedFigures(out, rounds, result)
 
     def say(text: str) -> None:
         console.print(f"  {text}", highlight=False)
@@ -81,12 +83,12 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
         "methods": (
             "methods: CPU milliseconds a round in one process, and times FedAvg's",
-            partial(methods.run, rounds, say=say),
+            partial(methods.run, rounds, say=say, saved=saved.rows("methods")),
             _METHODS,
         ),
         "networks": (
             "engines, the plain loop and the floor of matrix products: CPU seconds a round, one thread",
-            partial(networks.run, rounds, say=say),
+            partial(networks.run, rounds, say=say, saved=saved.rows("networks")),
             _NETWORKS,
         ),
         "profile": (
@@ -100,7 +102,7 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
             result[name] = run()
             console.print(_table(title, result[name], columns))
     if out is not None:
-        out.write_text(json.dumps(result, indent=1) + "\n")
+        saved.finish()
         console.print(f"written: {out}", soft_wrap=True, highlight=False)
     return result
 

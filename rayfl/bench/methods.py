@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.bench.measure import Rayfl, running
+from rayfl.bench.saved import Rows
 from rayfl.bench.workloads import WORKLOADS, Workload
 from rayfl.errors import ConfigError
 
@@ -62,6 +63,7 @@ def run(
     workloads: Sequence[Workload] = MEASURED,
     methods: Mapping[str, dict[str, Any]] = METHODS,
     say: Callable[[str], None] = lambda line: None,
+    saved: Rows | None = None,
 ) -> list[dict[str, Any]]:
     """Measure.
 
@@ -70,31 +72,48 @@ def run(
         workloads: what they run.
         methods: sections of the config by name; the first is what the others are compared with.
         say: called with a line for each method and workload.
+        saved: rows that are known, and where each is kept once it is measured.
 
     Returns:
         One row per method: for each workload its median CPU milliseconds per round (``W1_ms``), and the
             median of
         the paired ratios to the first method's round of the same turn (``W1_times``, above 1: slower).
     """
+    saved = saved or Rows()
     rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in methods}
+    for row in saved.known:
+        rows.get(row["method"], {}).update(row)
+    first, *_ = methods
     for workload in workloads:
+        left = {name: each for name, each in methods.items() if f"{workload.name}_ms" not in rows[name]}
+        if not left:
+            continue
         with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-            for name, own, base in _pairs(workload, Path(folder), rounds, methods):
+            for name, own, base in _pairs(workload, Path(folder), rounds, (methods[first], left)):
                 ratios = [a / max(b, 1e-9) for a, b in zip(own, base, strict=True)]
                 rows[name][f"{workload.name}_ms"] = 1000 * statistics.median(own)
                 rows[name][f"{workload.name}_times"] = statistics.median(ratios)
                 milliseconds, times = rows[name][f"{workload.name}_ms"], rows[name][f"{workload.name}_times"]
                 say(f"{workload.name} {name}: {milliseconds:.0f} ms of CPU time, {times:.2f} x FedAvg")
+                saved.keep(list(rows.values()))
     return list(rows.values())
 
 
 def _pairs(
-    workload: Workload, folder: Path, rounds: int, methods: Mapping[str, dict[str, Any]]
+    workload: Workload,
+    folder: Path,
+    rounds: int,
+    compared: tuple[dict[str, Any], Mapping[str, dict[str, Any]]],
 ) -> Iterator[tuple[str, Sequence[float], Sequence[float]]]:
-    """For each method its CPU seconds a round, and those of the first method in the same turns."""
+    """For each method its CPU seconds a round, and those of the compared method in the same turns.
+
+    Args:
+        workload, folder, rounds: what is measured, where, and how often.
+        compared: sections of what the methods are compared with, and of the methods by name.
+    """
     execution = {"backend": "inline"}
-    first, *_ = methods
-    with running(replace(workload, sections=methods[first]), folder, execution) as base:
+    first, methods = compared
+    with running(replace(workload, sections=first), folder, execution) as base:
         for name, sections in methods.items():
             with ExitStack() as stack:
                 try:

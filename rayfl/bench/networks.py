@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rayfl.bench import floor
+from rayfl.bench.saved import Rows
 from rayfl.data import Samples
 from rayfl.memory import keep_freed
 from rayfl.models import MODELS, Model, ModelSpec
@@ -171,25 +172,34 @@ CASES = (
 """W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples."""
 
 
-def run(rounds: int, say: Callable[[str], None] = lambda line: None) -> list[dict[str, Any]]:
+def run(
+    rounds: int, say: Callable[[str], None] = lambda line: None, saved: Rows | None = None
+) -> list[dict[str, Any]]:
     """Measure: the two engines in turns.
 
     Args:
         rounds: measured rounds of each engine.
         say: called with one line per round.
+        saved: rows that are known, and where each is kept once it is measured.
 
     Returns:
         One row per network: the ``engine``, median CPU seconds per round of it and of the loop, median of the
         paired ratios (``ratio``, above 1: faster than the loop), and the ``floor_cpu_seconds``: what matrix
         products and convolutions need at this machine's :func:`rayfl.bench.floor.peak`.
     """
+    saved = saved or Rows()
+    rows = {row["network"]: row for row in saved.known}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed()  # as the client actors do
     try:
         top = floor.peak()
         say(f"matrix products reach {top / 1e9:.0f} billion operations a second on one core")
-        return [_measure(case, rounds, top, say) for case in CASES]
+        for case in CASES:
+            if case.network not in rows:
+                rows[case.network] = _measure(case, rounds, top, say)
+                saved.keep(list(rows.values()))
+        return [rows[case.network] for case in CASES]
     finally:
         torch.set_num_threads(threads)
 

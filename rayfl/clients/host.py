@@ -35,7 +35,7 @@ from rayfl.clients.jobs import (
     TrainReport,
     in_group,
 )
-from rayfl.clients.partial import LARGE, Adding, Partial, Weight
+from rayfl.clients.partial import LARGE, PIECE, Adding, Partial, Weight
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
@@ -270,7 +270,11 @@ class ClientHost:
             return rows[:, :0], np.ones(len(rows), np.bool_)
         size = job.layout.size
         states = rows.new_empty(len(rows), size)
-        states[torch.from_numpy(fresh).to(states.device)] = 0.0
+        if size > _CALL:
+            for place in np.flatnonzero(fresh).tolist():
+                states[place] = 0.0
+        else:
+            states[torch.from_numpy(fresh).to(states.device)] = 0.0
         held: dict[int, list[tuple[int, int]]] = {}
         for place, state in enumerate(job.states):
             if state is not None:
@@ -570,10 +574,16 @@ def partial_product(
     if len(there) < len(rows):
         at = torch.from_numpy(there).to(rows.device)
         rows, weights, kept = rows[at], weights[there], None if kept is None else kept[at]
-    if kept is not None:
-        total = _weighted_sum(weights, rows * kept)
-        return total.cpu().numpy(), _weighted_sum(weights, kept).cpu().numpy()
-    return _weighted_sum(weights, rows).cpu().numpy(), float(weights.sum())
+    if kept is None:
+        return _weighted_sum(weights, rows).cpu().numpy(), float(weights.sum())
+    size = rows.shape[1]
+    width = max(1, size if rows.is_cuda else PIECE // max(1, len(rows)))
+    totals, shares = [], []
+    for start in range(0, max(1, size), width):  # products of a few columns at a time stay in the cache
+        taking = kept[:, start : start + width]
+        totals.append(_weighted_sum(weights, rows[:, start : start + width] * taking))
+        shares.append(_weighted_sum(weights, taking))
+    return torch.cat(totals).cpu().numpy(), torch.cat(shares).cpu().numpy()
 
 
 def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Tensor:

@@ -9,7 +9,7 @@ Shapes: B clients of a block, P parameters of a model, S numbers of a client's s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
@@ -22,6 +22,9 @@ from rayfl.training import LocalWork, Terms, TrainedBlock, Training
 
 if TYPE_CHECKING:
     import torch
+
+_CACHED = 1 << 15
+"""Numbers of which a core's cache holds a few vectors."""
 
 Test: TypeAlias = "Callable[[torch.Tensor, int], float]"
 """Accuracy in [0, 1] of a model ``(P,)`` on the validation part of the client at a row of the block; NaN if
@@ -37,8 +40,9 @@ class Start:
         work: the round's work.
         models: the models that they received, ``(B, P)``; not to be changed.
         server: the vectors that came with these models, ``(B, Q)``.
-        state: the clients' own, ``(B, S)``; zeros for one that never took part. :meth:`LocalObjective.terms`
-            and :meth:`LocalObjective.finish` may change them in place.
+        state: the clients' own, ``(B, S)``; zeros for one that never took part. :meth:`LocalObjective.terms`,
+            :meth:`LocalObjective.held`, :meth:`LocalObjective.begin` and :meth:`LocalObjective.finish` may
+            change them in place.
         fresh: which clients never took part, ``(B,)``.
         sizes: their training samples ``(B,)``.
         test: for objectives that look at validation accuracy.
@@ -165,6 +169,20 @@ class LocalObjective(Section):
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
         """Facts about clients, computed from their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
         return {}
+
+
+def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:
+    """Parts of ``(B, P)``, as rows and columns, that a core's cache holds several of at a time.
+
+    What is computed number by number from several such vectors is bound by memory: part by part, each is read
+    from memory once, and what lies between needs none. On a GPU there is one part.
+    """
+    rows, columns = values.shape
+    wide = max(1, columns if values.is_cuda else min(columns, _CACHED))
+    together = max(1, rows if values.is_cuda else _CACHED // wide)
+    for first in range(0, rows, together):
+        for start in range(0, columns, wide):
+            yield slice(first, first + together), slice(start, start + wide)
 
 
 def accumulated(

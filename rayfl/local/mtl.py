@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from rayfl.errors import ConfigError
-from rayfl.local.base import LocalObjective, Outcome, Start
+from rayfl.local.base import LocalObjective, Outcome, Start, cached
 from rayfl.models import ModelSpec
 from rayfl.training import LocalWork, Terms, TrainedBlock, Training
 
@@ -76,27 +76,34 @@ class MTL(LocalObjective):
         return spec.P
 
     def begin(self, start: Start) -> torch.Tensor:
-        """w_k, of clients that never took part w_0."""
+        """w_k, of clients that never took part w_0; it takes its place in their state."""
         import torch
 
-        if not start.fresh.any():
-            return start.state
-        own = start.state.clone()
-        own[torch.from_numpy(start.fresh).to(own.device)] = torch.from_numpy(start.spec.initial()).to(own)
+        own = start.state
+        if start.fresh.any():
+            initial = torch.from_numpy(start.spec.initial()).to(own)
+            own[torch.from_numpy(start.fresh).to(own.device)] = initial
         return own
 
     def terms(self, start: Start) -> Terms:
         """``lambda (w_k - w_mean)``: with the proximal term that makes ``lambda (w - w_mean)``."""
         if not self.lam:
             return Terms()
-        return Terms(offset=(self.begin(start) - start.models).mul_(self.lam))
+        import torch
+
+        own, offset = self.begin(start), torch.empty_like(start.state)
+        for at in cached(own):
+            torch.sub(own[at], start.models[at], out=offset[at]).mul_(self.lam)
+        return Terms(offset=offset)
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """Keep the model; send the mean, moved by what is new in it."""
         import torch
 
-        # In double precision: a client whose model is the mean sends what it has trained, bit for bit.
-        sent = (block.rows.double() - start.state + start.models).to(block.rows.dtype)
+        sent = torch.empty_like(block.rows)
+        for at in cached(sent):
+            # In double precision: a client whose model is the mean sends what it has trained, bit for bit.
+            sent[at] = block.rows[at].double().sub_(start.state[at]).add_(start.models[at])
         fresh = torch.from_numpy(start.fresh).to(sent.device)
         sent[fresh] = block.rows[fresh]
         return Outcome(sent, block.rows, start.server)

@@ -298,16 +298,23 @@ def _keep(magnitude: NDArray[np.floating], alive: Mask, share: float) -> Mask:
     if not count:
         return np.ones_like(alive)
     # Of the two values around the quantile one decides: none lies between them. NumPy selects one value in
-    # single precision ten times as fast as two, or one in double precision.
+    # single precision ten times as fast as two, or one in double precision. Those that are not alive come
+    # first, as zeros: a product takes a third of the time of a choice by a mask without a pattern.
     place = (count - 1) * share
-    first = math.floor(place)
-    parted = np.partition(np.where(alive, magnitude, np.float32(np.inf)), first)
-    lower = upper = float(parted[first])
-    if place > first:
-        upper = float(parted[first + 1 :].min())
-    threshold = np.quantile((lower, upper), place - first)
-    below = magnitude <= np.float32(lower) if threshold > lower else magnitude < np.float32(lower)
-    return ~(alive & below)
+    first, gone = math.floor(place), len(alive) - count
+    parted = np.multiply(magnitude, alive)
+    parted.partition(gone + first)
+    lower = float(parted[gone + first])
+    past = place > first and _above(lower, float(parted[gone + first + 1 :].min()), place - first)
+    keep = magnitude > np.float32(lower) if past else magnitude >= np.float32(lower)
+    keep |= ~alive
+    return keep
+
+
+def _above(lower: float, upper: float, share: float) -> bool:
+    """Whether the point between two values, interpolated as NumPy's quantile does, is above the lower one."""
+    gap = upper - lower
+    return (lower + gap * share if share < 0.5 else upper - gap * (1 - share)) > lower
 
 
 def _places(spec: ModelSpec) -> dict[str, slice]:

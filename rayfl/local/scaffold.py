@@ -7,12 +7,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.local.base import LocalObjective, Outcome, Start, accumulated
+from rayfl.local.base import LocalObjective, Outcome, Start, accumulated, cached
 from rayfl.models import ModelSpec
 from rayfl.training import Terms, TrainedBlock, Training
-
-_CACHED = 1 << 16
-"""Numbers of a vector of each client that a core's cache holds a few of."""
 
 
 class Scaffold(LocalObjective):
@@ -67,11 +64,9 @@ class Scaffold(LocalObjective):
         scale = torch.from_numpy(counted * work.lr).to(block.rows)[:, None]
         state = start.state  # holds c - c_i
         change = torch.empty_like(state)  # c_i+ - c_i
-        # Memory traffic dominates: on a CPU handle as many clients at a time as stay in the cache.
-        together = max(1, len(state) if state.is_cuda else _CACHED // p)
-        for first in range(0, len(state), together):
-            at = slice(first, first + together)
-            torch.sub(start.models[at, :p], block.rows[at, :p], out=change[at]).div_(scale[at])
+        models, rows = start.models[:, :p], block.rows[:, :p]
+        for at in cached(state):
+            torch.sub(models[at], rows[at], out=change[at]).div_(scale[at[0]])
             torch.sub(change[at], state[at], out=state[at])
             change[at].sub_(start.server[at])
         return Outcome(block.rows, state, change)

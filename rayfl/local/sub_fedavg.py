@@ -139,11 +139,10 @@ class SubFedAvg(LocalObjective):
         return 2 * spec.P if self.tested == "own" else spec.P
 
     def held(self, state: torch.Tensor, fresh: NDArray[np.bool_], spec: ModelSpec) -> torch.Tensor | None:
-        """The masks ``(B, P)``: all ones for clients that never took part."""
-        import torch
-
-        mask = state[:, : spec.P].clone()
-        mask[torch.from_numpy(fresh).to(mask.device)] = 1.0
+        """The masks ``(B, P)``: all ones for clients that never took part. They are a part of the state."""
+        mask = state[:, : spec.P]
+        for row in np.flatnonzero(fresh).tolist():
+            mask[row] = 1.0
         return mask
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
@@ -164,8 +163,9 @@ class SubFedAvg(LocalObjective):
                 mask[row] = torch.from_numpy(new).to(mask)
                 for layer in emptied(spec, old, new):
                     remarks.setdefault(f"{layer} {_DEAD}", []).append(row)
-        rows = block.rows * mask
-        state = torch.cat([mask, rows], dim=1) if self.tested == "own" else mask
+        state = start.state  # with the masks, of which a copy of its own would be read from memory again
+        own = state[:, spec.P :] if self.tested == "own" else torch.empty_like(block.rows)
+        rows = torch.mul(block.rows, mask, out=own)
         up = 4 * mask.sum(dim=1).cpu().numpy().astype(np.int64) + math.ceil(self._entries(spec) / 8)
         down = np.full(len(mask), spec.nbytes, np.int64)
         return Outcome(rows, state, start.server, kept=mask, bytes_up=up, bytes_down=down, remarks=remarks)

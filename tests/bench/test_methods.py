@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from rich.console import Console
 
 from rayfl.algorithms import ALGORITHMS
-from rayfl.bench import methods
+from rayfl.bench import command, methods
 from rayfl.bench.workloads import WORKLOADS
 from tests.bench.test_parts import TINY
 
@@ -22,6 +26,39 @@ def test_methods_take_turns_with_the_first() -> None:
     for row in rows:
         assert row["tiny_ms"] > 0
         assert row["tiny_times"] > 0
+
+
+def test_what_was_measured_before_a_stop_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = {name: methods.METHODS[name] for name in ("fedavg", "fednova", "scaffold")}
+    monkeypatch.setattr(methods.run, "__defaults__", (5, [TINY], some, lambda line: None, None))
+    out, pairs = tmp_path / "figures.json", methods._pairs
+    measured: list[str] = []
+
+    def stopped_at(last: str) -> Any:
+        def some_pairs(*args: Any) -> Iterator[Any]:
+            for name, *times in pairs(*args):
+                if name == last:
+                    raise KeyboardInterrupt
+                measured.append(name)
+                yield name, *times
+
+        return some_pairs
+
+    monkeypatch.setattr(methods, "_pairs", stopped_at("scaffold"))
+    with pytest.raises(KeyboardInterrupt):
+        command.bench(["methods"], 1, out, Console(quiet=True))
+    before = json.loads(out.read_text())
+    assert [row["method"] for row in before["methods"] if "tiny_ms" in row] == ["fedavg", "fednova"]
+    monkeypatch.setattr(methods, "_pairs", stopped_at("nothing"))
+    result = command.bench(["methods"], 1, out, Console(quiet=True))
+    assert measured == ["fedavg", "fednova", "scaffold"]
+    assert result["methods"][:2] == before["methods"][:2]
+    assert all("tiny_ms" in row for row in result["methods"])
+    assert json.loads(out.read_text()) == result  # it is finished: the next process measures all anew
+    command.bench(["methods"], 1, out, Console(quiet=True))
+    assert len(measured) == 6
 
 
 @pytest.mark.parametrize("name", methods.METHODS)

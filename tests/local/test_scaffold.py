@@ -12,7 +12,7 @@ import pytest
 import rayfl
 from rayfl import cli
 from rayfl.clients import host
-from rayfl.local import scaffold
+from rayfl.local import base
 from tests.local.conftest import ETA, ROUND, SIZES, P, Problem, Ran
 
 
@@ -71,7 +71,7 @@ def test_states_one_by_one_or_together_are_the_same(
 
     together = models()
     monkeypatch.setattr(host, "_CALL", 0)
-    monkeypatch.setattr(scaffold, "_CACHED", 1)
+    monkeypatch.setattr(base, "_CACHED", 1)
     for one, other in zip(together, models(), strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -33,10 +33,13 @@ def test_compiled_ahead_is_what_runs_need(tmp_path: Path) -> None:
     assert all(kernel.signatures for kernel in KERNELS)
     before = {kernel: len(kernel.signatures) for kernel in KERNELS}
     x, y = np.zeros((80, 1, 28, 28), np.float32), np.arange(80) % 10
-    for model in ("lenet5", "mlp"):
+    pruned = {"name": "sub_fedavg", "accuracy": 0, "distance": 0}
+    objectives = "sgd", "fedprox", "scaffold", "mtl", pruned
+    for model, local in [("lenet5", "sgd"), *(("mlp", each) for each in objectives)]:
         settings: dict[str, Any] = {
             "rounds": 1,
             "model": {"name": model},
+            "local": local,
             "partition": {"clients": 2},
             "training": {"engine": "batched"},
             "execution": {"backend": "inline"},

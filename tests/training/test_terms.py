@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayfl.models import MODELS, ModelSpec
 from rayfl.random import orders
 from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock
-from rayfl.training.batched import BatchedEngine
+from rayfl.training.batched import BatchedEngine, calls
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import Engine
@@ -281,6 +281,27 @@ def test_a_clients_result_does_not_depend_on_its_company() -> None:
 
 
 # --- what is refused -------------------------------------------------------------------------------------
+
+
+def test_calls_are_of_fewer_clients_the_more_a_step_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, sizes = make_spec("mlp", make_samples((20,), 60), hidden=[30]), [9, 8, 8, 7, 6, 5, 3]
+    monkeypatch.setattr(calls, "CACHE_BYTES", 4 * spec.P)
+    monkeypatch.setattr(calls, "SWEET_BYTES", 4 * spec.P * 9)
+    found: list[list[int]] = []
+    chunk = BatchedEngine._chunk
+
+    def counted(self: BatchedEngine, block: Any, rows: Any) -> None:
+        found[-1].append(len(rows))
+        chunk(self, block, rows)
+
+    monkeypatch.setattr(BatchedEngine, "_chunk", counted)
+    sgd = LocalWork(2, 4, 0.05)
+    for work, names in ((sgd, ()), (sgd, ("offset",)), (replace(sgd, proximal=0.1), ("offset",))):
+        found.append([])
+        terms = make_terms(names, spec, sizes)
+        truth_of(spec, work, sizes, terms).check(train(BatchedEngine, spec, work, sizes, terms))
+    # Weights alone: up to 8; with an offset, up to 4, about equally many; with the start models, up to 3.
+    assert found == [[7], [4, 3], [3, 2, 2]]
 
 
 def test_momentum_while_looking_ahead_is_refused() -> None:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from rayfl.data import Ragged
 from rayfl.models import ModelSpec
 from rayfl.random import key
-from rayfl.training.batched.calls import clients_in_a_call
+from rayfl.training.batched.calls import clients_in_a_call, clients_in_the_cache
 from rayfl.training.batched.graphs import RecordedSteps, Recorder, Unrecordable
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import BatchedNetwork, Network, Unsupported
@@ -33,7 +33,8 @@ class BatchedEngine:
         batches: where samples come from.
         seed: the run's seed.
         network: how a step of many clients is taken.
-        clients_per_call: how many train together; None chooses by the size of the model.
+        clients_per_call: how many train together; None chooses by the size of the model and of what a step
+            reads and writes beside it.
 
     Attributes:
         recorded: recordings of steps; None if all steps are run from Python.
@@ -51,6 +52,7 @@ class BatchedEngine:
         self.network = network or BatchedNetwork(spec)
         self.module = spec.build().to(batches.device)
         self.clients_per_call = clients_per_call or clients_in_a_call(spec.P, batches.device.type)
+        self._in_cache = clients_per_call is None and batches.device.type == "cpu" and network is None
         self.recorded: RecordedSteps | None = None
 
     def record(self, recorder: Recorder) -> None:
@@ -98,10 +100,20 @@ class BatchedEngine:
         ranking = np.argsort(-steps, kind="stable")
         begin = 0
         while begin < len(clients):
-            chunk = ranking[begin : begin + self.clients_per_call]
+            chunk = ranking[begin : begin + self._in_a_call(block, len(clients) - begin)]
             if self._attempt(block, chunk):
                 begin += len(chunk)
         return result
+
+    def _in_a_call(self, block: _Block, left: int) -> int:
+        """How many of the clients that are left train next; it depends on settings and models alone."""
+        work, terms, most = block.work, block.terms, self.clients_per_call
+        own_target = bool(work.proximal) and (block.start.stride(0) != 0 or terms.mask is not None)
+        vectors = 1.0 + own_target + (terms.offset is not None) + 0.25 * (terms.mask is not None)
+        if vectors == 1 or not self._in_cache:
+            return most
+        most = min(most, clients_in_the_cache(self.spec.P, vectors))
+        return -(-left // -(-left // most))  # about equally many in each call
 
     def _attempt(self, block: _Block, rows: NDArray[np.intp]) -> bool:
         """Train the clients at ``rows`` of the block; False: nothing has changed, and it must be tried again.

@@ -1,0 +1,76 @@
+"""The figures of long benchmarks, written while they run: one that is stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rayfl import files
+
+Row = dict[str, Any]
+"""A line of a table, by column."""
+
+_MACHINE = ("processor", "cores", "python")
+
+
+@dataclass
+class Rows:
+    """The rows of one benchmark.
+
+    Attributes:
+        known: rows that an earlier, stopped process has measured.
+        keep: called with all rows so far after each measurement.
+    """
+
+    known: Sequence[Row] = ()
+    keep: Callable[[Sequence[Row]], None] = lambda rows: None
+
+
+@dataclass
+class SavedFigures:
+    """A file of figures; as long as it has an entry ``unfinished``, what is in it is not measured again.
+
+    Attributes:
+        path: the file; None: nothing is saved.
+        rounds: measured rounds, which must be those of the stopped process.
+        result: the figures so far, with ``machine`` and ``versions``, which must be its too.
+    """
+
+    path: Path | None
+    rounds: int
+    result: dict[str, Any]
+    _known: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.path is not None and self.path.is_file():
+            try:
+                found = json.loads(self.path.read_text())
+                if found.get("unfinished") == self.rounds and self._same(found):
+                    self._known = found
+            except (ValueError, AttributeError, TypeError):  # another file, or half of one
+                pass
+
+    def rows(self, name: str) -> Rows:
+        """Where the benchmark of this name finds and keeps its rows."""
+
+        def keep(rows: Sequence[Row]) -> None:
+            self.result[name] = list(rows)
+            self._write({**self._known, **self.result, "unfinished": self.rounds})
+
+        return Rows(self._known.get(name, ()), keep)
+
+    def finish(self) -> None:
+        """Write all figures."""
+        self._write(self.result)
+
+    def _same(self, found: Mapping[str, Any]) -> bool:
+        ours, theirs = self.result["machine"], found["machine"]
+        same = all(ours.get(part) == theirs.get(part) for part in _MACHINE)
+        return same and found["versions"] == self.result["versions"]
+
+    def _write(self, figures: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            files.write(self.path, json.dumps(figures, indent=1) + "\n")
