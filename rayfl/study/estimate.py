@@ -6,13 +6,25 @@ import os
 import resource
 import shutil
 import tempfile
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.algorithms import ServerState
+from rayfl.config import Config
+from rayfl.errors import RayflError
 from rayfl.rundir import RunDirectory
+from rayfl.runtime.connection import available
+from rayfl.runtime.driving import arithmetic, make_backend
+from rayfl.servers.building import build, check
+from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.rounds import Round
 from rayfl.study.plan import PlannedRun
-from rayfl.study.running import allocate, carry_out, directory_of, fetch, is_finished, job_of, rounds_done
+from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done
 from rayfl.units import duration, size
 
 
@@ -57,7 +69,10 @@ class Estimate:
 
 
 def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
-    """Look at existing runs, and time one round of every method whose speed is not known yet."""
+    """Look at existing runs, and time one round of every method whose speed is not known yet.
+
+    A round may train few clients and test thousands: a few are tested, and the time is scaled.
+    """
     fetch(runs)
     by_key = {run.key: run for run in runs}
     there = [run for run in by_key.values() if is_finished(directory_of(run))]
@@ -81,7 +96,8 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     side = allocate(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
-    how += ["one round of each method was timed"] * bool(timed) + ["runs that are there"] * bool(there)
+    how += [f"an estimate: one round of each method was timed, with tests of {_FEW} clients"] * bool(timed)
+    how += ["runs that are there"] * bool(there)
     rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in left)
     begun = sum(bool(rounds_done(directory_of(run))) for run in left)
     return Estimate(
@@ -110,25 +126,83 @@ def _measured(path: Path, rounds: int) -> tuple[float, float]:
 
 
 def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
-    """Seconds of a round and bytes of the run directory, from a run of one round that is deleted afterwards;
-    or the reason why there is no estimate.
+    """Seconds of a round and bytes of the run directory, from one round in a directory that is deleted
+    afterwards; or the reason why there is no estimate.
 
     Raises:
         KeyboardInterrupt: if it was stopped by a signal.
     """
     folder = Path(tempfile.mkdtemp(prefix="rayfl-estimate-"))
     try:
-        output = run.config.output.model_copy(update={"root": folder, "report": False})
-        config = run.config.model_copy(update={"rounds": 1, "output": output, "events": ()})
-        short = PlannedRun(run.method, run.point, run.seed, config, run.chosen)
-        outcome = carry_out(job_of(short, folder / ".stop", {"backend": "inline"}))
-        if outcome["state"] == "stopped":  # by a signal, which is meant for all that is left
-            raise KeyboardInterrupt
-        if outcome["state"] != "finished":
-            return (0.0, 0.0), outcome["error"] or outcome["state"]
-        return _measured(Path(outcome["path"]), 1), ""
+        c = run.config
+        output = c.output.model_copy(update={"root": folder, "report": False})
+        execution = c.execution.model_copy(update={"backend": "inline"})
+        tests = c.evaluation.model_copy(update={"every": 1})
+        changed = {"output": output, "execution": execution, "evaluation": tests, "events": ()}
+        return _one_round(c.model_copy(update=changed), c.evaluation.every), ""
+    except Interrupted:  # by a signal, which is meant for all that is left
+        raise KeyboardInterrupt from None
+    except RayflError as error:
+        return (0.0, 0.0), " ".join(str(error).split())
+    except (Exception, SystemExit) as error:  # from the user's own method or network
+        return (0.0, 0.0), f"{type(error).__name__}: {' '.join(str(error).split())}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+_FEW = 16
+"""Clients that are tested to estimate how long the test of all takes."""
+
+
+class _Sampling(Driver):
+    """A driver that tests a few of the clients.
+
+    Attributes:
+        seconds: how long the tests took.
+        share: how many clients each that was tested stands for.
+    """
+
+    seconds, share = 0.0, 1.0
+
+    def _evaluate(self, state: ServerState, this_round: Round) -> tuple[ServerState, dict[str, float | None]]:
+        begun = time.perf_counter()
+        found = super()._evaluate(state, this_round)
+        self.seconds += time.perf_counter() - begun
+        return found
+
+    def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
+        everyone = self.setup.present
+        if self.config.evaluation.coreset is not None or len(everyone) <= _FEW:
+            return super()._tested(state)
+        self.share = len(everyone) / _FEW
+        few = everyone[np.linspace(0, len(everyone) - 1, _FEW).astype(np.int64)]
+        return few, np.full(_FEW, 1 / _FEW)
+
+
+def _one_round(config: Config, every: int) -> tuple[float, float]:
+    """Seconds of a round, with its share of the start and of the tests, and bytes of a run.
+
+    Args:
+        config: of a run in this process that tests after every round.
+        every: rounds between two tests of the run that is estimated.
+    """
+    check(config)
+    begun = time.perf_counter()
+    stages, host = build(config)
+    backend = make_backend(config, arithmetic(config, stages[0].federation, host, available(config)))
+    directory = RunDirectory.create(config)
+    driver = _Sampling(config, stages, backend, directory, host)
+    try:
+        state = driver.start()
+        started = time.perf_counter()
+        state = driver.round(state)
+        done = time.perf_counter()
+        driver.checkpoint(state)
+    finally:
+        backend.close()
+    training = done - started - driver.seconds
+    of_start = (started - begun) / config.rounds
+    return of_start + training + driver.seconds * driver.share / every, float(_bytes(directory.path))
 
 
 def _bytes(path: Path) -> int:

@@ -17,6 +17,7 @@ import rayfl
 from rayfl import plugins
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RoundDone
+from rayfl.servers import testing
 from rayfl.statistics import mean_interval
 from rayfl.study import Watch, execute, prepare, take
 from rayfl.study import tables as study_tables
@@ -512,6 +513,25 @@ def test_an_estimate_says_what_could_not_be_timed(tmp_path: Path) -> None:
     assert found.seconds > 0
     assert "a round of wild failed and is not counted: " in found.how
     assert "a round of good" not in found.how
+
+
+def test_an_estimate_tests_few_of_many_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tested, evaluate = list[int](), testing.evaluate
+
+    def counted(*args: Any) -> Any:
+        tested.append(len(args[4]))
+        return evaluate(*args)
+
+    monkeypatch.setattr(testing, "evaluate", counted)
+    values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
+    methods = {"one": {"algorithm": "fedavg", "partition.clients": 60}}
+    found = estimate(
+        prepare(take({**values, "methods": methods}, tmp_path, settings=[f"output.root={tmp_path}"])).runs
+    )
+    assert found.seconds > 0
+    assert found.disk > 0
+    assert set(tested) == {16}
+    assert "with tests of 16 clients" in found.how
 
 
 def test_runs_of_another_version_are_told(done: Any, tmp_path: Path) -> None:
