@@ -75,6 +75,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """With the names that are not imported yet, for completion in IPython and notebooks."""
+    return sorted({*globals(), *__all__})
+
+
 def __getattr__(name: str) -> Any:
     """Public names are imported when first used: torch and ray take seconds, ``rayfl --help`` should not."""
     if name not in _HOME:

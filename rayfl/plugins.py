@@ -124,12 +124,14 @@ def loaded() -> tuple[Plugin, ...]:
 
 
 def presets() -> dict[str, Path]:
-    """The presets of the plug-ins that are packages, by name: ``presets/*.yaml`` in a package's folder."""
+    """The presets of the packages that plug-ins are or lie in, by name: ``presets/*.yaml`` in its folder."""
     found: dict[str, Path] = {}
     for plugin in loaded():
-        for folder in getattr(sys.modules[plugin.module], "__path__", ()):
-            for path in sorted(Path(folder, "presets").glob("*.yaml")):
-                found.setdefault(path.stem, path)
+        steps = plugin.module.split(".")
+        for name in (".".join(steps[:k]) for k in range(len(steps), 0, -1)):
+            for folder in getattr(sys.modules[name], "__path__", ()):
+                for path in sorted(Path(folder, "presets").glob("*.yaml")):
+                    found.setdefault(path.stem, path)
     return found
 
 
@@ -471,6 +473,19 @@ def _imports(name: str, path: Path) -> Iterator[str]:
                 above = package.split(".")[: len(package.split(".")) - node.level + 1]
                 base = ".".join([*above, *([base] if base else [])])
             yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call):
+            yield from _named_import(node, package)
+
+
+def _named_import(call: ast.Call, package: str) -> Iterator[str]:
+    """The module that ``importlib.import_module("name")`` or ``__import__("name")`` imports."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if function not in ("import_module", "__import__") or not call.args:
+        return
+    name = getattr(call.args[0], "value", None)  # of a constant
+    if isinstance(name, str):
+        with contextlib.suppress(ImportError, ValueError):  # what leads out of the package is not found later
+            yield importlib.util.resolve_name(name, package)
 
 
 @cache

@@ -115,6 +115,17 @@ def test_a_package_brings_presets(folder, monkeypatch):
     assert with_paper(presets()["shelved-digits"])[0] is None
 
 
+def test_a_module_of_a_package_brings_the_package_s_presets(folder):
+    """As entry points name the modules with parts, not the package."""
+    root = folder(own_rack_in___init__="", own_rack_in_method=METHOD.format(name="racked"))
+    (root / "own_rack" / "presets").mkdir()
+    (root / "own_rack" / "presets" / "racked-digits.yaml").write_text(
+        json.dumps({**SMALL, "algorithm": "racked"})
+    )
+    bring(["own_rack.method"])
+    assert load("racked-digits").algorithm.name == "racked"
+
+
 def test_an_installed_package_brings_its_parts_by_its_entry_point(folder, monkeypatch):
     root = folder(
         own_site_in_own_installed=METHOD.format(name="installed"),
@@ -158,6 +169,29 @@ def test_what_a_plug_in_imports_from_its_own_folder_belongs_to_it(folder):
     assert changed.sha256 != plugin.sha256
     Path("own_third.py").unlink()
     assert plugin.now() is None
+
+
+def test_imports_by_a_name_in_quotes_belong_to_a_plug_in(folder):
+    folder(
+        own_r="import importlib\nimportlib.import_module('own_s')\n__import__('own_t')\nname = 'own_u'\n"
+        "importlib.import_module(name)\nimportlib.import_module('own_q.deep')",
+        own_s="",
+        own_t="",
+        own_u="",
+        own_q_in___init__="",
+        own_q_in_deep="from importlib import import_module\nimport_module('.side', __package__)",
+        own_q_in_side="",
+    )
+    bring(["own_r.py"])
+    [plugin] = plugins.loaded()
+    assert plugin.files == (
+        "own_q/__init__.py",
+        "own_q/deep.py",
+        "own_q/side.py",
+        "own_r.py",
+        "own_s.py",
+        "own_t.py",
+    )
 
 
 def test_only_modules_of_the_folder_are_packed(folder, tmp_path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -122,6 +122,10 @@ def _locate(loc: Sequence[int | str], settings: Any, root: type[BaseModel]) -> _
         elif mixed(annotation) and not branched:
             branched = True  # Pydantic's name of the branch
             continue
+        elif get_origin(annotation) is dict:
+            where.append(one_line(str(step)))
+            annotation, metadata = get_args(annotation)[1], ()
+            settings = settings.get(step) if isinstance(settings, Mapping) else None
         elif inner is not None:
             owner, siblings = inner, choices
             where.append(one_line(str(step)))

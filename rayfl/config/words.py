@@ -46,6 +46,8 @@ def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
     if origin is tuple:
         least = ", at least one" if any(getattr(m, "min_length", 0) for m in metadata) else ""
         return f"a list with {describe(args[0])} each{least}"
+    if origin is dict:
+        return "a section"
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return "a section with " + ", ".join(annotation.model_fields)
     bounds = [

@@ -8,6 +8,7 @@ Every failure that Ray reports has one of three outcomes: the process is dead an
 from __future__ import annotations
 
 import contextlib
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -70,6 +71,14 @@ def died(error: Exception) -> bool:
 def one_line(error: object) -> str:
     """The message of a Ray error, which may be a page long, as one line."""
     return " ".join(str(error).split())[:300]
+
+
+def _last_error(text: str) -> str:
+    """The error at the end of a traceback of Ray's, with its file and line."""
+    lines = text.strip().splitlines()
+    places = re.findall(r'^ *File "([^"<]+)", line (\d+)', text, re.MULTILINE)
+    where = ":".join(places[-1]) + ": " if places else ""
+    return where + one_line(lines[-1] if lines else "")
 
 
 @contextlib.contextmanager
@@ -240,7 +249,9 @@ class Deaths:
         if node is not None and not alive(node):
             self._nodes.add(node)
         self._count += 1
-        if self._count > MAX_DEATHS or getattr(error, "actor_init_failed", False):
+        if getattr(error, "actor_init_failed", False):
+            raise RayflError(f"an actor cannot start: {_last_error(str(error))}") from error
+        if self._count > MAX_DEATHS:
             why = "they did not answer" if error is None else one_line(error)
             raise RayflError(f"actors keep dying ({self._count} so far): {why}") from error
         if self._count > 1:  # an unreachable node counts as alive until Ray notices

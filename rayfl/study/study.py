@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,10 @@ from rayfl.study.running import (
     Job,
     Outcome,
     allocate,
+    directory_of,
     fetch,
     interruptible,
+    is_finished,
     job_of,
     on_ray,
     run_inline,
@@ -111,6 +113,9 @@ class Runner:
     def _take(self, found: Any, by_key: Mapping[str, PlannedRun]) -> None:
         for job, outcome in found:
             assert isinstance(job, Job)
+            if outcome.state == "finished" and not is_finished(directory_of(by_key[job.key])):
+                elsewhere = "it finished on a node that does not write to the same folder as this one"
+                outcome = replace(outcome, state="failed", error=f"{outcome.path}: {elsewhere}")
             if outcome.state == "failed":
                 self.errors[job.key] = outcome.error
             self.stopped = self.stopped or outcome.state == "stopped"

@@ -33,6 +33,16 @@ def test_every_skeleton_passes_its_own_test(tmp_path: Path) -> None:
     assert "14 passed" in found.stdout
 
 
+def test_ruff_accepts_the_skeletons_as_they_are(tmp_path: Path) -> None:
+    """With its defaults, and sorted imports, in a folder where rayfl is a package like any other."""
+    for kind in SKELETONS:
+        init(kind, "", tmp_path)
+    for command in (["check", "--extend-select", "I"], ["format", "--check"]):
+        ruff = [sys.executable, "-m", "ruff", *command, "--isolated", "--no-cache", "."]
+        found = subprocess.run(ruff, cwd=tmp_path, capture_output=True, text=True)
+        assert found.returncode == 0, found.stdout
+
+
 def test_the_study_runs_as_it_stands(tmp_path: Path) -> None:
     written, tries = init("study", "", tmp_path)
     assert tries[1] == f"rayfl study {written[0]}"

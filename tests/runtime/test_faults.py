@@ -414,6 +414,24 @@ def test_nothing_but_deaths_ends_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
         deaths.one(rx.OutOfMemoryError("the node ran out of memory\nmore"))
 
 
+def test_an_actor_that_cannot_start_says_why() -> None:
+    """Not the first 300 characters of a page of traceback."""
+    error = rx.ActorDiedError(
+        rx.RayTaskError(
+            "__init__",
+            'Traceback (most recent call last):\n  File "/ray/worker.py", line 9, in main\n'
+            '  File "/own/net.py", line 3, in <module>\n    WIDTH = read()\n'
+            "FileNotFoundError: [Errno 2] No such file or directory: 'width.json'",
+            FileNotFoundError(),
+        )
+    )
+    assert error.actor_init_failed
+    with pytest.raises(RayflError) as raised:
+        Deaths().one(error)
+    expected = "/own/net.py:3: FileNotFoundError: [Errno 2] No such file or directory: 'width.json'"
+    assert str(raised.value) == f"an actor cannot start: {expected}"
+
+
 def test_where_ray_does_not_start_nothing_is_left_behind(
     settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

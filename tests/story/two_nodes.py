@@ -52,7 +52,7 @@ def two_nodes(rayfl: str, folder: Path, environment: Mapping[str, str]) -> Itera
     )
     second = (
         f"mount -t tmpfs none {shlex.quote(str(folder.resolve()))} && "
-        f"{ray} start --address={address} --node-ip-address=127.0.0.1 {options}"
+        f"{ray} start --address={address} --node-ip-address=127.0.0.2 {options}"
     )
     processes: list[subprocess.Popen[bytes]] = []
     with tempfile.TemporaryFile() as log:

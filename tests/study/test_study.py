@@ -26,7 +26,7 @@ from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import judge
 from rayfl.study.results import Results
-from rayfl.study.running import allocate, directory_of, unfinished
+from rayfl.study.running import Outcome, allocate, directory_of, unfinished
 from tests.runs import TASKS
 
 SMALL: dict[str, Any] = {
@@ -311,6 +311,20 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
     assert "client" in study.failed["wild, seed 0"]
     assert study.runs["state"].tolist() == ["finished", "failed"] * 2
     assert study.claims[0]["verdict"] == "undecided"
+
+
+def test_a_run_that_finished_where_this_machine_does_not_look_has_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a node that has another folder under the same path."""
+
+    def elsewhere(jobs: Any, watch: Any) -> Any:
+        return ((job, Outcome("finished", f"/elsewhere/{job.name}")) for job in jobs)
+
+    monkeypatch.setattr("rayfl.study.study.run_inline", elsewhere)
+    study, _ = run(tmp_path / "runs", tmp_path / "out")
+    assert len(study.failed) == 8
+    assert all("a node that does not write to the same folder" in error for error in study.failed.values())
 
 
 def test_equal_data_for_all_methods_even_if_some_are_left_out(tmp_path: Path) -> None:
