@@ -45,7 +45,10 @@ SKELETONS = {
     "loss": Skeleton("my_loss", ("rayfl run digits-demo --plugin __FILE__ loss=__NAME__",), "losses"),
     "dataset": Skeleton(
         "my_data",
-        ("rayfl run digits-demo data.name=python data.target=__FILE__:load data.test_fraction=0.2",),
+        (
+            "rayfl run digits-demo data.name=python data.target=__FILE__:load data.test_fraction=0.2 "
+            "partition.name=column partition.column=hospital",
+        ),
     ),
     "partition": Skeleton(
         "my_partition",

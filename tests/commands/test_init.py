@@ -33,6 +33,27 @@ def test_every_skeleton_passes_its_own_test(tmp_path: Path) -> None:
     assert "14 passed" in found.stdout
 
 
+@pytest.mark.parametrize(
+    "kind", [k if k == "dataset" else pytest.param(k, marks=pytest.mark.slow) for k in SKELETONS]
+)
+def test_the_commands_of_a_skeleton_run(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are printed, and those in its docstring; up to the first round."""
+    monkeypatch.chdir(tmp_path)
+    written, tries = init(kind, "", Path())
+    text = written[0].read_text().replace("\\\\\n", "")
+    found = [*tries[1:], *re.findall("^    (rayfl .*)$", text, re.MULTILINE)]
+    commands = {" ".join(command.split()) for command in found}
+    for command in commands:
+        dry = ["--dry-run"] if command.startswith("rayfl run") else []
+        ran = subprocess.run(
+            [sys.executable, "-m", *command.split(), *dry, "execution.backend=inline"],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+        )
+        assert ran.returncode == 0, (command, ran.stderr)
+
+
 def test_ruff_accepts_the_skeletons_as_they_are(tmp_path: Path) -> None:
     """With its defaults, and sorted imports, in a folder where rayfl is a package like any other."""
     for kind in SKELETONS:
