@@ -14,7 +14,7 @@ from rayfl import plugins
 from rayfl.config import CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError, DataError, DiskError, Held, RayflError
-from rayfl.events import Begun, Listener, Note, RunEvent
+from rayfl.events import Begun, CheckpointSaved, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
 from rayfl.results import Result, client_models
@@ -121,12 +121,13 @@ def resume(
     if changed and not changed_plugins:
         raise ConfigError(
             f"plug-in {changed[0].given}",
-            "has changed since the run began",
+            f"has changed since the run began{directory.changed_files(changed[0])}",
             f"--changed-plugins resumes with the new one; the old one is in {directory.path}/plugins",
         )
     for plugin in changed:
         plugins.restore(plugin, plugin.folder, KINDS.values())
-        on_event(Note(f"plug-in {plugin.given} has changed since the run began"))
+        what = directory.changed_files(plugin)
+        on_event(Note(f"plug-in {plugin.given} has changed since the run began{what}"))
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise ConfigError(
@@ -147,8 +148,25 @@ def resume(
         return Result(directory.path)
     check(config)
     if changed:
-        directory.write_plugins()
+        on_event = _keeping_plugins(directory, on_event)
     return _execute(config, directory, on_event)
+
+
+def _keeping_plugins(directory: RunDirectory, on_event: Listener) -> Listener:
+    """Keep the plug-ins of this process with the run, but not before they have completed something.
+
+    Until then the run's models are those of the old ones, with which it can still be read.
+    """
+    kept = False
+
+    def listen(event: RunEvent) -> None:
+        nonlocal kept
+        if not kept and isinstance(event, (RoundDone, CheckpointSaved, Finished)):
+            directory.write_plugins()
+            kept = True
+        on_event(event)
+
+    return listen
 
 
 def _execute(config: Config, directory: RunDirectory, on_event: Listener) -> Result:

@@ -331,6 +331,14 @@ class RunDirectory:
                 found.append(plugin)
         return found
 
+    def changed_files(self, plugin: plugins.Plugin) -> str:
+        """What of a plug-in has changed, in parentheses; empty where it is just the file that users name."""
+        folder = plugin.folder
+        if folder is None or plugin.installed:
+            return ""
+        names = [name for name in plugin.files if _differ(self._sources / name, folder / name)]
+        return f" ({', '.join(names)})" if names and names != [Path(plugin.given).name] else ""
+
     @property
     def scaling(self) -> Scaling | None:
         """How the run's models take inputs, whatever data come later; None before a run has begun."""
@@ -467,6 +475,13 @@ def name_of(config: Config, changed: Sequence[str], stamp: str) -> str:
         if len(name) <= _LONGEST_NAME:
             break
     return name
+
+
+def _differ(one: Path, other: Path) -> bool:
+    try:
+        return one.read_bytes() != other.read_bytes()
+    except OSError:
+        return True
 
 
 def _csv(columns: Sequence[str], rows: Sequence[Mapping[str, Any]], header: bool) -> str:

@@ -329,6 +329,34 @@ def test_a_run_keeps_its_plug_ins_and_notices_changes(folder):
     assert resume(first.path, ["rounds=4"]).rounds.shape[0] == 4  # it is gone: the run has it
 
 
+def test_a_changed_sibling_is_named_and_a_failed_try_keeps_the_old_source(folder):
+    mix = "    def mix(self, *given):\n        return mixed(super().mix(*given))\n"
+    root = folder(
+        own_w="from own_v import mixed\n" + METHOD.format(name="mixing") + mix,
+        own_v="def mixed(m):\n    return m\n",
+    )
+    first = run({**SMALL, "plugins": ["own_w.py"], "algorithm": "mixing"})
+    kept = first.path / "plugins" / "own_v.py"
+    before = kept.read_text()
+
+    forget()
+    (root / "own_v.py").write_text("def mixed(m):\n    raise ValueError('no')\n")
+    with pytest.raises(
+        ConfigError, match=r"plug-in own_w.py: has changed since the run began \(own_v.py\); --ch"
+    ):
+        resume(first.path, ["rounds=3"])
+    with pytest.raises(ValueError, match="no"):
+        resume(first.path, ["rounds=3"], changed_plugins=True)
+    assert kept.read_text() == before
+
+    forget()
+    (root / "own_v.py").write_text("def mixed(m):\n    return m  # new\n")
+    resume(first.path, ["rounds=3"], changed_plugins=True)
+    assert "new" in kept.read_text()
+    forget()
+    resume(first.path, ["rounds=4"])
+
+
 def test_changed_in_mid_process(folder):
     root = folder(own_g=METHOD.format(name="moving"))
     load({**SMALL, "plugins": ["own_g.py"]})
