@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,27 +34,40 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
         return None
     arrays, layout = as_arrays(thing, "data")
     if "x_train" not in arrays:
-        raise DataError("data: has no test part; expected (x_train, y_train, x_test, y_test)")
+        expected = "expected (x_train, y_train, x_test, y_test), or a function and data.test_fraction"
+        raise DataError(f"data: has no test part; {expected}")
     written = io.BytesIO()
     np.savez(written, **arrays)  # type: ignore[arg-type]
     return {"name": "npz", "path": keep(written.getvalue(), ".npz"), "layout": layout}
 
 
 def partition_of(thing: object) -> dict[str, Any] | None:
-    """The settings of a partition for a list of each client's training samples, or a function.
+    """The settings of a partition for each client's training samples, or a function.
+
+    Args:
+        thing: a list, or arrays or ranges by the ids of the clients (a mapping with other values are
+            settings).
 
     Raises:
         DataError: if a client has none.
     """
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}
-    if isinstance(thing, str) or not isinstance(thing, Sequence):
+    if isinstance(thing, Mapping) and thing and all(map(_is_array, thing.values())):
+        named: Iterable[tuple[Any, Any]] = thing.items()
+    elif isinstance(thing, Sequence) and not isinstance(thing, str):
+        named = enumerate(thing)
+    else:
         return None
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["sample", "client"])
-    for client, samples in enumerate(thing):
+    for client, samples in named:
         if not np.size(samples):
             raise DataError(f"partition: client {client} has no samples; leave it out")
         writer.writerows([sample, client] for sample in np.asarray(samples).reshape(-1).tolist())
     return {"name": "file", "path": keep(text.getvalue().encode(), ".csv")}
+
+
+def _is_array(thing: object) -> bool:
+    return isinstance(thing, range) or hasattr(thing, "__array__")

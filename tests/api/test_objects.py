@@ -51,6 +51,16 @@ def test_arrays_and_lists_of_samples(arrays):
     assert other.summary["models_sha256"] == same.summary["models_sha256"]
 
 
+def test_a_dictionary_of_samples_by_the_ids_of_the_clients(arrays):
+    owners = {"st. mary": range(10), "Köln": np.arange(10, 40)}
+    result = rayfl.run(SMALL, data=tuple(arrays.values()), partition=owners)
+    assert dict(zip(result.clients["name"], result.clients["n"], strict=True)) == {"Köln": 27, "st. mary": 9}
+    settings = rayfl.load(SMALL, data=tuple(arrays.values()), partition={"clients": 3})
+    assert settings.partition.name == "label_skew"  # a dictionary of anything else
+    with pytest.raises(ConfigError, match="partition: client a has no samples"):
+        rayfl.load(SMALL, partition={"a": range(0)})
+
+
 NET = """
 from torch import nn
 
