@@ -12,7 +12,8 @@ from rayfl.data.sharded import in_files
 def remarks(federation: Federation) -> list[str]:
     """Lines about inputs, labels and the server's data, for the start of a run."""
     samples = federation.samples
-    return [*federation.notes, *_server(samples), *_table(samples), *_scarce(samples), *_unknown(samples)]
+    about = (_server, _table, _gaps, _scarce, _unknown)
+    return [*federation.notes, *(line for each in about for line in each(samples))]
 
 
 def _server(samples: Samples) -> list[str]:
@@ -36,6 +37,23 @@ def _table(samples: Samples) -> list[str]:
     widest, narrowest = (high - low).max(), (high - low).min()
     between = f", their ranges between {narrowest:g} and {widest:g}" if narrowest < widest else ""
     return [f"{sizes}{between}; the models take them with one mean and deviation for all (data.normalise)"]
+
+
+def _gaps(samples: Samples) -> list[str]:
+    """Numbers below the largest label that no sample has, where nobody said how many classes there are."""
+    if samples.targets_train is not None or samples.class_names:
+        return []
+    present = np.zeros(samples.classes, bool)
+    for labels in (samples.y_train, samples.y_test):
+        present[labels] = True
+    absent = np.flatnonzero(~present)
+    if not len(absent):
+        return []
+    return [
+        f"data: labels go up to {samples.classes - 1}, and no sample has label {absent[0]} "
+        f"({_more(len(absent))}): the network has {samples.classes} outputs all the same; number labels "
+        "without gaps to have one for each"
+    ]
 
 
 def _scarce(samples: Samples) -> list[str]:

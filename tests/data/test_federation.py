@@ -208,6 +208,21 @@ def test_validation_is_drawn_at_random() -> None:
     assert np.diff(federation.validation.values).max() > 5
 
 
+def test_gaps_between_labels_are_named() -> None:
+    y = np.repeat([0, 10, 20, 30], 10)
+    partition = PARTITIONS["iid"](clients=2)
+
+    def build(y: np.ndarray) -> Federation:
+        return build_federation(samples_of(y, y), partition, validation=0, test_samples=None, seed=0)
+
+    (line,) = remarks(build(y))
+    assert line.startswith(
+        "data: labels go up to 30, and no sample has label 1 (the first of 27 such): "
+        "the network has 31 outputs"
+    )
+    assert remarks(build(y // 10)) == []
+
+
 # --- the whole ------------------------------------------------------------------------------------------
 
 
