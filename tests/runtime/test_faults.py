@@ -74,6 +74,8 @@ def test_a_client_actor_that_hangs_is_killed_and_its_work_done_again(
             hung.append(psutil.Process(backend.pids()[0]))
             hung[0].suspend()
             backend.deadlines.given = 2.0  # the engine is compiled by now
+        if isinstance(event, Note) and "client actor 0 (process" in event.text and "killed" in event.text:
+            backend.deadlines.given = None  # the new one compiles it again: how long that takes is no fault
 
     method = "mt_hfl, scaffold"
     expected = run({**settings, "algorithm": method, **METHODS[method]})

@@ -3,8 +3,9 @@
 Usage: python -m tests.story.story FOLDER [--rayfl PATH] [--only METHOD ...] [--no-ray] [--two-nodes]
 
 Every method runs on them inline and on Ray, with the same results bit for bit; a run that is killed and
-resumed as well; and, with ``--two-nodes``, one on two Ray nodes of which the second does not see the folder
-(it needs root, for a mount namespace). rayfl is started as a user would, from within the folder.
+resumed as well (on Ray, but for ``--no-ray``); and, with ``--two-nodes``, one on two Ray nodes of which the
+second does not see the folder (it needs root, for a mount namespace). rayfl is started as a user would,
+from within the folder.
 """
 
 from __future__ import annotations
@@ -132,9 +133,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if not given.no_ray:
             found["Ray"] = outcome(story.rayfl_run(*settings, "execution.actors=2"))
         if method == given.only[-1]:
-            found["killed"] = outcome(story.killed_and_resumed(*settings, "execution.backend=inline"))
-            if not given.no_ray:
-                found["killed on Ray"] = outcome(story.killed_and_resumed(*settings, "execution.actors=2"))
+            where = "execution.backend=inline" if given.no_ray else "execution.actors=2"
+            found["killed"] = outcome(story.killed_and_resumed(*settings, where))
             if given.two_nodes:
                 from tests.story.two_nodes import two_nodes
 

@@ -92,7 +92,7 @@ def _await(
             break
         with contextlib.suppress(subprocess.TimeoutExpired):
             if not subprocess.run(
-                [python, "-c", count], capture_output=True, timeout=60, env=environment
+                [python, "-c", count], capture_output=True, timeout=200, env=environment
             ).returncode:
                 return
     raise RuntimeError(f"node {nodes} did not start")
