@@ -250,8 +250,8 @@ def test_tensorboard_is_a_logger_that_is_on_unless_it_is_switched_off() -> None:
         ({"loggers": ["wandb", {"name": "wandb", "project": "x"}]}, "'wandb' is named twice"),
         ({"loggers": ["tensorboard"], "tensorboard": False}, "'loggers' names it; leave one of them out"),
         ({"loggers": ["mlfow"]}, "no logger named 'mlfow'; did you mean 'mlflow'?"),
-        ({"loggers": ["csv"]}, "no logger named 'csv'"),
-        ({"loggers": "mlflow"}, "expected a list with one of mlflow"),
+        ({"loggers": ["xml"]}, "no logger named 'xml'"),
+        ({"loggers": "mlflow"}, "expected a list with one of csv, mlflow"),
     ):
         with pytest.raises(ConfigError, match=r"^output") as raised:
             names(**output)
@@ -277,6 +277,13 @@ def test_tensorboard_has_a_curve_of_each_number(tmp_path: Path) -> None:
         for step, accuracy in enumerate((50.0, 62.5))
         for tag, value in (("train_loss", 1.5), ("estimated/accuracy_mean", accuracy))
     ]
+
+
+def test_the_tables_may_be_named_among_the_loggers(settings: dict[str, Any]) -> None:
+    found, said = notes(logging(settings, "csv"))
+    assert not any("csv" in line for line in said)
+    assert len(found.rounds) == found.summary["rounds"]
+    assert (found.path / "rounds.csv").is_file()
 
 
 def test_variables_of_loggers_go_where_they_run(monkeypatch: pytest.MonkeyPatch) -> None:
