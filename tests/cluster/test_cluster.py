@@ -14,6 +14,9 @@ from tests.cluster.machines import until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
+CLIENTS = ("-f", r"^ray::.*([hH]ost|[cC]lient)")
+"""The processes of client actors, for ``pkill``."""
+
 
 def test_a_submitted_run_has_the_bits_of_one_process_and_is_fetched(cluster: Cluster) -> None:
     expected = cluster.inline
@@ -40,9 +43,14 @@ def test_a_run_goes_on_over_a_link_that_is_cut_for_thirty_seconds(cluster: Clust
 def test_a_run_goes_on_without_a_node_whose_raylet_is_killed(cluster: Cluster) -> None:
     run = cluster.submit("execution.actors=3")
     run.reached(3)
+    others = (cluster.head, cluster.first)
+    for machine in others:  # the round waits for them, however fast the rest of the run would be
+        machine.run("pkill", "-STOP", *CLIENTS)
     cluster.second.run("pkill", "-KILL", "-x", "raylet")
+    until(lambda: "client actors lost" in run.output or "is back" in run.output, "the run misses it")
+    for machine in others:
+        machine.run("pkill", "-CONT", *CLIENTS)
     assert run.finished() == cluster.inline
-    assert "client actors lost" in run.output or "is back" in run.output
     until(lambda: cluster.nodes() == 3, "the autoscaler starts the node again")
 
 
@@ -51,14 +59,13 @@ def test_a_node_that_joins_late_is_used_and_one_whose_link_is_cut_for_good_is_no
 ) -> None:
     run = cluster.submit("execution.actors=1-6")
     run.reached(3)
-    clients = ("-f", r"^ray::.*([hH]ost|[cC]lient)")
     others = (cluster.head, cluster.first, cluster.second)
     for machine in others:  # the round waits for them, and so for the node
-        machine.run("pkill", "-STOP", *clients)
+        machine.run("pkill", "-STOP", *CLIENTS)
     cluster.start(cluster.late)
     until(lambda: "on late) has joined" in " ".join(run.output.split()), "it joins")
     for machine in others:
-        machine.run("pkill", "-CONT", *clients)
+        machine.run("pkill", "-CONT", *CLIENTS)
     used = run.rounds()
     run.reached(used + 2)
     cluster.plug(cluster.first, "down")
