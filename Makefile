@@ -33,7 +33,7 @@ test: $(STAMP)  ## lint, types, tests (without the slow ones)
 test-all: $(STAMP)  ## all tests, the slow ones too
 	@$(BIN)/pytest $(PARALLEL) -m 'not cluster'
 
-test-cluster: $(STAMP)  ## ray up, cut links, lost and late nodes on machines made of network namespaces (root; 4 minutes)
+test-cluster: $(STAMP)  ## ray up, cut links, lost and late nodes on machines made of network namespaces (root; some minutes)
 	@$(BIN)/pytest -n 0 -m cluster tests/cluster
 
 docs: $(STAMP)  ## build the documentation into site/; a warning or a broken link is an error
