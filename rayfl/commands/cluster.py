@@ -75,15 +75,15 @@ def _cluster(config: Config) -> ClusteringResult:
         backend.close()
     method, clustering = config.algorithm.name, config.clustering
     return ClusteringResult(
-        method,
-        clustering,
-        clusters,
-        federation.groups,
-        tuple(transfers),
-        seconds,
-        federation.names,
-        config.output.map,
-        config.seed,
+        method=method,
+        clustering=clustering,
+        clusters=clusters,
+        groups=federation.groups,
+        transfers=tuple(transfers),
+        seconds=seconds,
+        names=federation.names,
+        map=config.output.map,
+        seed=config.seed,
     )
 
 

@@ -134,10 +134,6 @@ class Grouping:
     keep_distances: bool = False
     map: MapMethod = "mds"
 
-    def packed(self, clusters: Clusters) -> Clusters:
-        """What is returned of clusters."""
-        return clusters if self.keep_distances else clusters.without_distances(self.map, self.seed)
-
 
 def cluster_blocks(backend: Backend, grouping: Grouping, blocks: Sequence[Ref], size: int) -> Ref:
     """Cluster clients by their signatures, which stay in the object store.
@@ -238,7 +234,7 @@ def _clusters(
     found = cluster_signatures(
         grouping.clustering, signatures, relations, grouping.groups, grouping.seed, clients=grouping.clients
     )
-    return grouping.packed(found)
+    return found if grouping.keep_distances else found.without_distances(grouping.map, grouping.seed)
 
 
 def _embed(grouping: Grouping, *blocks: list[NDArray[np.float32]]) -> Sequence[NDArray[np.floating]]:
