@@ -251,7 +251,7 @@ def _runner(
     return run
 
 
-@pytest.mark.parametrize(("block", "most"), [(1, 2.6), (5, 3.8)])
+@pytest.mark.parametrize(("block", "most"), [(1, 1.9), (5, 3.8)])
 def test_a_block_takes_no_more_memory_than_said(
     block: int, most: float, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,9 +273,10 @@ def test_a_block_takes_no_more_memory_than_said(
     training = {**settings["training"], "participation": 1.0, "engine": "batched"}
     execution = {**settings["execution"], "block_size": block}
     model = {"name": "mlp", "hidden": [900, 700]}
-    rayfl.run({**settings, "rounds": 2, "model": model, "training": training, "execution": execution})
-    later = [copies for clients, copies in found[len(found) // 2 :] if clients == block]
-    assert 0.9 < statistics.median(later) < most  # other threads may take memory at any time
+    rayfl.run({**settings, "rounds": 4, "model": model, "training": training, "execution": execution})
+    later = [copies for clients, copies in found[len(found) // 2 :] if (clients > 1) == (block > 1)]
+    # other threads take memory at any time, and what one block has returned the next may have to take again
+    assert 0.9 < statistics.quantiles(later, n=4)[0] < most
 
 
 class Watermark:
