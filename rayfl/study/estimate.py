@@ -69,7 +69,7 @@ class Estimate:
 
 
 def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
-    """Look at existing runs, and time one round of every method whose speed is not known yet.
+    """Look at existing runs, and time the second round of every method whose speed is not known yet.
 
     A round may train few clients and test thousands: a few are tested, and the time is scaled.
     """
@@ -96,7 +96,7 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     side = allocate(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
-    how += [f"an estimate: one round of each method was timed, with tests of {_FEW} clients"] * bool(timed)
+    how += [f"an estimate: a round of each method was timed, with tests of {_FEW} clients"] * bool(timed)
     how += ["runs that are there"] * bool(there)
     rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in left)
     begun = sum(bool(rounds_done(directory_of(run))) for run in left)
@@ -126,7 +126,7 @@ def _measured(path: Path, rounds: int) -> tuple[float, float]:
 
 
 def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
-    """Seconds of a round and bytes of the run directory, from one round in a directory that is deleted
+    """Seconds of a round and bytes of the run directory, from two rounds in a directory that is deleted
     afterwards; or the reason why there is no estimate.
 
     Raises:
@@ -139,7 +139,7 @@ def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
         execution = c.execution.model_copy(update={"backend": "inline"})
         tests = c.evaluation.model_copy(update={"every": 1})
         changed = {"output": output, "execution": execution, "evaluation": tests, "events": ()}
-        return _one_round(c.model_copy(update=changed), c.evaluation.every), ""
+        return _of_a_round(c.model_copy(update=changed), c.evaluation.every), ""
     except Interrupted:  # by a signal, which is meant for all that is left
         raise KeyboardInterrupt from None
     except RayflError as error:
@@ -179,8 +179,11 @@ class _Sampling(Driver):
         return few, np.full(_FEW, 1 / _FEW)
 
 
-def _one_round(config: Config, every: int) -> tuple[float, float]:
+def _of_a_round(config: Config, every: int) -> tuple[float, float]:
     """Seconds of a round, with its share of the start and of the tests, and bytes of a run.
+
+    Many methods cluster the clients in the first round, and kernels are compiled there. What it takes longer
+    than the second is counted as a part of the start.
 
     Args:
         config: of a run in this process that tests after every round.
@@ -194,15 +197,17 @@ def _one_round(config: Config, every: int) -> tuple[float, float]:
     driver = _Sampling(config, stages, backend, directory, host)
     try:
         state = driver.start()
-        started = time.perf_counter()
-        state = driver.round(state)
-        done = time.perf_counter()
+        start, rounds = time.perf_counter() - begun, []
+        for _ in range(min(2, config.rounds)):
+            begun, driver.seconds = time.perf_counter(), 0.0
+            state = driver.round(state)
+            rounds.append(time.perf_counter() - begun - driver.seconds)
         driver.checkpoint(state)
     finally:
         backend.close()
-    training = done - started - driver.seconds
-    of_start = (started - begun) / config.rounds
-    return of_start + training + driver.seconds * driver.share / every, float(_bytes(directory.path))
+    start += max(0.0, rounds[0] - rounds[-1])
+    of_tests = driver.seconds * driver.share / every
+    return start / config.rounds + rounds[-1] + of_tests, float(_bytes(directory.path))
 
 
 def _bytes(path: Path) -> int:

@@ -66,7 +66,7 @@ def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.Captu
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--jobs", "1")
     assert code == 0
     assert "4 runs: 0 are there, 0 go on, 4 are new; 4 rounds" in out
-    assert "one round of each method was timed" in out
+    assert "a round of each method was timed" in out
     assert not (folder / "runs").exists()
 
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--inline", "--check")

@@ -7,6 +7,7 @@ import math
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +16,11 @@ import pytest
 
 import rayfl
 from rayfl import plugins
+from rayfl.algorithms import ServerState
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RoundDone
 from rayfl.servers import testing
+from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
 from rayfl.study import Watch, execute, prepare, take
 from rayfl.study import tables as study_tables
@@ -546,6 +549,28 @@ def test_an_estimate_tests_few_of_many_clients(tmp_path: Path, monkeypatch: pyte
     assert found.disk > 0
     assert set(tested) == {16}
     assert "with tests of 16 clients" in found.how
+
+
+def test_what_happens_once_is_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A start of 50 seconds, a first round of 1,000 with clustering in it, and 7 for each later one."""
+    clock, costs = [0.0], {0: 1000.0, 1: 7.0}
+    start, one_round = Driver.start, Driver.round
+
+    def started(driver: Driver) -> ServerState:
+        clock[0] += 50.0
+        return start(driver)
+
+    def timed(driver: Driver, state: ServerState) -> ServerState:
+        clock[0] += costs[state.round]
+        return one_round(driver, state)
+
+    monkeypatch.setattr("rayfl.study.estimate.time", SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(Driver, "start", started)
+    monkeypatch.setattr(Driver, "round", timed)
+    values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
+    values["methods"] = {"one": {"algorithm": "fedavg", "rounds": 30}}
+    found = estimate(prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"])).runs)
+    assert found.seconds == pytest.approx(50 + 1000 + 29 * 7)
 
 
 def test_runs_of_another_version_are_told(done: Any, tmp_path: Path) -> None:
