@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import scipy
@@ -28,7 +28,15 @@ from rayfl.algorithms.contract import (
 from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, bipartition, is_correct, separation_gap
 from rayfl.clustering.newcomers import Fit
-from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide, reference_of_half
+from rayfl.clustering.splitting import (
+    CRITERIA,
+    AbsoluteCriteria,
+    SplitCriteria,
+    UpdateNorms,
+    decide,
+    reference_of_half,
+)
+from rayfl.settings import Choice
 from rayfl.training.reports import ClientReport, Reports, UpdateLengths
 
 
@@ -74,7 +82,7 @@ class CFL(Algorithm[CFLState]):
 
     Fails when:
         eps1 and eps2 do not fit: they are norms, which belong to the dataset, the model and the number of
-        samples (``criteria: {norms: relative}`` carries over). Clients take part rarely. Updates of few
+        samples (``criteria: relative`` carries over). Clients take part rarely. Updates of few
         samples are noise: with 20 samples for each client the groups are not separated.
 
     Shown by:
@@ -86,7 +94,9 @@ class CFL(Algorithm[CFLState]):
     keeps_updates: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
 
-    criteria: SplitCriteria = Field(SplitCriteria(), description="when a cluster is split")
+    criteria: Annotated[SplitCriteria, Choice(CRITERIA)] = Field(
+        AbsoluteCriteria(), description="when a cluster is split, and in which units its updates are measured"
+    )
     weighted: bool = Field(
         True, description="weight clients by n_i; false: all the same, as Algorithm 5 prints"
     )

@@ -8,13 +8,15 @@ noise explains (Eq. 39).
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
+from typing_extensions import override
 
 from rayfl.clustering import cosines
 from rayfl.clustering.bipartition import Bipartition, Linkage, Similarities, bipartition
@@ -90,43 +92,14 @@ def reference_of_half(root: float, norms: NDArray[np.float64]) -> float:
     return float(np.sqrt(root * norms.max()))
 
 
-_RELATIVE = {"eps1": 0.75, "eps2": 0.5, "patience": 3}
-"""Defaults of ``norms: relative``; experiments/cfl/README.md has the measurements that they come from."""
-
-
 class SplitCriteria(Section):
-    """When CFL splits a cluster.
+    """When CFL splits a cluster: what all units of the norms have in common."""
 
-    ``norms: absolute`` is the paper: ``eps1`` and ``eps2`` are norms of updates, so they depend on the data,
-    the model, the learning rate and the number of local steps. The defaults are those of the authors' code.
+    renamed: ClassVar[Mapping[str, str]] = {"norms": "name"}
 
-    ``norms: relative`` (ours) measures both in units that carry over (:attr:`UpdateNorms.relative`). A
-    cluster is stationary when its updates have no common direction any more: their mean is shorter than if
-    they were orthogonal. It is incongruent if some updates are still long compared with the cluster's first
-    rounds; the updates of congruent clients get shorter. One setting then serves several datasets.
-    """
-
-    norms: Literal["absolute", "relative"] = Field(
-        "absolute", description="whether eps1 and eps2 are norms, or relative to the cluster's other updates"
-    )
-    eps1: float = Field(
-        0.4,
-        ge=0,
-        description="stationary if the mean update's norm is below this (Eq. 32); 0: never split. "
-        "Relative: 0.75 unless given",
-    )
-    eps2: float = Field(
-        1.6,
-        ge=0,
-        description="incongruent if some client's update has a norm above this (Eq. 33). "
-        "Relative: 0.5 unless given",
-    )
-    patience: int = Field(
-        1,
-        ge=1,
-        description="both criteria must hold for this many rounds in a row. Relative: 3 unless given,"
-        " since the largest of many norms varies from round to round",
-    )
+    eps1: float = Field(0.4, ge=0)
+    eps2: float = Field(1.6, ge=0)
+    patience: int = Field(1, ge=1, description="both criteria must hold for this many rounds in a row")
     gamma_max: float = Field(
         0.0,
         ge=0,
@@ -146,21 +119,79 @@ class SplitCriteria(Section):
         "single", description="single: the paper's optimal bipartition; complete: the authors' code"
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults(cls, values: Any) -> Any:
-        relative = isinstance(values, Mapping) and values.get("norms") == "relative"
-        return {**_RELATIVE, **values} if relative else values
+    @abstractmethod
+    def in_units(self, norms: UpdateNorms) -> tuple[float, float]:
+        """``||d_c||`` and ``max_i ||d_i||`` in the units of ``eps1`` and ``eps2``."""
 
     def met(self, norms: UpdateNorms) -> bool:
         """Whether all criteria that need no similarities hold: then similarities are worth computing."""
-        mean, largest = norms.relative if self.norms == "relative" else (norms.mean, norms.max)
+        mean, largest = self.in_units(norms)
         return (
             mean < self.eps1
             and largest > self.eps2
             and len(norms.each) >= self.min_size
             and norms.rounds >= self.first_round
         )
+
+
+class AbsoluteCriteria(SplitCriteria):
+    """Thresholds are norms of updates, as in the paper.
+
+    They depend on the data, the model, the learning rate and the number of local steps. The defaults are
+    those of the authors' code.
+    """
+
+    name: Literal["absolute"] = "absolute"
+    eps1: float = Field(
+        0.4,
+        ge=0,
+        description="stationary if the mean update's norm is below this (Eq. 32); 0: never split",
+    )
+    eps2: float = Field(
+        1.6, ge=0, description="incongruent if some client's update has a norm above this (Eq. 33)"
+    )
+
+    @override
+    def in_units(self, norms: UpdateNorms) -> tuple[float, float]:
+        return norms.mean, norms.max
+
+
+class RelativeCriteria(SplitCriteria):
+    """Thresholds are relative to the cluster's other updates (ours): one setting serves several datasets.
+
+    Both are measured in units that carry over (:attr:`UpdateNorms.relative`). A cluster is stationary when
+    its updates have no common direction any more: their mean is shorter than if they were orthogonal. It is
+    incongruent if some updates are still long compared with the cluster's first rounds; the updates of
+    congruent clients get shorter. experiments/cfl/README.md has the measurements that the defaults come from.
+    """
+
+    name: Literal["relative"] = "relative"
+    eps1: float = Field(
+        0.75,
+        ge=0,
+        description="stationary if the mean update is shorter than this share of its length if all updates "
+        "were orthogonal; 0: never split",
+    )
+    eps2: float = Field(
+        0.5,
+        ge=0,
+        description="incongruent if some client's update is longer than this share of the longest update in "
+        "the cluster so far",
+    )
+    patience: int = Field(
+        3,
+        ge=1,
+        description="both criteria must hold for this many rounds in a row, since the largest of many norms "
+        "varies from round to round",
+    )
+
+    @override
+    def in_units(self, norms: UpdateNorms) -> tuple[float, float]:
+        return norms.relative
+
+
+CRITERIA: Mapping[str, type[SplitCriteria]] = {"absolute": AbsoluteCriteria, "relative": RelativeCriteria}
+"""In which units CFL measures updates."""
 
 
 def decide(

@@ -22,6 +22,7 @@ from rayfl.api import resume
 from rayfl.backend import RESULT, Done
 from rayfl.clustering.cosines import sketch
 from rayfl.clustering.permutation import permute
+from rayfl.clustering.splitting import AbsoluteCriteria, RelativeCriteria
 from rayfl.clustering.tree import ParameterTree
 from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
@@ -79,7 +80,7 @@ class Sending(FakeClients):
 
 
 def cfl(eps1: float = 0.2, eps2: float = 1.0, tree_sketch: int = 8, **settings: Any) -> CFL:
-    criteria = {"eps1": eps1, "eps2": eps2, **settings.pop("criteria", {})}
+    criteria = AbsoluteCriteria(**{"eps1": eps1, "eps2": eps2, **settings.pop("criteria", {})})
     return CFL(criteria=criteria, tree_sketch=tree_sketch, **settings)
 
 
@@ -233,7 +234,7 @@ def test_the_criteria_must_hold_for_some_rounds_one_after_another() -> None:
 
 def test_norms_are_relative_to_the_longest_of_the_cluster() -> None:
     """Those of the halves to the geometric mean of that and of their members' at the split."""
-    relative = {"norms": "relative", "eps1": 0.9, "eps2": 0.6, "patience": 1}
+    relative = RelativeCriteria(eps1=0.9, eps2=0.6, patience=1)
     s, method = setup("cfl", sizes=[10] * 4), CFL(criteria=relative, tree_sketch=8)
     begun = Sending([[8, 0], [8, 0], [8, 0], [0, 8]])
     state = after_round(method, s, method.begin(s), begun)
@@ -598,6 +599,25 @@ def test_swapped_labels_are_found(swapped: rayfl.Result, settings: Callable[...,
     assert rows.loc[rows["round"] == swapped.summary["rounds"] - 1, "gap"].max() < 0  # nothing left to part
 
 
+@pytest.mark.parametrize(
+    "override",
+    [
+        "algorithm.criteria=relative",
+        "algorithm.criteria.name=relative",
+        "algorithm.criteria={norms: relative}",  # as it was spelt before
+        "algorithm={name: cfl, criteria: relative}",
+    ],
+)
+def test_other_units_bring_their_own_thresholds(override: str) -> None:
+    """A preset's norms mean nothing in relative units."""
+    preset = load("cfl-label-swap").algorithm
+    assert isinstance(preset, CFL)
+    assert preset.criteria == AbsoluteCriteria(eps1=0.2, eps2=0.7)
+    other = load("cfl-label-swap", [override]).algorithm
+    assert isinstance(other, CFL)
+    assert other.criteria == RelativeCriteria()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", ["swap", "blocks", "iid"])
 def test_one_setting_splits_incongruent_clients_only(
@@ -612,7 +632,7 @@ def test_one_setting_splits_incongruent_clients_only(
     }[clients]
     model, training = {"name": "mlp", "hidden": [64]}, {"batch_size": 20, "lr": 0.05}
     sections = {"rounds": 60, "partition": partition, "model": model, "training": training, "seed": 0}
-    ran = rayfl.run(settings(algorithm={"name": "cfl", "criteria": {"norms": "relative"}}, **sections))
+    ran = rayfl.run(settings(algorithm={"name": "cfl", "criteria": "relative"}, **sections))
     assert ran.summary["clusters"] == (4 if clients == "swap" else 1)
     if clients == "swap":
         assert ran.summary["ari"] == 1.0

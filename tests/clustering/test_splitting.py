@@ -7,10 +7,10 @@ import pytest
 from pydantic import ValidationError
 
 from rayfl.clustering.bipartition import Bipartition
-from rayfl.clustering.splitting import SplitCriteria, UpdateNorms, decide
+from rayfl.clustering.splitting import AbsoluteCriteria, RelativeCriteria, SplitCriteria, UpdateNorms, decide
 
 SIMILARITIES = np.array([0.8, -0.2, 0.1])  # 01, 02, 12
-CRITERIA = SplitCriteria(eps1=0.4, eps2=1.6, gamma_max=0.5)
+CRITERIA = AbsoluteCriteria(eps1=0.4, eps2=1.6, gamma_max=0.5)
 
 
 def norms(
@@ -50,7 +50,7 @@ def test_the_bipartition_is_not_asked_for_where_the_norms_decide():
 
 
 def test_equal_updates_across_are_never_split():
-    assert halves(SplitCriteria(), values=np.ones(3)) is None
+    assert halves(AbsoluteCriteria(), values=np.ones(3)) is None
 
 
 def test_bad_criteria():
@@ -59,7 +59,7 @@ def test_bad_criteria():
         halves(seen=norms((9.0, 1.0)))
     for wrong in ({"gamma_max": 1.0}, {"eps1": -1}, {"min_size": 1}, {"linkage": "average"}, {"patience": 0}):
         with pytest.raises(ValidationError):
-            SplitCriteria(**wrong)
+            AbsoluteCriteria(**wrong)
 
 
 def test_relative_norms_by_hand():
@@ -76,21 +76,21 @@ def test_relative_norms_do_not_depend_on_the_scale_of_updates(scale: float):
     seen = UpdateNorms(0.3 * scale, scale * np.array([1.7, 1.0, 0.5]), np.ones(3), 2.0 * scale, 1)
     # 0.3 / (2.035 / 3) = 0.44 and 1.7 / 2 = 0.85
     for eps1, eps2, met in ((0.45, 0.84, True), (0.44, 0.84, False), (0.45, 0.86, False)):
-        criteria = SplitCriteria(norms="relative", eps1=eps1, eps2=eps2)
+        criteria = RelativeCriteria(eps1=eps1, eps2=eps2)
         assert criteria.met(seen) == met
     assert CRITERIA.met(seen) == (scale == 1)
 
 
 def test_defaults_are_those_of_the_units():
-    absolute, relative = SplitCriteria(), SplitCriteria(norms="relative")
+    absolute, relative = AbsoluteCriteria(), RelativeCriteria()
     assert (absolute.eps1, absolute.eps2, absolute.patience) == (0.4, 1.6, 1)
     assert (relative.eps1, relative.eps2, relative.patience) == (0.75, 0.5, 3)
-    given = SplitCriteria(norms="relative", eps1=0.6)
+    given = RelativeCriteria(eps1=0.6)
     assert (given.eps1, given.eps2) == (0.6, 0.5)
-    assert SplitCriteria.model_validate(given.model_dump()) == given
+    assert RelativeCriteria.model_validate(given.model_dump()) == given
 
 
 def test_before_the_first_update_nothing_is_met():
     nothing = UpdateNorms(np.nan, np.full(2, np.nan), np.ones(2), 0.0, 1)
     assert np.isnan(nothing.relative).all()
-    assert not SplitCriteria(norms="relative").met(nothing)
+    assert not RelativeCriteria().met(nothing)
