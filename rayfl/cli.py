@@ -762,6 +762,7 @@ def bench(
     ] = None,
     rounds: Annotated[int, typer.Option(min=1, help="number of measured rounds of each workload")] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda: for W1 to W3, networks and configs")] = "cpu",
 ) -> None:
     """Measure rayfl against a plain PyTorch loop in the same run: medians and ratios.
 
@@ -770,7 +771,7 @@ def bench(
     """
     from rayfl.bench.command import bench as run_bench
 
-    run_bench(tasks or [], rounds, json_file, out)
+    run_bench(tasks or [], rounds, json_file, out, device)
 
 
 @app.command()

@@ -45,7 +45,7 @@ def networks(rows: Sequence[Mapping[str, Any]]) -> str:
         "| network | engine | plain, CPU s | rayfl, CPU s | times faster | floor, CPU s | times floor |",
         "| --- |" + " --- |" * 6,
     ]
-    numbers = ("loop_cpu_seconds", "cpu_seconds", "ratio", "floor_cpu_seconds", "times_floor")
+    numbers = ("loop_seconds", "seconds", "ratio", "floor_seconds", "times_floor")
     for row in rows:
         cells = " | ".join(f"{row[number]:.3g}" for number in numbers)
         lines.append(f"| {row['network']} | `{row['engine']}` | {cells} |")

@@ -128,30 +128,36 @@ def _machine_line(found: Mapping[str, Any]) -> str:
     )
 
 
+_MARKERS = "os^vDPX"
+
+
 def figure(rows: Sequence[Row], path: Path) -> None:
-    """Bars of seconds a round relative to rayfl, on a logarithmic axis."""
+    """A line a workload, with a mark for each system: seconds a round over those of rayfl, logarithmic."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    workloads = list(dict.fromkeys(row["workload"] for row in rows))
+    about = {row["workload"]: row["about"].partition(":")[0].partition(",")[0] for row in rows}
     others = [name for name in SYSTEMS if name != "rayfl"]
-    drawing = Figure(figsize=(8, 1.2 + 0.16 * len(workloads) * len(others)), layout="constrained")
+    drawing = Figure(figsize=(8, 1.3 + 0.3 * len(about)), layout="constrained", facecolor="white")
     FigureCanvasAgg(drawing)
     axes = drawing.subplots()
-    for k, system in enumerate(others):
-        places, widths = [], []
-        for n, workload in enumerate(workloads):
-            if found := ratios(rows, workload, system):
-                places.append(n + 0.8 * (k + 0.5) / len(others) - 0.4)
-                widths.append(statistics.median(found))
-        if places:
-            left = [1.0] * len(places)
-            lengths = [width - 1 for width in widths]
-            axes.barh(places, lengths, 0.8 / len(others), left=left, label=SYSTEMS[system].title)
+    axes.axvline(1, color="black", linewidth=1.5)
+    for marker, system in zip(_MARKERS, others, strict=False):
+        found = {n: ratios(rows, workload, system) for n, workload in enumerate(about)}
+        there = [n for n, values in found.items() if values]
+        places = [statistics.median(found[n]) for n in there]
+        axes.plot(places, there, marker, markersize=6, alpha=0.85, label=SYSTEMS[system].title)
     axes.set_xscale("log")
-    axes.axvline(1, color="black", linewidth=1)
-    axes.set_yticks(range(len(workloads)), workloads)
+    axes.set_yticks(
+        range(len(about)),
+        [text if name in text.lower() else f"{name}, {text}" for name, text in about.items()],
+    )
+    axes.grid(axis="both", color="0.9")
+    axes.set_axisbelow(True)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds a round, relative to rayfl (above 1: slower than rayfl)")
-    axes.legend(fontsize="small")
+    axes.set_xlabel("seconds a round, times rayfl's")
+    axes.xaxis.set_major_formatter(lambda value, place: f"{value:g}")
+    axes.legend(
+        fontsize="small", ncols=len(others), loc="lower center", bbox_to_anchor=(0.3, 1), frameon=False
+    )
     drawing.savefig(path)

@@ -35,7 +35,9 @@ TASKS = (
 )
 
 
-def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console) -> dict[str, Any]:
+def bench(
+    tasks: Sequence[str], rounds: int, out: Path | None, console: Console, device: str = "cpu"
+) -> dict[str, Any]:
     """Run the named benchmarks (by default all workloads), print tables, and write JSON.
 
     Args:
@@ -44,13 +46,16 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         out: file for all figures. Those of ``methods`` and ``networks`` are written as they are measured; if
             the file is from a process that was stopped, what is in it is not measured again.
         console: where tables are printed.
+        device: ``cpu`` or ``cuda``, of both sides; on a GPU ``networks`` is measured by default, too.
 
     Raises:
-        ConfigError: for an unknown name.
+        ConfigError: for an unknown name, or one that is not measured on a GPU, or where there is none.
         DataError: if the config's data are missing.
     """
+    _check(device, tasks)
     own = _own(tasks)
-    chosen = [] if own else list(tasks) or list(WORKLOADS)
+    usual = [*WORKLOADS, "networks"] if device == "cuda" else list(WORKLOADS)
+    chosen = [] if own else list(tasks) or usual
     settle()  # in a run the driver's actor does the same; here the driver is in this process
     result: dict[str, Any] = {"machine": machine(), "versions": versions()}
     saved = SavedFigures(out, rounds, result)
@@ -60,14 +65,15 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
 
     workloads = [WORKLOADS[name] for name in chosen if name in WORKLOADS]
     if workloads:
-        result["workloads"] = [measure.measure(w, rounds, {}, say) for w in workloads]
+        result["workloads"] = [measure.measure(w, rounds, {}, say, device) for w in workloads]
         console.print(
             _table("rayfl against a plain PyTorch loop in two processes", result["workloads"], _SPEED)
         )
     if own:
-        row = measure.measure(own, rounds, {}, say)
-        say("start-up of both, in processes of their own")
-        row.update(startup.own_first_rounds(own, own.config(Path()).execution.backend))
+        row = measure.measure(own, rounds, {}, say, device)
+        if device == "cpu":
+            say("start-up of both, in processes of their own")
+            row.update(startup.own_first_rounds(own, own.config(Path()).execution.backend))
         result["own"] = [row]
         console.print(
             _table(f"{own.name} ({own.about}), against FedAvg in a plain PyTorch loop", [row], _OWN)
@@ -87,8 +93,9 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
             _METHODS,
         ),
         "networks": (
-            "engines, the plain loop and the floor of matrix products: CPU seconds a round, one thread",
-            partial(networks.run, rounds, say=say, saved=saved.rows("networks")),
+            "engines, the plain loop and the floor of matrix products: "
+            + ("seconds a round on the GPU" if device == "cuda" else "CPU seconds a round, one thread"),
+            partial(networks.run, rounds, say=say, saved=saved.rows("networks"), device=device),
             _NETWORKS,
         ),
         "profile": (
@@ -105,6 +112,27 @@ def bench(tasks: Sequence[str], rounds: int, out: Path | None, console: Console)
         saved.finish()
         console.print(f"written: {out}", soft_wrap=True, highlight=False)
     return result
+
+
+def _check(device: str, tasks: Sequence[str]) -> None:
+    """Refuse what cannot be measured on a device.
+
+    Raises:
+        ConfigError: if there is no such device, or no measurement on it.
+    """
+    if device not in ("cpu", "cuda"):
+        raise ConfigError("--device", f"got {device!r}", "cpu or cuda")
+    if device == "cpu":
+        return
+    others = [name for name in tasks if name in TASKS and name not in (*WORKLOADS, "networks")]
+    if others:
+        raise ConfigError(
+            "--device", f"{others[0]} is measured on the CPU", "--device=cuda W1 W2 W3 networks"
+        )
+    import torch
+
+    if not torch.cuda.is_available():
+        raise ConfigError("--device", "no CUDA device here", "rayfl doctor says what there is")
 
 
 def _own(tasks: Sequence[str]) -> OwnWorkload | None:
@@ -204,10 +232,10 @@ _METHODS = {
 _NETWORKS = {
     "network": "network",
     "engine": "engine",
-    "loop_cpu_seconds": "plain\nCPU s",
-    "cpu_seconds": "rayfl\nCPU s",
+    "loop_seconds": "plain\ns",
+    "seconds": "rayfl\ns",
     "ratio": "times\nfaster",
-    "floor_cpu_seconds": "floor\nCPU s",
+    "floor_seconds": "floor\ns",
     "times_floor": "times\nfloor",
 }
 

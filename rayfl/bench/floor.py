@@ -19,25 +19,37 @@ negligible.
 """
 
 
-def peak(tries: int = 9) -> float:
-    """Floating-point operations per second of one core in products of large matrices; the best of several
-    tries.
+def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  # noqa: B008 (constant)
+    """Floating-point operations per second in float32 products of large matrices, of one core or of a GPU;
+    the best of several tries.
 
     A product and a sum are two operations.
     """
+    side, clock = (_SIDE, time.process_time) if device.type == "cpu" else (8 * _SIDE, time.perf_counter)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        a, b = (torch.randn(_SIDE, _SIDE, generator=torch.Generator().manual_seed(seed)) for seed in (0, 1))
+        a, b = (
+            torch.randn(side, side, generator=torch.Generator().manual_seed(seed)).to(device)
+            for seed in (0, 1)
+        )
         found = []
         for _ in range(tries):
-            begun = time.process_time()
+            wait(device)
+            begun = clock()
             for _ in range(4):
                 torch.mm(a, b)
-            found.append((time.process_time() - begun) / 4)
+            wait(device)
+            found.append((clock() - begun) / 4)
     finally:
         torch.set_num_threads(threads)
-    return 2 * _SIDE**3 / min(found)
+    return 2 * side**3 / min(found)
+
+
+def wait(device: torch.device) -> None:
+    """Until a GPU has done what it was asked to."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def operations(spec: ModelSpec, batches: Batches, samples: int) -> float:
@@ -47,7 +59,7 @@ def operations(spec: ModelSpec, batches: Batches, samples: int) -> float:
     """
     from torch.utils.flop_counter import FlopCounterMode  # deferred: its imports are slow
 
-    module = spec.build().train()
+    module = spec.build().to(batches.device).train()
     x, y = batches.train(np.arange(samples))
     with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.simplefilter("ignore")  # the next line warns about missing GPUs

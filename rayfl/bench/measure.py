@@ -151,21 +151,27 @@ def running(
         backend.close()
 
 
-def measure(workload: Measured, rounds: int, execution: dict[str, Any], say: Say = print) -> dict[str, Any]:
+_ON: dict[str, dict[str, Any]] = {"cpu": {}, "cuda": {"device": "cuda", "gpus_per_actor": 0.5, "actors": 2}}
+"""``execution`` of rayfl beside the plain loop, which has two processes."""
+
+
+def measure(
+    workload: Measured, rounds: int, execution: dict[str, Any], say: Say = print, device: str = "cpu"
+) -> dict[str, Any]:
     """Measure rounds of rayfl and of the plain loop in turns; the first round of each is not counted.
 
     A turn of the plain loop takes about half a second. If rounds are short a turn has several in a row, as in
-    a real run, so that caches are warm and processes awake.
+    a real run, so that caches are warm and processes awake. ``device``, ``cpu`` or ``cuda``, is that of both.
 
     Returns:
         For both, median seconds per round and client-steps per second; the median of the paired ratios (plain
         loop / rayfl: above 1 rayfl is faster); utilisation of the client actors; peak memory in GB.
     """
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
-        naive = NaiveFedAvg(workload)
+        naive = NaiveFedAvg(workload, device=device)
         base = tree_memory()
         try:
-            with running(workload, Path(folder), execution) as rayfl:
+            with running(workload, Path(folder), {**execution, **_ON[device]}) as rayfl:
                 naive.round(), rayfl.round()
                 turn = range(max(1, round(_TURN / naive.round())))
                 pairs, used = [], []

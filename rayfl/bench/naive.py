@@ -61,10 +61,10 @@ def train_client(plain: Plain, model: nn.Module, x: Tensor, y: Tensor) -> None:
             optimizer.step()
 
 
-def _work(plain: Plain, pipe: Connection) -> None:
+def _work(plain: Plain, pipe: Connection, device: str = "cpu") -> None:
     """A worker process: trains the clients that it receives and returns the sums of n_i w_i and of n_i."""
     torch.set_num_threads(1)
-    read, model = plain.reader(), plain.network()
+    read, model = plain.reader(), plain.network().to(device)
     model.train()
     pipe.send("ready")
     while True:
@@ -72,16 +72,17 @@ def _work(plain: Plain, pipe: Connection) -> None:
         if message is None:
             return
         state, clients = message
+        state = {name: value.to(device) for name, value in state.items()}
         total: State = {name: torch.zeros_like(value, dtype=torch.float32) for name, value in state.items()}
         samples = 0
         for client in clients:
-            x, y = read(client)
+            x, y = (tensor.to(device) for tensor in read(client))
             model.load_state_dict(state)
             train_client(plain, model, x, y)
             for name, value in model.state_dict().items():
                 total[name].add_(value, alpha=len(x))
             samples += len(x)
-        pipe.send((total, samples))
+        pipe.send(({name: value.cpu() for name, value in total.items()}, samples))
 
 
 class NaiveFedAvg:
@@ -90,15 +91,16 @@ class NaiveFedAvg:
     Args:
         plain: what to train.
         processes: how many processes, with one thread each.
+        device: where they train.
     """
 
-    def __init__(self, plain: Plain, processes: int = 2) -> None:
+    def __init__(self, plain: Plain, processes: int = 2, device: str = "cpu") -> None:
         self.plain = plain
         context = mp.get_context("spawn")
         self._pipes, self._processes = [], []
         for _ in range(processes):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_work, args=(plain, theirs), daemon=True)
+            process = context.Process(target=_work, args=(plain, theirs, device), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)

@@ -26,7 +26,8 @@ from rayfl.memory import keep_freed
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.models.lstm import Lstm
 from rayfl.training.batches import Batches
-from rayfl.training.engine import ENGINES, Engine, choose_engine
+from rayfl.training.device import open_device
+from rayfl.training.engine import ENGINES, Engine, choose_engine, open_engine
 from rayfl.training.work import LocalWork
 
 WORDS, LENGTH = 5_002, 20
@@ -173,7 +174,10 @@ CASES = (
 
 
 def run(
-    rounds: int, say: Callable[[str], None] = lambda line: None, saved: Rows | None = None
+    rounds: int,
+    say: Callable[[str], None] = lambda line: None,
+    saved: Rows | None = None,
+    device: str = "cpu",
 ) -> list[dict[str, Any]]:
     """Measure: the two engines in turns.
 
@@ -181,11 +185,13 @@ def run(
         rounds: measured rounds of each engine.
         say: called with one line per round.
         saved: rows that are known, and where each is kept once it is measured.
+        device: ``cpu``, with one thread, or ``cuda``.
 
     Returns:
-        One row per network: the ``engine``, median CPU seconds per round of it and of the loop, median of the
-        paired ratios (``ratio``, above 1: faster than the loop), and the ``floor_cpu_seconds``: what matrix
-        products and convolutions need at this machine's :func:`rayfl.bench.floor.peak`.
+        One row per network: the ``engine``, median seconds per round of it and of the loop (CPU seconds, on a
+        GPU seconds), median of the paired ratios (``ratio``, above 1: faster than the loop), and the
+        ``floor_seconds``: what matrix products and convolutions need at the device's
+        :func:`rayfl.bench.floor.peak`.
     """
     saved = saved or Rows()
     rows = {row["network"]: row for row in saved.known}
@@ -193,22 +199,28 @@ def run(
     torch.set_num_threads(1)
     keep_freed()  # as the client actors do
     try:
-        top = floor.peak()
-        say(f"matrix products reach {top / 1e9:.0f} billion operations a second on one core")
+        where = open_device(device)
+        top = floor.peak(device=where)
+        what = "one core" if where.type == "cpu" else "the device"
+        say(f"matrix products reach {top / 1e9:,.0f} billion operations a second on {what}")
         for case in CASES:
             if case.network not in rows:
-                rows[case.network] = _measure(case, rounds, top, say)
+                rows[case.network] = measure(case, rounds, top, say, where)
                 saved.keep(list(rows.values()))
         return [rows[case.network] for case in CASES]
     finally:
         torch.set_num_threads(threads)
 
 
-def _measure(case: Case, rounds: int, top: float, say: Callable[[str], None]) -> dict[str, Any]:
-    spec, batches = case.spec, Batches(case.data(), torch.device("cpu"))
+def measure(
+    case: Case, rounds: int, top: float, say: Callable[[str], None], device: torch.device
+) -> dict[str, Any]:
+    """A row of :func:`run`; ``top`` is the device's peak."""
+    spec, batches = case.spec, Batches(case.data(), device)
     name, _ = choose_engine(spec)
+    own_engine, opened = open_engine(name, spec, batches, 0)
     # Where auto takes the loop, both sides are one, and the ratio says what the measurement is worth.
-    engines = {"loop": ENGINES["loop"](spec, batches, 0), "own": ENGINES[name](spec, batches, 0)}
+    engines = {"loop": ENGINES["loop"](spec, batches, 0), "own": own_engine}
     seconds: dict[str, list[float]] = {each: [] for each in engines}
     for number in range(rounds + 1):  # the first warms up
         for each, engine in engines.items():
@@ -225,23 +237,27 @@ def _measure(case: Case, rounds: int, top: float, say: Callable[[str], None]) ->
     return {
         "network": case.network,
         "parameters": spec.n_parameters,
-        "engine": name,
-        "loop_cpu_seconds": statistics.median(seconds["loop"]),
-        "cpu_seconds": own,
+        "engine": name if device.type == "cpu" else opened,
+        "loop_seconds": statistics.median(seconds["loop"]),
+        "seconds": own,
         "ratio": statistics.median(ratios),
         "gflop": needed / 1e9,
-        "floor_cpu_seconds": needed / top,
+        "floor_seconds": needed / top,
         "times_floor": own * top / needed,
     }
 
 
 def _round(engine: Engine, case: Case, number: int) -> float:
-    """CPU seconds of a round."""
+    """Seconds of a round: CPU seconds, or on a GPU seconds."""
+    device = engine.batches.device
+    clock = time.process_time if device.type == "cpu" else time.perf_counter
     indices = [np.arange(case.samples * c, case.samples * (c + 1)) for c in range(case.clients)]
-    start = torch.from_numpy(engine.spec.initial()).expand(case.clients, -1)
+    start = torch.from_numpy(engine.spec.initial()).to(device).expand(case.clients, -1)
     work = LocalWork(case.epochs, case.batch_size, 0.01, momentum=case.momentum)
-    before = time.process_time()
+    floor.wait(device)
+    before = clock()
     failures = engine.train(work, number, range(case.clients), indices, start).failures
     if failures:
         raise RuntimeError(next(iter(failures.values())))
-    return time.process_time() - before
+    floor.wait(device)
+    return clock() - before

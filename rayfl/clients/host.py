@@ -49,7 +49,7 @@ from rayfl.random import key
 from rayfl.training import LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
 from rayfl.training.batched.linear_kernels import weighted_sum
 from rayfl.training.batches import Batches, KeptSamples, raw_features
-from rayfl.training.device import open_device
+from rayfl.training.device import on_gpu, open_device
 from rayfl.training.engine import Engine, open_engine
 from rayfl.training.reports import ClientReport, Trained, updates_of
 from rayfl.training.work import length_from
@@ -577,7 +577,7 @@ def partial_product(
     if kept is None:
         return _weighted_sum(weights, rows).cpu().numpy(), float(weights.sum())
     size = rows.shape[1]
-    width = max(1, size if rows.is_cuda else PIECE // max(1, len(rows)))
+    width = max(1, size if on_gpu(rows) else PIECE // max(1, len(rows)))
     totals, shares = [], []
     for start in range(0, max(1, size), width):  # products of a few columns at a time stay in the cache
         taking = kept[:, start : start + width]
@@ -587,7 +587,7 @@ def partial_product(
 
 
 def _weighted_sum(weights: NDArray[np.float64], rows: torch.Tensor) -> torch.Tensor:
-    if not rows.is_cuda:
+    if not on_gpu(rows):
         total = np.zeros(rows.shape[1])
         weighted_sum(weights, rows.contiguous().numpy(), total)
         return torch.from_numpy(total)

@@ -145,21 +145,21 @@ def open_engine(
     """
     make, device = ENGINES[name], batches.device
     engine = make(spec, batches, seed)
-    if device.type != "cuda" or not isinstance(engine, BatchedEngine):
+    if device.type == "cpu" or not isinstance(engine, BatchedEngine):
         return engine, f"{name} on {device.type}"
     if engine.network.draws:
         # What a plain module draws on a GPU is not what a generator for each client draws.
-        return engine, f"{name} on cuda without graphs: each client draws random numbers of its own"
+        return engine, f"{name} on {device.type} without graphs: each client draws random numbers of its own"
     problem = _problem(lambda: _trial(spec, make, device), "the plain loop")
     if problem:
-        return LoopEngine(spec, batches, seed), f"loop on cuda, not {name}: {problem}"
+        return LoopEngine(spec, batches, seed), f"loop on {device.type}, not {name}: {problem}"
     if not graphs:
-        return engine, f"{name} on cuda without graphs, as set"
+        return engine, f"{name} on {device.type} without graphs, as set"
     problem = _problem(lambda: try_recording(spec, make, device, CudaRecorder(device)), "the engine itself")
     if problem:
-        return engine, f"{name} on cuda without graphs: {problem}"
+        return engine, f"{name} on {device.type} without graphs: {problem}"
     engine.record(CudaRecorder(device))
-    return engine, f"{name} on cuda with graphs"
+    return engine, f"{name} on {device.type} with graphs"
 
 
 def _problem(gap: Callable[[], float], other: str) -> str:

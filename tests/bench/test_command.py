@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from rayfl.bench import command, measure, startup
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.cli import app
+from rayfl.errors import ConfigError
 
 TINY = {
     "W1": dataclasses.replace(WORKLOADS["W1"], clients=12, samples=7, cohort=6, shape=(1, 4, 4), classes=3),
@@ -92,6 +93,35 @@ def test_an_unknown_name_is_refused_in_a_line() -> None:
     assert "did you mean 'W3'" in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--device", "tpu"], "--device: got 'tpu'; cpu or cuda"),
+        (["--device", "cuda"], "--device: no CUDA device here"),
+        (["--device", "cuda", "W1", "startup"], "--device: startup is measured on the CPU"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused_in_a_line(
+    arguments: list[str], text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError) as caught:
+        CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
+    assert text in str(caught.value)
+
+
+def test_on_a_gpu_all_networks_are_measured_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake(monkeypatch)
+    devices = []
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(
+        measure, "measure", lambda *given: devices.append(given[-1]) or {**SPEED, "workload": given[0].name}
+    )
+    monkeypatch.setattr(command.networks, "run", lambda *_, device, **__: devices.append(device) or [])
+    command.bench([], 1, None, Console(file=io.StringIO()), "cuda")
+    assert devices == ["cuda"] * 4
+
+
 @pytest.mark.slow
 def test_a_tiny_workload_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For real, with rayfl in this process."""
@@ -99,7 +129,9 @@ def test_a_tiny_workload_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     real = measure.measure
 
     @functools.wraps(real)
-    def inline(workload: Any, rounds: int, execution: dict[str, Any], say: Any) -> dict[str, Any]:
+    def inline(
+        workload: Any, rounds: int, execution: dict[str, Any], say: Any, device: str
+    ) -> dict[str, Any]:
         return real(workload, rounds, {"backend": "inline"}, say)
 
     monkeypatch.setattr(measure, "measure", inline)

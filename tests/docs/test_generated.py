@@ -122,8 +122,8 @@ def test_measured_figures_become_tables() -> None:
 
     machine = {"processor": "P", "cores": 2, "python": "3.11"}
     rows = [{"method": "fedavg", "W1_ms": 12.34, "W1_times": 1.0, "W2_ms": 5.0, "W2_times": 2.5}]
-    network = {"network": "skip", "engine": "vmap", "loop_cpu_seconds": 1.0, "cpu_seconds": 0.5, "ratio": 2.0,
-               "floor_cpu_seconds": 0.25, "times_floor": 2.0}  # fmt: skip
+    network = {"network": "skip", "engine": "vmap", "loop_seconds": 1.0, "seconds": 0.5, "ratio": 2.0,
+               "floor_seconds": 0.25, "times_floor": 2.0}  # fmt: skip
     figures = {
         "methods": rows,
         "methods_machine": machine,

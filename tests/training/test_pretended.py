@@ -1,0 +1,107 @@
+"""Everything that trains and tests, on a device that only pretends: nothing is left on the CPU by mistake."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import rayfl
+from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.training.batches import Batches
+from tests.runs import METHODS
+from tests.training import pretended
+from tests.training.bounds import Truth
+from tests.training.test_graphs import CPU, LARGE, MODEL_CASES, arguments
+from tests.training.test_terms import OPTIONS
+
+pytest.importorskip("torch.utils.backend_registration")
+if not hasattr(__import__("torch").utils.backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip("this PyTorch has no devices written in Python", allow_module_level=True)
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Iterator[Callable[..., Any]]:
+    with pretended.elsewhere() as call:
+        yield call
+
+
+@pytest.mark.parametrize("name", ["add", "in place", "numpy", "out", "module", "where"])
+def test_two_devices_do_not_mix(name: str, elsewhere: Callable[..., Any]) -> None:
+    """What a GPU refuses, or these tests would find nothing."""
+    assert elsewhere(pretended.mixed, name)
+
+
+def check(outcome: pretended.Outcome, case: str, option: str = "", extra: str = "sgd") -> None:
+    spec, samples, sizes, work, terms = pretended.setting(case, option, extra)
+    truth = Truth.of(spec, Batches(samples, CPU), 0, work, *arguments(spec, sizes, 0), terms)
+    truth.check(outcome.block)
+
+
+@pytest.mark.parametrize("engine", ["batched", "vmap", "loop"])
+@pytest.mark.parametrize("case", ["averaging"])
+def test_engines_train_there(case: str, engine: str, elsewhere: Callable[..., Any]) -> None:
+    check(elsewhere(pretended.trained, case, engine), case)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        *(case for case in MODEL_CASES if case not in (*LARGE, "lstm")),
+        "grouped",
+        *(pytest.param(case, marks=pytest.mark.slow) for case in LARGE),
+    ],
+)
+def test_every_network_trains_there(case: str, elsewhere: Callable[..., Any]) -> None:
+    """With recorded steps, as on a GPU: the trials that an engine has to pass there are passed."""
+    outcome = elsewhere(pretended.trained, case, "batched")
+    assert outcome.opened == "batched on pretended with graphs"
+    check(outcome, case)
+
+
+def test_the_lstm_trains_there(elsewhere: Callable[..., Any]) -> None:
+    """Without a trial against PyTorch's own, whose fused cell only CUDA has."""
+    check(elsewhere(pretended.trained, "lstm", "batched", "", "sgd", False), "lstm")
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_every_option_trains_there(option: str, elsewhere: Callable[..., Any]) -> None:
+    extra = "sgd" if "inner_lr" in OPTIONS[option][0] else "momentum"
+    check(elsewhere(pretended.trained, "mlp", "batched", option, extra), "mlp", option, extra)
+
+
+@pytest.mark.parametrize(
+    ("network", "settings", "engine"),
+    [
+        ("W3: MLP", {"clients": 2}, "batched on pretended with graphs"),
+        # A tape of operations, unlike a graph of kernels, cannot be replayed below torch.func.
+        pytest.param(
+            *("skip, 8 x 8 grey", {"clients": 2, "samples": 2}, "vmap on pretended without graphs"),
+            marks=pytest.mark.slow,
+        ),
+    ],
+)
+def test_the_benchmark_of_networks_runs_there(
+    network: str, settings: dict[str, Any], engine: str, elsewhere: Callable[..., Any]
+) -> None:
+    row = elsewhere(pretended.benched, network, settings)
+    assert row["engine"].startswith(engine)
+    assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_there(
+    method: str, elsewhere: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    """As on the CPU, but for the rounding of sums in another order."""
+    made = {"algorithm": method, **METHODS[method]}
+    training = {**settings["training"], **made.get("training", {}), "engine": "batched"}
+    given = {**settings, **made, "rounds": 2, "training": training}
+    summary, models = elsewhere(pretended.ran, given)
+    result = rayfl.run(given)
+    expected = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models
+    assert summary["clusters"] == result.summary["clusters"]
+    assert summary["bytes_up"] == result.summary["bytes_up"]
+    np.testing.assert_allclose(models, expected, rtol=1e-3, atol=1e-5)
