@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 import warnings
+from functools import partial
 
 import numpy as np
 import torch
@@ -15,35 +16,42 @@ from rayfl.training.batches import Batches
 
 _SIDE = 768
 """Side of the matrices whose product is timed: three of them fit into the cache, and edge effects are
-negligible.
+negligible. The convolution that is timed has a third as many channels.
 """
 
 
 def peak(tries: int = 9, device: torch.device = torch.device("cpu")) -> float:  # noqa: B008 (constant)
-    """Floating-point operations per second in float32 products of large matrices, of one core or of a GPU;
-    the best of several tries.
+    """Floating-point operations per second in float32, of one core or of a GPU, in the best of several tries
+    of a product of large matrices or of a large convolution.
 
-    A product and a sum are two operations.
+    Either may be the faster one: on AMD's processors PyTorch's convolutions are. A product and a sum are two
+    operations.
     """
     side, clock = (_SIDE, time.process_time) if device.type == "cpu" else (8 * _SIDE, time.perf_counter)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        a, b = (
-            torch.randn(side, side, generator=torch.Generator().manual_seed(seed)).to(device)
-            for seed in (0, 1)
+        draw, channels = torch.Generator().manual_seed(0), side // 3
+        a, b, images, kernels = (
+            torch.randn(*shape, generator=draw).to(device)
+            for shape in ((side, side), (side, side), (32, channels, 16, 16), (channels, channels, 3, 3))
         )
         found = []
         for _ in range(tries):
-            wait(device)
-            begun = clock()
-            for _ in range(4):
-                torch.mm(a, b)
-            wait(device)
-            found.append((clock() - begun) / 4)
+            for work, needed in (
+                (partial(torch.mm, a, b), 2 * side**3),
+                (partial(torch.conv2d, images, kernels, padding=1), 2 * 9 * channels * images.numel()),
+            ):
+                work()
+                wait(device)
+                begun = clock()
+                for _ in range(4):
+                    work()
+                wait(device)
+                found.append(4 * needed / (clock() - begun))
     finally:
         torch.set_num_threads(threads)
-    return 2 * side**3 / min(found)
+    return max(found)
 
 
 def wait(device: torch.device) -> None:

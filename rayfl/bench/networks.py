@@ -202,7 +202,7 @@ def run(
         where = open_device(device)
         top = floor.peak(device=where)
         what = "one core" if where.type == "cpu" else "the device"
-        say(f"matrix products reach {top / 1e9:,.0f} billion operations a second on {what}")
+        say(f"large products and convolutions reach {top / 1e9:,.0f} billion operations a second on {what}")
         for case in CASES:
             if case.network not in rows:
                 rows[case.network] = measure(case, rounds, top, say, where)
