@@ -97,8 +97,8 @@ class SplitCriteria(Section):
 
     renamed: ClassVar[Mapping[str, str]] = {"norms": "name"}
 
-    eps1: float = Field(0.4, ge=0)
-    eps2: float = Field(1.6, ge=0)
+    eps1: float
+    eps2: float
     patience: int = Field(1, ge=1, description="both criteria must hold for this many rounds in a row")
     gamma_max: float = Field(
         0.0,
