@@ -179,12 +179,14 @@ def _show_plan(config: Config) -> None:
     from rayfl.runtime import driving
     from rayfl.runtime.connection import this_machine
     from rayfl.servers import building
+    from rayfl.training import precision
 
     building.check(config)
     stages, host = building.build(config)
     plan = driving.arithmetic(config, stages[0].federation, host, this_machine())
     _say(config.to_yaml().rstrip())
-    for line in (*plan.lines(), *remarks(stages[0].federation)):
+    about_precision = precision.remarks(host.precision, host.device)
+    for line in (*plan.lines(), *about_precision, *remarks(stages[0].federation)):
         _say(f"# {line}")
 
 
@@ -763,6 +765,7 @@ def bench(
     rounds: Annotated[int, typer.Option(min=1, help="number of measured rounds of each workload")] = 7,
     json_file: Annotated[Path | None, typer.Option("--json", help="write all figures to this file")] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda: for W1 to W3, networks and configs")] = "cpu",
+    precision: Annotated[str, typer.Option(help="float32 or bf16: for networks")] = "float32",
 ) -> None:
     """Measure rayfl against a plain PyTorch loop in the same run: medians and ratios.
 
@@ -771,7 +774,7 @@ def bench(
     """
     from rayfl.bench.command import bench as run_bench
 
-    run_bench(tasks or [], rounds, json_file, out, device)
+    run_bench(tasks or [], rounds, json_file, out, device, precision)
 
 
 @app.command()

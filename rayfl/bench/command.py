@@ -28,6 +28,7 @@ from rayfl.config.reading import presets
 from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
+from rayfl.training.precision import Precision
 
 TASKS = (
     *WORKLOADS,
@@ -36,7 +37,12 @@ TASKS = (
 
 
 def bench(
-    tasks: Sequence[str], rounds: int, out: Path | None, console: Console, device: str = "cpu"
+    tasks: Sequence[str],
+    rounds: int,
+    out: Path | None,
+    console: Console,
+    device: str = "cpu",
+    precision: str = "float32",
 ) -> dict[str, Any]:
     """Run the named benchmarks (by default all workloads), print tables, and write JSON.
 
@@ -47,12 +53,14 @@ def bench(
             the file is from a process that was stopped, what is in it is not measured again.
         console: where tables are printed.
         device: ``cpu`` or ``cuda``, of both sides; on a GPU ``networks`` is measured by default, too.
+        precision: ``bf16`` measures ``networks`` in reduced precision, too.
 
     Raises:
         ConfigError: for an unknown name, or one that is not measured on a GPU, or where there is none.
         DataError: if the config's data are missing.
     """
     _check(device, tasks)
+    reduced = _precision(precision, tasks)
     own = _own(tasks)
     usual = [*WORKLOADS, "networks"] if device == "cuda" else list(WORKLOADS)
     chosen = [] if own else list(tasks) or usual
@@ -95,8 +103,15 @@ def bench(
         "networks": (
             "engines, the plain loop and the floor of matrix products: "
             + ("seconds a round on the GPU" if device == "cuda" else "CPU seconds a round, one thread"),
-            partial(networks.run, rounds, say=say, saved=saved.rows("networks"), device=device),
-            _NETWORKS,
+            partial(
+                networks.run,
+                rounds,
+                say=say,
+                saved=saved.rows("networks"),
+                device=device,
+                precision=reduced,
+            ),
+            _NETWORKS if reduced == "float32" else _REDUCED,
         ),
         "profile": (
             "milliseconds of a round: time in one process, CPU time on Ray",
@@ -133,6 +148,22 @@ def _check(device: str, tasks: Sequence[str]) -> None:
 
     if not torch.cuda.is_available():
         raise ConfigError("--device", "no CUDA device here", "rayfl doctor says what there is")
+
+
+def _precision(precision: str, tasks: Sequence[str]) -> Precision:
+    """The precision that is asked for.
+
+    Raises:
+        ConfigError: if there is no such precision, or no measurement in it.
+    """
+    if precision == "float32":
+        return "float32"
+    if precision != "bf16":
+        raise ConfigError("--precision", f"got {precision!r}", "float32 or bf16")
+    if list(tasks) != ["networks"]:
+        remedy = "rayfl bench networks --precision bf16; a config takes training.precision=bf16"
+        raise ConfigError("--precision", "is of the benchmark networks alone", remedy)
+    return "bf16"
 
 
 def _own(tasks: Sequence[str]) -> OwnWorkload | None:
@@ -237,6 +268,16 @@ _NETWORKS = {
     "ratio": "times\nfaster",
     "floor_seconds": "floor\ns",
     "times_floor": "times\nfloor",
+}
+
+_REDUCED = {
+    "network": "network",
+    "engine": "float32\nengine",
+    "loop_seconds": "plain\ns",
+    "seconds": "rayfl\ns",
+    "reduced_engine": "reduced\nengine",
+    "reduced_seconds": "reduced\ns",
+    "reduced_ratio": "times\nfaster",
 }
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -28,6 +28,7 @@ from rayfl.models.lstm import Lstm
 from rayfl.training.batches import Batches
 from rayfl.training.device import open_device
 from rayfl.training.engine import ENGINES, Engine, choose_engine, open_engine
+from rayfl.training.precision import Precision
 from rayfl.training.work import LocalWork
 
 WORDS, LENGTH = 5_002, 20
@@ -178,23 +179,26 @@ def run(
     say: Callable[[str], None] = lambda line: None,
     saved: Rows | None = None,
     device: str = "cpu",
+    precision: Precision = "float32",
 ) -> list[dict[str, Any]]:
-    """Measure: the two engines in turns.
+    """Measure: the engines in turns.
 
     Args:
         rounds: measured rounds of each engine.
         say: called with one line per round.
         saved: rows that are known, and where each is kept once it is measured.
         device: ``cpu``, with one thread, or ``cuda``.
+        precision: if it is reduced, the engine that ``auto`` takes for it is measured too.
 
     Returns:
         One row per network: the ``engine``, median seconds per round of it and of the loop (CPU seconds, on a
         GPU seconds), median of the paired ratios (``ratio``, above 1: faster than the loop), and the
         ``floor_seconds``: what matrix products and convolutions need at the device's
-        :func:`rayfl.bench.floor.peak`.
+        :func:`rayfl.bench.floor.peak`. In reduced precision also ``reduced_engine``, ``reduced_seconds`` and
+        ``reduced_ratio`` (above 1: faster than ``engine`` in float32).
     """
-    saved = saved or Rows()
-    rows = {row["network"]: row for row in saved.known}
+    saved, reduced = saved or Rows(), precision != "float32"
+    rows = {row["network"]: row for row in saved.known if ("reduced_ratio" in row) == reduced}
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     keep_freed()  # as the client actors do
@@ -205,7 +209,7 @@ def run(
         say(f"large products and convolutions reach {top / 1e9:,.0f} billion operations a second on {what}")
         for case in CASES:
             if case.network not in rows:
-                rows[case.network] = measure(case, rounds, top, say, where)
+                rows[case.network] = measure(case, rounds, top, say, where, precision)
                 saved.keep(list(rows.values()))
         return [rows[case.network] for case in CASES]
     finally:
@@ -213,7 +217,12 @@ def run(
 
 
 def measure(
-    case: Case, rounds: int, top: float, say: Callable[[str], None], device: torch.device
+    case: Case,
+    rounds: int,
+    top: float,
+    say: Callable[[str], None],
+    device: torch.device,
+    precision: Precision = "float32",
 ) -> dict[str, Any]:
     """A row of :func:`run`; ``top`` is the device's peak."""
     spec, batches = case.spec, Batches(case.data(), device)
@@ -221,6 +230,11 @@ def measure(
     own_engine, opened = open_engine(name, spec, batches, 0)
     # Where auto takes the loop, both sides are one, and the ratio says what the measurement is worth.
     engines = {"loop": ENGINES["loop"](spec, batches, 0), "own": own_engine}
+    reduced = ""
+    if precision != "float32":
+        reduced, _ = choose_engine(spec, precision=precision)
+        engines["reduced"], reduced_opened = open_engine(reduced, spec, batches, 0, precision=precision)
+        reduced = reduced if device.type == "cpu" else reduced_opened
     seconds: dict[str, list[float]] = {each: [] for each in engines}
     for number in range(rounds + 1):  # the first warms up
         for each, engine in engines.items():
@@ -228,23 +242,32 @@ def measure(
             if number:
                 seconds[each].append(took)
         if number:
+            also = f"{reduced} in {precision} {seconds['reduced'][-1]:.3f}, " if reduced else ""
             say(f"{case.network} {number}/{rounds}: loop {seconds['loop'][-1]:.3f}, "
-                f"{name} {seconds['own'][-1]:.3f} s")  # fmt: skip
-    ratios = [loop / own for loop, own in zip(seconds["loop"], seconds["own"], strict=True)]
+                f"{also}{name} {seconds['own'][-1]:.3f} s")  # fmt: skip
     size = min(case.batch_size, case.samples)
     needed = floor.operations(spec, batches, size) * case.clients * case.epochs * case.samples / size
     own = statistics.median(seconds["own"])
-    return {
+    row = {
         "network": case.network,
         "parameters": spec.n_parameters,
         "engine": name if device.type == "cpu" else opened,
         "loop_seconds": statistics.median(seconds["loop"]),
         "seconds": own,
-        "ratio": statistics.median(ratios),
+        "ratio": _ratio(seconds["loop"], seconds["own"]),
         "gflop": needed / 1e9,
         "floor_seconds": needed / top,
         "times_floor": own * top / needed,
     }
+    if reduced:
+        row["reduced_engine"], row["reduced_seconds"] = reduced, statistics.median(seconds["reduced"])
+        row["reduced_ratio"] = _ratio(seconds["own"], seconds["reduced"])
+    return row
+
+
+def _ratio(some: Sequence[float], others: Sequence[float]) -> float:
+    """The median of paired ratios."""
+    return statistics.median(one / other for one, other in zip(some, others, strict=True))
 
 
 def _round(engine: Engine, case: Case, number: int) -> float:

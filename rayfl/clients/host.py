@@ -69,7 +69,7 @@ class ClientHost:
         self.batches = Batches(self.samples, open_device(host.device, host.gpu_fraction))
         self.engine: Engine
         self.engine, self._about = open_engine(
-            host.engine, self.spec, self.batches, host.seed, host.cuda_graphs
+            host.engine, self.spec, self.batches, host.seed, host.cuda_graphs, host.precision
         )
 
     def pid(self) -> int:

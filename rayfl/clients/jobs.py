@@ -22,6 +22,7 @@ from rayfl.ordering import Ordering
 from rayfl.signatures.base import Signature
 from rayfl.signatures.features.base import Fitted
 from rayfl.training import LocalWork
+from rayfl.training.precision import Precision
 
 Permutation = Callable[[NDArray[np.float32], int], NDArray[np.float32]]
 """Of the last axis, by a seed."""
@@ -40,6 +41,7 @@ class HostSpec:
         gpu_fraction: the share of the GPU's memory that the actor may use; 0 for no cap.
         permutes: whether clients permute all that they send, and put what they receive back in order.
         cuda_graphs: whether steps may be replayed as CUDA graphs, on a GPU.
+        precision: of forward and backward passes in training.
     """
 
     spec: ModelSpec
@@ -50,6 +52,7 @@ class HostSpec:
     gpu_fraction: float = 0.0
     permutes: bool = False
     cuda_graphs: bool = True
+    precision: Precision = "float32"
 
     def permute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Models ``(..., P)`` as the servers see them, permuted; running statistics stay after the

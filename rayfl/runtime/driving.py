@@ -36,6 +36,7 @@ from rayfl.runtime.resources import Available, Keeping, ResourcePlan, plan_resou
 from rayfl.servers import hooks
 from rayfl.servers.building import block_rule, build, setup_of
 from rayfl.servers.driver import Driver, Interrupted
+from rayfl.training import precision
 
 _DRIVER_DEADLINE = 300.0
 """Seconds for which the driver may be silent; it answers even while it trains."""
@@ -118,14 +119,17 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
             "dataset": federation.samples.name,
             **directory.division(stages),
             "engine": host.engine,
+            "precision": host.precision,
             "resources": plan.to_dict(),
         },
     )
     scaling = federation.samples.scaling
     assert scaling is not None
     directory.write_json("normalisation.json", scaling.to_dict())
-    engine = f"training engine: {host.engine} ({host.why})"
-    for line in (*plan.lines(), engine, *remarks(federation)):
+    in_bf16 = "" if host.precision == "float32" else f" in {host.precision}"
+    engine = f"training engine: {host.engine}{in_bf16} ({host.why})"
+    about_precision = precision.remarks(host.precision, host.device)
+    for line in (*plan.lines(), engine, *about_precision, *remarks(federation)):
         emit(Note(line))
     # A resumed run keeps its choice: another version might choose differently.
     training = config.training.model_copy(update={"engine": host.engine})

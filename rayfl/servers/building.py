@@ -48,13 +48,23 @@ def check(config: Config) -> None:
         config.data.load(root)  # raises the dataset's own message
         raise DataError(f"{config.data} is not available in {root}")
     config.partition.check()
-    if config.execution.device == "cuda" and config.execution.backend == "inline":
+    if device_of(config) != "cpu" and config.execution.backend == "inline":
         import torch
 
-        if not torch.cuda.is_available():
+        from rayfl.training.precision import check_device
+
+        if torch.cuda.is_available():
+            check_device(config.training.precision, torch.device("cuda"))
+        elif config.execution.device == "cuda":
             raise ConfigError(
                 "execution.device", "no CUDA device here", "execution.device=auto takes what there is"
             )
+
+
+def device_of(config: Config) -> str:
+    """What clients train on: ``cpu``, ``cuda``, or ``auto`` for a GPU if the actor gets one."""
+    e = config.execution
+    return e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
 
 
 def data_root(config: Config) -> Path:
@@ -84,11 +94,18 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     config.local.check(spec, config.training, config.partition.validation)
     config.order.check(spec)
     check_batches(config, spec, stages)
-    e = config.execution
-    device = e.device if e.device != "auto" else ("auto" if e.gpus_per_actor else "cpu")
-    engine, why = choose_engine(spec, config.training.engine)
-    permutes, graphs = config.algorithm.permutes, config.training.cuda_graphs == "auto"
-    return stages, HostSpec(spec, config.seed, engine, why, device, e.gpu_share, permutes, graphs)
+    engine, why = choose_engine(spec, config.training.engine, config.training.precision)
+    return stages, HostSpec(
+        spec,
+        config.seed,
+        engine,
+        why,
+        device=device_of(config),
+        gpu_fraction=config.execution.gpu_share,
+        permutes=config.algorithm.permutes,
+        cuda_graphs=config.training.cuda_graphs == "auto",
+        precision=config.training.precision,
+    )
 
 
 def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, ...], ModelSpec]:

@@ -79,6 +79,8 @@ def key_of(config: Config) -> str:
     for name in ("clients_per_actor", "fan_in"):
         if execution[name] is None:
             del execution[name]
+    if settings["training"]["precision"] == "float32":  # runs from before there was another are the same
+        del settings["training"]["precision"]
     sources = sorted(_sources(config))
     known = [{**settings, "execution": execution}, sources]
     contents = [

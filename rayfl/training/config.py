@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rayfl.settings import Section
+from rayfl.training.precision import Precision
 from rayfl.training.work import LocalWork
 
 
@@ -39,6 +40,11 @@ class Training(Section):
         " (it is recorded)",
     )
 
+    precision: Precision = Field(
+        "float32",
+        description="bf16: matrix products and convolutions of local training in bfloat16, as torch.autocast"
+        " does it; parameters, gradients, losses, sums and tests stay float32",
+    )
     cuda_graphs: Literal["auto", "off"] = Field(
         "auto",
         description="auto: on a GPU, repeated steps are replayed as CUDA graphs if a trial agrees",
@@ -48,6 +54,14 @@ class Training(Section):
     def _rates_fall(self) -> Training:
         if self.schedule == "exponential" and self.decay > 1:
             raise ValueError(f"decay {self.decay:g} would make the exponential schedule grow; at most 1")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_computes_so(self) -> Training:
+        if self.engine == "batched" and self.precision != "float32":
+            raise ValueError(
+                f"engine batched computes in float32, not in {self.precision}; engine=auto takes another"
+            )
         return self
 
     def cohort(self, clients: int) -> int:

@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -21,6 +22,7 @@ from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.vmap import VmapEngine
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
+from rayfl.training.precision import Precision, check_device
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
 TOLERANCE = 1e-3
@@ -30,6 +32,10 @@ TRIALS = 3
 """A ReLU input within rounding of zero, or two equal pixels of a pooling window, may be resolved differently
 by another engine; a large network then ends up to a percent away. That is very unlikely in all of these
 trials, whereas a fault shows in each."""
+
+COARSER = 4
+"""In reduced precision an engine may be this many times as far from the plain loop in float32 as the plain
+loop in that precision is. Faults show in the trial in float32, which comes with it."""
 
 
 class Engine(Protocol):
@@ -75,7 +81,16 @@ class Engine(Protocol):
         """Whether so many clients train one after the other: then a block may be cut and no bit changes."""
 
 
-ENGINES: dict[str, Callable[[ModelSpec, Batches, int], Engine]] = {
+class Opener(Protocol):
+    """An engine's class."""
+
+    def __call__(
+        self, spec: ModelSpec, batches: Batches, seed: int, *, precision: Precision = "float32"
+    ) -> Engine:
+        """The engine for a model and its samples, with the run's seed."""
+
+
+ENGINES: dict[str, Opener] = {
     "batched": BatchedEngine,
     "vmap": VmapEngine,
     "loop": LoopEngine,
@@ -83,8 +98,8 @@ ENGINES: dict[str, Callable[[ModelSpec, Batches, int], Engine]] = {
 """From the fastest to the one that supports every model."""
 
 
-def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
-    """The engine to use: ``wanted``, or the first of :data:`ENGINES` that covers the model.
+def choose_engine(spec: ModelSpec, wanted: str = "auto", precision: Precision = "float32") -> tuple[str, str]:
+    """The engine to use: ``wanted``, or the first of :data:`ENGINES` that covers model and precision.
 
     In a short trial the engine must agree with the plain loop. The choice depends only on the model, never on
     timings or on the threads of this process, so that it is the same in every run; the trial uses one thread,
@@ -94,25 +109,45 @@ def choose_engine(spec: ModelSpec, wanted: str = "auto") -> tuple[str, str]:
         Its name, and the reason for the choice in one line.
 
     Raises:
-        ConfigError: if the wanted engine does not cover the model.
+        ConfigError: if the wanted engine does not cover the model, or the model fails in this precision.
     """
-    if wanted == "loop":
+    if wanted == "loop" and precision == "float32":
         return wanted, "as set"
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        return _first_that_agrees(spec, wanted)
+        if precision != "float32":
+            _check_reduced(spec, precision)
+        return ("loop", "as set") if wanted == "loop" else _first_that_agrees(spec, wanted, precision)
     finally:
         torch.set_num_threads(threads)
 
 
-def _first_that_agrees(spec: ModelSpec, wanted: str) -> tuple[str, str]:
+def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
+    """Refuse a network that fails in reduced precision: not every operation computes in it.
+
+    Raises:
+        ConfigError
+    """
+    batches, work = _example(spec, torch.device("cpu")), LocalWork(epochs=1, batch_size=3, lr=1e-2)
+    try:
+        _train(LoopEngine(spec, batches, 0), work, 0)
+    except Unsupported:
+        return  # it fails in float32, too; the run says at which client, and how
+    try:
+        _train(LoopEngine(spec, batches, 0, precision=precision), work, 0)
+    except Unsupported as problem:
+        what = f"the network does not train in {precision}: {problem}"
+        raise ConfigError("training.precision", what, "use float32") from None
+
+
+def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tuple[str, str]:
     reasons = []
     for name in ENGINES if wanted == "auto" else (wanted,):
         if name == "loop":
             break
         try:
-            gap = _trial(spec, ENGINES[name])
+            gap = _trials(spec, name, precision)
         except Unsupported as problem:
             reasons.append(f"not {name}: {problem}")
         except Exception as problem:  # a model that torch.func cannot vectorise fails in its own ways
@@ -128,7 +163,12 @@ def _first_that_agrees(spec: ModelSpec, wanted: str) -> tuple[str, str]:
 
 
 def open_engine(
-    name: str, spec: ModelSpec, batches: Batches, seed: int, graphs: bool = True
+    name: str,
+    spec: ModelSpec,
+    batches: Batches,
+    seed: int,
+    graphs: bool = True,
+    precision: Precision = "float32",
 ) -> tuple[Engine, str]:
     """Open an engine on its device; returns it with a one-line description.
 
@@ -142,24 +182,31 @@ def open_engine(
         batches: where samples come from, and the device.
         seed: the run's seed.
         graphs: whether CUDA graphs may be used.
+        precision: of forward and backward passes.
+
+    Raises:
+        ConfigError: if the device does not compute in this precision.
     """
-    make, device = ENGINES[name], batches.device
+    make, device = partial(ENGINES[name], precision=precision), batches.device
+    check_device(precision, device)
     engine = make(spec, batches, seed)
+    where = device.type if precision == "float32" else f"{device.type} in {precision}"
     if device.type == "cpu" or not isinstance(engine, BatchedEngine):
-        return engine, f"{name} on {device.type}"
+        return engine, f"{name} on {where}"
     if engine.network.draws:
         # What a plain module draws on a GPU is not what a generator for each client draws.
-        return engine, f"{name} on {device.type} without graphs: each client draws random numbers of its own"
-    problem = _problem(lambda: _trial(spec, make, device), "the plain loop")
+        return engine, f"{name} on {where} without graphs: each client draws random numbers of its own"
+    problem = _problem(lambda: _trials(spec, name, precision, device), "the plain loop")
     if problem:
-        return LoopEngine(spec, batches, seed), f"loop on {device.type}, not {name}: {problem}"
+        loop = LoopEngine(spec, batches, seed, precision=precision)
+        return loop, f"loop on {where}, not {name}: {problem}"
     if not graphs:
-        return engine, f"{name} on {device.type} without graphs, as set"
+        return engine, f"{name} on {where} without graphs, as set"
     problem = _problem(lambda: try_recording(spec, make, device, CudaRecorder(device)), "the engine itself")
     if problem:
-        return engine, f"{name} on {device.type} without graphs: {problem}"
+        return engine, f"{name} on {where} without graphs: {problem}"
     engine.record(CudaRecorder(device))
-    return engine, f"{name} on {device.type} with graphs"
+    return engine, f"{name} on {where} with graphs"
 
 
 def _problem(gap: Callable[[], float], other: str) -> str:
@@ -205,21 +252,37 @@ def _gap(one: torch.Tensor, other: torch.Tensor, spec: ModelSpec) -> float:
     return float(np.max(gaps))  # NaN if one is
 
 
-def _trial(
+def _trials(
     spec: ModelSpec,
-    make: Callable[[ModelSpec, Batches, int], Engine],
+    name: str,
+    precision: Precision,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (a constant)
 ) -> float:
-    """Two clients, a step or two each: the gap to the plain loop, the least of up to :data:`TRIALS`."""
+    """The gap of :func:`_trial`; an engine for reduced precision has to agree in float32, too."""
+    gap = _trial(spec, ENGINES[name], precision, device)
+    if precision == "float32" or not gap <= TOLERANCE:
+        return gap
+    return _trial(spec, ENGINES[name], "float32", device)
+
+
+def _trial(spec: ModelSpec, make: Opener, precision: Precision, device: torch.device) -> float:
+    """Two clients, a step or two each: the gap to the plain loop, the least of up to :data:`TRIALS`.
+
+    In reduced precision, what it exceeds :data:`COARSER` times that of the plain loop in this precision by.
+    """
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
     for seed in range(TRIALS):
         batches = _example(spec, device, seed)
-        engine = make(spec, batches, 0)
+        engine = make(spec, batches, 0, precision=precision)
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
             engine.least = 1  # two clients suffice to try what many do together
         found = _train(engine, work, 0)
         del engine  # before there is another: models may be large
-        gaps.append(_gap(found, _train(LoopEngine(spec, batches, 0), work, 0), spec))
+        expected, allowed = _train(LoopEngine(spec, batches, 0), work, 0), 0.0
+        if precision != "float32":
+            loop = LoopEngine(spec, batches, 0, precision=precision)
+            allowed = COARSER * _gap(_train(loop, work, 0), expected, spec)
+        gaps.append(_gap(found, expected, spec) - allowed)
         if gaps[-1] <= TOLERANCE:
             break
     return float(np.nanmin(gaps))

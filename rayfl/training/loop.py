@@ -18,6 +18,7 @@ from torch import nn
 from rayfl.models import ModelSpec
 from rayfl.random import key, orders
 from rayfl.training.batches import Batches
+from rayfl.training.precision import Precision, forward
 from rayfl.training.work import (
     NO_TERMS,
     Indices,
@@ -54,10 +55,18 @@ class LoopEngine:
         seed: the run's seed.
         channels_last: whether images use the channels-last layout, which is faster for many convolutions on a
             CPU.
+        precision: of forward and backward passes.
     """
 
-    def __init__(self, spec: ModelSpec, batches: Batches, seed: int, channels_last: bool = False) -> None:
-        self.spec, self.batches, self.seed = spec, batches, seed
+    def __init__(
+        self,
+        spec: ModelSpec,
+        batches: Batches,
+        seed: int,
+        channels_last: bool = False,
+        precision: Precision = "float32",
+    ) -> None:
+        self.spec, self.batches, self.seed, self._precision = spec, batches, seed, precision
         self.module = spec.build().to(batches.device)
         self._channels_last = channels_last and len(spec.shape) == 3
         self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
@@ -143,7 +152,7 @@ class LoopEngine:
             inputs = x[batch]
             if self._channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            loss = self.spec.loss.mean(module(inputs), y[batch])
+            loss = self.spec.loss.mean(forward(module, inputs, self._precision), y[batch])
             # A parameter that the network does not use has a gradient of zero.
             return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from rayfl.bench import floor, networks
+from rayfl.bench.saved import Rows
 from rayfl.models import MODELS
 from rayfl.training.batches import Batches
 
@@ -33,6 +34,24 @@ def test_both_engines_are_measured(network: str, engine: str, settings: dict[str
     assert row["floor_seconds"] == row["gflop"] > 0
     assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
     assert lines[0].startswith(f"{network} 1/1: loop ")
+
+
+def test_reduced_precision_is_measured_in_turns_with_float32() -> None:
+    case, lines = dataclasses.replace(CASES["W3: MLP"], clients=2), list[str]()
+    row = networks.measure(case, 1, 1e9, lines.append, torch.device("cpu"), "bf16")
+    assert (row["engine"], row["reduced_engine"]) == ("batched", "vmap")
+    assert row["reduced_ratio"] == pytest.approx(row["seconds"] / row["reduced_seconds"])
+    assert "vmap in bf16" in lines[0]
+
+
+def test_rows_of_another_precision_are_measured_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that a stopped process left may be of the other command."""
+    known = [{"network": name} for name in CASES]
+    monkeypatch.setattr(networks, "measure", lambda case, *_: {"network": case.network, "reduced_ratio": 1.0})
+    monkeypatch.setattr(floor, "peak", lambda **_: 1e9)
+    assert networks.run(1, saved=Rows(known)) == known
+    rows = networks.run(1, saved=Rows(known), precision="bf16")
+    assert rows == [{**row, "reduced_ratio": 1.0} for row in known]
 
 
 def test_the_networks_are_what_the_table_says() -> None:

@@ -264,6 +264,20 @@ def test_the_key_knows_what_determines_a_run() -> None:
         assert key_of(config) != key_of(rayfl.load(config, [other])), other
 
 
+def test_runs_from_before_there_was_a_precision_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their keys are hashes of settings without it."""
+    told: list[str] = []
+    dumps = json.dumps
+    monkeypatch.setattr(
+        json, "dumps", lambda *given, **named: told.append(dumps(*given, **named)) or told[-1]
+    )
+    config = rayfl.load({"rounds": 3})
+    assert key_of(config) != key_of(rayfl.load(config, ["training.precision=bf16"]))
+    default, reduced = (text for text in told if '"rounds": 3' in text)
+    assert "precision" not in default
+    assert '"precision": "bf16"' in reduced
+
+
 def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     values = {
         **SMALL,

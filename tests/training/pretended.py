@@ -11,6 +11,7 @@ The device is registered for the whole process, hence all of this runs in a proc
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -28,12 +29,14 @@ from torch.utils._pytree import tree_leaves, tree_map
 import rayfl
 from rayfl.bench import floor, networks
 from rayfl.data import Samples
+from rayfl.events import Note, RunEvent
 from rayfl.models import ModelSpec
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training import LocalWork, Terms, TrainedBlock
 from rayfl.training import engine as engines
 from rayfl.training.batches import Batches
 from rayfl.training.engine import ENGINES, open_engine
+from rayfl.training.precision import Precision
 from tests.training.test_graphs import LARGE, PLAIN, Tape, arguments, make_case
 from tests.training.test_terms import EXTRAS, OPTIONS, make_terms
 
@@ -134,6 +137,7 @@ def pretended_device() -> Iterator[torch.device]:
         mock.patch("torch.Generator", _Generator),
         mock.patch("torch.inference_mode", torch.no_grad),  # such wrappers of tensors have no other
         mock.patch("torch.cuda.is_available", return_value=True),
+        mock.patch("torch.cuda.is_bf16_supported", return_value=True),
         mock.patch("rayfl.clients.host.open_device", return_value=device),
         mock.patch.object(engines, "CudaRecorder", side_effect=lambda device: Tape()),
         _Pretending(),
@@ -156,19 +160,29 @@ class Outcome:
     recorded: int
 
 
-def trained(case: str, engine: str, option: str = "", extra: str = "sgd", tried: bool = True) -> Outcome:
+def trained(
+    case: str,
+    engine: str,
+    option: str = "",
+    extra: str = "sgd",
+    tried: bool = True,
+    precision: Precision = "float32",
+) -> Outcome:
     """Train the clients of a case of ``test_graphs.py`` on the device.
 
     Args:
         case, option, extra: model and samples, and what is special in the local work.
         engine: its name.
         tried: whether it is opened as in a run, with the trials that it has to pass on a GPU.
+        precision: of forward and backward passes, if it is opened so.
     """
     spec, samples, sizes, work, terms = setting(case, option, extra)
     with pretended_device() as device:
         batches = Batches(samples, device)
         opened, said = (
-            open_engine(engine, spec, batches, 0) if tried else (ENGINES[engine](spec, batches, 0), "")
+            open_engine(engine, spec, batches, 0, precision=precision)
+            if tried
+            else (ENGINES[engine](spec, batches, 0), "")
         )
         round, clients, indices, start = arguments(spec, sizes, 0)
         block = opened.train(work, round, clients, indices, start.to(device), terms)
@@ -194,11 +208,16 @@ def setting(
     return spec, samples, sizes, work, make_terms(names, spec, sizes)
 
 
-def ran(settings: Mapping[str, Any]) -> tuple[dict[str, Any], NDArray[np.float32]]:
-    """The summary and the models ``(K, P)`` of a run whose clients train on the device."""
-    with pretended_device():
-        result = rayfl.run({**settings, "execution": {**settings["execution"], "device": "cuda"}})
-    return result.summary, Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models
+def ran(settings: Mapping[str, Any]) -> tuple[str, dict[str, Any], NDArray[np.float32]]:
+    """A run whose clients train on the device: which engine did, the summary, and the models ``(K, P)``."""
+    events: list[RunEvent] = []
+    with pretended_device(), warnings.catch_warnings():
+        warnings.filterwarnings("error", "training goes on without CUDA graphs")
+        there = {**settings["execution"], "device": "cuda"}
+        result = rayfl.run({**settings, "execution": there}, on_event=events.append)
+    (said,) = (e.text for e in events if isinstance(e, Note) and e.text.startswith("on the device: "))
+    models = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models
+    return said.removeprefix("on the device: "), result.summary, models
 
 
 def benched(network: str, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -234,6 +253,34 @@ def register() -> None:
 
     torch.set_num_threads(1)
     _setup_privateuseone_for_python_backend(NAME)
+    _register_autocast()
+
+
+_LIBRARIES: list[torch.library.Library] = []
+"""What is registered lasts as long as these."""
+
+
+def _register_autocast() -> None:
+    """Products and convolutions in bfloat16 under ``torch.autocast``, as CUDA has them."""
+    getattr(torch, NAME).get_amp_supported_dtype = lambda: [torch.bfloat16]
+    others, aten = (torch.library.Library(of, "IMPL", "AutocastPrivateUse1") for of in ("_", "aten"))
+    others.fallback(torch.library.fallthrough_kernel)
+    for name in ("linear", "matmul", "mm", "addmm", "bmm", "baddbmm", "conv2d"):
+        aten.impl(name, _rounding(getattr(_aten, name)))
+    _LIBRARIES.extend((others, aten))
+
+
+def _rounding(function: Any) -> Callable[..., Any]:
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+    def rounded(leaf: Any) -> Any:
+        return leaf.bfloat16() if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 else leaf
+
+    def call(*given: Any, **named: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(keys):
+            return function(*tree_map(rounded, given), **named)
+
+    return call
 
 
 @contextmanager

@@ -487,10 +487,14 @@ def opened(monkeypatch: pytest.MonkeyPatch, recorder: Any, graphs: bool = True, 
     example = engines._example
     monkeypatch.setattr(engines, "_example", lambda spec, device, seed=0: example(spec, CPU, seed))
     monkeypatch.setattr(
-        engines, "ENGINES", {"batched": lambda s, b, seed: BatchedEngine(s, Batches(b.samples, CPU), seed)}
+        engines,
+        "ENGINES",
+        {"batched": lambda s, b, seed, precision: BatchedEngine(s, Batches(b.samples, CPU), seed)},
     )
     monkeypatch.setattr(
-        engines, "LoopEngine", lambda s, b, seed: LoopEngine(s, Batches(b.samples, CPU), seed)
+        engines,
+        "LoopEngine",
+        lambda s, b, seed, precision="float32": LoopEngine(s, Batches(b.samples, CPU), seed),
     )
     return open_engine("batched", spec, batches, 0, graphs)
 

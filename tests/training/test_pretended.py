@@ -11,6 +11,8 @@ import pytest
 import rayfl
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training.batches import Batches
+from rayfl.training.engine import COARSER
+from rayfl.training.loop import LoopEngine
 from tests.runs import METHODS
 from tests.training import pretended
 from tests.training.bounds import Truth
@@ -72,6 +74,36 @@ def test_every_option_trains_there(option: str, elsewhere: Callable[..., Any]) -
     check(elsewhere(pretended.trained, "mlp", "batched", option, extra), "mlp", option, extra)
 
 
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_reduced_precision_trains_there(engine: str, elsewhere: Callable[..., Any]) -> None:
+    """As near to the plain loop in float32 as engines in bfloat16 on the CPU have to be."""
+    outcome = elsewhere(pretended.trained, "averaging", engine, "", "sgd", True, "bf16")
+    graphs = " with graphs" if engine == "vmap" else ""
+    assert outcome.opened == f"{engine} on pretended in bf16{graphs}"
+    spec, samples, sizes, work, _ = pretended.setting("averaging")
+    exact, loop = (
+        LoopEngine(spec, Batches(samples, CPU), 0, precision=kind)
+        .train(work, *arguments(spec, sizes, 0))
+        .rows
+        for kind in ("float32", "bf16")
+    )
+    off, gap = (loop - exact).norm(dim=1), (outcome.block.rows - exact).norm(dim=1)
+    assert outcome.block.rows.dtype == exact.dtype
+    assert ((gap > 0) & (gap <= COARSER * off.max())).all()
+
+
+@pytest.mark.slow
+def test_a_run_in_reduced_precision_trains_there(
+    elsewhere: Callable[..., Any], settings: dict[str, Any]
+) -> None:
+    given = {**settings, "training": {**settings["training"], "precision": "bf16"}}
+    engine, summary, models = elsewhere(pretended.ran, given)
+    assert engine == "vmap on pretended in bf16 with graphs"
+    assert models.dtype == np.float32
+    expected = rayfl.run(settings).summary["accuracy_mean"]
+    assert summary["accuracy_mean"] == pytest.approx(expected, abs=5)
+
+
 @pytest.mark.parametrize(
     ("network", "settings", "engine"),
     [
@@ -99,7 +131,8 @@ def test_every_method_runs_there(
     made = {"algorithm": method, **METHODS[method]}
     training = {**settings["training"], **made.get("training", {}), "engine": "batched"}
     given = {**settings, **made, "rounds": 2, "training": training}
-    summary, models = elsewhere(pretended.ran, given)
+    engine, summary, models = elsewhere(pretended.ran, given)
+    assert engine == "batched on pretended with graphs"
     result = rayfl.run(given)
     expected = Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models
     assert summary["clusters"] == result.summary["clusters"]

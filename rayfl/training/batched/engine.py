@@ -22,6 +22,7 @@ from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
+from rayfl.training.precision import Precision
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_diverged
 
 
@@ -35,9 +36,13 @@ class BatchedEngine:
         network: how a step of many clients is taken.
         clients_per_call: how many train together; None chooses by the size of the model and of what a step
             reads and writes beside it.
+        precision: what is asked for; ``network`` decides how it computes.
 
     Attributes:
         recorded: recordings of steps; None if all steps are run from Python.
+
+    Raises:
+        Unsupported: for models that the batched layers do not cover, and for reduced precision in these.
     """
 
     def __init__(
@@ -47,9 +52,12 @@ class BatchedEngine:
         seed: int,
         network: Network | None = None,
         clients_per_call: int | None = None,
+        precision: Precision = "float32",
     ) -> None:
         self.spec, self.batches, self.seed = spec, batches, seed
         self.network = network or BatchedNetwork(spec)
+        if network is None and precision != "float32":
+            raise Unsupported("its kernels, which are faster for small networks, compute in float32")
         self.module = spec.build().to(batches.device)
         self.clients_per_call = clients_per_call or clients_in_a_call(spec.P, batches.device.type)
         self._in_cache = clients_per_call is None and batches.device.type == "cpu" and network is None

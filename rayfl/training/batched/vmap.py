@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from rayfl.training.batched.network import Network, Unsupported, loss_of, predic
 from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
+from rayfl.training.precision import Precision, forward
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
 _RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
@@ -55,6 +57,10 @@ class VmapNetwork(Network):
     Networks that predict every word of a text have large outputs, a number for each word of the vocabulary:
     their loss and its gradient come from the compiled kernel, and autograd goes on from there.
 
+    Args:
+        spec: the model's layout.
+        precision: of forward and backward passes.
+
     Attributes:
         activations: numbers per sample that the forward pass keeps for the backward pass.
 
@@ -62,8 +68,9 @@ class VmapNetwork(Network):
         Unsupported: for modules that draw random numbers.
     """
 
-    def __init__(self, spec: ModelSpec) -> None:
+    def __init__(self, spec: ModelSpec, precision: Precision = "float32") -> None:
         super().__init__(spec)
+        self._precision = precision
         module = spec.build().train()
         for name, part in module.named_modules():
             if isinstance(part, _RANDOM) and getattr(part, "p", 1.0) != 0:
@@ -83,8 +90,13 @@ class VmapNetwork(Network):
         """One client's outputs, and its buffers after the forward pass."""
         values = {**parameters, **buffers, **rest}
         counted = (weights > 0).to(weights.dtype)
-        with nullcontext() if self._lengths is None else _WithoutPadding(counted, min(self._lengths)):
-            outputs = functional_call(self._module, values, (x,))
+        least = len(x) if self._lengths is None else min(self._lengths)
+        # torch.func has no BatchNorm of bfloat16 with statistics in float32.
+        own = self._lengths is not None or self._precision != "float32"
+        with _WithoutPadding(counted, least) if own else nullcontext():
+            # Autocast would keep its cache of rounded weights beyond the function that is vectorised.
+            network = partial(functional_call, self._module, values)
+            outputs = forward(network, x, self._precision, cached=False)
         # A module may have put others in the place of its buffers.
         return outputs, {name: values[name] for name in buffers}
 
@@ -164,6 +176,7 @@ class VmapEngine(BatchedEngine):
         seed: the run's seed.
         least: clients of a block from which on they train together; None chooses.
         clients_per_call: see :class:`BatchedEngine`.
+        precision: of forward and backward passes.
     """
 
     def __init__(
@@ -173,14 +186,16 @@ class VmapEngine(BatchedEngine):
         seed: int,
         least: int | None = None,
         clients_per_call: int | None = None,
+        precision: Precision = "float32",
     ) -> None:
-        network = VmapNetwork(spec)
+        network = VmapNetwork(spec, precision)
         on_cpu, large = batches.device.type == "cpu", network.activations > _SHARED
         words = task_of(spec.model) == "words" and spec.P <= _MANY
         if words and on_cpu and large:
             clients_per_call = clients_per_call or 1
         super().__init__(spec, batches, seed, network, clients_per_call)
-        self.loop = LoopEngine(spec, batches, seed, on_cpu and network.activations * _BATCH > spec.P)
+        channels_last = on_cpu and network.activations * _BATCH > spec.P
+        self.loop = LoopEngine(spec, batches, seed, channels_last, precision)
         self.module = self.loop.module
         self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1
         if least is not None:
@@ -251,7 +266,8 @@ class _WithoutPadding(TorchFunctionMode):
                 running.mul_(1 - momentum).add_(new.detach() * momentum)
         y = centred * torch.rsqrt(var + eps).view(channels)
         y = y if weight is None else y * weight.view(channels)
-        return y if bias is None else y + bias.view(channels)
+        y = y if bias is None else y + bias.view(channels)
+        return y.to(x.dtype)
 
 
 def _drawn() -> tuple[object, ...]:

@@ -1,0 +1,87 @@
+"""Reduced precision: forward and backward passes in bfloat16, everything else in float32.
+
+Mixed precision is that of :class:`torch.autocast`: matrix products and convolutions, forwards and
+backwards, compute in bfloat16. Parameters, gradients, momentum, losses, and all sums over steps and clients
+stay float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from rayfl.errors import ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["float32", "bf16"]
+
+_CPU_FLAGS = {"avx512_bf16", "amx_bf16", "avx_ne_convert", "bf16"}
+"""CPU features, as Linux names them, with which products of bfloat16 are instructions; the last is ARM's."""
+
+
+def forward(
+    network: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+    precision: Precision,
+    cached: bool = True,
+) -> torch.Tensor:
+    """The outputs of a network, ``(B, ...)``, for a loss in float32.
+
+    Args:
+        network: a module, or a function that calls one.
+        x: samples ``(B, ...)``.
+        precision: of products and convolutions.
+        cached: whether a weight that is used several times is rounded once. Then the gradients of all its
+            uses are added in bfloat16, as :class:`torch.autocast` does it.
+    """
+    if precision == "float32":
+        return network(x)
+    import torch
+
+    with torch.autocast(x.device.type, torch.bfloat16, cache_enabled=cached):
+        outputs = network(x)
+    return outputs.float()
+
+
+def check_device(precision: Precision, device: torch.device) -> None:
+    """Refuse a GPU that cannot compute in this precision.
+
+    Raises:
+        ConfigError
+    """
+    import torch
+
+    if precision == "float32" or device.type != "cuda":
+        return
+    # PyTorch emulates bfloat16 on older GPUs, which takes longer than float32.
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        what = f"{torch.cuda.get_device_name(device)} does not compute in bf16"
+        raise ConfigError(
+            "training.precision", what, "use float32, or a GPU of compute capability 8.0 or higher"
+        )
+
+
+def remarks(precision: Precision, device: str, cpu: Path = Path("/proc/cpuinfo")) -> list[str]:
+    """What the user should know before a run in reduced precision starts on this machine.
+
+    Args:
+        precision: of the run.
+        device: ``cpu``, ``cuda`` or ``auto``.
+        cpu: the description of the CPU; without one nothing is said.
+    """
+    if precision == "float32" or device != "cpu":
+        return []
+    try:
+        lines = cpu.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    features = [line.partition(":")[2].split() for line in lines if line.startswith(("flags", "Features"))]
+    if not features or _CPU_FLAGS & set(features[0]):
+        return []
+    return [
+        "training.precision: this CPU has no instructions for bf16, so training is slower than in float32, "
+        "not faster"
+    ]
