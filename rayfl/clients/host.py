@@ -291,8 +291,9 @@ class ClientHost:
 
     def _arrival(self, job: TrainJob, start: Start, state: torch.Tensor, indices: Ragged) -> Arrival:
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-            ids = np.concatenate([indices[row] for row in rows])
-            pieces = np.split(ids, range(_AT_ONCE, len(ids), _AT_ONCE))
+            ids = indices.among(np.asarray(rows)).values
+            most = self.batches.at_once(_AT_ONCE)
+            pieces = np.split(ids, range(most, len(ids), most))
             self._load(model)
             found = [self._logits("train", piece) for piece in pieces]
             return torch.cat([outputs for outputs, _ in found]), torch.cat([y for _, y in found])

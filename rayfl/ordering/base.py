@@ -65,7 +65,7 @@ class Ordering(Section):
         """S: numbers that a client keeps between rounds for it."""
         return 0
 
-    def visits(self, arrival: Arrival) -> Sequence[Visits] | None:
+    def visits(self, arrival: Arrival) -> Sequence[Visits] | NDArray[np.intp] | None:
         """For each client the positions among its samples that every local step visits; None: shuffled."""
         return None
 

@@ -5,10 +5,10 @@ Vahidian's thesis, chapter 2, Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from typing_extensions import override
 
 from rayfl.data import IGNORED
 from rayfl.errors import ConfigError
+from rayfl.losses import Loss
 from rayfl.models import ModelSpec
 from rayfl.ordering.base import Arrival, Ordering
 from rayfl.random import uniforms
@@ -89,7 +90,7 @@ class Curriculum(Ordering):
         """The model that the client has just trained."""
         return rows if self._looks_back else rows[:, :0]
 
-    def visits(self, arrival: Arrival) -> Sequence[Visits]:
+    def visits(self, arrival: Arrival) -> Sequence[Visits] | NDArray[np.intp]:
         """Batches of the first ``g(t)`` samples in the order of their scores."""
         pacing, work, sizes = Pacing(self.pacing, self.a, self.b), arrival.work, arrival.sizes
         steps = work.epochs * work.steps_an_epoch(sizes) * work.batches_a_step
@@ -116,31 +117,35 @@ class Curriculum(Ordering):
         if self.score == "expert":
             assert self.expert is not None
             users = [(_read(self.expert, arrival.spec), list(range(len(arrival.sizes))))]
-        seen = _seen(arrival, users) if not self.score.startswith("local") else []
-        own = _seen(arrival, _own(arrival)) if self._looks_back else seen
-        pairs = list(zip(seen or own, own, strict=True))
+        see = _predicted if self.score.endswith("_prediction") else _lost
+        seen = _seen(arrival, users, see) if not self.score.startswith("local") else None
+        own = _seen(arrival, _own(arrival), see) if self._looks_back else seen
+        seen = seen or own
+        assert seen is not None
+        assert own is not None
         if self.score.endswith("_prediction"):
             both = self.score == "both_prediction"
             return [
-                agreement(a.predicted, b.predicted if both and not fresh else a.targets, a.targets)
-                for (a, b), fresh in zip(pairs, arrival.fresh.tolist(), strict=True)
+                agreement(a, b if both and not fresh else y, y)
+                for a, b, y, fresh in zip(
+                    seen.found, own.found, seen.targets, arrival.fresh.tolist(), strict=True
+                )
             ]
-        return curriculum.alike(_by_loss, [a.losses for a, _ in pairs], [b.losses for _, b in pairs])
+        return curriculum.alike(_by_loss, seen.found, own.found)
 
 
 @dataclass(frozen=True)
 class Seen:
-    """Losses and predictions of a model for a client's n samples.
+    """What models say of the samples of the clients that use them, n each.
 
     Attributes:
-        losses: ``(n,)``, for texts the mean over the words.
-        predicted: classes ``(n,)``, or words ``(n, L)``.
-        targets: what is right, shaped alike.
+        found: of each client the losses ``(n,)`` (of a text the mean over its words), or the predictions,
+            classes ``(n,)`` or words ``(n, L)``.
+        targets: what is right, of each client ``(n,)`` or ``(n, L)``.
     """
 
-    losses: NDArray[np.float64]
-    predicted: NDArray[np.int64]
-    targets: NDArray[np.int64]
+    found: list[NDArray[Any]]
+    targets: list[NDArray[np.int64]]
 
 
 def agreement(
@@ -187,17 +192,40 @@ def _alike(numbers: NDArray[np.int64]) -> list[list[int]]:
     return [np.flatnonzero(numbers == number).tolist() for number in np.unique(numbers)]
 
 
-def _seen(arrival: Arrival, users: Users) -> list[Seen]:
-    """What the models say of the samples of the clients that use them, in the order of the block."""
-    found: dict[int, Seen] = {}
+def _seen(arrival: Arrival, users: Users, see: Callable[..., NDArray[Any]]) -> Seen:
+    """What the models say of the samples of the clients that use them, in the order of the block.
+
+    Args:
+        arrival: of the block.
+        users: the models, and who uses each.
+        see: what of the outputs ``(n, ...)`` and targets ``(n, ...)`` counts, :func:`_lost` or
+            :func:`_predicted`.
+    """
+    order: list[int] = []
+    found: list[NDArray[Any]] = []
+    targets: list[NDArray[np.int64]] = []
     for model, rows in users:
         logits, y = arrival.logits(model, rows)
-        losses = arrival.spec.loss.for_tests().each(logits, y)
-        parts = (losses.double().cpu().numpy(), logits.argmax(1).cpu().numpy(), y.cpu().numpy())
-        pieces = (curriculum.cut(part, arrival.sizes[rows].tolist()) for part in parts)
-        for row, loss, guess, target in zip(rows, *pieces, strict=True):
-            found[row] = Seen(_mean_of_words(loss, target), guess, target)
-    return [found[row] for row in range(len(arrival.sizes))]
+        wanted, sizes = y.cpu().numpy(), arrival.sizes[rows].tolist()
+        order += rows
+        found += curriculum.cut(see(arrival.spec.loss.for_tests(), logits, y), sizes)
+        targets += curriculum.cut(wanted, sizes)
+    if len(users) == 1:  # of all clients, in order
+        return Seen(found, targets)
+    places = np.argsort(order).tolist()
+    return Seen([found[place] for place in places], [targets[place] for place in places])
+
+
+def _lost(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.float64]:
+    """The loss of each sample ``(n,)``."""
+    each = loss.each(logits, y).double().cpu().numpy()
+    return each if each.ndim == 1 else _mean_of_words(each, y.cpu().numpy())
+
+
+def _predicted(loss: Loss, logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.int64]:
+    """The predicted classes ``(n,)``, or words ``(n, L)``."""
+    classes: NDArray[np.int64] = logits.argmax(1).cpu().numpy()
+    return classes
 
 
 _HARDEST = 1e300

@@ -314,16 +314,22 @@ def _delivered(
     by: Sequence[NDArray[np.float64]] | None = None,
 ) -> tuple[NDArray[np.float64], list[NDArray[np.float32]]]:
     """Weights ``(R, m)`` and rows of the clients with a nonzero weight (selected by ``by`` if given). Rows of
-    failed clients may contain NaN and are dropped, since 0 * NaN is NaN.
+    failed clients may contain NaN and are dropped, since 0 * NaN is NaN. What is left are views ``(n, S)``,
+    one for each block without failures.
     """
     used = [part.any(axis=0) for part in by or weights]
     counted = np.concatenate([part[:, u] for part, u in zip(weights, used, strict=True)], axis=1)
-    return counted, [rows[i] for rows, u in zip(blocks, used, strict=True) for i in np.flatnonzero(u)]
+    views: list[NDArray[np.float32]] = []
+    for rows, u in zip(blocks, used, strict=True):
+        views += [rows] if u.all() else [rows[i : i + 1] for i in np.flatnonzero(u).tolist()]
+    return counted, views
 
 
 def _columns(rows: Sequence[NDArray[np.float32]], piece: slice) -> NDArray[np.float64]:
     """Some columns of all rows, in double precision ``(m, ...)``."""
-    return np.stack([row[piece] for row in rows]).astype(np.float64) if rows else np.zeros((0, 1))
+    if not rows:
+        return np.zeros((0, 1))
+    return np.concatenate([view[:, piece] for view in rows], dtype=np.float64)
 
 
 class _OwnStep(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -11,6 +12,9 @@ from numpy.typing import NDArray
 from rayfl.data import Samples
 from rayfl.data.base import Part
 from rayfl.data.scaling import Scaling
+
+_NUMBERS = 1 << 17
+"""Numbers of all samples in a forward pass, if samples are small."""
 
 
 class Batches:
@@ -24,6 +28,14 @@ class Batches:
         mean, std = (torch.tensor(v, dtype=torch.float64).reshape(shape) for v in (scaling.mean, scaling.std))
         self._slope = (scaling.factor / std).to(torch.float32).to(device)
         self._shift = (mean / std).to(torch.float32).to(device)
+
+    def at_once(self, usual: int) -> int:
+        """Samples in a forward pass: as ``usual``, or more of small ones, where calls cost more than
+        arithmetic.
+        """
+        if self.samples.tokens:  # each word of a text has an output for every word that there is
+            return usual
+        return max(usual, _NUMBERS // max(1, math.prod(self.samples.x_train.shape[1:])))
 
     def inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
         """Stored samples ``(n, ...)`` as a model takes them: scaled, and on the device."""

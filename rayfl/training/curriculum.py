@@ -142,14 +142,22 @@ def alike(function: Callable[..., NDArray[_T]], *arrays: Sequence[NDArray[np.flo
         function: of arrays ``(B, n)``; returns one ``(B, ...)``.
         arrays: of each client; those of one client have the same length.
     """
-    lengths = np.array([len(own) for own in arrays[0]], np.int64)
+    lengths = list(map(len, arrays[0]))
+    if len(set(lengths)) == 1:
+        return list(function(*map(side_by_side, arrays)))
     found: list[NDArray[_T]] = [np.empty(0)] * len(lengths)  # type: ignore[list-item]
-    for n in np.unique(lengths).tolist():
-        same = np.flatnonzero(lengths == n).tolist()
-        rows = function(*(np.stack([each[client] for client in same]) for each in arrays))
+    for n in sorted(set(lengths)):
+        same = [client for client, length in enumerate(lengths) if length == n]
+        rows = function(*(side_by_side([each[client] for client in same]) for each in arrays))
         for client, row in zip(same, rows, strict=True):
             found[client] = row
     return found
+
+
+def side_by_side(arrays: Sequence[NDArray[_T]]) -> NDArray[_T]:
+    """Arrays of one shape ``(n, ...)`` as one ``(B, n, ...)``; of many small ones ``np.stack`` is slower."""
+    joined: NDArray[_T] = np.concatenate(arrays)
+    return joined.reshape(len(arrays), *arrays[0].shape)
 
 
 def cut(values: NDArray[_T], sizes: Sequence[int]) -> list[NDArray[_T]]:
@@ -163,7 +171,7 @@ def visits(
     available: Sequence[NDArray[np.int64]],
     batch_size: int,
     draws: Sequence[NDArray[np.float64]],
-) -> list[NDArray[np.intp]]:
+) -> Sequence[NDArray[np.intp]] | NDArray[np.intp]:
     """A batch a step, drawn without replacement from the first ``g(t)`` samples of the order.
 
     Args:
@@ -173,23 +181,44 @@ def visits(
         draws: for each client ``T min(B, n)`` random numbers in [0, 1).
 
     Returns:
-        For each client positions ``(T, min(B, n))``, for ``Terms.visits``.
+        For each client positions ``(T, min(B, n))``, for ``Terms.visits``; one array if all have equally many
+        samples and steps.
 
     Raises:
         ValueError: if a step has fewer samples than a batch, or more than there are.
     """
-    sizes = np.array([min(batch_size, len(order)) for order in orders])
+    shapes = list(zip(map(len, orders), map(len, available), strict=True))
+    if len(set(shapes)) == 1:
+        return _visits(orders, available, batch_size, draws)
     found: list[NDArray[np.intp]] = [np.empty((0, 0), np.intp)] * len(orders)
-    for size in np.unique(sizes).tolist():  # nearly always there is only one
-        same = np.flatnonzero(sizes == size).tolist()
-        paces, steps = np.concatenate([available[i] for i in same]), [len(available[i]) for i in same]
-        most = np.repeat([len(orders[i]) for i in same], steps)
-        if (wrong := (paces < size) | (paces > most)).any():
-            raise ValueError(f"g(t) must lie between {size} and {most[wrong][0]}")
-        ranks = _ranks(paces, size, [draws[i] for i in same])
-        for i, own in zip(same, cut(ranks, steps), strict=True):
-            found[i] = orders[i][own]
+    for shape in sorted(set(shapes)):
+        same = [client for client, own in enumerate(shapes) if own == shape]
+        steps = _visits(
+            [orders[client] for client in same],
+            [available[client] for client in same],
+            batch_size,
+            [draws[client] for client in same],
+        )
+        for client, own in zip(same, steps, strict=True):
+            found[client] = own
     return found
+
+
+def _visits(
+    orders: Sequence[NDArray[np.intp]],
+    available: Sequence[NDArray[np.int64]],
+    batch_size: int,
+    draws: Sequence[NDArray[np.float64]],
+) -> NDArray[np.intp]:
+    """:func:`visits` of clients with equally many samples and steps, ``(B, T, min(b, n))``."""
+    rows, paces = side_by_side(orders), np.concatenate(available)
+    most = rows.shape[1]
+    size = min(batch_size, most)
+    if ((paces < size) | (paces > most)).any():
+        raise ValueError(f"g(t) must lie between {size} and {most}")
+    steps = len(available[0])
+    ranks = _ranks(paces, size, draws).reshape(len(rows), steps * size)
+    return np.take_along_axis(rows, ranks, 1).reshape(len(rows), steps, size)
 
 
 def _ranks(available: NDArray[np.int64], size: int, draws: Sequence[NDArray[np.float64]]) -> NDArray[np.intp]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data import Ragged, Samples
+from rayfl.data.base import pieces
 from rayfl.data.server import ServerData
 from rayfl.errors import DataError
 from rayfl.models import ModelSpec
@@ -35,6 +36,12 @@ Reports = Mapping[str, NDArray[np.float64]]
 
 _AT_ONCE = 500
 """Samples in a forward pass."""
+
+_TOGETHER = 1 << 13
+"""Samples of several clients whose losses are computed together."""
+
+_CACHED = 1 << 17
+"""Numbers of which a core's cache holds a few vectors."""
 
 
 @dataclass(frozen=True)
@@ -65,22 +72,66 @@ class Trained:
 
     def outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The logits of a model ``(P,)`` on inputs ``(n, ...)``, as it is tested."""
-        import torch
-
-        module = self.module.eval()
-        self.spec.load(module, model)
-        with torch.inference_mode():
-            parts = [module(inputs[k : k + _AT_ONCE]) for k in range(0, len(inputs), _AT_ONCE)]
-            return torch.cat(parts)
+        self._load(model)
+        return self._forward(inputs)
 
     def mean_losses(self, rows: torch.Tensor) -> NDArray[np.float64]:
-        """The mean loss of each client's model ``(B, P)`` on its own training samples ``(B,)``."""
+        """The mean loss of each client's model ``(B, P)`` on its own training samples ``(B,)``.
+
+        Clients with the same model (one row, expanded) share forward passes.
+        """
+        if len(rows) and rows.stride(0) == 0:
+            groups = list(self.samples.pieces(_TOGETHER))
+        else:
+            groups = [slice(row, row + 1) for row in range(len(rows))]
         losses = np.full(len(rows), np.nan)
-        for row, model in enumerate(rows):
-            inputs, labels = self.batches.train(self.samples[row])
-            if len(labels):
-                losses[row] = float(self.spec.loss.mean(self.outputs(model, inputs).double(), labels))
+        for group in groups:
+            losses[group] = self._mean_losses(rows[group.start], group)
         return losses
+
+    def _mean_losses(self, model: torch.Tensor, clients: slice) -> NDArray[np.float64]:
+        """The mean loss of one model ``(P,)`` on the samples of each of some clients, NaN without samples."""
+        import torch
+
+        values, offsets, loss = self.samples.values, self.samples.offsets, self.spec.loss
+        sizes = self.samples.sizes[clients]
+        means = np.full(len(sizes), np.nan)
+        if not sizes.any():
+            return means
+        self._load(model)
+        outputs, targets = [], []
+        for some in pieces(offsets[1:], clients, self.batches.at_once(_AT_ONCE)):
+            inputs, wanted = self.batches.train(values[offsets[some.start] : offsets[some.stop]])
+            outputs.append(self._forward(inputs))
+            targets.append(wanted)
+        found, right = torch.cat(outputs).double(), torch.cat(targets)
+        if len(sizes) == 1:
+            means[0] = float(loss.mean(found, right))
+        elif found.dim() == 2:
+            each = loss.each(found, right).cpu().numpy()
+            sums = np.bincount(np.repeat(np.arange(len(sizes)), sizes), each, len(sizes))
+            np.divide(sums, sizes, out=means, where=sizes > 0)
+        else:  # of texts not every word has a target, and the loss knows how many have
+            ends = np.cumsum(sizes).tolist()
+            for place, (begin, end) in enumerate(zip([0, *ends], ends, strict=False)):
+                if end > begin:
+                    means[place] = float(loss.mean(found[begin:end], right[begin:end]))
+        return means
+
+    def _load(self, model: torch.Tensor) -> None:
+        """Put a model into the module, for :meth:`_forward`."""
+        if self.module.training:  # looking is faster than telling all of its parts
+            self.module.eval()
+        self.spec.load(self.module, model)
+
+    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The logits of the loaded model on inputs ``(n, ...)``."""
+        import torch
+
+        most = self.batches.at_once(_AT_ONCE)
+        with torch.inference_mode():
+            parts = [self.module(inputs[k : k + most]) for k in range(0, len(inputs), most)]
+            return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def updates_of(rows: torch.Tensor, start: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
@@ -126,7 +177,16 @@ class UpdateLengths(ClientReport):
 
     def compute(self, trained: Trained) -> NDArray[np.floating]:
         """``(B,)``."""
-        return np.asarray(trained.updates().double().norm(dim=1).cpu().numpy())
+        import torch
+
+        rows, start, spec = trained.rows, trained.start, trained.spec
+        # A few clients at a time: what lies between fits in the cache.
+        few = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, spec.P))
+        lengths = [
+            updates_of(rows[k : k + few], start[k : k + few], spec).double().norm(dim=1)
+            for k in range(0, len(rows), few)
+        ]
+        return np.asarray(torch.cat(lengths).cpu().numpy())
 
 
 @dataclass(frozen=True)

@@ -106,7 +106,7 @@ class Terms:
 
     offset: torch.Tensor | None = None
     mask: torch.Tensor | None = None
-    visits: Sequence[Visits] | None = None
+    visits: Sequence[Visits] | NDArray[np.intp] | None = None
 
     def check(self, start: torch.Tensor) -> None:
         """Refuse terms that are not of the block whose start models ``(B, P)`` are given.

@@ -13,6 +13,7 @@ import torch
 
 from rayfl.random import generator
 from rayfl.training import LocalWork, Terms
+from rayfl.training.batched import BatchedEngine
 from rayfl.training.batches import Batches
 from rayfl.training.curriculum import (
     PACINGS,
@@ -223,3 +224,30 @@ def test_easy_samples_first_through_the_engine():
     terms = Terms(visits=[batches, [np.arange(5), np.arange(5)]])
     block = engine.train(work, 0, [0, 1], [np.arange(10), np.arange(5, 10)], start, terms)
     torch.testing.assert_close(block.rows[0], block.rows[1])
+
+
+@pytest.mark.parametrize("inner_lr", [0.0, 0.05])
+def test_visits_in_one_array_are_those_of_each_client(inner_lr):
+    """Clients with equally many samples and steps have one array, which trains as their own arrays do."""
+    samples = make_samples((6,), uint8=False)
+    spec = make_spec("linear", samples)
+    orders = [generator(0, "order", client).permutation(11) for client in range(3)]
+    paces = [Pacing().available(5, 11, 4)] * 3
+    found = visits(orders, paces, 4, [draws(client, count=20) for client in range(3)])
+    assert isinstance(found, np.ndarray)
+    assert found.shape == (3, 5, 4)
+    start = torch.from_numpy(np.tile(spec.initial(), (3, 1)))
+    work, indices = LocalWork(1, 4, 0.1, inner_lr=inner_lr), list(np.split(np.arange(33), 3))
+    rows = []
+    for terms in (Terms(visits=found), Terms(visits=list(found)), Terms(visits=[list(own) for own in found])):
+        engine = BatchedEngine(spec, Batches(samples, torch.device("cpu")), 0, clients_per_call=2)
+        block = engine.train(work, 0, [4, 5, 6], indices, start, terms)
+        assert block.steps.tolist() == [3 if inner_lr else 5] * 3
+        rows.append(block.rows)
+    assert torch.equal(rows[0], rows[1])
+    assert torch.equal(rows[0], rows[2])
+    wrong = found.copy()
+    wrong[1, 0, 0] = 11
+    failed = engine.train(work, 0, [4, 5, 6], indices, start, Terms(visits=wrong)).failures
+    assert list(failed) == [1]
+    assert "of 11 samples" in failed[1]

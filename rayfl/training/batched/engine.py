@@ -102,6 +102,8 @@ class BatchedEngine:
         block = _Block(work, round, np.asarray(clients), samples, start, on_device, result)
         if terms.visits is None:
             steps = work.steps_an_epoch(samples.sizes)
+        elif isinstance(terms.visits, np.ndarray):
+            steps = np.full(len(terms.visits), terms.visits.shape[1], np.int64)
         else:
             steps = np.array([len(own) for own in terms.visits], np.int64)
         # Those with the most steps first, so that at any step the clients still training are a prefix.
@@ -171,7 +173,9 @@ class BatchedEngine:
         """Train the clients at ``rows`` of the block; all succeed, or it raises and changes no model."""
         work, terms, result = block.work, block.terms, block.result
         ids, samples = block.clients[rows], block.samples.take(rows)
-        visits = None if terms.visits is None else [terms.visits[r] for r in rows]
+        visits = terms.visits
+        if visits is not None:
+            visits = visits[rows] if isinstance(visits, np.ndarray) else [visits[r] for r in rows]
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
         self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask)

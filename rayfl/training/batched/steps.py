@@ -47,7 +47,7 @@ class StepPlan:
         clients: Sequence[int] | NDArray[np.integer],
         sizes: NDArray[np.int64],
         work: LocalWork,
-        visits: Sequence[Visits] | None = None,
+        visits: Sequence[Visits] | NDArray[np.intp] | None = None,
     ) -> None:
         self._per_step = work.batches_a_step
         if visits is None:
@@ -90,8 +90,13 @@ class StepPlan:
             self.places[:passes, same] = batches.reshape(len(same), passes, -1).transpose(1, 0, 2)
             self.counts[:passes, same] = np.tile(ends, epochs)[:, None]
 
-    def _visit(self, visits: Sequence[Visits], sizes: NDArray[np.int64]) -> None:
+    def _visit(self, visits: Sequence[Visits] | NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
         """The given passes; an odd last one is paired with the first."""
+        if isinstance(visits, np.ndarray) and visits.size:
+            self.totals = np.full(len(visits), -(-visits.shape[1] // self._per_step), np.int64)
+            self._make(visits.shape[2], len(visits))
+            self._place(visits.transpose(1, 0, 2), np.arange(len(visits)), sizes)
+            return
         self.totals = np.array([-(-len(own) // self._per_step) for own in visits], np.int64)
         widths = [
             own.shape[1] if isinstance(own, np.ndarray) else max(map(len, own), default=0) for own in visits
@@ -110,14 +115,18 @@ class StepPlan:
                 valid = np.arange(self.places.shape[2]) < lengths[:, None]
                 self.places[: len(own), c][valid] = np.concatenate(own) + firsts[c]
                 self.counts[: len(own), c] = lengths
-        for (passes, width), same in shapes.items():
-            batches = np.stack([visits[c] for c in same], axis=1)
-            for c in np.flatnonzero((batches.min((0, 2)) < 0) | (batches.max((0, 2)) >= sizes[same])):
-                check_visits(visits[same[c]], int(sizes[same[c]]))
-            if passes % self._per_step:
-                batches = np.concatenate([batches, batches[:1]])
-            self.places[: len(batches), same, :width] = batches + firsts[same, None]
-            self.counts[: len(batches), same] = width
+        for same in shapes.values():
+            self._place(np.stack([visits[c] for c in same], axis=1), np.array(same), sizes)
+
+    def _place(self, batches: NDArray[np.intp], same: NDArray[np.intp], sizes: NDArray[np.int64]) -> None:
+        """The given passes ``(T, c, b)`` of some clients ``(c,)``, each with the same number of samples."""
+        for c in np.flatnonzero((batches.min((0, 2)) < 0) | (batches.max((0, 2)) >= sizes[same])):
+            check_visits(batches[:, c], int(sizes[same[c]]))
+        if len(batches) % self._per_step:
+            batches = np.concatenate([batches, batches[:1]])
+        firsts = np.cumsum(sizes) - sizes
+        self.places[: len(batches), same, : batches.shape[2]] = batches + firsts[same, None]
+        self.counts[: len(batches), same] = batches.shape[2]
 
     def _make(self, width: int, clients: int) -> None:
         self.passes = int(self.totals.max(initial=0)) * self._per_step
