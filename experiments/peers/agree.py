@@ -2,6 +2,7 @@
 
     python experiments/peers/agree.py                      # systems that are installed
     python experiments/peers/agree.py --systems flwr pfl --write
+    python experiments/peers/agree.py --only methods --methods ifca fedsem
 
 FedAvg: four clients take part in each of three rounds of three epochs, with momentum 0.5. A client's images
 are one batch, so that the order in which they are shuffled does not matter. The client scripts are the timed
@@ -9,7 +10,8 @@ ones.
 
 Other methods: four clients, three rounds of two epochs, batches of 8. A client's images are copies of one
 image, so that the order does not matter although clients take several steps. The scripts are those of
-``methods/``; ``method_plain.py`` has the methods as their papers do.
+``methods/``; ``method_plain.py`` has the methods as their papers do. IFCA is compared from two given models,
+with clients of 16 and of 8 to 32 images, and from the models with which a system starts by itself.
 
 ``--write`` writes the whole page ``results/agreement.md``.
 """
@@ -21,7 +23,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +32,9 @@ import systems
 import tasks
 from measure import environment
 from shared import Task
+
+from rayfl.models.flat import ModelSpec
+from rayfl.models.module import OwnModule
 
 HERE = Path(__file__).parent / "methods"
 
@@ -54,11 +59,11 @@ class Method:
     systems: tuple[str, ...]
 
 
-_UNEQUAL = (8, 16, 24, 32)
+_EQUAL, _UNEQUAL = (16, 16, 16, 16), (8, 16, 24, 32)
 
 METHODS: Mapping[str, Method] = {
     "fedprox": Method("FedProx", {"mu": 1.0}, _UNEQUAL, ("rayfl", "flwr", "pfl", "fedjax", "fluke")),
-    "scaffold": Method("SCAFFOLD", {}, (16, 16, 16, 16), ("rayfl", "pfl", "fluke")),
+    "scaffold": Method("SCAFFOLD", {}, _EQUAL, ("rayfl", "pfl", "fluke")),
     "fednova": Method("FedNova", {}, _UNEQUAL, ("rayfl", "fluke")),
     "fedavgm": Method("FedAvgM", {"beta": 0.9}, _UNEQUAL, ("rayfl", "flwr", "pfl", "fedjax", "fluke")),
     "fedadam": Method(
@@ -67,6 +72,10 @@ METHODS: Mapping[str, Method] = {
         _UNEQUAL,
         ("rayfl", "flwr", "pfl", "fedjax", "fluke"),
     ),
+    "ifca": Method("IFCA", {"clusters": 2}, _EQUAL, ("rayfl", "fedjax", "cfla")),
+    "ifca_unequal": Method("IFCA, unequal clients", {"clusters": 2}, _UNEQUAL, ("rayfl", "fedjax", "cfla")),
+    "ifca_own": Method("IFCA, own start", {"clusters": 2}, _EQUAL, ("rayfl", "cfla")),
+    "fedsem": Method("FeSEM", {"clusters": 2}, _EQUAL, ("rayfl", "cfla")),
 }
 
 WHY: Mapping[tuple[str, str], tuple[str, str]] = {
@@ -96,6 +105,21 @@ WHY: Mapping[tuple[str, str], tuple[str, str]] = {
         "next bias",
         "`strategy/fedadam.py` corrects the bias, as the paper does not, with the exponent of the round "
         "after, and `v` from 0",
+    ),
+    ("ifca_unequal", "cfla"): (
+        "unweighted",
+        "`common/utils.py`, `average_state_dict`, averages the models of a cluster without weights. So does "
+        "the paper, whose clients have equally many samples; FedAvg, FedJAX and rayfl weight by samples",
+    ),
+    ("ifca_own", "cfla"): (
+        "equal starts",
+        "`server_ifca.py`, `set_clients`, starts all models from copies of one. All clients find the same "
+        "losses, take the first model, and keep it: this is FedAvg. The paper starts from different points",
+    ),
+    ("fedsem", "cfla"): (
+        "equal starts",
+        "`server_fesem.py`, `set_clients`, starts all centers from copies of one. All trained models are "
+        "equally far from them and join the first: this is FedAvg",
     ),
 }
 """Why a system differs by more than rounding from the paper, by method and system.
@@ -128,7 +152,16 @@ def several_steps(folder: Path, name: str) -> Path:
     first = np.repeat(np.cumsum([0, *method.sizes[:-1]]), method.sizes)
     for array in ("x.npy", "y.npy"):
         np.save(folder / array, np.load(folder / array)[first])
+    if "clusters" in method.settings:
+        np.save(folder / "starts.npy", starts(int(method.settings["clusters"])))
     return folder
+
+
+def starts(count: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
+    """The weights of the first models ``(count, P)``: those that rayfl draws."""
+    model = OwnModule(target=f"{HERE.parent / 'networks.py'}:fresh", kwargs={"name": "mlp32"})
+    spec = ModelSpec.of(model, (1, 8, 8), 10, seed=0)
+    return np.stack([spec.initial(index=index) for index in range(count)])
 
 
 def final(
@@ -188,9 +221,10 @@ def table(names: Sequence[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def methods_table(names: Sequence[str]) -> str:
+def methods_table(names: Sequence[str], methods: Sequence[str] = tuple(METHODS)) -> str:
     """The deviations of the other methods, in Markdown, and the reasons of large ones."""
-    columns = [name for name in names if any(name in method.systems for method in METHODS.values())]
+    chosen = {name: METHODS[name] for name in methods}
+    columns = [name for name in names if any(name in method.systems for method in chosen.values())]
     lines = [
         "The same for other methods. The plain loop does what the method's paper says.",
         "",
@@ -199,7 +233,7 @@ def methods_table(names: Sequence[str]) -> str:
     ]
     reasons = []
     with tempfile.TemporaryDirectory(prefix="peers-agree-") as scratch:
-        for name, method in METHODS.items():
+        for name, method in chosen.items():
             folder = several_steps(Path(scratch) / name, name)
             expected = final(systems.SYSTEMS["plain"], folder, HERE / "method_plain.py")
             if isinstance(expected, str):
@@ -214,7 +248,7 @@ def methods_table(names: Sequence[str]) -> str:
                 if not isinstance(found, str) and deviation(found, expected) > ROUNDING:
                     reasons.append(_reason(name, system, found, folder))
                 print(f"{method.title}, {system}: {cells[-1]}", flush=True)
-            cells.append(f"{deviation(expected, _start()):.1e}")
+            cells.append(f"{deviation(expected, _start(folder)):.1e}")
             lines.append(f"| {method.title} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", *reasons]) + "\n"
 
@@ -230,11 +264,19 @@ def _reason(name: str, system: str, found: Weights, folder: Path) -> str:
     return f"{title} {why}. A plain loop that does so deviates by {left}."
 
 
-def _start() -> Weights:
-    """The initial weights."""
+def _start(folder: Path | None = None) -> Weights:
+    """The initial weights, of all models if a method's federation in ``folder`` has several."""
     from networks import build
 
-    return [tensor.numpy() for tensor in build("mlp32", (1, 8, 8), 10).state_dict().values()]
+    layers = [tensor.numpy() for tensor in build("mlp32", (1, 8, 8), 10).state_dict().values()]
+    if folder is None or not (folder / "starts.npy").exists():
+        return layers
+    stops = np.cumsum([layer.size for layer in layers])[:-1]
+    return [
+        part.reshape(layer.shape)
+        for model in np.load(folder / "starts.npy")
+        for part, layer in zip(np.split(model, stops), layers, strict=True)
+    ]
 
 
 def main() -> int:
@@ -245,11 +287,15 @@ def main() -> int:
     installed = [name for name, system in systems.SYSTEMS.items() if system.installed]
     parser.add_argument("--systems", nargs="*", default=installed, choices=list(systems.SYSTEMS))
     parser.add_argument("--only", choices=["fedavg", "methods"], help="one of the two tables")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=list(METHODS))
     parser.add_argument("--write", action="store_true", help="keep the table")
     options = parser.parse_args()
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    parts = {"fedavg": table, "methods": methods_table}
-    text = "\n".join(part(options.systems) for name, part in parts.items() if options.only in (None, name))
+    parts: Mapping[str, Callable[[], str]] = {
+        "fedavg": lambda: table(options.systems),
+        "methods": lambda: methods_table(options.systems, options.methods),
+    }
+    text = "\n".join(part() for name, part in parts.items() if options.only in (None, name))
     print(text)
     if options.write:
         place = HERE.parent / "results"

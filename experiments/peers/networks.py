@@ -178,4 +178,9 @@ NETWORKS = {
 def build(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
     """A network with the weights of seed 0, so that all systems start from the same ones."""
     torch.manual_seed(0)
+    return fresh(name, shape, classes)
+
+
+def fresh(name: str, shape: tuple[int, ...], classes: int) -> nn.Module:
+    """A network with random weights, for methods that start from several."""
     return NETWORKS[name](tuple(shape), classes)

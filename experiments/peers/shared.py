@@ -68,6 +68,11 @@ class Task:
         own = self.own(number)
         return normalised(x[own]), np.array(y[own])
 
+    def starts(self) -> NDArray[np.float32]:
+        """The weights of the first models ``(C, P)``, for methods that have several (``agree.py``)."""
+        found: NDArray[np.float32] = np.load(Path(self.folder) / "starts.npy")
+        return found
+
     def own(self, number: int) -> slice:
         """Where a client's samples lie."""
         if self.sizes:

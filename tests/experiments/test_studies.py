@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from experiments import frame, readme
+from rayfl import plugins
 from rayfl.errors import ConfigError
 from rayfl.study import execute, prepare, read
 
@@ -18,6 +19,12 @@ FOLDER = Path(__file__).resolve().parents[2] / "experiments"
 SIZED = [(file.path, size) for file in readme.studies() for size in ("", *file.sizes)]
 ON_DIGITS = ["mt_hfl/digits.yaml", pytest.param("clustered/planted_label_swap.yaml", marks=pytest.mark.slow)]
 TINY = ["rounds=1", "training.epochs=1", "evaluation.every=1", "execution.backend=inline"]
+
+
+@pytest.fixture(autouse=True)
+def _no_plugins_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a study are not those of the next one."""
+    monkeypatch.setattr(plugins, "_loaded", {})
 
 
 @pytest.mark.parametrize(("file", "size"), SIZED)

@@ -52,7 +52,7 @@ class Words(Model):
         return Lstm().example(shape, classes, count, rng)
 
 
-def main(algorithm="fedavg", **sections):
+def main(algorithm="fedavg", network="build", models=1, **sections):
     task = load_task()
     partition = {"name": "iid", "clients": task.clients, "validation": 0.0, "test_samples": 1}
     if len(task.shape) == 1:
@@ -63,7 +63,7 @@ def main(algorithm="fedavg", **sections):
         data = {"name": "python", "target": f"{__file__}:arrays", "classes": task.classes, "normalise": scale}
         if task.sizes:
             partition = {"name": "column", "column": "client", "validation": 0.0}
-        model = OwnModule(target=f"{HERE}/networks.py:build", kwargs={"name": task.network})
+        model = OwnModule(target=f"{HERE}/networks.py:{network}", kwargs={"name": task.network})
     result = rayfl.run(
         {
             "rounds": task.rounds,
@@ -84,7 +84,7 @@ def main(algorithm="fedavg", **sections):
         model=model,
         on_event=lambda event: isinstance(event, rayfl.RoundDone) and round_done(),
     )
-    finished(result.model(cluster=0).state_dict().values())
+    finished(tensor for c in range(models) for tensor in result.model(cluster=c).state_dict().values())
 
 
 if __name__ == "__main__":

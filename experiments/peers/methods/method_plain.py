@@ -2,11 +2,14 @@
 
 FedProx: Li et al., MLSys 2020, Algorithm 2. SCAFFOLD: Karimireddy et al., ICML 2020, Algorithm 1, option II.
 FedNova: Wang et al., NeurIPS 2020, Equation 7. FedAvgM: Hsu et al., 2019. FedAdam: Reddi et al., ICLR 2021,
-Algorithm 2, with ``v = tau^2`` before the first round.
+Algorithm 2, with ``v = tau^2`` before the first round. IFCA: Ghosh et al., NeurIPS 2020, Algorithm 1, model
+averaging, weighted by n_i. FeSEM: Xie et al., 2021, Algorithm 1, weighted by n_i; its first centers, which
+the paper leaves open, are those of the best k-means of the first round's models.
 
 ``PEERS_VARIANT`` changes one thing, to show that it is what a system differs by (``agree.WHY``).
 """
 
+import itertools
 import os
 import sys
 
@@ -22,9 +25,95 @@ def flat(tensors):
     return torch.cat([tensor.detach().reshape(-1).double() for tensor in tensors])
 
 
+class Local:
+    """The local SGD of IFCA's and FeSEM's clients, and the loss of a model on their data."""
+
+    def __init__(self, task):
+        self.task = task
+        self.model = build(task.network, task.shape, task.classes)
+        self.parameters = list(self.model.parameters())
+
+    def load(self, values):
+        with torch.no_grad():
+            sizes = [t.numel() for t in self.parameters]
+            for tensor, value in zip(self.parameters, values.split(sizes), strict=True):
+                tensor.copy_(value.view_as(tensor))
+
+    def loss(self, i, values):
+        self.load(values)
+        images, labels = map(torch.from_numpy, self.task.client(i))
+        with torch.no_grad():
+            return functional.cross_entropy(self.model(images), labels)
+
+    def train(self, i, values):
+        self.load(values)
+        images, labels = map(torch.from_numpy, self.task.client(i))
+        for _ in range(self.task.epochs):
+            for at in range(0, len(images), self.task.batch_size):
+                batch = slice(at, at + self.task.batch_size)
+                loss = functional.cross_entropy(self.model(images[batch]), labels[batch])
+                g = flat(torch.autograd.grad(loss, self.parameters))
+                self.load(flat(self.parameters) - self.task.lr * g)
+        return flat(self.parameters)
+
+
+def clustered(task, variant):
+    """IFCA and FeSEM, all clients in every round."""
+    local = Local(task)
+    n = torch.tensor([float(task.count(i)) for i in range(task.clients)], dtype=torch.float64)
+    if "unweighted" in variant:
+        n = torch.ones_like(n)
+    centers = torch.from_numpy(task.starts()).double()
+    if "equal starts" in variant:
+        centers[1:] = centers[0]
+    fedsem = task.method == "fedsem"
+    own = torch.zeros(task.clients, dtype=torch.long)
+    for number in range(task.rounds):
+        if not fedsem:
+            losses = [torch.stack([local.loss(i, center) for center in centers]) for i in range(task.clients)]
+            own = torch.stack(losses).argmin(dim=1)
+        trained = torch.stack([local.train(i, centers[own[i]]) for i in range(task.clients)])
+        if fedsem and number == 0 and not variant:
+            own = k_means(trained, n, len(centers))
+        elif fedsem:
+            own = (trained[:, None] - centers).square().sum(dim=2).argmin(dim=1)
+        for c in range(len(centers)):
+            if (own == c).any():
+                centers[c] = (n[:, None] * trained)[own == c].sum(dim=0) / n[own == c].sum()
+        round_done()
+    found = []
+    for center in centers:
+        local.load(center)
+        found += [tensor.detach().clone() for tensor in local.parameters]
+    finished(found)
+
+
+def k_means(points, n, count):
+    """The best of all divisions into ``count`` groups, numbered by first occurrence."""
+
+    def inertia(division):
+        own = torch.tensor(division)
+        total = 0.0
+        for c in range(count):
+            weights = n * (own == c)
+            mean = (weights[:, None] * points).sum(dim=0) / weights.sum()
+            total += float((weights * (points - mean).square().sum(dim=1)).sum())
+        return total
+
+    divisions = [
+        (0, *rest)
+        for rest in itertools.product(range(count), repeat=len(points) - 1)
+        if list(dict.fromkeys((0, *rest))) == list(range(count))
+    ]
+    return torch.tensor(min(divisions, key=inertia))
+
+
 def main():
     torch.set_num_threads(1)
     task = load_task()
+    if "clusters" in task.settings:
+        clustered(task, os.environ.get("PEERS_VARIANT", ""))
+        return
     s = task.settings
     variant = os.environ.get("PEERS_VARIANT", "")
     model = build(task.network, task.shape, task.classes)

@@ -16,6 +16,9 @@ def main():
     settings = {NAMES.get(name, name): value for name, value in task.settings.items()}
     if task.method == "fedprox":
         run_rayfl.main("fedavg", local={"name": "fedprox", **settings})
+    elif "clusters" in settings:
+        name = task.method.partition("_")[0]
+        run_rayfl.main({"name": name, **settings}, network="fresh", models=settings["clusters"])
     else:
         run_rayfl.main({"name": task.method, **settings})
 
