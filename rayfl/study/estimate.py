@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import shutil
+import statistics
 import tempfile
 import time
 from collections.abc import Sequence
@@ -68,6 +69,22 @@ class Estimate:
         return found
 
 
+@dataclass(frozen=True)
+class _Cost:
+    """What a run of a kind costs.
+
+    Attributes:
+        once: seconds of the start, and what the first round takes longer than a later one: many methods
+            cluster the clients there, and kernels are compiled.
+        of_round: seconds of each round, with its share of the tests.
+        disk: bytes of the run directory.
+    """
+
+    once: float = 0.0
+    of_round: float = 0.0
+    disk: float = 0.0
+
+
 def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     """Look at existing runs, and time the second round of every method whose speed is not known yet.
 
@@ -77,9 +94,9 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     by_key = {run.key: run for run in runs}
     there = [run for run in by_key.values() if is_finished(directory_of(run))]
     left = [run for run in by_key.values() if not is_finished(directory_of(run))]
-    known: dict[str, tuple[float, float]] = {}
+    known: dict[str, _Cost] = {}
     for run in there:
-        known.setdefault(_kind(run), _measured(directory_of(run), run.config.rounds))
+        known.setdefault(_kind(run), _measured(RunDirectory(directory_of(run))))
     timed = 0
     untimed: list[str] = []
     for run in left:
@@ -89,9 +106,9 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
             untimed += [f"a round of {run.method} failed and is not counted: {error}"] * bool(error)
     seconds = disk = 0.0
     for run in left:
-        of_round, of_disk = known[_kind(run)]
-        seconds += of_round * (run.config.rounds - rounds_done(directory_of(run)))
-        disk += of_disk
+        cost, done = known[_kind(run)], rounds_done(directory_of(run))
+        seconds += cost.once * (done == 0) + cost.of_round * (run.config.rounds - done)
+        disk += cost.disk
     cpus = os.cpu_count() or 1
     side = allocate(len(left), left[0].config, 1, cpus, 0, jobs).jobs if left else 1
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -117,17 +134,21 @@ def _kind(run: PlannedRun) -> str:
     """Runs of the same speed: of a method, model, clients, and settings of work."""
     c = run.config
     t, clients = c.training, c.partition.model_dump(exclude={"alpha"})
-    return repr((run.method, c.model, c.data, t.epochs, t.batch_size, t.participation, clients, c.evaluation))
+    work = (t.epochs, t.batch_size, t.participation, t.engine, t.precision)
+    return repr((run.method, c.model, c.data, work, clients, c.evaluation))
 
 
-def _measured(path: Path, rounds: int) -> tuple[float, float]:
-    summary = RunDirectory(path).read_json("summary.json") or {}
-    return float(summary.get("seconds") or 0.0) / max(1, rounds), float(_bytes(path))
+def _measured(directory: RunDirectory) -> _Cost:
+    """The cost of a run that is finished."""
+    total = float((directory.read_json("summary.json") or {}).get("seconds") or 0.0)
+    rounds = directory.read_frame("rounds.csv")["seconds"].tolist() if directory.rounds_complete() else [0.0]
+    of_round = statistics.fmean(rounds[1:] or rounds)
+    return _Cost(max(0.0, total - of_round * len(rounds)), of_round, float(_bytes(directory.path)))
 
 
-def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
-    """Seconds of a round and bytes of the run directory, from two rounds in a directory that is deleted
-    afterwards; or the reason why there is no estimate.
+def _timed(run: PlannedRun) -> tuple[_Cost, str]:
+    """The cost by two rounds in a directory that is deleted afterwards; or the reason why there is no
+    estimate.
 
     Raises:
         KeyboardInterrupt: if it was stopped by a signal.
@@ -139,13 +160,13 @@ def _timed(run: PlannedRun) -> tuple[tuple[float, float], str]:
         execution = c.execution.model_copy(update={"backend": "inline"})
         tests = c.evaluation.model_copy(update={"every": 1})
         changed = {"output": output, "execution": execution, "evaluation": tests, "events": ()}
-        return _of_a_round(c.model_copy(update=changed), c.evaluation.every), ""
+        return _of_two_rounds(c.model_copy(update=changed), c.evaluation.every), ""
     except Interrupted:  # by a signal, which is meant for all that is left
         raise KeyboardInterrupt from None
     except RayflError as error:
-        return (0.0, 0.0), " ".join(str(error).split())
+        return _Cost(), " ".join(str(error).split())
     except (Exception, SystemExit) as error:  # from the user's own method or network
-        return (0.0, 0.0), f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return _Cost(), f"{type(error).__name__}: {' '.join(str(error).split())}"
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -179,11 +200,8 @@ class _Sampling(Driver):
         return few, np.full(_FEW, 1 / _FEW)
 
 
-def _of_a_round(config: Config, every: int) -> tuple[float, float]:
-    """Seconds of a round, with its share of the start and of the tests, and bytes of a run.
-
-    Many methods cluster the clients in the first round, and kernels are compiled there. What it takes longer
-    than the second is counted as a part of the start.
+def _of_two_rounds(config: Config, every: int) -> _Cost:
+    """Run the first two rounds; the second stands for all later ones.
 
     Args:
         config: of a run in this process that tests after every round.
@@ -197,7 +215,7 @@ def _of_a_round(config: Config, every: int) -> tuple[float, float]:
     driver = _Sampling(config, stages, backend, directory, host)
     try:
         state = driver.start()
-        start, rounds = time.perf_counter() - begun, []
+        once, rounds = time.perf_counter() - begun, []
         for _ in range(min(2, config.rounds)):
             begun, driver.seconds = time.perf_counter(), 0.0
             state = driver.round(state)
@@ -205,9 +223,9 @@ def _of_a_round(config: Config, every: int) -> tuple[float, float]:
         driver.checkpoint(state)
     finally:
         backend.close()
-    start += max(0.0, rounds[0] - rounds[-1])
     of_tests = driver.seconds * driver.share / every
-    return start / config.rounds + rounds[-1] + of_tests, float(_bytes(directory.path))
+    once += max(0.0, rounds[0] - rounds[-1])
+    return _Cost(once, rounds[-1] + of_tests, float(_bytes(directory.path)))
 
 
 def _bytes(path: Path) -> int:

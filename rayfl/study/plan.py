@@ -79,8 +79,12 @@ def key_of(config: Config) -> str:
     for name in ("clients_per_actor", "fan_in"):
         if execution[name] is None:
             del execution[name]
-    if settings["training"]["precision"] == "float32":  # runs from before there was another are the same
+    # What earlier versions called otherwise, or did not have, keeps its key: their runs are the same.
+    if settings["training"]["precision"] == "float32":
         del settings["training"]["precision"]
+    criteria = settings["algorithm"].get("criteria")
+    if isinstance(criteria, dict) and "name" in criteria:
+        criteria["norms"] = criteria.pop("name")
     sources = sorted(_sources(config))
     known = [{**settings, "execution": execution}, sources]
     contents = [

@@ -19,6 +19,7 @@ from rayfl import plugins
 from rayfl.algorithms import ServerState
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RoundDone
+from rayfl.rundir import RunDirectory
 from rayfl.servers import testing
 from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
@@ -264,18 +265,21 @@ def test_the_key_knows_what_determines_a_run() -> None:
         assert key_of(config) != key_of(rayfl.load(config, [other])), other
 
 
-def test_runs_from_before_there_was_a_precision_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their keys are hashes of settings without it."""
+def test_runs_from_before_a_setting_was_there_or_had_its_name_are_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Their keys are hashes of settings without it, or with its former name."""
     told: list[str] = []
     dumps = json.dumps
     monkeypatch.setattr(
         json, "dumps", lambda *given, **named: told.append(dumps(*given, **named)) or told[-1]
     )
-    config = rayfl.load({"rounds": 3})
+    config = rayfl.load({"rounds": 3, "algorithm": {"name": "cfl", "criteria": "relative"}})
     assert key_of(config) != key_of(rayfl.load(config, ["training.precision=bf16"]))
     default, reduced = (text for text in told if '"rounds": 3' in text)
     assert "precision" not in default
     assert '"precision": "bf16"' in reduced
+    assert '"norms": "relative", "patience": 3}' in default
 
 
 def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -566,7 +570,10 @@ def test_an_estimate_tests_few_of_many_clients(tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_happens_once_is_estimated_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A start of 50 seconds, a first round of 1,000 with clustering in it, and 7 for each later one."""
+    """A start of 50 seconds, a first round of 1,000 with clustering in it, and 7 for each later one.
+
+    Runs of 2 and of 30 rounds are of one kind, which is timed once.
+    """
     clock, costs = [0.0], {0: 1000.0, 1: 7.0}
     start, one_round = Driver.start, Driver.round
 
@@ -581,9 +588,24 @@ def test_what_happens_once_is_estimated_once(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("rayfl.study.estimate.time", SimpleNamespace(perf_counter=lambda: clock[0]))
     monkeypatch.setattr(Driver, "start", started)
     monkeypatch.setattr(Driver, "round", timed)
-    values = {**SMALL, "claims": [], "expected": [], "grid": {}, "report": {}, "seeds": 0}
-    values["methods"] = {"one": {"algorithm": "fedavg", "rounds": 30}}
+    values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0, "grid": {"rounds": [2, 30]}}
+    values["methods"] = {"one": {"algorithm": "fedavg"}}
     found = estimate(prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"])).runs)
+    assert found.seconds == pytest.approx((50 + 1000 + 7) + (50 + 1000 + 29 * 7))
+    assert clock == [50 + 1000 + 7]
+
+
+def test_runs_that_are_there_say_what_happens_once(tmp_path: Path) -> None:
+    """A finished run of two rounds: 50 seconds for its start, 1,000 for the first round, 7 for the second."""
+    values = {**SMALL, "claims": [], "expected": [], "report": {}, "seeds": 0, "grid": {"rounds": [2, 30]}}
+    values["methods"] = {"one": {"algorithm": "fedavg"}}
+    prepared = prepare(take(values, tmp_path, settings=[f"output.root={tmp_path}"]))
+    directory = RunDirectory(directory_of(prepared.runs[0]))
+    directory.path.mkdir()
+    directory.write_json("summary.json", {"seconds": 1057.0})
+    directory.write_rows("rounds.csv", [{"round": 0, "seconds": 1000.0}, {"round": 1, "seconds": 7.0}])
+    found = estimate(prepared.runs)
+    assert found.there == 1
     assert found.seconds == pytest.approx(50 + 1000 + 29 * 7)
 
 
