@@ -56,16 +56,19 @@ def bench(
         precision: ``bf16`` measures ``networks`` in reduced precision, too.
 
     Raises:
-        ConfigError: for an unknown name, or one that is not measured on a GPU, or where there is none.
+        ConfigError: for an unknown name, one that is not measured on a GPU, a config that is not measured on
+            the CPU, or if there is no GPU.
         DataError: if the config's data are missing.
     """
     _check(device, tasks)
     reduced = _precision(precision, tasks)
     own = _own(tasks)
+    if own and device == "cpu":
+        own.refuse_gpu()
     usual = [*WORKLOADS, "networks"] if device == "cuda" else list(WORKLOADS)
     chosen = [] if own else list(tasks) or usual
     settle()  # in a run the driver's actor does the same; here the driver is in this process
-    result: dict[str, Any] = {"machine": machine(), "versions": versions()}
+    result: dict[str, Any] = {"machine": machine(), "versions": versions(), "device": device}
     saved = SavedFigures(out, rounds, result)
 
     def say(text: str) -> None:
@@ -101,7 +104,7 @@ def bench(
             _METHODS,
         ),
         "networks": (
-            "engines, the plain loop and the floor of matrix products: "
+            "engines, the plain loop and the floor: "
             + ("seconds a round on the GPU" if device == "cuda" else "CPU seconds a round, one thread"),
             partial(
                 networks.run,

@@ -1,5 +1,5 @@
-"""The floor of a round: the arithmetic that training needs, divided by the speed of the machine's matrix
-products.
+"""The floor of a round: the arithmetic that training needs, divided by the speed of large matrix products or
+convolutions on the same device.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from rayfl.data import Samples
 from rayfl.models import ModelSpec
 from rayfl.training.batches import Batches
 
@@ -60,15 +61,16 @@ def wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def operations(spec: ModelSpec, batches: Batches, samples: int) -> float:
+def operations(spec: ModelSpec, data: Samples, samples: int) -> float:
     """Operations of products and convolutions in one step, forward and backward, on this many samples.
 
-    Everything else (activations, normalisation, the update) is not counted. The input needs no gradient.
+    Everything else (activations, normalisation, the update) is not counted. The input needs no gradient. They
+    are counted on the CPU, also for a GPU, whose LSTM is one operation that PyTorch's counter takes for none.
     """
     from torch.utils.flop_counter import FlopCounterMode  # deferred: its imports are slow
 
-    module = spec.build().to(batches.device).train()
-    x, y = batches.train(np.arange(samples))
+    module = spec.build().train()
+    x, y = Batches(data, torch.device("cpu")).train(np.arange(samples))
     with warnings.catch_warnings(), FlopCounterMode(display=False) as counter:
         warnings.simplefilter("ignore")  # the next line warns about missing GPUs
         with torch.backends.mkldnn.flags(enabled=False):

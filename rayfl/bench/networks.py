@@ -225,7 +225,8 @@ def measure(
     precision: Precision = "float32",
 ) -> dict[str, Any]:
     """A row of :func:`run`; ``top`` is the device's peak."""
-    spec, batches = case.spec, Batches(case.data(), device)
+    spec, data = case.spec, case.data()
+    batches = Batches(data, device)
     name, _ = choose_engine(spec)
     own_engine, opened = open_engine(name, spec, batches, 0)
     # Where auto takes the loop, both sides are one, and the ratio says what the measurement is worth.
@@ -246,7 +247,7 @@ def measure(
             say(f"{case.network} {number}/{rounds}: loop {seconds['loop'][-1]:.3f}, "
                 f"{also}{name} {seconds['own'][-1]:.3f} s")  # fmt: skip
     size = min(case.batch_size, case.samples)
-    needed = floor.operations(spec, batches, size) * case.clients * case.epochs * case.samples / size
+    needed = floor.operations(spec, data, size) * case.clients * case.epochs * case.samples / size
     own = statistics.median(seconds["own"])
     row = {
         "network": case.network,

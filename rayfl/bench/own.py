@@ -12,6 +12,7 @@ import numpy as np
 
 from rayfl.config import Config, load
 from rayfl.data import Federation
+from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.servers.building import check, divide
 
@@ -87,6 +88,21 @@ class OwnWorkload:
                 *(f"execution.{key}={value}" for key, value in execution.items()),
             ],
         )
+
+    def refuse_gpu(self) -> None:
+        """For a plain loop on the CPU, with which a GPU cannot be compared.
+
+        Raises:
+            ConfigError: if the config trains on a GPU of this machine.
+        """
+        import torch
+
+        execution = load(self.given, self.overrides).execution
+        trains_there = execution.device == "cuda" or (execution.device == "auto" and execution.gpus_per_actor)
+        if trains_there and torch.cuda.is_available():
+            raise ConfigError(
+                "--device", f"{self.name} trains on a GPU", "--device=cuda, or execution.device=cpu"
+            )
 
     def network(self) -> nn.Module:
         """See :class:`~rayfl.bench.naive.Plain`."""

@@ -36,7 +36,7 @@ class SavedFigures:
     Attributes:
         path: the file; None: nothing is saved.
         rounds: measured rounds, which must be those of the stopped process.
-        result: the figures so far, with ``machine`` and ``versions``, which must be its too.
+        result: the figures so far, with ``machine``, ``versions`` and ``device``, which must be its too.
     """
 
     path: Path | None
@@ -69,7 +69,7 @@ class SavedFigures:
     def _same(self, found: Mapping[str, Any]) -> bool:
         ours, theirs = self.result["machine"], found["machine"]
         same = all(ours.get(part) == theirs.get(part) for part in _MACHINE)
-        return same and found["versions"] == self.result["versions"]
+        return same and all(found.get(part) == self.result[part] for part in ("versions", "device"))
 
     def _write(self, figures: Mapping[str, Any]) -> None:
         if self.path is not None:

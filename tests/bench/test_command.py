@@ -15,6 +15,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from rayfl.bench import command, measure, startup
+from rayfl.bench.saved import Rows
 from rayfl.bench.workloads import WORKLOADS
 from rayfl.cli import app
 from rayfl.errors import ConfigError
@@ -110,6 +111,38 @@ def test_a_device_that_is_not_there_is_refused_in_a_line(
     with pytest.raises(ConfigError) as caught:
         CliRunner().invoke(app, ["bench", *arguments], catch_exceptions=False)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["device=cuda", "gpus_per_actor=0.5"])
+def test_a_config_for_a_gpu_is_not_compared_with_a_loop_on_the_cpu(
+    where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake(monkeypatch)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(startup, "own_first_rounds", lambda *_: {})
+    tasks, console = ["digits-demo", f"execution.{where}"], Console(file=io.StringIO())
+    with pytest.raises(ConfigError, match="--device: digits-demo trains on a GPU; --device=cuda"):
+        command.bench(tasks, 1, None, console)
+    for device, more in (("cuda", []), ("cpu", ["execution.device=cpu"])):
+        assert command.bench([*tasks, *more], 1, None, console, device)["own"]
+
+
+def test_figures_of_another_device_are_measured_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    out, console, known = tmp_path / "figures.json", Console(quiet=True), list[int]()
+
+    def stopped(*_: object, saved: Rows, **__: object) -> None:
+        known.append(len(saved.known))
+        saved.keep([{"network": "skip"}])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(command.networks, "run", stopped)
+    for device in ("cpu", "cpu", "cuda", "cuda"):
+        with pytest.raises(KeyboardInterrupt):
+            command.bench(["networks"], 1, out, console, device)
+    assert known == [0, 1, 0, 1]
 
 
 def test_on_a_gpu_all_networks_are_measured_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ import torch
 from rayfl.bench import floor, networks
 from rayfl.bench.saved import Rows
 from rayfl.models import MODELS
-from rayfl.training.batches import Batches
 
 CASES = {case.network: case for case in networks.CASES}
 
@@ -71,19 +71,34 @@ def test_the_networks_are_what_the_table_says() -> None:
 def test_operations_by_hand() -> None:
     """MLP D-H-K: 2 B (D H + H K) forwards and for the weights, 2 B H K for the hidden layer's gradient."""
     case = dataclasses.replace(CASES["W3: MLP"], model=MODELS["mlp"](hidden=[7]), shape=(1, 2, 3), classes=5)
-    batches = Batches(case.data(), torch.device("cpu"))
-    assert floor.operations(case.spec, batches, 4) == 2 * 4 * (2 * (6 * 7 + 7 * 5) + 7 * 5)
+    assert floor.operations(case.spec, case.data(), 4) == 2 * 4 * (2 * (6 * 7 + 7 * 5) + 7 * 5)
 
 
 def test_an_lstm_is_counted() -> None:
     """Its products too, which PyTorch may hide in one operation: at least 3 x 2 x 4 H (D + H) a word."""
     case: Any = dataclasses.replace(CASES["W5a: LSTM"], classes=30)
-    batches = Batches(case.data(), torch.device("cpu"))
     words, layers, size = 2 * networks.LENGTH, 2, 64
     recurrent = 3 * 2 * words * layers * 4 * size * 2 * size
     last = 3 * 2 * words * size * 30
-    assert 0.9 * (recurrent + last) < floor.operations(case.spec, batches, 2) < 1.1 * (recurrent + last)
+    assert 0.9 * (recurrent + last) < floor.operations(case.spec, case.data(), 2) < 1.1 * (recurrent + last)
 
 
 def test_the_peak_is_a_speed() -> None:
     assert 1e8 < floor.peak(tries=1) < 1e13
+
+
+@pytest.mark.parametrize(("convolution", "most"), [(10_000.0, 2 * 6**3), (1.0, 2 * 9 * 2 * 32 * 2 * 16**2)])
+def test_the_peak_is_that_of_the_faster(
+    convolution: float, most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A product of matrices of side 6 takes a second; the convolution has 2 channels."""
+    clock = [0.0]
+
+    def taking(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(floor, "_SIDE", 6)
+    monkeypatch.setattr(torch, "mm", lambda a, b: taking(1.0))
+    monkeypatch.setattr(torch, "conv2d", lambda images, kernels, padding: taking(convolution))
+    monkeypatch.setattr(floor, "time", SimpleNamespace(process_time=lambda: clock[0], perf_counter=None))
+    assert floor.peak(tries=2) == most
