@@ -121,6 +121,10 @@ class FedSEM(Algorithm[FedSEMState]):
         return super().end(setup, new, plan, report)
 
 
+_CACHED = 1 << 17
+"""Numbers of which a core's cache holds a few vectors."""
+
+
 @dataclass(frozen=True)
 class Distances(ClientReport):
     """The squared Euclidean distance from each trained model to each center (the E-step)."""
@@ -131,9 +135,16 @@ class Distances(ClientReport):
         """``(B, C)``; of the parameters, without running statistics."""
         import torch
 
-        rows, n = trained.rows[:, : trained.spec.n_parameters], trained.spec.n_parameters
-        squares = [(rows - m[:n].to(rows.device)).double().square().sum(1) for m in trained.models]
-        return np.asarray(torch.stack(squares, dim=1).cpu().numpy(), np.float64)
+        n = trained.spec.n_parameters
+        rows = trained.rows[:, :n]
+        centers = [model[:n].to(rows.device) for model in trained.models]
+        # A few clients at a time: what lies between fits in the cache.
+        few = max(1, len(rows) if rows.is_cuda else _CACHED // max(1, n))
+        found = [
+            torch.stack([(own - center).double().square_().sum(1) for center in centers], dim=1)
+            for own in (rows[k : k + few] for k in range(0, len(rows), few))
+        ]
+        return np.asarray(torch.cat(found).cpu().numpy(), np.float64)
 
 
 @dataclass(frozen=True)

@@ -516,14 +516,13 @@ class ClientHost:
         row ``r(i, .)`` for every client i of the block, ``(B, N)``."""
         blocks = range(len(objects))
         everyone = [signature for block in blocks for signature in objects["signatures", block]]
-        rows = np.stack(
-            [
-                job.signature.relate(self._features(client, stage, job)[0], everyone[at], everyone)
-                for at, (client, stage) in enumerate(
-                    zip(job.clients.tolist(), job.stages.tolist(), strict=True), job.first
-                )
-            ]
+        clients = (
+            (self._features(client, stage, job)[0], everyone[at])
+            for at, (client, stage) in enumerate(
+                zip(job.clients.tolist(), job.stages.tolist(), strict=True), job.first
+            )
         )
+        rows = job.signature.relate_all(clients, everyone)
         return Answer(None, {RELATIONS: rows})
 
     def call(self, function: Callable[..., Any], objects: Objects) -> Answer:

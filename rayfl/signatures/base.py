@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -82,6 +82,19 @@ class Signature(Section):
             others: the signatures of all N clients in the order of their ids, including its own.
         """
         raise NotImplementedError(f"{type(self).__name__} has no second step")
+
+    def relate_all(
+        self,
+        clients: Iterable[tuple[NDArray[np.floating], NDArray[np.floating]]],
+        others: Sequence[NDArray[np.floating]],
+    ) -> NDArray[np.float64]:
+        """:meth:`relate` for a block of B clients, ``(B, N)``; subclasses may compute it faster.
+
+        Args:
+            clients: for each its samples ``(n, D)`` and its own signature, read one after the other.
+            others: as of :meth:`relate`.
+        """
+        return np.stack([self.relate(x, own, others) for x, own in clients])
 
 
 def sample_matrix(x: ArrayLike) -> NDArray[np.float64]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
+from typing_extensions import override
 
 from rayfl.linalg import leading_eigenpairs, one_thread
 from rayfl.random import generator
@@ -15,6 +16,9 @@ from rayfl.signatures.base import Signature, sample_matrix
 
 BLOCK = 256
 """How many users' eigenvectors are projected at a time; bounds the memory of :meth:`Spectrum.relate`."""
+
+KEPT = 1 << 23
+"""Numbers of all users' eigenvectors up to which they are kept in double precision for the next user."""
 
 
 class Spectrum(Signature):
@@ -69,26 +73,62 @@ class Spectrum(Signature):
 
         ``G_i V`` is computed as ``X^T (X V) / n``, for many users at a time, without forming ``G_i``.
         """
-        samples = sample_matrix(x)
-        own_values = own[0].astype(np.float64)
-        row = np.zeros(len(others))
-        for start in range(0, len(others), BLOCK):
-            block = others[start : start + BLOCK]
-            vectors = np.concatenate([other[1:] for other in block], axis=1).astype(np.float64)
-            with one_thread():
-                projected = samples.T @ (samples @ vectors) / len(samples)
-            lhat = np.linalg.norm(projected, axis=0)
-            ends = np.cumsum([other.shape[1] for other in block])
-            for place, lhat_j in enumerate(np.split(lhat, ends[:-1])):
-                row[start + place] = _geometric_mean_ratio(own_values, lhat_j)
+        row: NDArray[np.float64] = self.relate_all([(x, own)], others)[0]
         return row
 
+    @override
+    def relate_all(
+        self,
+        clients: Iterable[tuple[NDArray[np.floating], NDArray[np.floating]]],
+        others: Sequence[NDArray[np.floating]],
+    ) -> NDArray[np.float64]:
+        """:meth:`relate` of several users; the others' eigenvectors are put side by side once, if that takes
+        little memory.
+        """
+        few = sum(other[1:].size for other in others) <= KEPT
+        kept = list(_side_by_side(others)) if few else None
+        rows = []
+        with one_thread():
+            for x, own in clients:
+                samples, values = sample_matrix(x), own[0].astype(np.float64)
+                row = [
+                    _geometric_mean_ratios(
+                        values, np.linalg.norm(samples.T @ (samples @ vectors) / len(samples), axis=0), counts
+                    )
+                    for vectors, counts in kept or _side_by_side(others)
+                ]
+                rows.append(np.concatenate([np.zeros(0), *row]))
+        return np.stack(rows)
 
-def _geometric_mean_ratio(own: NDArray[np.float64], projected: NDArray[np.float64]) -> float:
-    """Eqs. 3 and 4 of MT-HFL over the eigenvalues that both users kept."""
-    kept = min(len(own), len(projected))
-    if kept == 0:
-        return 0.0
-    pair = np.stack([own[:kept], projected[:kept]])
-    ratio = pair.min(axis=0) / pair.max(axis=0)
-    return float(np.exp(np.log(ratio).mean())) if (ratio > 0).all() else 0.0
+
+def _side_by_side(
+    others: Sequence[NDArray[np.floating]],
+) -> Iterator[tuple[NDArray[np.float64], NDArray[np.int64]]]:
+    """The eigenvectors of :data:`BLOCK` users at a time ``(D, sum q_j)``, and how many each has."""
+    for start in range(0, len(others), BLOCK):
+        block = others[start : start + BLOCK]
+        vectors = np.concatenate([other[1:] for other in block], axis=1).astype(np.float64)
+        yield vectors, np.array([other.shape[1] for other in block], np.int64)
+
+
+def _geometric_mean_ratios(
+    own: NDArray[np.float64], projected: NDArray[np.float64], counts: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Eqs. 3 and 4 of MT-HFL for several users ``(n,)``, over the eigenvalues that both users kept.
+
+    Args:
+        own: eigenvalues ``(q,)``.
+        projected: lengths of the n users' projected eigenvectors, one user after the other.
+        counts: how many each of them has ``(n,)``.
+    """
+    found, firsts = np.zeros(len(counts)), np.cumsum(counts) - counts
+    for count in np.unique(counts).tolist():  # nearly always there is only one
+        kept = min(len(own), count)
+        if kept == 0:
+            continue
+        same = np.flatnonzero(counts == count)
+        lengths = projected[firsts[same, None] + np.arange(kept)]
+        ratios = np.minimum(own[:kept], lengths) / np.maximum(own[:kept], lengths)
+        positive = (ratios > 0).all(axis=1)
+        found[same[positive]] = np.exp(np.log(ratios[positive]).mean(axis=1))
+    return found

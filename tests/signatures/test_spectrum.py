@@ -211,3 +211,21 @@ def test_cifar10_tasks_are_found_through_pca(cifar10, seed):
     assert clusters.ari == 1
     assert within.mean() > 0.96
     assert across.mean() < 0.45  # 0.31 with ImageNet features
+
+
+def test_relating_a_block_is_relating_each_client(monkeypatch):
+    """Of users with many, few and no eigenvalues, whether the eigenvectors of all are kept or not."""
+    rng = generator(0, "users")
+    clients = [rng.random((n, 6)) for n in (9, 2, 1, 4, 30)] + [np.zeros((3, 6))]
+    spectrum = Spectrum(q=3)
+    signatures, rows = relate_all(spectrum, clients)
+    assert [own.shape[1] for own in signatures] == [3, 2, 1, 3, 3, 0]
+    pairs = list(zip(clients, signatures, strict=True))
+    monkeypatch.setattr("rayfl.signatures.spectrum.BLOCK", 4)
+    for kept in (1 << 20, 0):
+        monkeypatch.setattr("rayfl.signatures.spectrum.KEPT", kept)
+        found = spectrum.relate_all(iter(pairs), signatures)
+        np.testing.assert_allclose(found, rows, rtol=1e-14)
+    np.testing.assert_array_equal(found[-1], 0)
+    np.testing.assert_array_equal(found[:, -1], 0)
+    assert (found[:-1, :-1] > 0).all()
