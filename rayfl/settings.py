@@ -28,6 +28,7 @@ from pydantic import (
     GetJsonSchemaHandler,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -64,6 +65,19 @@ class Section(BaseModel):
     def needs_classes(self) -> bool:
         """:attr:`classes_only`, where it depends on the settings."""
         return self.classes_only
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_default_parts(cls, given: Any) -> Any:
+        """Complete the settings of parts that are given without a name: :func:`named`."""
+        if not isinstance(given, Mapping):
+            return given
+        completed = dict(given)
+        for key, value in given.items():
+            if isinstance(value, Mapping) and "name" not in value and key in cls.model_fields:
+                default = cls.model_fields[key].get_default(call_default_factory=True)
+                completed[key] = named(value, default) if isinstance(default, Section) else value
+        return completed
 
     @field_validator("*")
     @classmethod
@@ -110,6 +124,12 @@ def part_name(part: type[Section]) -> str | None:
     """The name by which a part is chosen: the default of its ``name`` field, None for abstract bases."""
     field = part.model_fields.get("name")
     return (field.default or None) if field is not None and isinstance(field.default, str) else None
+
+
+def named(settings: Mapping[str, Any], default: Section) -> Mapping[str, Any]:
+    """The settings of a part with its name; without one they belong to the default part of their field."""
+    name = part_name(type(default))
+    return settings if name is None or "name" in settings else {"name": name, **settings}
 
 
 class Registry(Mapping[str, type[PartT]]):
@@ -213,7 +233,7 @@ class Choice:
     """Annotates a config field that holds one of ``parts``, chosen by its ``name`` when it is validated.
 
     The name alone is short for a section with nothing else: ``algorithm: pacfl``. An object is taken as it
-    is.
+    is. Settings without a name belong to the field's default part, if it has one.
     """
 
     parts: Mapping[str, type[Section]]

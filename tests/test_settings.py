@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from rayfl.settings import Registry, Section, choice, part_name, summary
 
@@ -95,6 +95,39 @@ def test_a_part_is_chosen_by_its_name(value, lives):
 def test_what_is_no_choice(value):
     with pytest.raises(ValidationError):
         TypeAdapter(choice({"cat": Cat, "dog": Dog})).validate_python(value)
+
+
+if TYPE_CHECKING:
+    Pet = Animal
+else:
+    Pet = choice({"cat": Cat, "dog": Dog})
+
+
+class Home(Section):
+    """Holds parts chosen by name, whose defaults are an object and a factory."""
+
+    pet: Pet = Cat(lives=7)
+    other: Pet = Field(default_factory=Cat)
+
+
+class Kennel(Section):
+    """Holds a part without a default."""
+
+    pet: Pet
+
+
+def test_settings_without_a_name_belong_to_the_default_part() -> None:
+    """Only its name is taken: other settings are those of the part, not of the default object."""
+    home: Any = Home.model_validate({"pet": {"lives": 3}, "other": {}})
+    assert (home.pet, home.other) == (Cat(lives=3), Cat())
+    assert Home.model_validate({"pet": {}}).pet == Cat()
+    assert Home().pet == Cat(lives=7)
+    with pytest.raises(ValidationError, match=r"pet\.owner\n.*Extra"):
+        Home.model_validate({"pet": {"owner": "x"}})
+    with pytest.raises(ValidationError, match="expected a name"):
+        Kennel.model_validate({"pet": {"lives": 3}})
+    with pytest.raises(ValidationError, match="no part has this name"):
+        Home.model_validate({"pet": {"name": "cow"}})
 
 
 def test_the_schema_offers_the_names_of_parts_that_need_no_setting():

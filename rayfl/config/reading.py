@@ -21,7 +21,7 @@ from rayfl.config.text import NOT_YAML, parse
 from rayfl.config.words import describe, one_line, sections, shown
 from rayfl.errors import ConfigError, nearest
 from rayfl.paper import Paper
-from rayfl.settings import Section, part_name
+from rayfl.settings import Section, named
 
 PRESETS = Path(__file__).parents[1] / "presets"
 
@@ -269,8 +269,8 @@ def _complete(values: Mapping[str, Any], section: type[BaseModel]) -> dict[str, 
                 continue
             choices = sections(field.annotation, field.metadata)
             if isinstance(value, Mapping):
-                if None not in choices and "name" not in value:
-                    value = {"name": part_name(type(default)), **value}
+                if None not in choices:
+                    value = named(value, default)
                 chosen = value.get("name")
                 inner = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
                 value = _complete(value, inner) if inner else value

@@ -618,6 +618,22 @@ def test_other_units_bring_their_own_thresholds(override: str) -> None:
     assert other.criteria == RelativeCriteria()
 
 
+def test_thresholds_without_units_are_norms() -> None:
+    """In Python, YAML and overrides alike."""
+    expected = AbsoluteCriteria(eps1=0.3)
+    given: Any = {"eps1": 0.3}
+    methods = [
+        CFL(criteria=given),
+        load({}, algorithm=CFL(criteria=given)).algorithm,
+        load({"algorithm": {"name": "cfl", "criteria": given}}).algorithm,
+        load({"algorithm": "cfl"}, ["algorithm.criteria.eps1=0.3"]).algorithm,
+        load({"algorithm": "cfl"}, ["algorithm.criteria={eps1: 0.3}"]).algorithm,
+    ]
+    for method in methods:
+        assert isinstance(method, CFL)
+        assert method.criteria == expected
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("clients", ["swap", "blocks", "iid"])
 def test_one_setting_splits_incongruent_clients_only(
