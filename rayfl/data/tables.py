@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import itertools
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,6 +36,7 @@ def read_table(path: Path, text: bool = False) -> pd.DataFrame:
         if path.suffix == ".parquet":
             frame = _read_parquet(path)
         else:
+            _check_separator(path)
             with warnings.catch_warnings():
                 warnings.simplefilter("error", pd.errors.ParserWarning)  # cells beyond the header
                 frame = pd.read_csv(
@@ -70,6 +73,36 @@ def check_file(path: Path) -> None:
     """
     if not path.is_file():
         raise DataError(f"{path}: {'it is a folder' if path.is_dir() else 'there is no such file'}")
+
+
+_SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
+"""What some programs write between columns, as it is named in a message."""
+
+
+def _check_separator(path: Path) -> None:
+    """Refuse columns that are separated by something else, such as the semicolons of spreadsheets.
+
+    They are if header and first row have equally many cells then, and more than commas make of the header.
+    Semicolons are not simply read: with them, commas are often the points of numbers.
+
+    Raises:
+        DataError
+    """
+
+    def cells(separator: str) -> list[int]:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = (row for row in csv.reader(file, delimiter=separator) if row)
+            return [len(row) for row in itertools.islice(rows, 2)]
+
+    try:
+        found = {separator: cells(separator) for separator in (",", *_SEPARATORS)}
+    except (OSError, ValueError, csv.Error):  # compressed, or broken: the reader says how
+        return
+    for separator, spoken in _SEPARATORS.items():
+        first = found[separator]
+        if len(first) == 2 and first[0] == first[1] > found[","][0]:
+            what = f"its columns seem to be separated by {spoken}"
+            raise DataError(f"{path}: {what}; expected commas, and points in numbers")
 
 
 def _check_header(path: Path) -> None:

@@ -340,7 +340,7 @@ WRONG_FILES = {
         "sample,clinet\n0,a\n",
         "has no column 'client', only sample, clinet; did you mean 'clinet'",
     ),
-    "semicolons": ("sample;client\n0;a\n", "has no column 'sample', only sample;client"),
+    "semicolons": ("sample;client\n0;a\n", "owners.csv: its columns seem to be separated by ';'; expected c"),
     "two columns of a name": ("sample,client,client\n0,a,b\n", "has two columns 'client'"),
     "too many cells": ("sample,client\n0,a,b\n", "a row has more cells than the header has columns"),
     "fractional sample": (

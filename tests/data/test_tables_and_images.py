@@ -209,6 +209,22 @@ BAD_TABLES: dict[str, tuple[str | pd.DataFrame, dict[str, Any], str]] = {
         "people.csv: has two columns 'age'",
     ),
     "too many cells": (HEAD + "1,red,h0,ok,5\n", {}, "people.csv: a row has more cells than the header"),
+    "semicolons": (
+        (HEAD + ROWS).replace(",", ";"),
+        {},
+        "people.csv: its columns seem to be separated by ';'; expected commas, and points in numbers",
+    ),
+    "semicolons and decimal commas": (
+        "age;weight, height;outcome\n" + "31;80,5;ill\n32;81,5;ok\n" * 3,
+        {"exclude": []},
+        "people.csv: its columns seem to be separated by ';'",
+    ),
+    "tabs": (
+        (HEAD + ROWS).replace(",", "\t"),
+        {},
+        "its columns seem to be separated by tabs; expected commas",
+    ),
+    "bars": ((HEAD + ROWS).replace(",", "|"), {}, "its columns seem to be separated by '|'; expected commas"),
     "too small a fraction": (HEAD + ROWS, {"test_fraction": 0.01}, "leaves no test sample"),
 }
 
@@ -221,6 +237,14 @@ def test_a_wrong_table_is_refused_in_a_line(tmp_path: Path, kind: str) -> None:
     assert "\n" not in str(caught.value)
     assert message in str(caught.value)
     assert "people.csv" in str(caught.value)
+
+
+def test_other_separators_may_stand_in_names_and_texts(tmp_path: Path) -> None:
+    """Also where header and rows have equally many of them, if there are more columns by commas."""
+    head, row = '"age;y",colour;tint,outcome\n', "{0},{1};{1},{2}\n"
+    rows = "".join(row.format(i, COLOURS[i % 4], "ill" if i % 2 else "ok") for i in range(8))
+    found = table(tmp_path / "people.csv", head + rows, exclude=[], test_fraction=0.5)
+    assert found.x_train.shape[1] == 1 + len(set(COLOURS))
 
 
 def test_a_test_table_without_a_column_is_refused(tmp_path: Path) -> None:
