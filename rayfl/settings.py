@@ -75,7 +75,9 @@ class Section(BaseModel):
         completed = dict(given)
         for key, value in given.items():
             if isinstance(value, Mapping) and "name" not in value and key in cls.model_fields:
-                default = cls.model_fields[key].get_default(call_default_factory=True)
+                field = cls.model_fields[key]
+                made = field.default_factory is not None  # a default of another kind may have no copy
+                default = field.get_default(call_default_factory=True) if made else field.default
                 completed[key] = named(value, default) if isinstance(default, Section) else value
         return completed
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
@@ -110,6 +112,12 @@ class Home(Section):
     other: Pet = Field(default_factory=Cat)
 
 
+class Shelf(Section):
+    """Holds settings of a kind that nobody can copy."""
+
+    things: Mapping[str, Any] = MappingProxyType({})
+
+
 class Kennel(Section):
     """Holds a part without a default."""
 
@@ -122,6 +130,7 @@ def test_settings_without_a_name_belong_to_the_default_part() -> None:
     assert (home.pet, home.other) == (Cat(lives=3), Cat())
     assert Home.model_validate({"pet": {}}).pet == Cat()
     assert Home().pet == Cat(lives=7)
+    assert Shelf(things={"x": 1}).things == {"x": 1}
     with pytest.raises(ValidationError, match=r"pet\.owner\n.*Extra"):
         Home.model_validate({"pet": {"owner": "x"}})
     with pytest.raises(ValidationError, match="expected a name"):

@@ -147,14 +147,15 @@ def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tu
         if name == "loop":
             break
         try:
-            gap = _trials(spec, name, precision)
+            gap, apart = _trials(spec, name, precision)
         except Unsupported as problem:
             reasons.append(f"not {name}: {problem}")
         except Exception as problem:  # a model that torch.func cannot vectorise fails in its own ways
             reasons.append(f"not {name}: {type(problem).__name__}: {problem}".split("\n")[0])
         else:
             if gap <= TOLERANCE:
-                return name, "; ".join(["equals the plain loop in a trial", *reasons])
+                slow = [f"torch.func does {', '.join(apart)} for one client after another"] if apart else []
+                return name, "; ".join(["equals the plain loop in a trial", *slow, *reasons])
             reasons.append(f"not {name}: {gap:.0e} away from the plain loop in a trial")
     if wanted != "auto":
         remedy = "training.engine=auto takes one that does"
@@ -196,7 +197,7 @@ def open_engine(
     if engine.network.draws:
         # What a plain module draws on a GPU is not what a generator for each client draws.
         return engine, f"{name} on {where} without graphs: each client draws random numbers of its own"
-    problem = _problem(lambda: _trials(spec, name, precision, device), "the plain loop")
+    problem = _problem(lambda: _trials(spec, name, precision, device)[0], "the plain loop")
     if problem:
         loop = LoopEngine(spec, batches, seed, precision=precision)
         return loop, f"loop on {where}, not {name}: {problem}"
@@ -257,19 +258,25 @@ def _trials(
     name: str,
     precision: Precision,
     device: torch.device = torch.device("cpu"),  # noqa: B008 (a constant)
-) -> float:
-    """The gap of :func:`_trial`; an engine for reduced precision has to agree in float32, too."""
-    gap = _trial(spec, ENGINES[name], precision, device)
+) -> tuple[float, list[str]]:
+    """As :func:`_trial`; an engine for reduced precision has to agree in float32, too."""
+    gap, apart = _trial(spec, ENGINES[name], precision, device)
     if precision == "float32" or not gap <= TOLERANCE:
-        return gap
+        return gap, apart
     return _trial(spec, ENGINES[name], "float32", device)
 
 
-def _trial(spec: ModelSpec, make: Opener, precision: Precision, device: torch.device) -> float:
+def _trial(
+    spec: ModelSpec, make: Opener, precision: Precision, device: torch.device
+) -> tuple[float, list[str]]:
     """Two clients, a step or two each: the gap to the plain loop, the least of up to :data:`TRIALS`.
 
     In reduced precision, what it exceeds :data:`COARSER` times that of the plain loop in this precision by.
+
+    Returns:
+        It, and :attr:`VmapEngine.apart`.
     """
+    apart: list[str] = []
     work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
     for seed in range(TRIALS):
         batches = _example(spec, device, seed)
@@ -277,6 +284,7 @@ def _trial(spec: ModelSpec, make: Opener, precision: Precision, device: torch.de
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
             engine.least = 1  # two clients suffice to try what many do together
         found = _train(engine, work, 0)
+        apart = sorted((engine.apart if isinstance(engine, VmapEngine) else None) or ())
         del engine  # before there is another: models may be large
         expected, allowed = _train(LoopEngine(spec, batches, 0), work, 0), 0.0
         if precision != "float32":
@@ -285,7 +293,7 @@ def _trial(spec: ModelSpec, make: Opener, precision: Precision, device: torch.de
         gaps.append(_gap(found, expected, spec) - allowed)
         if gaps[-1] <= TOLERANCE:
             break
-    return float(np.nanmin(gaps))
+    return float(np.nanmin(gaps)), apart
 
 
 def try_recording(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.func import vmap
 from torch.nn import functional
 
 from rayfl.models import MODELS, Model, ModelSpec
@@ -241,7 +243,9 @@ def test_who_trains_together_follows_from_the_model_and_the_block(
 
 def test_the_choice_of_an_engine_has_one_thread_whatever_the_process_has(monkeypatch):
     seen = []
-    monkeypatch.setattr(training_engine, "_trial", lambda *_: seen.append(torch.get_num_threads()) or 0.0)
+    monkeypatch.setattr(
+        training_engine, "_trial", lambda *_: seen.append(torch.get_num_threads()) or (0.0, [])
+    )
     threads = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
@@ -250,3 +254,37 @@ def test_the_choice_of_an_engine_has_one_thread_whatever_the_process_has(monkeyp
     finally:
         torch.set_num_threads(threads)
     assert seen == [1]
+
+
+class Quantiles(nn.Module):
+    """A network with an operation that ``torch.func`` does not vectorise, and a warning of its own."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(shape[0], 6), nn.Linear(6, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        warnings.warn("of the network's own", UserWarning, stacklevel=1)
+        x = self.first(x)
+        return self.head(x - x.quantile(0.3, 1, keepdim=True))
+
+
+def test_what_is_not_vectorised_is_said_once_in_a_line_of_ours() -> None:
+    """PyTorch would say it in every process, in five lines."""
+    spec = spec_of(Quantiles, ROW)
+    engine = VmapEngine(spec, Batches(random_samples(ROW, 60, 3), torch.device("cpu")), 0, least=1)
+    start = torch.from_numpy(np.tile(spec.initial(), (2, 1)))
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert choose_engine(spec) == (
+            "vmap",
+            "equals the plain loop in a trial; torch.func does aten::lerp_ for one client after another; "
+            "not batched: the model is a Quantiles",
+        )
+        for round in range(2):
+            block = engine.train(SGDS[0], round, [0, 1], [np.arange(5), np.arange(9)], start)
+            assert not block.failures
+    assert engine.apart == {"aten::lerp_"}
+    assert {str(warning.message) for warning in seen} == {"of the network's own"}
+    with pytest.warns(UserWarning, match="performance drop"):  # of others in this process, as before
+        vmap(lambda x: x.quantile(0.3))(torch.rand(2, 3))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -43,6 +45,9 @@ _MANY = 1 << 24
 
 _BATCH = 32
 """A typical batch size, to estimate whether a step reads more activations or more weights."""
+
+_NO_RULE = re.compile(r"There is a performance drop because .* the batching rule for (aten::\w+)")
+"""PyTorch's warning of an operation that ``torch.func`` does for one client after another."""
 
 Tensors = dict[str, torch.Tensor]
 
@@ -177,6 +182,9 @@ class VmapEngine(BatchedEngine):
         least: clients of a block from which on they train together; None chooses.
         clients_per_call: see :class:`BatchedEngine`.
         precision: of forward and backward passes.
+
+    Attributes:
+        apart: operations that ``torch.func`` does for one client after another, known after the first block.
     """
 
     def __init__(
@@ -200,6 +208,7 @@ class VmapEngine(BatchedEngine):
         self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1
         if least is not None:
             self.least = least
+        self.apart: set[str] | None = None
 
     @override
     def one_by_one(self, clients: int) -> bool:
@@ -215,8 +224,40 @@ class VmapEngine(BatchedEngine):
         start: torch.Tensor,
         terms: Terms = NO_TERMS,
     ) -> TrainedBlock:
-        train = super().train if len(clients) >= self.least else self.loop.train
-        return train(work, round, clients, indices, start, terms)
+        if len(clients) < self.least:
+            return self.loop.train(work, round, clients, indices, start, terms)
+        with self._listening():
+            return super().train(work, round, clients, indices, start, terms)
+
+    @contextmanager
+    def _listening(self) -> Iterator[None]:
+        """PyTorch warns in every step of the operations that are :attr:`apart`: only names are kept of that.
+
+        After the first block its warnings are off, which costs nothing, unlike a filter: that would show
+        other warnings again that are shown once.
+        """
+        if self.apart is None:
+            self.apart = set()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("always", _NO_RULE.pattern)
+                show = warnings.showwarning
+
+                def listen(message: Warning | str, *others: Any) -> None:
+                    found = _NO_RULE.match(str(message))
+                    if found and self.apart is not None:
+                        self.apart.add(found.group(1))
+                    else:
+                        show(message, *others)
+
+                warnings.showwarning = listen  # type: ignore[assignment]
+                yield
+            return
+        functorch: Any = torch._C._functorch
+        functorch._set_vmap_fallback_warning_enabled(False)
+        try:
+            yield
+        finally:
+            functorch._set_vmap_fallback_warning_enabled(True)
 
 
 class _WithoutPadding(TorchFunctionMode):
