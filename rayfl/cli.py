@@ -693,7 +693,7 @@ def runs(
     if as_json:
         print(json.dumps([run.to_dict() for run in found], indent=1))
     elif found:
-        out.print(runs_table(found, folder))
+        out.print(runs_table(found, folder), soft_wrap=True, highlight=False)
     else:
         _say(f"no runs in {folder}")
 

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from rayfl.errors import RayflError
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
-from rayfl.units import UNKNOWN, duration, number, percent, size
+from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
 if TYPE_CHECKING:
     from rayfl.monitor import Pace
@@ -147,7 +147,8 @@ class Display:
         cut = "" if threshold is None else f", cut at {threshold:.3g}"
         how = " (the tree's own proposal)" if event.facts.get("suggested") else ""
         truth = "" if event.ari is None else f"; agreement with the planted groups (ARI) {event.ari:.2f}"
-        self._line(f"clustered into {event.n_clusters} groups{how}{cut}{truth} ({duration(event.seconds)})")
+        groups = counted(event.n_clusters, "group")
+        self._line(f"clustered into {groups}{how}{cut}{truth} ({duration(event.seconds)})")
 
     def _round(self, event: RoundDone) -> None:
         data, done = event.row, event.round + 1
@@ -173,7 +174,9 @@ class Display:
     def _stopped(self, event: Stopped) -> None:
         self.close()
         self._path = None
-        text = f"stopped after {event.rounds} complete rounds; resume with: rayfl resume {event.path}"
+        text = (
+            f"stopped after {counted(event.rounds, 'complete round')}; resume with: rayfl resume {event.path}"
+        )
         if self._deaf:
             self._aside(text)
         else:
@@ -186,7 +189,7 @@ class Display:
         else:
             worst = percent(summary["accuracy_worst10"])
             found = f"accuracy {percent(summary['accuracy_mean'])}, worst 10 % of the clients {worst}"
-        self._line(f"{found} after {summary['rounds']} rounds in {duration(summary['seconds'])}")
+        self._line(f"{found} after {counted(summary['rounds'], 'round')} in {duration(summary['seconds'])}")
 
 
 MOST_GROUPS = 12
@@ -236,7 +239,9 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
     rows = [
         (
             s["algorithm"],
-            str(s["clusters"]) if s["ari"] is not None or s["clusters"] > 1 else UNKNOWN,
+            str(s["clusters"])
+            if s["ari"] is not None or s["clusters"] > 1 or s.get("by_cluster")
+            else UNKNOWN,
             UNKNOWN if s["ari"] is None else f"{s['ari']:.2f}",
             *(_accuracies(s) if accurate else (number(s.get("loss_mean"), 4),)),
             *(number(s.get(key), 1 if key in _MORE else 3) for key in extra),
@@ -301,6 +306,11 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
     return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in columns)
 
 
+def _clustered(summary: Mapping[str, Any]) -> bool:
+    """Whether the method has clustered the clients, though it may have found one cluster."""
+    return summary["ari"] is not None or summary["clusters"] > 1 or bool(summary.get("by_cluster"))
+
+
 def _accuracies(summary: Mapping[str, Any]) -> tuple[str, str, str]:
     error = "" if summary.get("accuracy_se") is None else f" ± {summary['accuracy_se']:.1f}"
     worst, variance = (number(summary[name], 1) for name in ("accuracy_worst10", "accuracy_var"))
@@ -363,7 +373,7 @@ def group_table(summaries: Sequence[Mapping[str, Any]], kind: str, width: int | 
             f"{rows[i]['accuracy_mean']:.1f} ({rows[i]['accuracy_var']:.1f})" if i in rows else UNKNOWN
             for rows in found
         )
-        lines.append((f"{i}, {sizes.pop()} clients" if len(sizes) == 1 else str(i), *means))
+        lines.append((f"{i}, {counted(sizes.pop(), 'client')}" if len(sizes) == 1 else str(i), *means))
     for part in ("within", "between"):
         lines.append((f"variance {part}", *(number(s.get(f"{kind}_var_{part}"), 1) for s in summaries)))
     return fitted(table, lines, width)

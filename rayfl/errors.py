@@ -102,6 +102,14 @@ class ClientError(RayflError):
         return f"client {self.name or self.client} failed in round {self.round + 1}: {self._last}"
 
 
+def type_of(value: object) -> str:
+    """``an int``, ``a list``, ``nothing (None)``: for messages about what was given."""
+    if value is None:
+        return "nothing (None)"
+    name = type(value).__name__
+    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """A remedy for an unknown name: the nearest valid one, or all of them when none is near."""
     valid = sorted(valid)

@@ -8,7 +8,7 @@ from typing import Any
 
 from rayfl.events import Begun, Clustered, Finished, Listener, Note, RoundDone, RunEvent, Stopped
 from rayfl.monitor import Pace
-from rayfl.units import duration, percent
+from rayfl.units import counted, duration, percent
 
 SHOWN_NOTES = 6
 """The last lines that are shown below the bar."""
@@ -60,7 +60,7 @@ class Progress:
                 self._notes.append(text)
             case Clustered(n_clusters=count, ari=ari):
                 truth = "" if ari is None else f", agreement with the planted groups (ARI) {ari:.2f}"
-                self._notes.append(f"clustered into {count} groups{truth}")
+                self._notes.append(f"clustered into {counted(count, 'group')}{truth}")
             case RoundDone(row=row):
                 self._done, self._total = event.round + 1, event.rounds
                 self._row = f"round {self._done} of {self._total}, loss {row['train_loss']:.3f}"

@@ -15,7 +15,7 @@ from rich.text import Text
 from rayfl.monitor import RunView, view
 from rayfl.monitor.status import Status
 from rayfl.remote import is_url
-from rayfl.units import UNKNOWN, duration, number, percent, size
+from rayfl.units import UNKNOWN, counted, duration, number, percent, size
 
 _PAUSE_THERE = 5.0
 """Seconds between two looks at a run on object storage; what it says there is up to ten seconds old."""
@@ -23,29 +23,39 @@ _PAUSE_THERE = 5.0
 _COLOURS = {"starting": "cyan", "running": "green", "stopped": "yellow", "failed": "red", "finished": ""}
 
 
-def runs_table(runs: Sequence[RunView], folder: Path | str) -> Table:
-    """The table of ``rayfl runs``: one row a run."""
-    table = Table(box=None, padding=(0, 1), header_style="bold")
-    table.add_column("run", overflow="fold", min_width=12)  # all columns fit into 80 characters
-    table.add_column("state", overflow="fold", min_width=8)
-    for heading in ("method", "dataset"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("rounds", "accuracy", "ETA", "begun"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        s = run.status
-        why = f": {s.why}" if s.why else ""
-        table.add_row(
-            Text(_below(run.path, folder)),
-            Text(f"{s.state}{why}", style=_COLOURS[s.state]),
-            Text(s.method),
-            Text(s.dataset),
-            f"{s.done}/{s.rounds}",
-            percent(s.accuracy_mean),
-            duration(s.eta),
-            time.strftime("%m-%d %H:%M", time.localtime(s.begun)),
+def runs_table(runs: Sequence[RunView], folder: Path | str) -> Text:
+    """The table of ``rayfl runs``: one line a run, and a second one that says why a run has failed.
+
+    The name comes last and is never broken: it is what people copy.
+    """
+    headings = ("state", "rounds", "accuracy", "ETA", "begun", "method", "dataset", "run")
+    cells = [
+        (
+            run.status.state,
+            f"{run.status.done}/{run.status.rounds}",
+            percent(run.status.accuracy_mean),
+            duration(run.status.eta),
+            time.strftime("%m-%d %H:%M", time.localtime(run.status.begun)),
+            run.status.method,
+            run.status.dataset,
+            _below(run.path, folder),
         )
-    return table
+        for run in runs
+    ]
+    widths = [max(map(len, column)) for column in zip(headings, *cells, strict=True)]
+    lines = [Text(_padded(headings, widths), style="bold")]
+    for run, row in zip(runs, cells, strict=True):
+        s = run.status
+        line = Text(_padded(row, widths))
+        line.stylize(_COLOURS[s.state], 0, len(s.state))
+        lines += [line, *([Text(f"  {s.why}", style="dim")] if s.why else [])]
+    return Text("\n").join(lines)
+
+
+def _padded(cells: Sequence[str], widths: Sequence[int]) -> str:
+    """A line of a table; rounds, accuracy and ETA end at the right."""
+    pairs = enumerate(zip(cells, widths, strict=True))
+    return "  ".join(cell.rjust(w) if 1 <= at <= 3 else cell.ljust(w) for at, (cell, w) in pairs).rstrip()
 
 
 def _below(path: Path | str, folder: Path | str) -> str:
@@ -84,8 +94,9 @@ def lines(s: Status) -> list[tuple[str, str]]:
         found.append(("client actors", f"{s.actors_busy} busy, {present}{idle}"))
     if s.slowest is not None and s.slowest_block is not None:
         actor, block = s.slowest, s.slowest_block
-        whole = f"{actor.name}, {duration(actor.seconds)} for {actor.clients} clients"
-        part = f"{duration(block.seconds)} for {block.clients} clients from {block.first} on ({block.worker})"
+        whole = f"{actor.name}, {duration(actor.seconds)} for {counted(actor.clients, 'client')}"
+        which = f"{counted(block.clients, 'client')} from {block.first} on ({block.worker})"
+        part = f"{duration(block.seconds)} for {which}"
         found.append(("slowest actor", whole))
         found.append(("slowest block", part))
     if s.largest is not None:
@@ -107,7 +118,7 @@ def lines(s: Status) -> list[tuple[str, str]]:
     if s.train_loss is not None:
         found.append(("model", loss))
     if s.failures:
-        found.append(("failures", f"{s.failures} clients"))
+        found.append(("failures", counted(s.failures, "client")))
     found.append(("written", f"{duration(max(0.0, age))} ago by process {s.pid} on {s.host}"))
     return found
 

@@ -385,6 +385,9 @@ def call_part(part: object, method: str, *given: Any) -> Any:
     except Exception as error:
         if is_own(part):
             raise
+        if isinstance(error, NotImplementedError) and method not in vars(type(part)):
+            name = getattr(part, "name", type(part).__name__)
+            raise ConfigError(f"{name}.{method}", f"is missing in class {type(part).__name__}") from error
         raise broken(error, type(part).__module__) from error
 
 

@@ -104,6 +104,18 @@ def test_closing_table():
     ]
 
 
+def test_a_method_that_has_found_one_cluster_says_so():
+    one = {**SUMMARY, "clusters": 1, "ari": None, "by_cluster": [of_group(0, 91, 1, 3)]}
+    alone = {**one, "algorithm": "fedavg", "by_cluster": []}
+    rows, _ = shown(closing_table([one, alone]))
+    assert [row[1] for row in rows[-2:]] == ["1", "–"]
+    assert "0, 1 client" in str(
+        shown(group_table([{**one, "by_cluster": [of_group(0, 91, 1, 1)]}], "cluster"))
+    )
+    line = lines(Clustered(0, "before", 1, None, 0.25, {"threshold": 12.0, "suggested": False}))
+    assert line[1:] == ["clustered into 1 group, cut at 12 (0.25 s)"]
+
+
 def shown(table, width=120):
     """The cells of the rows, and the text below them."""
     file = io.StringIO()

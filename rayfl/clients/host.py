@@ -39,7 +39,7 @@ from rayfl.clients.partial import LARGE, PIECE, Adding, Partial, Weight
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
-from rayfl.errors import ClientError, ConfigError, DataError, RayflError
+from rayfl.errors import ClientError, ConfigError, DataError, RayflError, type_of
 from rayfl.evaluation import Score, Scores
 from rayfl.local import Outcome, Start
 from rayfl.memory import resident
@@ -491,6 +491,9 @@ class ClientHost:
             except DataError as error:
                 failures[client] = DataError(f"client {called(self.stages[stage].names, client)}: {error}")
             else:
+                if not isinstance(found, np.ndarray) or found.dtype.kind not in "fiub":
+                    where, what = f"{job.signature.name}.compute", f"returned {type_of(found)}"
+                    raise ConfigError(where, what, "expected an array of numbers")
                 signatures.append(found)
         floats = np.array([job.signature.floats(s) for s in signatures], np.int64)
         return Answer(SignatureReport(floats, failures), {SIGNATURES: signatures})

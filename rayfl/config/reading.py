@@ -19,7 +19,7 @@ from rayfl.config.objects import bring_classes, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse
 from rayfl.config.words import describe, one_line, sections, shown
-from rayfl.errors import ConfigError, nearest
+from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.paper import Paper
 from rayfl.settings import Section, named
 
@@ -153,9 +153,7 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
     if settings is None:
         settings = {}
     if not isinstance(settings, dict):
-        raise ConfigError(
-            str(path), f"holds a {type(settings).__name__}", "expected 'section: settings' lines"
-        )
+        raise ConfigError(str(path), f"holds {type_of(settings)}", "expected 'section: settings' lines")
     return settings
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data.base import Assignment, Federation, Names, Partition, Ragged, Ranges, Samples, called
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.plugins import call_part, is_own
 from rayfl.random import generator
 
@@ -34,7 +34,7 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
         return cast("Assignment", found)
     where = f"partition: {partition.name}"
     if not isinstance(found, Assignment):
-        raise DataError(f"{where}: assign returned a {type(found).__name__}; expected an Assignment")
+        raise DataError(f"{where}: assign returned {type_of(found)}; expected an Assignment")
     for part, lists, total in (
         ("clients", found.clients, len(samples.y_train)),
         ("test", found.test, len(samples.y_test)),

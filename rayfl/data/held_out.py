@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from rayfl.data.base import Dataset, Numbering, Samples, ServerShare
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.plugins import call_part
 from rayfl.random import generator
 
@@ -37,7 +37,7 @@ def read(dataset: Dataset, root: Path, public: int, seed: int, scaling: Scaling 
     """
     found = call_part(dataset, "load", root)
     if not isinstance(found, Samples):
-        what = f"data: {dataset.name}: load returned a {type(found).__name__}; expected rayfl.data.Samples"
+        what = f"data: {dataset.name}: load returned {type_of(found)}; expected rayfl.data.Samples"
         raise DataError(what)
     samples = hold_out(found, dataset.server_share, public, seed)
     return dataset.normalised(samples) if scaling is None else replace(samples, scaling=scaling)

@@ -11,7 +11,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl import plugins
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, type_of
 from rayfl.given import keep
 from rayfl.losses.base import Task
 from rayfl.models._own import TASK, OwnNetwork, built
@@ -66,7 +66,7 @@ class OwnModule(OwnNetwork):
             raise ConfigError("model.kwargs", f"{self.target}: {error}") from None
         module = built(self.target, lambda: builder(**given), "model.target")
         if not isinstance(module, nn.Module):
-            what = f"{self.target} returns a {type(module).__name__}"
+            what = f"{self.target} returns {type_of(module)}"
             raise ConfigError("model.target", what, "expected a torch.nn.Module")
         return module
 

@@ -70,7 +70,7 @@ class Monitor:
     ) -> None:
         self._status, self._folder, self._listen = status, folder, listen
         self._exports = list(exports)
-        self._pace = Pace()
+        self._pace = Pace(time.time)
         self._workers: dict[str, Worker] = {}
         self._slowest_block: Block | None = None
         self._last_block: BlockDone | None = None
@@ -118,7 +118,7 @@ class Monitor:
             while True:
                 when, event = self._events.get_nowait()
                 taken = True
-                lines += [_line(when, *about) for about in self._learn(event)]
+                lines += [_line(when, *about) for about in self._learn(event, when)]
         self._progress()
         self._append(lines)
         return taken
@@ -141,8 +141,8 @@ class Monitor:
         if lines:
             files.log(self._folder / LOG, "".join(lines), MOST)
 
-    def _learn(self, event: RunEvent) -> list[tuple[str, Mapping[str, Any], str]]:
-        """Update the status; returns the entry for the log: event, facts, worker."""
+    def _learn(self, event: RunEvent, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
+        """Update the status by an event of that time; returns the entry for the log: event, facts, worker."""
         status = self._status
         match event:
             case Note(text=text):
@@ -154,7 +154,7 @@ class Monitor:
                 facts = {"round": event.round, "clusters": event.n_clusters, "ari": event.ari}
                 return [("clustered", {**facts, "seconds": event.seconds}, "driver")]
             case RoundDone():
-                return self._round(event)
+                return self._round(event, when)
             case CheckpointSaved(rounds=rounds):
                 self._status = replace(status, done=max(rounds, status.done))
                 return [("checkpoint", {"rounds": rounds}, "driver")]
@@ -193,10 +193,10 @@ class Monitor:
                 actors_busy=event.busy,
             )
 
-    def _round(self, event: RoundDone) -> list[tuple[str, Mapping[str, Any], str]]:
+    def _round(self, event: RoundDone, when: float) -> list[tuple[str, Mapping[str, Any], str]]:
         self._progress()
         status, row, workers = self._status, event.row, list(self._workers.values())
-        self._pace.round(event.round + 1, row["seconds"])
+        self._pace.round(event.round + 1, row["seconds"], when)
         known = {
             name: row[name]
             for name in ("accuracy_mean", "accuracy_worst10", "loss_mean")

@@ -77,7 +77,7 @@ def arithmetic(config: Config, federation: Federation, host: HostSpec, available
 def kept_numbers(config: Config, federation: Federation, host: HostSpec) -> int:
     """How many numbers a client keeps between rounds, its latest update included."""
     algorithm, setup = config.algorithm, setup_of(config, federation, host.spec)
-    work = algorithm.work(setup, hooks.begin(algorithm, setup))
+    work = hooks.work(algorithm, setup, hooks.begin(algorithm, setup))
     layout = StateLayout.of(host.spec, work.personal, config.local, config.order)
     return layout.size + host.spec.P * algorithm.keeps_updates
 

@@ -18,7 +18,7 @@ from rayfl.data.base import called
 from rayfl.data.events import Outage, Stage, build_stages
 from rayfl.data.held_out import read
 from rayfl.data.scaling import Scaling
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.losses import LOSSES
 from rayfl.memory import total_memory
 from rayfl.models import MODELS, Model, ModelSpec
@@ -227,8 +227,11 @@ def check_loss(spec: ModelSpec) -> None:
     expected = (3, *spec.shape) if words else (3,)
     each = call_part(spec.loss, "each", outputs, truth)
     if not isinstance(each, torch.Tensor) or tuple(each.shape) != expected:
-        what = f"shape {tuple(each.shape)}" if isinstance(each, torch.Tensor) else f"a {type(each).__name__}"
+        what = f"shape {tuple(each.shape)}" if isinstance(each, torch.Tensor) else type_of(each)
         raise ConfigError(f"{spec.loss.name}.each", f"returned {what}", f"expected a tensor {expected}")
+    if not each.requires_grad:
+        what = "returned a loss through which no gradient flows to the outputs"
+        raise ConfigError(f"{spec.loss.name}.each", what, "compute it from outputs, in PyTorch")
 
 
 def check_words(spec: ModelSpec, samples: Samples) -> None:

@@ -41,7 +41,6 @@ from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import hooks, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, collect, models_hash, round_of
-from rayfl.servers.mixing import check as check_mixing
 from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
 from rayfl.servers.rounds import AskedReport, Progress, Round, train
@@ -50,6 +49,7 @@ from rayfl.servers.shards import Shards
 from rayfl.servers.states import ClientStates, Rows
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport, Reports
+from rayfl.units import counted
 
 if TYPE_CHECKING:
     import torch
@@ -328,9 +328,10 @@ class Driver:
         begun, algorithm = time.perf_counter(), self.algorithm
         state = self._events(state)
         clients = self._queries(state)
-        state = self._regroup(state, algorithm.recluster(self.setup, state, clients))
+        found = hooks.regrouping(algorithm, "recluster", algorithm.recluster(self.setup, state, clients))
+        state = self._regroup(state, found)
         state, cohort = hooks.cohort(algorithm, self.setup, state, clients)
-        state = algorithm.select(self.setup, state, cohort, clients)
+        state = hooks.select(algorithm, self.setup, state, cohort, clients)
         plan = self.servers.ordered(hooks.plan(algorithm, self.setup, state, cohort))
         this_round = self._round_of(state, plan)
         former = list(self.servers.models)
@@ -340,10 +341,11 @@ class Driver:
         local = {on: score.take(np.flatnonzero(delivered)) for on, score in report.scores.items()}
         self.records.trained(state.round, plan.cohort[delivered], local)
         # Methods must not see results on test data.
-        new = algorithm.end(self.setup, state, plan, replace(report, scores={}))
+        new = hooks.end(algorithm, self.setup, state, plan, replace(report, scores={}))
         clients = self._queries(new)
         self.records.diagnosis(state.round, algorithm.diagnose(self.setup, new, clients))
-        new = self._regroup(new, algorithm.split(self.setup, new, clients), after=True, former=former)
+        found = hooks.regrouping(algorithm, "split", algorithm.split(self.setup, new, clients))
+        new = self._regroup(new, found, after=True, former=former)
         new, metrics = self._evaluate(new, this_round)
         row = self.records.round(
             {
@@ -394,22 +396,23 @@ class Driver:
         waits = algorithm.mixes_by_reports
 
         def mix(reports: Reports) -> Mixing:
-            found = algorithm.mix(setup, state, plan, reports)
-            return check_mixing(found, algorithm.name, state.models, len(plan.cohort))
+            return hooks.mix(algorithm, setup, state, plan, reports)
 
+        server_step, global_step = hooks.steps(algorithm, setup, state)
+        asked = hooks.reports(algorithm, setup, state)
         return Round(
             round=state.round,
             plan=plan,
-            work=algorithm.work(setup, state),
+            work=hooks.work(algorithm, setup, state),
             mixing=None if waits else mix({}),
             mix=mix if waits else None,
-            server_step=algorithm.server_step(setup, state),
-            step=algorithm.global_step(setup, state),
+            server_step=server_step,
+            step=global_step,
             stage=self.stage,
             local=self.config.local,
             order=self.config.order,
             assignment=state.assignment,
-            reports={name: self._asked(r) for name, r in algorithm.reports(setup, state).items()},
+            reports={name: self._asked(r) for name, r in asked.items()},
             updates=algorithm.keeps_updates,
             test=self._local_test(state),
         )
@@ -453,7 +456,7 @@ class Driver:
             self.records.entered()
             stage, clients = self.stages[number], self._queries(state)
             text = ", ".join(
-                f"{len(ids)} clients {what}"
+                f"{counted(len(ids), 'client')} {what}"
                 for ids, what in ((stage.joined, "join"), (stage.left, "leave"), (stage.drifted, "drift"))
                 if len(ids)
             )
@@ -461,10 +464,10 @@ class Driver:
             # Clients with new data first: newcomers are compared with the current data.
             if len(stage.drifted):
                 drifted = self.algorithm.drift(self.setup, state, stage.drifted, clients)
-                state = self._taken(state, drifted)
+                state = self._taken(state, hooks.moved(self.algorithm, "drift", drifted))
             if len(stage.joined):
                 joined = self.algorithm.join(self.setup, state, stage.joined, clients)
-                state = self._taken(state, joined)
+                state = self._taken(state, hooks.moved(self.algorithm, "join", joined))
         return state
 
     def _taken(self, state: ServerState, outcome: ServerState | Regrouping) -> ServerState:
@@ -525,7 +528,7 @@ class Driver:
             return state, {}
         who, weights = self._tested(state)
         if self.algorithm.selects:
-            state = self.algorithm.select(self.setup, state, who, self._queries(state))
+            state = hooks.select(self.algorithm, self.setup, state, who, self._queries(state))
             self.records.selection(state)
         models = self._tested_with(state)
         adapting = self._adapting(state, this_round)

@@ -4,14 +4,55 @@ at once.
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from rayfl.algorithms import Algorithm, Clients, Plan, Served, ServerState, Setup
-from rayfl.errors import ConfigError
+from rayfl.algorithms import (
+    Algorithm,
+    Clients,
+    GlobalStep,
+    Mixing,
+    Plan,
+    Regrouping,
+    RoundReport,
+    Served,
+    ServerState,
+    Setup,
+)
+from rayfl.errors import ConfigError, type_of
+from rayfl.server_step import ServerStep
+from rayfl.servers import mixing
+from rayfl.training import LocalWork
+from rayfl.training.reports import ClientReport, Reports
+
+T = TypeVar("T")
+
+_HOOKS = (
+    *("begin", "join", "drift", "recluster", "cohort", "select", "plan", "work", "reports", "mix"),
+    *("server_step", "global_step", "end", "split", "tested_with"),
+)
+"""The steps that methods override."""
+
+
+def check_signatures(algorithm: Algorithm[Any]) -> None:
+    """Refuse hooks that cannot be called with their arguments, before anything is trained.
+
+    Raises:
+        ConfigError: naming the hook, its arguments and the expected ones.
+    """
+    for hook in _HOOKS:
+        expected = list(inspect.signature(getattr(Algorithm, hook)).parameters)[1:]
+        own = inspect.signature(getattr(algorithm, hook))
+        try:
+            own.bind(*expected)
+        except TypeError:
+            what = f"takes ({', '.join(own.parameters)})"
+            raise ConfigError(f"{algorithm.name}.{hook}", what, f"expected ({', '.join(expected)})") from None
 
 
 def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
@@ -20,10 +61,9 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
     Raises:
         ConfigError: if it is not a :class:`~rayfl.algorithms.ServerState`, or lacks a model for a client.
     """
-    state = algorithm.begin(setup)
+    check_signatures(algorithm)
     where = f"{algorithm.name}.begin"
-    if not isinstance(state, ServerState):
-        raise ConfigError(where, f"returned {_what(state)}", "expected a ServerState")
+    state = _returned(where, algorithm.begin(setup), ServerState)
     _check(where, "assignment", state.assignment, setup.clients, state.models)
     return state
 
@@ -58,10 +98,8 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
         ConfigError: unless each array has an entry for every client of the cohort and names existing models;
             or for mixtures of models with a local objective that keeps a vector beside each model.
     """
-    found = algorithm.plan(setup, state, cohort)
     where = f"{algorithm.name}.plan"
-    if not isinstance(found, Plan):
-        raise ConfigError(where, f"returned {_what(found)}", "expected a Plan")
+    found = _returned(where, algorithm.plan(setup, state, cohort), Plan)
     _check(where, "cohort", found.cohort, None, setup.clients)
     count = len(found.cohort)
     _check(where, "group", found.group, count, state.models)
@@ -69,6 +107,97 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
     if sp.issparse(found.start) and setup.local.server_size(setup.spec):
         what = f"clients start from mixtures, and {setup.local.name} keeps a vector beside each model"
         raise ConfigError(where, what, "leave it out of the method's objectives")
+    return found
+
+
+def select(
+    algorithm: Algorithm[Any], setup: Setup, state: Any, who: NDArray[np.int64], clients: Clients
+) -> Any:
+    """The state with the models that the clients ``who`` ``(n,)`` want.
+
+    Raises:
+        ConfigError: if it is not a state.
+    """
+    found = algorithm.select(setup, state, who, clients)
+    return _returned(f"{algorithm.name}.select", found, ServerState)
+
+
+def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Regrouping[Any]:
+    """What ``join`` or ``drift`` has returned.
+
+    Raises:
+        ConfigError: if it is neither a state nor new clusters.
+    """
+    return _returned(f"{algorithm.name}.{hook}", found, ServerState, Regrouping)
+
+
+def regrouping(algorithm: Algorithm[Any], hook: str, found: Any) -> Regrouping[Any] | None:
+    """What ``recluster`` or ``split`` has returned.
+
+    Raises:
+        ConfigError: if it is neither new clusters nor None.
+    """
+    return None if found is None else _returned(f"{algorithm.name}.{hook}", found, Regrouping)
+
+
+def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
+    """The local work of the round.
+
+    Raises:
+        ConfigError: if it is something else.
+    """
+    return _returned(f"{algorithm.name}.work", algorithm.work(setup, state), LocalWork)
+
+
+def reports(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Mapping[str, ClientReport]:
+    """What clients report, by name.
+
+    Raises:
+        ConfigError: if it is not a dictionary of client reports.
+    """
+    where = f"{algorithm.name}.reports"
+    found: Mapping[str, Any] = _returned(where, algorithm.reports(setup, state), Mapping)  # type: ignore[type-abstract]
+    for name, report in found.items():
+        if not isinstance(report, ClientReport):
+            raise ConfigError(where, f"{name!r} is {_what(report)}", "expected a ClientReport")
+    return found
+
+
+def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers: Reports) -> Mixing:
+    """How the trained models are averaged.
+
+    Raises:
+        ConfigError: if it is not a mixing matrix of this round.
+    """
+    found = _returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, answers), Mixing)
+    return mixing.check(found, algorithm.name, state.models, len(plan.cohort))
+
+
+def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerStep | None, GlobalStep | None]:
+    """What the local servers do with their averages, and the global server after them.
+
+    Raises:
+        ConfigError: if one is something else, and not None.
+    """
+    local, common = algorithm.server_step(setup, state), algorithm.global_step(setup, state)
+    if local is not None:
+        _returned(f"{algorithm.name}.server_step", local, ServerStep)  # type: ignore[type-abstract]
+    if common is not None:
+        _returned(f"{algorithm.name}.global_step", common, GlobalStep)
+    return local, common
+
+
+def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report: RoundReport) -> Any:
+    """The state after the round.
+
+    Raises:
+        ConfigError: if it is not the state of the next round: a run would never end.
+    """
+    where = f"{algorithm.name}.end"
+    found = _returned(where, algorithm.end(setup, state, plan, report), ServerState)
+    if found.round != state.round + 1:
+        what = f"returned a state with round={found.round} after round {state.round}"
+        raise ConfigError(where, what, f"expected round={state.round + 1}; return super().end(...)")
     return found
 
 
@@ -91,7 +220,7 @@ def _check_served(
         _check(where, name, served, *shape)
         return
     if not isinstance(served, sp.csr_array) or served.shape != shape:
-        what = f"{name} is a {type(served).__name__} {getattr(served, 'shape', '')}"
+        what = f"{name} is {type_of(served)} {getattr(served, 'shape', '')}"
         raise ConfigError(where, what, f"expected models, or a scipy.sparse.csr_array {shape}")
     if not (np.isfinite(served.data).all() and (served.data >= 0).all()):
         raise ConfigError(where, f"{name} has shares that are negative or not finite")
@@ -111,7 +240,15 @@ def _check(where: str, name: str, values: Any, count: int | None, below: int) ->
         raise ConfigError(where, f"{name} holds {wrong}", f"expected 0 to {below - 1}")
 
 
+def _returned(where: str, found: Any, kind: type[T], *others: type[Any]) -> T:
+    """What a hook has returned, if it is of the expected kind."""
+    if not isinstance(found, (kind, *others)):
+        names = " or a ".join(each.__name__ for each in (kind, *others))
+        raise ConfigError(where, f"returned {_what(found)}", f"expected a {names}")
+    return found  # type: ignore[return-value]
+
+
 def _what(value: object) -> str:
     if isinstance(value, np.ndarray):
         return f"an array of {value.dtype} {value.shape}"
-    return "nothing (None)" if value is None else f"a {type(value).__name__}"
+    return type_of(value)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from rayfl.algorithms import Mixing, Plan
 from rayfl.clients.jobs import BlockMixing
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, type_of
 from rayfl.local import LocalObjective
 
 
@@ -35,7 +35,7 @@ def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
             continue
         if not sp.issparse(matrix):
             remedy = "expected a scipy.sparse.csr_array"
-            raise ConfigError(f"{method}.mix", f"{name} is a {type(matrix).__name__}", remedy)
+            raise ConfigError(f"{method}.mix", f"{name} is {type_of(matrix)}", remedy)
         if matrix.shape != (rows, clients):
             remedy = f"expected {(rows, clients)}: a row per model, a column per client of the cohort"
             raise ConfigError(f"{method}.mix", f"{name} have shape {matrix.shape}", remedy)

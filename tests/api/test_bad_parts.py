@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -22,6 +22,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.losses import Loss
 from rayfl.models import Model
 from rayfl.sampling import Sampling
+from rayfl.signatures.base import Signature
 from rayfl.training.reports import ClientReport, Trained
 
 # What follows has no types: it does what types would refuse.
@@ -55,6 +56,72 @@ class NoModel(FedAvg):
         return Plan(cohort, np.full(len(cohort), 7), np.zeros(len(cohort), int))
 
 
+class Dense(FedAvg):
+    name: Literal["bad_mix"] = "bad_mix"
+
+    def mix(self, setup, state, plan, reports):
+        return np.ones((1, len(plan.cohort)))
+
+
+class Short(FedAvg):
+    name: Literal["bad_arguments"] = "bad_arguments"
+
+    def mix(self, setup, state, plan):
+        return super().mix(setup, state, plan, {})
+
+
+class NoWork(FedAvg):
+    name: Literal["bad_work"] = "bad_work"
+
+    def work(self, setup, state):
+        super().work(setup, state)
+
+
+class Number(FedAvg):
+    name: Literal["bad_answers"] = "bad_answers"
+
+    def reports(self, setup, state):
+        return {"x": 3}
+
+
+class NoStep(FedAvg):
+    name: Literal["bad_step"] = "bad_step"
+
+    def server_step(self, setup, state):
+        return 0.1
+
+
+class Forgets(FedAvg):
+    name: Literal["bad_end"] = "bad_end"
+
+    def end(self, setup, state, plan, report):
+        super().end(setup, state, plan, report)
+
+
+class Stays(FedAvg):
+    """Would train the same round for ever."""
+
+    name: Literal["bad_round"] = "bad_round"
+
+    def end(self, setup, state, plan, report):
+        return state
+
+
+class Splits(FedAvg):
+    name: Literal["bad_split"] = "bad_split"
+
+    def split(self, setup, state, clients):
+        return state
+
+
+class NoSignature(Signature):
+    name: Literal["bad_signature"] = "bad_signature"
+    proximities: ClassVar[tuple[str, ...]] = ("euclidean",)
+
+    def compute(self, x, y, key=0):
+        return None
+
+
 @dataclass(frozen=True)
 class Long(ClientReport):
     def compute(self, trained: Trained) -> NDArray[np.floating]:
@@ -73,6 +140,26 @@ class Scalar(Loss):
 
     def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         return nn.functional.cross_entropy(outputs, targets)
+
+
+class Constant(Loss):
+    name: Literal["bad_gradient"] = "bad_gradient"
+
+    def each(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return torch.ones(len(outputs))
+
+
+class Empty(Loss):
+    name: Literal["bad_empty"] = "bad_empty"
+
+
+class Broken(nn.Module):
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x.flatten(1)).sub(1e9).sqrt()
 
 
 class Anybody(Sampling):
@@ -127,6 +214,27 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "plan": ({"algorithm": NoModel()}, r"bad_plan.plan: start holds 7; expected 0 to 0"),
     "report": ({"algorithm": Reports()}, r"Long: compute returned shape \(77,\) for 1 clients"),
     "loss": ({"loss": Scalar()}, r"bad_loss.each: returned shape \(\); expected a tensor \(3,\)"),
+    "mix": ({"algorithm": Dense()}, r"bad_mix.mix: returned an array of float64 \(1, 4\); expected a Mixing"),
+    "arguments": (
+        {"algorithm": Short()},
+        r"bad_arguments.mix: takes \(setup, state, plan\); expected \(setup, state, plan, reports\)",
+    ),
+    "work": ({"algorithm": NoWork()}, r"bad_work.work: returned nothing \(None\); expected a LocalWork"),
+    "reports": ({"algorithm": Number()}, r"bad_answers.reports: 'x' is an int; expected a ClientReport"),
+    "step": ({"algorithm": NoStep()}, r"bad_step.server_step: returned a float; expected a ServerStep"),
+    "end": ({"algorithm": Forgets()}, r"bad_end.end: returned nothing \(None\); expected a ServerState"),
+    "round": (
+        {"algorithm": Stays()},
+        r"bad_round.end: returned a state with round=0 after round 0; expected round=1",
+    ),
+    "split": ({"algorithm": Splits()}, r"bad_split.split: returned a ServerState; expected a Regrouping"),
+    "signature": (
+        {"algorithm": "pacfl", "clustering": {"signature": NoSignature(), "proximity": "euclidean"}},
+        r"bad_signature.compute: returned nothing \(None\); expected an array of numbers",
+    ),
+    "gradient": ({"loss": Constant()}, r"bad_gradient.each: returned a loss through which no gradient flows"),
+    "no loss": ({"loss": Empty()}, r"bad_empty.each: is missing in class Empty"),
+    "NaN": ({"model": Broken}, r"model: forward returns NaN or infinity for inputs between 0 and 1"),
     "sampling": (
         {"sampling": Anybody(), "training": {"participation": 0.5}},
         r"fedavg.cohort: there is no client 50 now",

@@ -333,7 +333,7 @@ def test_a_target_that_is_no_function_is_refused_before_anything_starts(mine: Ca
 
 
 PARTITIONS_BAD = {
-    "nothing": ("return None", "returned a NoneType; expected a list"),
+    "nothing": ("return None", "returned nothing (None); expected a list"),
     "an array": ("return labels", "returned a ndarray; expected a list"),
     "no clients": ("return []", "returned no client"),
     "fractions": ("return {'a': [0.5]}", "client 'a' has list; expected the places of its training samples"),

@@ -75,7 +75,7 @@ def test_a_stopped_run_and_one_that_failed_and_why(settings: dict[str, Any], tmp
     assert log_of(failed.path)[-1]["level"] == "error"
     table = shown(runs_table([failed, stopped], tmp_path))
     assert "stopped" in table
-    assert "failed: client " in table
+    assert f"\n  {failed.status.why}\n" in table
     api.resume(stopped.path)
     assert [line["event"] for line in log_of(stopped.path)].count("started") == 2
     assert (view(stopped.path).status.state, view(stopped.path).status.rounds_run) == ("finished", 2)
@@ -220,6 +220,36 @@ def test_the_pace_of_a_run() -> None:
     assert pace.remaining(10) == 0
     pace.round(5, seconds=10)  # gone back to a checkpoint
     assert pace.remaining(10) == 50
+
+
+def test_the_pace_of_rounds_that_are_heard_of_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(writer.time, "time", lambda: now[0])
+    monkeypatch.setattr(writer, "_BEAT", 3600)  # it looks when the run ends, and would say nothing then
+    row = {"seconds": 0.5, "clients": 5, "train_loss": 0.5, "failures": 0, "accuracy_mean": None}
+    monitor = Monitor(_status(rounds=1000), tmp_path, lambda event: None)
+    for round in range(40):
+        now[0] += 0.5
+        monitor(RoundDone(round, 1000, row))
+    monitor._take()
+    monitor._write()
+    found = Status.read(tmp_path)
+    assert found is not None
+    assert found.remaining == pytest.approx(960 * 0.5)
+
+
+def test_the_table_of_runs_never_breaks_a_name(tmp_path: Path) -> None:
+    name = "a-run-with-a-name-as-long-as-those-of-runs-with-many-changed-settings-seed0-20261123-063353"
+    path = _put(tmp_path, name, _status(method="fedavg", dataset="digits"))
+    _put(tmp_path, "b", _status(state="failed", why="client 3 failed", accuracy_mean=12.0))
+    file = io.StringIO()
+    Console(file=file, width=80).print(runs_table(runs_below(tmp_path), tmp_path), soft_wrap=True)
+    lines = file.getvalue().splitlines()
+    assert lines[0].split()[-1] == "run"
+    assert any(line.endswith("  " + path.name) for line in lines)
+    assert lines[-1] == "  client 3 failed" or lines[-2] == "  client 3 failed"
 
 
 def test_following_where_there_is_no_terminal(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from rayfl.data.base import Assignment, Samples, in_order
 from rayfl.data.own import call, seeded
 from rayfl.data.partitions._dealing import Owners
 from rayfl.data.partitions._own import OwnPartition, fault
-from rayfl.errors import DataError
+from rayfl.errors import DataError, type_of
 from rayfl.plugins import resolve
 from rayfl.random import generator
 
@@ -74,7 +74,7 @@ class FromPython(OwnPartition):
         elif isinstance(dealt, Sequence) and not isinstance(dealt, str):
             by_name = {str(number): lists for number, lists in enumerate(dealt)}
         else:
-            raise DataError(f"partition: {self.target} returned a {type(dealt).__name__}; {_EXPECTED}")
+            raise DataError(f"partition: {self.target} returned {type_of(dealt)}; {_EXPECTED}")
         if not by_name:
             raise DataError(f"partition: {self.target} returned no client; {_EXPECTED}")
         names = in_order(list(by_name))

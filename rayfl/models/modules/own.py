@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, type_of
 from rayfl.losses.base import Task
 from rayfl.models.base import one_line
 from rayfl.models.flat import flat_tensors
@@ -92,6 +92,11 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
                 _check_logits(logits, expected)
                 if training:
                     _check_gradients(logits, x)
+    if task == "numbers":  # not zeros, by which a network may divide; module is in evaluation
+        x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
+        with torch.random.fork_rng(devices=[]), torch.no_grad():
+            if not _tried("forward", partial(module, x), x).isfinite().all():
+                raise ConfigError(_WHERE, "forward returns NaN or infinity for inputs between 0 and 1")
 
 
 def _tried(what: str, call: Callable[[], Any], x: Tensor) -> Any:
@@ -104,7 +109,7 @@ def _tried(what: str, call: Callable[[], Any], x: Tensor) -> Any:
 
 def _check_logits(logits: object, expected: tuple[int, ...]) -> None:
     if not isinstance(logits, Tensor):
-        raise ConfigError(_WHERE, f"forward returns a {type(logits).__name__}", "expected a tensor of logits")
+        raise ConfigError(_WHERE, f"forward returns {type_of(logits)}", "expected a tensor of logits")
     if tuple(logits.shape) != expected:
         what = (
             f"forward returns shape {tuple(logits.shape)} for {expected[0]} sample{'s' * (expected[0] > 1)}"
@@ -177,7 +182,7 @@ def replace_batch_norm(module: nn.Module) -> None:
         raise ConfigError("model.norm", "the network has no BatchNorm to replace", "leave norm out")
     for name, part in found:
         if type(part) not in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or not name:
-            what = f"{name or 'the network'} is a {type(part).__name__}, which is more than BatchNorm"
+            what = f"{name or 'the network'} is {type_of(part)}, which is more than BatchNorm"
             raise ConfigError("model.norm", what, "choose the norm by kwargs")
         groups = math.gcd(32, part.num_features)
         owner, _, key = name.rpartition(".")
