@@ -17,7 +17,7 @@ from rayfl.training.batched import BatchedEngine
 from rayfl.training.batched.graphs import CudaRecorder
 from rayfl.training.batches import Batches
 from rayfl.training.device import open_device
-from rayfl.training.engine import open_engine
+from rayfl.training.engine import COARSER, open_engine
 from rayfl.training.loop import LoopEngine
 from tests.runs import METHODS, TASKS
 from tests.training.conftest import make_samples
@@ -187,3 +187,19 @@ def test_every_method_runs_on_a_gpu(method: str, tmp_path: Path, gpu: torch.devi
         summaries.append(run(settings).summary)
     assert summaries[1]["clusters"] == summaries[0]["clusters"]
     assert abs(summaries[1]["accuracy_mean"] - summaries[0]["accuracy_mean"]) < 3
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+@pytest.mark.parametrize("case", ["mlp", "lenet5-bn"])
+def test_reduced_precision_trains_there(case: str, engine: str, gpu: torch.device) -> None:
+    if not torch.cuda.is_bf16_supported(including_emulation=False):
+        pytest.skip("this GPU has no bfloat16")
+    spec, samples, sizes = make_case(case)
+    opened, why = open_engine(engine, spec, Batches(samples, gpu), 0, precision="bf16")
+    assert why.startswith(f"{engine} on cuda in bf16")
+    exact, loop = (LoopEngine(spec, Batches(samples, gpu), 0, precision=kind) for kind in ("float32", "bf16"))
+    truth, rounded, found = (rounds(each, PLAIN, sizes, count=1)[0].rows for each in (exact, loop, opened))
+    assert found.dtype == torch.float32
+    off = (rounded - truth).norm(dim=1)
+    assert (off > 0).all()
+    assert ((found - truth).norm(dim=1) <= COARSER * off.max()).all()
