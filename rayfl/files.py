@@ -93,7 +93,7 @@ def append(path: Path, text: str, durably: bool = False) -> None:
     """Add text to a file."""
     with boundary(path):
         watch("append", path)
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8", newline="") as file:
             file.write(text)
         if durably:
             sync(path)

@@ -28,6 +28,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -440,13 +441,17 @@ class RunDirectory:
             raise Damaged(f"{path}: is damaged (it holds a {type(found).__name__})")
         return found
 
-    def write_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-        """Start ``rounds.csv`` or ``groups.csv``, with these columns after those that every run has."""
-        files.write(self.path / name, _csv((*_COLUMNS[name], *columns), rows, header=True))
+    def table(
+        self, name: str, rows: Sequence[Mapping[str, Any]] = (), columns: Sequence[str] = ()
+    ) -> GrowingTable:
+        """Write a table with these rows, to which more can be added.
 
-    def append_rows(self, name: str, rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> None:
-        """More rows of ``rounds.csv`` or ``groups.csv``, written with the same columns."""
-        files.append(self.path / name, _csv((*_COLUMNS[name], *columns), rows, header=False))
+        Args:
+            name: of the CSV file.
+            rows: the first rows.
+            columns: after those that every run has in this file.
+        """
+        return GrowingTable.start(self.path / name, (*_COLUMNS.get(name, ()), *columns), rows)
 
     def write_frame(self, name: str, frame: pd.DataFrame) -> None:
         """A CSV file."""
@@ -464,6 +469,55 @@ class RunDirectory:
 
         # The default precision is an ulp off; ids of clients are text, whatever they look like.
         return pd.read_csv(self.path / name, float_precision="round_trip", converters={"name": str})
+
+
+@dataclass(frozen=True)
+class GrowingTable:
+    """A CSV file that grows by some rows a round; immutable, so that a round that is not completed is taken
+    back with its rows.
+
+    Attributes:
+        path: of the file.
+        columns: of the table.
+        bytes: the length of the file. What else it holds is from a write that was not completed, or from a
+            round that was taken back.
+    """
+
+    path: Path
+    columns: tuple[str, ...]
+    bytes: int
+
+    @classmethod
+    def start(cls, path: Path, columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> GrowingTable:
+        """Write the table as a whole.
+
+        Raises:
+            DiskError
+        """
+        text = _csv(columns, rows, header=True).encode()
+        files.write(path, text)
+        return cls(path, tuple(columns), len(text))
+
+    def extended(self, rows: Sequence[Mapping[str, Any]]) -> GrowingTable:
+        """The table with more rows, which alone are written.
+
+        Raises:
+            DiskError
+        """
+        if not rows:
+            return self
+        text = _csv(self.columns, rows, header=False)
+        self.cut()
+        files.append(self.path, text)
+        return replace(self, bytes=self.bytes + len(text.encode()))
+
+    def cut(self) -> None:
+        """Remove what does not belong to the table.
+
+        Raises:
+            DiskError
+        """
+        files.cut(self.path, self.bytes)
 
 
 def name_of(config: Config, changed: Sequence[str], stamp: str) -> str:

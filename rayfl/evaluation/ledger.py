@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
 Tier = Literal["client_lps", "lps_gps"]
 Direction = Literal["up", "down"]
 COLUMNS = ("round", "tier", "direction", "kind", "bytes")
-_KEY = ["round", "tier", "direction", "kind"]
 
 
 @dataclass(frozen=True)
@@ -82,15 +81,26 @@ class Ledger:
             and (kind is None or transfer.kind == kind)
         )
 
-    def to_frame(self) -> pd.DataFrame:
-        """The table of ``communication.csv``: one row per (round, tier, direction, kind), summed and
-        sorted.
+    def rows(self, after: int | None = None, upto: int | None = None) -> list[dict[str, Any]]:
+        """The rows of ``communication.csv``: one per (round, tier, direction, kind), summed and sorted.
+
+        Args:
+            after: only of later rounds.
+            upto: only of rounds up to this one.
         """
+        first = 0 if after is None else bisect_right(self.transfers, after, key=_round)
+        last = len(self.transfers) if upto is None else bisect_right(self.transfers, upto, key=_round)
+        sums: dict[tuple[int, str, str, str], int] = {}
+        for each in self.transfers[first:last]:
+            key = each.round, each.tier, each.direction, each.kind
+            sums[key] = sums.get(key, 0) + each.bytes
+        return [dict(zip(COLUMNS, (*key, sums[key]), strict=True)) for key in sorted(sums)]
+
+    def to_frame(self) -> pd.DataFrame:
+        """The table of ``communication.csv``."""
         import pandas as pd
 
-        frame = pd.DataFrame([asdict(transfer) for transfer in self.transfers], columns=list(COLUMNS))
-        frame = frame.astype({"round": "int64", "bytes": "int64"})
-        return frame.groupby(_KEY, sort=True)[["bytes"]].sum().reset_index()
+        return pd.DataFrame(self.rows(), columns=list(COLUMNS)).astype({"round": "int64", "bytes": "int64"})
 
     @classmethod
     def from_frame(cls, frame: pd.DataFrame) -> Ledger:

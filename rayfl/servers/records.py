@@ -29,9 +29,10 @@ from rayfl.evaluation import (
     protocols,
     summary,
 )
+from rayfl.evaluation.ledger import COLUMNS
 from rayfl.kept import Kept
 from rayfl.losses import CrossEntropy, Loss
-from rayfl.rundir import RunDirectory
+from rayfl.rundir import GrowingTable, RunDirectory, clean
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -55,6 +56,8 @@ class Snapshot:
     measured: Mapping[str, NDArray[np.float64]]
     perplexity: NDArray[np.float64]
     ledger: Ledger
+    tables: Mapping[str, GrowingTable]
+    last: int | None
 
 
 class Records:
@@ -95,11 +98,22 @@ class Records:
         self._agreement: Kept[float] = Kept()
         self.timeline: list[dict[str, Any]] = []
         self.diagnostics: list[dict[str, Any]] = []
+        """The rows of ``diagnostics.csv``."""
+        self._reported: list[dict[str, Any]] = []
+        self._tables: dict[str, GrowingTable] = {}
+        """The files that grow by some rows a round."""
+        self._labelled: Federation | None = None
+        """The federation of which ``labels.csv`` tells."""
 
     def start(self) -> None:
         """Write the tables as they are before the first round, or as restored from a checkpoint."""
-        self.run.write_rows("rounds.csv", self.rounds, self._columns)
-        self.run.write_rows("groups.csv", self.groups)
+        table, before = self.run.table, self._last_round
+        self._tables = {
+            "rounds": table("rounds.csv", self.rounds, self._columns),
+            "groups": table("groups.csv", self.groups),
+            "communication": table("communication.csv", self.ledger.rows(upto=before), COLUMNS),
+        }
+        self._write_diagnostics(self.diagnostics)
         self._write_clusters()
 
     def entered(self) -> None:
@@ -137,6 +151,8 @@ class Records:
             measured=self.measured,
             perplexity=self.perplexity,
             ledger=self.ledger,
+            tables=dict(self._tables),
+            last=self._last_round,
         )
 
     def rollback(self, before: Snapshot) -> None:
@@ -144,6 +160,11 @@ class Records:
         self.federation, self.arrived, self.best_last = before.federation, before.arrived, before.best_last
         self.local, self.last_on, self.measured = before.local, before.last_on, before.measured
         self.perplexity, self.ledger = before.perplexity, before.ledger
+        self._tables, last = dict(before.tables), -1 if before.last is None else before.last
+        self.rounds, self.groups, self.diagnostics = (
+            [row for row in rows if row["round"] <= last]
+            for rows in (self.rounds, self.groups, self.diagnostics)
+        )
 
     def ari(self, state: ServerState) -> float | None:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
@@ -188,7 +209,7 @@ class Records:
 
     def diagnosis(self, round: int, rows: list[dict[str, Any]]) -> None:
         """Record the method's own diagnostics of a round."""
-        self.diagnostics += [{"round": round, **row} for row in rows]
+        self._reported = [clean({"round": round, **row}) for row in rows]
 
     def clusters_in_use(self, state: ServerState) -> int:
         """Number of models used by at least one present client."""
@@ -420,25 +441,52 @@ class Records:
             "bytes_up": self.ledger.total(round=number, direction="up"),
             "bytes_down": self.ledger.total(round=number, direction="down"),
         }
+        self._write_labels()
+        self._extend("rounds", [complete])
+        self._extend("groups", self._tested_groups)
+        self._extend("communication", self.ledger.rows(after=self._last_round, upto=number))
+        self.diagnostics += self._reported
+        self._write_diagnostics(self._reported)
+        self.groups += self._tested_groups
         self.rounds.append(complete)
-        self.run.append_rows("rounds.csv", [complete], self._columns)
-        if self._tested_groups:
-            self.groups += self._tested_groups
-            self.run.append_rows("groups.csv", self._tested_groups)
-            self._tested_groups = []
+        self._tested_groups, self._reported = [], []
         return complete
 
+    @property
+    def _last_round(self) -> int | None:
+        """The last round that the files tell of."""
+        return self.rounds[-1]["round"] if self.rounds else None
+
+    def _extend(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self._tables[name] = self._tables[name].extended(rows)
+
+    def _write_diagnostics(self, new: Sequence[Mapping[str, Any]]) -> None:
+        """Add rows to ``diagnostics.csv``; with the first row that has another column it is written as a
+        whole, so there is none if the method reports nothing.
+        """
+        table = self._tables.get("diagnostics")
+        known = () if table is None else table.columns
+        if any(name not in known for row in new for name in row):
+            columns = dict.fromkeys(name for row in self.diagnostics for name in row)
+            self._tables["diagnostics"] = self.run.table("diagnostics.csv", self.diagnostics, [*columns])
+        elif table is not None:
+            self._tables["diagnostics"] = table.extended(new)
+
     def write_tables(self, state: ServerState) -> None:
-        """``communication.csv``, ``clients.csv``, ``labels.csv``: O(N), so only when a run ends or stops."""
+        """``clients.csv``, which tells of every client's last test: O(N), so only when a run ends or stops.
+
+        The files that grow round by round are completed, and hold nothing of a round that was taken back.
+        """
         import pandas as pd
 
         self._write_clusters()  # the file may have rows of a round that was rolled back
-        self.run.write_frame("communication.csv", self.ledger.to_frame())
-        if self.diagnostics:
-            self.run.write_frame("diagnostics.csv", pd.DataFrame(self.diagnostics))
-        samples = self.federation.samples
-        if samples.classes <= MOST_CLASSES and not (samples.task == "words" or samples.numeric):
-            self.run.write_frames("labels.csv", self._class_counts())
+        self._extend("communication", self.ledger.rows(after=self._last_round))
+        # A round that was taken back may have written it with other columns.
+        self._tables.pop("diagnostics", None)
+        self._write_diagnostics(self.diagnostics)
+        for table in self._tables.values():
+            table.cut()
+        self._write_labels()
         groups = self.federation.groups
         frame = pd.DataFrame(
             {
@@ -473,6 +521,15 @@ class Records:
         for name, values in self._facts.items():
             frame[name] = values
         self.run.write_frame("clients.csv", frame)
+
+    def _write_labels(self) -> None:
+        """``labels.csv``, unless it tells of this federation already: it changes only with an event."""
+        samples = self.federation.samples
+        if self._labelled is self.federation or samples.classes > MOST_CLASSES:
+            return
+        if not (samples.task == "words" or samples.numeric):
+            self.run.write_frames("labels.csv", self._class_counts())
+        self._labelled = self.federation
 
     def _class_counts(self) -> Iterator[pd.DataFrame]:
         """The rows of ``labels.csv``, some clients at a time."""
