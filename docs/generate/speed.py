@@ -23,16 +23,20 @@ WORKLOADS = ("W1", "W2", "W3")
 
 
 def methods(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CPU time of a round of each method, and how many times that of FedAvg it is."""
-    head = [f"{workload}, CPU ms | x FedAvg" for workload in WORKLOADS]
-    lines = [f"| method | {' | '.join(head)} |", "| --- |" + " --- |" * (2 * len(WORKLOADS))]
+    """CPU time of a round of each method, how many times that of FedAvg it is, and that per client."""
+    head = [f"{workload}, CPU ms | x FedAvg | per client" for workload in WORKLOADS]
+    lines = [f"| method | {' | '.join(head)} |", "| --- |" + " --- |" * (3 * len(WORKLOADS))]
     for row in rows:
-        cells = [
-            f"{_whole(row[f'{name}_ms'])} | {row[f'{name}_times']:.2f}" if f"{name}_ms" in row else "– | –"
-            for name in WORKLOADS
-        ]
+        cells = [_cells(row, name) if f"{name}_ms" in row else "– | – | –" for name in WORKLOADS]
         lines.append(f"| `{row['method']}` | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _cells(row: Mapping[str, Any], workload: str) -> str:
+    """The figures of a method on a workload."""
+    milliseconds, times = row[f"{workload}_ms"], row[f"{workload}_times"]
+    each = row.get(f"{workload}_each")  # older figures have none
+    return f"{_whole(milliseconds)} | {times:.2f} | {'–' if each is None else f'{each:.2f}'}"
 
 
 def _whole(milliseconds: float) -> str:

@@ -99,7 +99,7 @@ def bench(
         "reduction": ("the sums of blocks at one LPS: all of them, and in a tree", reduction.run, {}),
         "local": ("local objectives and orders on W1", partial(local.run, rounds, say=say), _LOCAL),
         "methods": (
-            "methods: CPU milliseconds a round in one process, and times FedAvg's",
+            "methods: CPU milliseconds a round in one process, times FedAvg's, and times per client trained",
             partial(methods.run, rounds, say=say, saved=saved.rows("methods")),
             _METHODS,
         ),
@@ -259,7 +259,7 @@ _METHODS = {
     **{
         f"{workload}_{kind}": f"{workload}\n{heading}"
         for workload in WORKLOADS
-        for kind, heading in (("ms", "ms"), ("times", "times"))
+        for kind, heading in (("ms", "ms"), ("times", "times"), ("each", "each"))
     },
 }
 

@@ -95,11 +95,13 @@ class Rayfl:
     Attributes:
         driver, state: the driver and the current state.
         worker_seconds: seconds that each worker trained in the last round.
+        trained: how many clients trained in each round so far.
     """
 
     driver: Driver
     state: Any
     worker_seconds: dict[int, float]
+    trained: list[int]
 
     def round(self) -> float:
         """Run one round; returns its seconds."""
@@ -134,15 +136,17 @@ def running(
     plan = arithmetic(config, stages[0].federation, host, available(config))
     backend = make_backend(config, plan)
     worker_seconds: dict[int, float] = {}
+    trained: list[int] = []
 
     def listen(event: RunEvent) -> None:
         if isinstance(event, RoundDone):
+            trained.append(int(event.row["clients"]))
             worker_seconds.clear()
             worker_seconds.update(event.worker_seconds)
 
     driver = Driver(config, stages, backend, RunDirectory.create(config), host, listen)
     try:
-        rayfl = Rayfl(driver, driver.start(), worker_seconds)
+        rayfl = Rayfl(driver, driver.start(), worker_seconds, trained)
         mark("servers, first models")
         yield rayfl
         for model in driver.servers.models:  # Ray logs an error for calls that are still under way

@@ -269,25 +269,26 @@ class ClientHost:
         if not len(fresh):
             return rows[:, :0], np.ones(len(rows), np.bool_)
         size = job.layout.size
-        states = rows.new_empty(len(rows), size)
-        if size > _CALL:
-            for place in np.flatnonzero(fresh).tolist():
-                states[place] = 0.0
-        else:
-            states[torch.from_numpy(fresh).to(states.device)] = 0.0
         held: dict[int, list[tuple[int, int]]] = {}
         for place, state in enumerate(job.states):
             if state is not None:
                 held.setdefault(state[0], []).append((place, state[1]))
-        for number, places in held.items():
-            stored = as_tensor(objects["state", number])
-            if size > _CALL:
+        if size > _CALL:
+            states = rows.new_empty(len(rows), size)
+            for place in np.flatnonzero(fresh).tolist():
+                states[place] = 0.0
+            for number, places in held.items():
+                stored = as_tensor(objects["state", number])
                 for place, row in places:
                     states[place] = stored[row]
-            else:
-                into, taken = torch.tensor(places).unbind(1)
-                states[into.to(states.device)] = stored[taken].to(states.device)
-        return states, fresh
+            return states, fresh
+        # Short ones in NumPy, which takes a quarter of the time of torch's indices.
+        found = np.empty((len(rows), size), np.float32)
+        found[fresh] = 0.0
+        for number, places in held.items():
+            into, taken = np.array(places).T
+            found[into] = as_tensor(objects["state", number]).cpu().numpy()[taken]
+        return torch.from_numpy(found).to(rows.device), fresh
 
     def _arrival(self, job: TrainJob, start: Start, state: torch.Tensor, indices: Ragged) -> Arrival:
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:

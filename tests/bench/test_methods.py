@@ -28,6 +28,16 @@ def test_methods_take_turns_with_the_first() -> None:
         assert row["tiny_times"] > 0
 
 
+def test_a_method_that_trains_everyone_is_compared_per_client_too() -> None:
+    some = {name: methods.METHODS[name] for name in ("fedavg", "solo")}
+    fedavg, solo = methods.run(1, [TINY], some)
+    assert (fedavg["tiny_clients"], solo["tiny_clients"]) == (TINY.cohort, TINY.clients)
+    share = TINY.cohort / TINY.clients
+    assert share < 1
+    assert solo["tiny_each"] == pytest.approx(share * solo["tiny_times"])
+    assert fedavg["tiny_each"] == pytest.approx(fedavg["tiny_times"])
+
+
 def test_what_was_measured_before_a_stop_is_not_measured_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -121,7 +121,8 @@ def test_measured_figures_become_tables() -> None:
     import speed
 
     machine = {"processor": "P", "cores": 2, "python": "3.11"}
-    rows = [{"method": "fedavg", "W1_ms": 12.34, "W1_times": 1.0, "W2_ms": 5.0, "W2_times": 2.5}]
+    rows = [{"method": "solo", "W1_ms": 12.34, "W1_times": 5.0, "W1_each": 1.0,
+             "W2_ms": 5.0, "W2_times": 2.5, "W2_each": 0.5}]  # fmt: skip
     network = {"network": "skip", "engine": "vmap", "loop_seconds": 1.0, "seconds": 0.5, "ratio": 2.0,
                "floor_seconds": 0.25, "times_floor": 2.0}  # fmt: skip
     figures = {
@@ -131,7 +132,7 @@ def test_measured_figures_become_tables() -> None:
         "networks_machine": machine,
     }
     page = speed.written(speed.PAGE.read_text(), figures)
-    assert "| `fedavg` | 12.3 | 1.00 | 5 | 2.50 | – | – |" in page
+    assert "| `solo` | 12.3 | 5.00 | 1.00 | 5 | 2.50 | 0.50 | – | – | – |" in page
     assert "| skip | `vmap` | 1 | 0.5 | 2 | 0.25 | 2 |" in page
     assert page.count("Measured on P, 2 cores, Python 3.11.") == 2
     assert speed.written(page, figures) == page
