@@ -51,6 +51,9 @@ _BETWEEN = {_aten._to_copy.default, _aten.copy_.default}
 _BY_INDEX = {_aten.index.Tensor, _aten.index_put.default, _aten.index_put_.default}
 """Operations of which a GPU takes indices on the CPU."""
 
+_NO_SCALARS = {_aten.cat.default, _aten.stack.default}
+"""Operations of which a GPU takes no number on the CPU."""
+
 
 class PretendedTensor(torch.Tensor):
     """A tensor on the device.
@@ -95,9 +98,11 @@ def _done(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
     """Do an operation on the CPU; the result is where a GPU would have it."""
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     there = [tensor for tensor in tensors if isinstance(tensor, PretendedTensor)]
-    checked = () if func in _BETWEEN else tensors[:1] if func in _BY_INDEX else tensors
-    for tensor in checked if there else ():
-        if not isinstance(tensor, PretendedTensor) and tensor.dim():
+    checked = [] if func in _BETWEEN or not there else [args[0], *args[2:]] if func in _BY_INDEX else tensors
+    for tensor in checked:
+        if not isinstance(tensor, torch.Tensor) or isinstance(tensor, PretendedTensor):
+            continue
+        if tensor.dim() or func in _NO_SCALARS or (tensor is args[0] and _writes(func)):
             raise RuntimeError(f"{func}: expected all tensors on one device, found cpu and {NAME}")
     target = kwargs.get("device")
     if target is not None:
@@ -113,6 +118,12 @@ def _done(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         return same.get(id(leaf)) if id(leaf) in same else PretendedTensor(leaf)
 
     return tree_map(wrapped, outcome)
+
+
+def _writes(func: Any) -> bool:
+    """Whether an operation changes its first argument."""
+    alias = func._schema.arguments[0].alias_info
+    return alias is not None and bool(alias.is_write)
 
 
 def _inner(leaf: Any) -> Any:
@@ -231,7 +242,8 @@ def benched(network: str, settings: Mapping[str, Any]) -> dict[str, Any]:
 def mixed(name: str) -> str:
     """What an operation on tensors of two devices says; empty if it is not refused."""
     with pretended_device() as device:
-        x, other = torch.ones(3, device=device), torch.ones(3)
+        x, other, number = torch.ones(3, device=device), torch.ones(3), torch.ones(())
+        places = torch.zeros(1, dtype=torch.int64).to(device)
         mistakes: dict[str, Callable[[], object]] = {
             "add": lambda: x + other,
             "in place": lambda: other.add_(x),
@@ -239,6 +251,10 @@ def mixed(name: str) -> str:
             "out": lambda: torch.add(x, 1, out=other),
             "module": lambda: torch.nn.Linear(3, 2)(x),
             "where": lambda: torch.where(x > 0, other, x),
+            "samples": lambda: other[places],
+            "assignment": lambda: x.index_put_((places,), other[:1]),
+            "stack": lambda: torch.stack([x.sum(), number]),
+            "sum": lambda: number.add_(x.sum()),
         }
         try:
             mistakes[name]()

@@ -30,10 +30,13 @@ def elsewhere() -> Iterator[Callable[..., Any]]:
         yield call
 
 
-@pytest.mark.parametrize("name", ["add", "in place", "numpy", "out", "module", "where"])
+@pytest.mark.parametrize(
+    "name", ["add", "in place", "out", "module", "where", "samples", "assignment", "stack", "sum", "numpy"]
+)
 def test_two_devices_do_not_mix(name: str, elsewhere: Callable[..., Any]) -> None:
     """What a GPU refuses, or these tests would find nothing."""
-    assert elsewhere(pretended.mixed, name)
+    said = elsewhere(pretended.mixed, name)
+    assert ("numpy() is not supported" if name == "numpy" else "expected all tensors on one device") in said
 
 
 def check(outcome: pretended.Outcome, case: str, option: str = "", extra: str = "sgd") -> None:
