@@ -26,6 +26,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "solo": {},
     "pacfl": CLUSTERED,
     "mt_hfl": TREE,
+    "pca_km_hc": CLUSTERED,
     "random_clustering": CLUSTERED,
     "lg_fedavg": {"algorithm": {"name": "lg_fedavg", "local_layers": 1}},
     "per_fedavg": {"algorithm": {"name": "per_fedavg", "alpha": 0.05, "beta": 0.05}},

@@ -187,8 +187,27 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
         other = EXCLUDED.get(path.strip())
         if other is not None and other not in named and parsed is not None:
             _assign(result, other.split("."), None)  # a default of the algorithm must not bring it back
-        _assign(result, keys, parsed)
+        _assign(result, _present(result, keys), parsed)
     return result
+
+
+def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
+    """The present names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
+    found: list[str] = []
+    section: type[BaseModel] | None = Config
+    node: Any = settings
+    for key in path:
+        names = section.renamed if section is not None and issubclass(section, Section) else {}
+        found.append(names.get(key, key))
+        field = section.model_fields.get(found[-1]) if section is not None else None
+        node = node.get(found[-1]) if isinstance(node, Mapping) else None
+        default = field.get_default(call_default_factory=True) if field else None
+        chosen = node.get("name") if isinstance(node, Mapping) else node
+        if not isinstance(chosen, str) and isinstance(default, Section):
+            chosen = named({}, default).get("name")
+        choices = sections(field.annotation, field.metadata) if field else {}
+        section = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
+    return found
 
 
 def _assign(settings: dict[str, Any], path: list[str], value: Any) -> None:

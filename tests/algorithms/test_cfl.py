@@ -604,7 +604,8 @@ def test_swapped_labels_are_found(swapped: rayfl.Result, settings: Callable[...,
     [
         "algorithm.criteria=relative",
         "algorithm.criteria.name=relative",
-        "algorithm.criteria={norms: relative}",  # as it was spelt before
+        "algorithm.criteria={norms: relative}",  # as 0.1.0 spelt it
+        "algorithm.criteria.norms=relative",
         "algorithm={name: cfl, criteria: relative}",
     ],
 )

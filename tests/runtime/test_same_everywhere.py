@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rayfl.algorithms import ALGORITHMS
 from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.events import BlockDone, RunEvent
@@ -50,6 +51,14 @@ def _inline(inline: dict[str, Result], settings: dict[str, Any], method: str) ->
         )  # read before tmp goes
         _ = inline[method].clusters, inline[method].summary, inline[method].groups
     return inline[method]
+
+
+def test_no_method_is_left_out() -> None:
+    """FedProx, FedNova and SCAFFOLD are there as the local objectives that they are FedAvg with."""
+    made = [load({"algorithm": method, **own}) for method, own in METHODS.items()]
+    assert set(ALGORITHMS.own) == {config.algorithm.name for config in made} | {
+        config.local.name for config in made if config.local.name in ALGORITHMS
+    }
 
 
 @pytest.mark.parametrize("method", METHODS)
