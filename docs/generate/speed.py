@@ -23,20 +23,23 @@ WORKLOADS = ("W1", "W2", "W3")
 
 
 def methods(rows: Sequence[Mapping[str, Any]]) -> str:
-    """CPU time of a round of each method, how many times that of FedAvg it is, and that per client."""
-    head = [f"{workload}, CPU ms | x FedAvg | per client" for workload in WORKLOADS]
-    lines = [f"| method | {' | '.join(head)} |", "| --- |" + " --- |" * (3 * len(WORKLOADS))]
+    """CPU time of a round of each method, how many times that of FedAvg it is, and that per client (which
+    older figures lack).
+    """
+    figures = ["ms", "times"] + ["each"] * any(f"{WORKLOADS[0]}_each" in row for row in rows)
+    titles = {"ms": "{}, CPU ms", "times": "x FedAvg", "each": "per client"}
+    head = [titles[figure].format(name) for name in WORKLOADS for figure in figures]
+    lines = [f"| method | {' | '.join(head)} |", "| --- |" + " --- |" * len(head)]
     for row in rows:
-        cells = [_cells(row, name) if f"{name}_ms" in row else "– | – | –" for name in WORKLOADS]
+        cells = [_cell(figure, row.get(f"{name}_{figure}")) for name in WORKLOADS for figure in figures]
         lines.append(f"| `{row['method']}` | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
-def _cells(row: Mapping[str, Any], workload: str) -> str:
-    """The figures of a method on a workload."""
-    milliseconds, times = row[f"{workload}_ms"], row[f"{workload}_times"]
-    each = row.get(f"{workload}_each")  # older figures have none
-    return f"{_whole(milliseconds)} | {times:.2f} | {'–' if each is None else f'{each:.2f}'}"
+def _cell(figure: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    return _whole(value) if figure == "ms" else f"{value:.2f}"
 
 
 def _whole(milliseconds: float) -> str:
