@@ -190,7 +190,7 @@ def test_every_method_runs_on_a_gpu(method: str, tmp_path: Path, gpu: torch.devi
 
 
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
-@pytest.mark.parametrize("case", ["mlp", "lenet5-bn"])
+@pytest.mark.parametrize("case", ["linear", "lstm"])
 def test_reduced_precision_trains_there(case: str, engine: str, gpu: torch.device) -> None:
     if not torch.cuda.is_bf16_supported(including_emulation=False):
         pytest.skip("this GPU has no bfloat16")
