@@ -445,6 +445,15 @@ KINDS = (
 """What ``rayfl list`` shows."""
 
 
+def _remedy(name: str) -> str:
+    """What to write in place of a name that is no kind of parts; many write that of a part."""
+    with _importing_parts():
+        from rayfl.config import kinds
+
+        having = [kind for kind, registry in kinds.KINDS.items() if name in registry]
+    return f"rayfl list {having[0]} {name} shows the part" if having else nearest(name, KINDS)
+
+
 @app.command("list")
 def list_parts(
     kind: Annotated[str, typer.Argument(help=f"one of {', '.join(KINDS)}; all if left out")] = "",
@@ -457,7 +466,7 @@ def list_parts(
 ) -> None:
     """List methods, all other parts and presets, one line each; or show one of them in full."""
     if kind and kind not in KINDS:
-        raise ConfigError("list", f"no such kind {kind!r}", nearest(kind, KINDS))
+        raise ConfigError("list", f"no such kind {kind!r}", _remedy(kind))
     with _importing_parts():
         from rayfl import config
         from rayfl.config import kinds
@@ -881,9 +890,16 @@ def main() -> None:
             sys.exit(130)
         if hasattr(error, "format_message"):  # typer's usage errors: it has more than one class for them
             command = getattr(getattr(error, "ctx", None), "command_path", "rayfl")
-            print(f"error: {error.format_message().rstrip('.')}; see {command} --help", file=sys.stderr)
+            setting = getattr(error, "option_name", "").lstrip("-")
+            meant = f"settings are written {setting}=...; " if setting in _PLAIN else ""
+            line = f"{error.format_message().rstrip('.')}; {meant}see {command} --help"
+            print(f"error: {line}", file=sys.stderr)
             sys.exit(2)
         raise
+
+
+_PLAIN = ("rounds", "seed", "algorithm", "data", "model", "partition", "loss", "local")
+"""Settings that people take for options."""
 
 
 if __name__ == "__main__":

@@ -111,9 +111,25 @@ def type_of(value: object) -> str:
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """A remedy for an unknown name: the nearest valid one, or all of them when none is near."""
+    """A remedy for an unknown name: the nearest valid one, or all of them when none is near.
+
+    Of many names those that contain ``name`` come first, the shortest before the others, and the rest is
+    counted.
+    """
     valid = sorted(valid)
-    close = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
+    if not valid:
+        return "there are none"
+    close = difflib.get_close_matches(name, valid, n=1, cutoff=_NEAR)
     if close:
         return f"did you mean {close[0]!r}?"
+    if len(valid) > _MOST:
+        among = sorted(valid, key=lambda each: (name not in each, len(each)))
+        return f"valid: {', '.join(among[:_MOST])} and {len(valid) - _MOST} more"
     return "valid: " + ", ".join(valid)
+
+
+_NEAR = 0.55
+"""Similarity from 0 to 1 above which a name may be meant; at 0.5 it is 'synthetic' for 'nothing'."""
+
+_MOST = 40
+"""Names that a line lists."""

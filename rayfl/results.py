@@ -149,7 +149,7 @@ class Result:
         shape = tuple(host.spec.shape)
         if np.shape(x)[1:] != shape:
             raise ConfigError(
-                "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {str(shape)[1:-1]})"
+                "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {', '.join(map(str, shape))})"
             )
         task, numbers = task_of(host.spec.model), host.spec.loss.numeric
         found = []

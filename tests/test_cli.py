@@ -95,6 +95,11 @@ MISTAKES = [
     (["run"], "error: Missing argument 'config'; see rayfl run --help"),
     (["run", "digits-demo", "--dryrun"], "error: No such option: --dryrun"),
     (["lisst"], "error: No such command 'lisst'"),
+    (["list", "pacfl"], "error: list: no such kind 'pacfl'; rayfl list methods pacfl shows the part"),
+    (
+        ["run", "digits-demo", "--rounds", "3"],
+        "error: No such option: --rounds; settings are written rounds=...; see rayfl run --help",
+    ),
     (["compare", "--out"], "error: Option '--out' requires an argument"),
 ]
 

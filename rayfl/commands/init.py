@@ -148,7 +148,10 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
     }
     found = _write(folder, texts)
     words["__FILE__"] = str(found[0])
-    return found, [f"pytest {found[1]}", *(_replaced(line, words) for line in skeleton.tries)]
+    test = f"python -m pytest {found[1]}"
+    if importlib.util.find_spec("pytest") is None:
+        test += "  (first: python -m pip install pytest)"
+    return found, [test, *(_replaced(line, words) for line in skeleton.tries)]
 
 
 def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:

@@ -79,6 +79,14 @@ def _right_key(key: str, place: _Place) -> str:
     having = [name for name, part in place.siblings.items() if name and key in part.model_fields]
     if having:
         return f"{', '.join(having)} {'has' if len(having) == 1 else 'have'} it"
+    if place.owner is Config:  # the last part of a dotted name alone
+        inside = [
+            f"{name}.{key}"
+            for name, field in Config.model_fields.items()
+            if isinstance(field.annotation, type) and key in getattr(field.annotation, "model_fields", ())
+        ]
+        if inside:
+            return "did you mean " + " or ".join(map(repr, inside)) + "?"
     return nearest(key, place.owner.model_fields if place.owner else ())
 
 

@@ -114,7 +114,7 @@ def runs_below(folder: Path | str) -> list[RunView]:
             found = list(pool.map(view, urls))
     else:
         if not Path(folder).is_dir():
-            raise ConfigError(str(folder), "is not a folder", "name the folder of the runs, output.root")
+            raise ConfigError(str(folder), "not a folder", "name the folder of the runs, output.root")
         found = [view(path) for path in _directories(Path(folder), _DEPTH)]
     return sorted(found, key=lambda run: (-run.status.begun, str(run.path)))
 

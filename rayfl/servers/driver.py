@@ -280,6 +280,9 @@ class Driver:
         if saved is None:
             return None
         self._check_settings(saved.settings or {})
+        if saved.state.round > self.config.rounds:
+            what = f"{saved.state.round} rounds are complete, more than rounds={self.config.rounds}"
+            raise ConfigError(str(self.run_dir.path), what, f"rounds={saved.state.round} ends the run here")
         self.run_dir.verify(self.stages, lambda line: self.emit(Note(line)))
         put = self.backend.put
         self.servers.models = [put(row) for row in saved.models]
@@ -598,6 +601,9 @@ class Driver:
         missing = np.setdiff1d(wanted, present)
         if len(missing):
             client = called(self.federation.names, missing[0])
+            if not 0 <= missing[0] < self.setup.clients:
+                known = f"the clients are 0 to {self.setup.clients - 1}"
+                raise RayflError(f"{self.run_dir.path}: there is no client {client}; {known}")
             raise RayflError(
                 f"{self.run_dir.path}: client {client} was not there after round {state.round}; "
                 f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"

@@ -322,6 +322,9 @@ def _check_apart(study: StudyFile) -> None:
         **{f"methods.{label}": [own] for label, own in study.methods.items()},
     }
     for axis in (axis for axis, points in study.grid.items() if isinstance(points, list)):
+        if axis.startswith("algorithm."):
+            remedy = "give each value a method of its own, in methods"
+            raise ValueError(f"grid.{axis}: belongs to a method and cannot be an axis; {remedy}")
         for where, several in said.items():
             keys = {text.partition("=")[0] for settings in several for text in overrides_of(settings)}
             if axis in keys and where != f"grid.{axis}":

@@ -25,7 +25,7 @@ def test_every_skeleton_passes_its_own_test(tmp_path: Path) -> None:
     for kind in SKELETONS:
         written, tries = init(kind, "", tmp_path)
         assert [path.is_file() for path in written] == [True, True]
-        assert tries[0] == f"pytest {written[1]}"
+        assert tries[0] == f"python -m pytest {written[1]}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     found = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
@@ -149,7 +149,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert first.stdout.splitlines()[:3] == [
         "written: my_data.py",
         "written: test_my_data.py",
-        "continue with: pytest test_my_data.py",
+        "continue with: python -m pytest test_my_data.py",
     ]
     assert (first.returncode, second.returncode) == (0, 2)
     remedy = "choose another --name or --folder"

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from rayfl.config import Config, load
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, nearest
 from rayfl.models import MODELS
 from tests.config.common import KEYS, refusal, yaml_mapping
 
@@ -44,6 +44,21 @@ from tests.config.common import KEYS, refusal, yaml_mapping
 )
 def test_an_unknown_key_names_the_nearest(override, line):
     assert refusal({}, override) == line
+
+
+def test_the_last_part_of_a_dotted_name_alone_names_the_whole():
+    assert refusal({}, "lr=0.1") == "lr: no such setting; did you mean 'training.lr'?"
+    names = "'training.batch_size' or 'evaluation.batch_size'"
+    assert refusal({}, "batch_size=8") == f"batch_size: no such setting; did you mean {names}?"
+
+
+def test_of_many_names_those_like_it_are_shown_and_the_rest_is_counted():
+    many = [f"accuracy_{i}" for i in range(60)] + [f"a_very_long_loss_{i}" for i in range(60)]
+    found = nearest("loss", many)
+    assert found.startswith("valid: a_very_long_loss_0, ")
+    assert found.endswith(" and 80 more")
+    assert nearest("nothing", ["synthetic", "digits"]) == "valid: digits, synthetic"
+    assert nearest("x", []) == "there are none"
 
 
 def test_an_unknown_key_with_nothing_near_names_all():

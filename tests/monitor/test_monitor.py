@@ -81,6 +81,19 @@ def test_a_stopped_run_and_one_that_failed_and_why(settings: dict[str, Any], tmp
     assert (view(stopped.path).status.state, view(stopped.path).status.rounds_run) == ("finished", 2)
 
 
+def test_a_run_is_not_resumed_with_fewer_rounds_than_it_has(settings: dict[str, Any], tmp_path: Path) -> None:
+    def stop(event: RunEvent) -> None:
+        if isinstance(event, RoundDone) and event.round == 2:
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        api.run({**settings, "rounds": 9}, on_event=stop)
+    (run,) = runs_below(tmp_path)
+    with pytest.raises(api.ConfigError, match="3 rounds are complete, more than rounds=2; rounds=3 ends"):
+        api.resume(run.path, ["rounds=2"])
+    assert len(api.resume(run.path, ["rounds=3"]).rounds) == 3
+
+
 def _status(**changes: Any) -> Status:
     return Status(
         **{"run": "r", "state": "running", "rounds": 5, "done": 2, "updated": time.time(), **changes}
@@ -120,7 +133,7 @@ def test_the_newest_running_run(tmp_path: Path) -> None:
     new = _put(tmp_path, "new", _status(begun=now - 20))
     _put(tmp_path, "ended", _status(begun=now, state="finished"))
     assert newest_running(tmp_path).path == new
-    with pytest.raises(ConfigError, match="is not a folder"):
+    with pytest.raises(ConfigError, match="not a folder"):
         runs_below(tmp_path / "missing")
     with pytest.raises(ConfigError, match="not a run directory"):
         view(tmp_path)
@@ -280,7 +293,7 @@ def test_the_command_line(tmp_path: Path) -> None:
     assert json.loads(rayfl("top", str(path), "--json")[1])["rounds"] == 5
     assert rayfl("runs", "missing")[::2] == (
         2,
-        "error: missing: is not a folder; name the folder of the runs, output.root\n",
+        "error: missing: not a folder; name the folder of the runs, output.root\n",
     )
     assert rayfl("top", "missing")[0] == 2
 

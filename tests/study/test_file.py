@@ -162,6 +162,10 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(claims=["PACFL.accuracy_mean - > 3"]), "no method '> 3'"),
     (changed(claims=["3 > 2"]), "it names no method"),
     (changed(claims=["PACFL[lr=7].accuracy_mean > 3"]), "training.lr has no point '7'; valid: 0.1, 0.3"),
+    (
+        changed(grid={"algorithm.power": [0, 1]}, claims=[]),
+        "grid.algorithm.power: belongs to a method",
+    ),
     (changed(claims=["PACFL[mu=7].accuracy_mean > 3"]), "the grid has no axis 'mu'"),
     (changed(claims=["PACFL[lr=0.1.accuracy_mean > 3"]), "a bracket is not closed"),
     (changed(claims=[{"claim": "PACFL.ari > 0", "at": {"training.lr": 9}}]), "has no point '9'"),
