@@ -33,7 +33,8 @@ ABOUT = """# Experiments
 
 Each table and figure of the papers that consists of runs is a study file with methods, grid, seeds, published
 figures, and claims that `rayfl study` checks. Download the datasets first, for example with `rayfl prepare
-fashion_mnist`. `--size smoke` takes a few minutes at most; without a size a study runs as its file says.
+fashion_mnist`. `--size smoke` takes seconds to about twenty minutes; without a size a study runs as its file
+says.
 
 `python experiments/readme.py` writes this page from the study files and from `results/`. These commands run
 a study and keep its table and verdicts:
@@ -44,7 +45,7 @@ a study and keep its table and verdicts:
 A claim *holds* if its whole 95 % interval over seeds satisfies it, *fails* if no part of the interval does,
 and is *undecided* otherwise. Claims come from the papers, or from longer runs of rayfl. The smoke size has
 few rounds, fewer methods, and often other data and a smaller network (each result says so), so its verdicts
-neither confirm nor refute a paper. Seconds were measured on a machine with other load.
+neither confirm nor refute a paper. Times are the sum over the runs, on a machine with other load.
 """
 
 
@@ -90,7 +91,7 @@ def keep(folder: Path) -> Path:
         claims = json.loads((folder / "claims.json").read_text(encoding="utf-8"))
         parts = (folder / "table.md").read_text(encoding="utf-8").split("\n\n")
         with (folder / "runs.csv").open(encoding="utf-8", newline="") as file:
-            runs = list(csv.DictReader(file))
+            runs = {run["key"]: run for run in csv.DictReader(file)}  # methods may share some
     except OSError as error:
         raise ConfigError(str(folder), "holds no results of a study", "name a folder in studies/") from error
     ours = {each.name: each for each in studies()}
@@ -100,8 +101,8 @@ def keep(folder: Path) -> Path:
     kept = {
         "study": study["name"],
         "size": size,
-        "runs": len({run["key"] for run in runs}),
-        "seconds": round(sum(float(run.get("seconds") or 0) for run in runs)),
+        "runs": len(runs),
+        "seconds": round(sum(float(run.get("seconds") or 0) for run in runs.values())),
         "table": parts[1].strip(),
         "caption": parts[2].strip(),
         **claims,

@@ -60,6 +60,21 @@ def test_smoke_sizes_run(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "--size smoke` |" in text
 
 
+def test_runs_that_methods_share_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readme, "RESULTS", tmp_path / "results")
+    folder = tmp_path / "digits-smoke"
+    folder.mkdir()
+    for name, text in {
+        "study.yaml": "name: digits",
+        "claims.json": '{"verdict": "holds", "claims": []}',
+        "table.md": "title\n\ntable\n\ncaption",
+        "runs.csv": "key,method,seconds\na,one,5\na,two,5\nb,two,3\n",
+    }.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    kept = json.loads(readme.keep(folder).read_text(encoding="utf-8"))
+    assert (kept["runs"], kept["seconds"]) == (2, 8)
+
+
 def test_folders_without_results_of_a_study_here_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="holds no results"):
         readme.keep(tmp_path)
