@@ -32,6 +32,9 @@ from rayfl.units import size
 _DRAWN = 2000
 """With at most this many clients the distance matrix is drawn."""
 
+_NAMED = 30
+"""Clients whose numbers stand beside the matrix of distances."""
+
 _LEAVES = 300
 """Leaves of the dendrogram that are drawn; with more clients only the last merges are."""
 
@@ -272,8 +275,10 @@ def _matrix(axes: Any, c: Clusters) -> str | None:
     order = np.argsort(c.labels, kind="stable")
     image = axes.imshow(squareform(c.distances)[np.ix_(order, order)], cmap="viridis")
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    names = order.tolist() if len(order) <= _NAMED else []
+    for axis in (axes.xaxis, axes.yaxis):  # the numbers of the clients, not their places in the matrix
+        axis.set_ticks(range(len(names)), names, fontsize=7)
+    axes.set_xlabel("client" if names else f"{len(order):,} clients")
     return None
 
 

@@ -165,7 +165,8 @@ def map_of_clients(places: NDArray[np.float64], labels: NDArray[np.int64], meani
             look = {"s": 30, "alpha": 0.8, "linewidths": 0, "marker": "osD^v"[i // len(colours) % 5]}
             name = f"cluster {cluster}" if i < 12 else None
             axes.scatter(x, y, color=colours[i % len(colours)], label=name, **look)
-        axes.set_aspect("equal")
+        axes.set_aspect("equal", adjustable="datalim")  # a row of clients would be a strip, and cut dots
+        axes.margins(0.08)
         axes.set_axis_off()
         axes.set_title(f"near: {meaning}", fontsize=8, color=theme.quiet)
         _legend_below(axes)

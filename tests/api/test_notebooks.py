@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import rayfl
 from rayfl.errors import ConfigError, RayflError
 from rayfl.notebook import Progress, listener
+from rayfl.report.figures import map_of_clients, picture
 from rayfl.servers.building import build
 from tests.runs import TASKS
 
@@ -53,6 +55,17 @@ def test_its_figures(ran: rayfl.Result) -> None:
     assert sorted(len(part.get_offsets()) for part in points) == [2, 3, 4]
 
 
+def test_no_dot_of_a_map_is_cut() -> None:
+    row = np.array([[0.0, 0.0], [1.0, 0.01], [9.0, 0.02]])  # nearly a line: the axes would be a strip
+    found = picture(map_of_clients(row, np.zeros(3, int), "labels"), height=5)
+    axes = found.axes[0]
+    FigureCanvasAgg(found).draw()
+    box = axes.get_window_extent()
+    for x, y in axes.transData.transform(row):
+        assert box.x0 + 8 < x < box.x1 - 8
+        assert box.y0 + 8 < y < box.y1 - 8
+
+
 def test_a_run_without_numbers_says_so(ran: rayfl.Result, tmp_path: Path) -> None:
     with pytest.raises(RayflError, match="has no evaluation to draw"):
         _ = rayfl.Result(tmp_path).plot.accuracy()
@@ -84,7 +97,7 @@ def test_networks_are_ready_to_use(ran: rayfl.Result) -> None:
         ({}, "model: takes a client or a cluster; as in model(client=3)"),
         ({"client": 1, "cluster": 1}, "model: takes a client or a cluster"),
         ({"cluster": 7}, "there is no cluster 7; valid: 0, 1, 2"),
-        ({"client": 99}, "client 99 was not there"),
+        ({"client": 99}, "there is no client 99; the clients are 0 to 8"),
     ],
 )
 def test_mistakes(ran: rayfl.Result, chosen: dict[str, Any], line: str) -> None:

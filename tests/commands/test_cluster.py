@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 from scipy.cluster.hierarchy import fcluster, leaves_list, linkage
 from scipy.spatial.distance import pdist, squareform
@@ -18,7 +19,7 @@ from rayfl.clustering.linkage import number_by_first
 from rayfl.commands.cluster import cluster_without_training, write
 from rayfl.config import load
 from rayfl.errors import ConfigError
-from rayfl.report.clusterings import show
+from rayfl.report.clusterings import _matrix, show
 from tests.report.reading import titles, values
 
 CLUSTERS = {"clustering": {"n_clusters": 3}}
@@ -110,3 +111,13 @@ def test_a_single_client_is_drawn_without_a_tree(settings: dict[str, Any], tmp_p
     found, _ = cluster_without_training([config])
     assert found[0].clusters.labels.tolist() == [0]
     assert write(found, tmp_path)[1].read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_matrix_names_the_clients_in_its_order(settings: dict[str, Any]) -> None:
+    (alone,), _ = cluster_without_training([load({**settings, **CLUSTERS, "algorithm": "pacfl"})])
+    clusters = alone.clusters
+    axes = Figure().subplots()
+    _matrix(axes, clusters)
+    shown = [int(tick.get_text()) for tick in axes.get_xticklabels()]
+    assert sorted(shown) == list(range(len(clusters.labels)))
+    assert (np.diff(clusters.labels[shown]) >= 0).all()
