@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from rayfl.clustering.linkage import build_linkage, cut_at_threshold
@@ -139,7 +138,7 @@ def pacfl(folder: Path) -> None:
         flipped = angles(theirs, [-vectors[0], *vectors[1:]])
         their_clusters = clusters(theirs, matrix, BETA)
         our_clusters = cut_at_threshold(build_linkage(distances.copy()), BETA)
-        weighted = fcluster(linkage(upper, "weighted"), BETA, "distance")
+        weighted = cut_at_threshold(build_linkage(distances.copy(), "weighted"), BETA)
         turned = np.abs(flipped - matrix).max()
         equal = same(their_clusters, weighted)
         print(f"PACFL, {name}, seed {seed}:")
@@ -147,7 +146,7 @@ def pacfl(folder: Path) -> None:
         print(f"  with the signs of client 0's vectors changed, the authors' change by up to {turned:.1f}")
         print(f"  clusters at {BETA} degrees, the authors': {sizes(their_clusters)}", end=", ")
         print(f"rayfl's: {sizes(our_clusters)}")
-        print(f"  the authors' are those of SciPy's linkage 'weighted': {equal}")
+        print(f"  the authors' are rayfl's with clustering.linkage=weighted: {equal}")
 
 
 def flis(folder: Path) -> None:

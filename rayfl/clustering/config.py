@@ -56,7 +56,9 @@ class Clustering(Section):
         "singletons: one cluster per client; random: n_clusters of equal size, or of the "
         "true groups' sizes",
     )
-    linkage: Method = Field("average", description="linkage of the hierarchical grouping (graph: Ward)")
+    linkage: Method = Field(
+        "average", description="linkage of the hierarchical grouping, in SciPy's terms (graph: Ward)"
+    )
     threshold: float | None = Field(None, ge=0, description="cut at this distance (beta)")
     gamma: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         1.0,

@@ -14,7 +14,7 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-Method = Literal["average", "single", "complete", "ward"]
+Method = Literal["average", "weighted", "single", "complete", "ward"]
 Array = NDArray[np.float64]
 Distances = NDArray[np.floating]
 Labels = NDArray[np.int64]
@@ -50,8 +50,9 @@ def build_linkage(
     Args:
         distances: condensed, ``(N (N - 1) / 2,)``; empty for a single client. Overwritten if they are
             float32 or ``sizes`` are given: there may be no room for a copy.
-        method: how the distance between two groups follows from that of their members. Ward assumes
-            Euclidean distances.
+        method: how the distance between two groups follows from that of their members. ``average`` is the
+            mean over pairs of members (UPGMA), ``weighted`` the mean of the distances to the two groups of
+            which a group was merged, whatever their sizes (WPGMA). Ward assumes Euclidean distances.
         sizes: how many clients each of the N stands for, ``(N,)``; default: itself.
 
     Returns:
@@ -125,7 +126,7 @@ def _nearest_neighbour_chain(
     """Merges (pairs of positions, heights) in the order in which they are found; overwrites ``distances``.
 
     Go from a group to its nearest, from there to its nearest, and so on. The distances fall, so the chain
-    ends in two groups that are each other's nearest; these merge (``i``, ``j`` into position ``j``). All four
+    ends in two groups that are each other's nearest; these merge (``i``, ``j`` into position ``j``). All five
     linkages are *reducible*: a merge brings no other group nearer, so the rest of the chain stays valid.
     """
     count = len(sizes)
@@ -173,6 +174,8 @@ def _lance_williams(
         return np.maximum(to_i, to_j)
     if method == "average":
         return (n_i * to_i + n_j * to_j) / (n_i + n_j)
+    if method == "weighted":
+        return (to_i + to_j) / 2
     squared = (n_i + n_k) * to_i**2.0 + (n_j + n_k) * to_j**2.0 - n_k * float(ij) ** 2
     return np.asarray(np.sqrt(np.maximum(squared / (n_i + n_j + n_k), 0.0)))
 

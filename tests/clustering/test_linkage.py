@@ -19,7 +19,7 @@ from rayfl.clustering.linkage import (
 )
 from rayfl.clustering.quality import adjusted_rand_index
 
-METHODS = ("average", "single", "complete", "ward")
+METHODS = ("average", "weighted", "single", "complete", "ward")
 
 
 def line(*points):
@@ -28,7 +28,12 @@ def line(*points):
 
 @pytest.mark.parametrize(
     ("method", "heights"),
-    [("single", [1, 2, 6]), ("complete", [1, 3, 9]), ("average", [1, 2.5, (9 + 8 + 6) / 3])],
+    [
+        ("single", [1, 2, 6]),
+        ("complete", [1, 3, 9]),
+        ("average", [1, 2.5, (9 + 8 + 6) / 3]),
+        ("weighted", [1, 2.5, ((9 + 8) / 2 + 6) / 2]),
+    ],
 )
 def test_merge_heights_by_hand(method, heights):
     # points 0, 1, 3, 9: first 0-1, then 3 joins, then 9
