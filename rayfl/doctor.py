@@ -13,7 +13,7 @@ from pathlib import Path
 from rayfl.errors import ConfigError
 from rayfl.memory import free_memory
 from rayfl.runtime.connection import object_store, short_folder
-from rayfl.training.ahead import cache, sound
+from rayfl.training.ahead import cache, damaged
 from rayfl.units import size
 
 _DISK = 1e9
@@ -94,9 +94,9 @@ def _cache(folder: Path) -> Check:
         if os.access(folder, os.W_OK)
         else "it is not writable, so every run compiles again: set NUMBA_CACHE_DIR to a writable folder"
     )
-    damaged = sum(not sound(path) for path in folder.rglob("*.nb[ci]"))
-    if damaged:
-        files = f"{damaged} damaged file{'s' * (damaged != 1)}"
+    count = damaged(folder)
+    if count:
+        files = f"{count} damaged file{'s' * (count != 1)}"
         remedy = remedy or f"{files}: the next run compiles what was in them again; or delete the folder"
     return Check(name, f"{size(written)} in {folder}", remedy)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from rayfl import doctor
+from rayfl.training import ahead
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -56,8 +57,22 @@ def test_an_open_token_is_named(tmp_path: Path) -> None:
 
 def test_damaged_compiled_code_is_named(tmp_path: Path) -> None:
     content = b"code"
-    path = tmp_path / "f.1.nbc"
+    path = tmp_path / "batched_1a2b" / "f.1.nbc"
+    path.parent.mkdir()
     path.write_bytes(hashlib.sha256(content).digest() + content)
     assert not doctor._cache(tmp_path).remedy
     path.write_bytes(path.read_bytes()[:-1])
     assert doctor._cache(tmp_path).remedy.startswith("1 damaged file: the next run compiles")
+
+
+def test_compiled_code_of_other_packages_has_no_digest_and_is_not_damaged(tmp_path: Path) -> None:
+    path = tmp_path / "umap_1a2b" / "f.1.nbc"
+    path.parent.mkdir()
+    path.write_bytes(b"what Numba writes by itself")
+    assert not doctor._cache(tmp_path).remedy
+
+
+def test_the_kernels_are_where_the_doctor_looks() -> None:
+    from rayfl.training.batched import loss_kernel
+
+    assert Path(loss_kernel.__file__).parent.name == ahead._KERNELS

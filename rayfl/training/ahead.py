@@ -18,6 +18,9 @@ import tempfile
 import threading
 from pathlib import Path
 
+_KERNELS = "batched"
+"""The folder of the kernels' sources, beside this file."""
+
 
 def cache() -> Path:
     """The folder of compiled code: ``NUMBA_CACHE_DIR``, or one in the user's folder of caches."""
@@ -35,6 +38,15 @@ def sound(path: Path) -> bool:
     except Exception:  # it is gone, or any bytes are no pickle
         return False
     return hashlib.sha256(file[32:]).digest() == file[:32]
+
+
+def damaged(folder: Path) -> int:
+    """How many files of rayfl's kernels in this cache are not sound.
+
+    Numba keeps each package's code in a subfolder named for the sources' folder. UMAP's code is here too; it
+    has no digests.
+    """
+    return sum(not sound(path) for path in folder.glob(f"{_KERNELS}_*/*.nb[ci]"))
 
 
 def begin() -> bool:
