@@ -130,8 +130,11 @@ class Trained:
 
         most = self.batches.at_once(_AT_ONCE)
         with torch.inference_mode():
-            parts = [self.module(inputs[k : k + most]) for k in range(0, len(inputs), most)]
-            return parts[0] if len(parts) == 1 else torch.cat(parts)
+            cuts = range(0, len(inputs), most)
+            parts: list[torch.Tensor] = [self.module(inputs[k : k + most]) for k in cuts]
+            if len(parts) == 1:
+                return parts[0].detach()  # a view of a parameter would still ask for its gradient
+            return torch.cat(parts)
 
 
 def updates_of(rows: torch.Tensor, start: torch.Tensor, spec: ModelSpec) -> torch.Tensor:

@@ -240,6 +240,9 @@ def test_words_count_as_samples():
         def inputs(self, x: Any) -> torch.Tensor:
             return torch.from_numpy(x)
 
+        def at_once(self, usual: int) -> int:
+            return usual
+
     rows = torch.tensor([[0.0, 9, 0], [0, 9, 1], [9, 0, 0]])
     report = Predictions(ServerData(one_hot=True), np.zeros((5, 4), np.int64))
     found = report.compute(trained(Spec(), Constant(), Plain(), rows))

@@ -189,6 +189,8 @@ class Page:
             return ""
         if arguments[:1] == ["study"]:
             arguments = [*arguments, *([] if "--size" in arguments else ["--dry-run"]), "--inline"]
+        if arguments[:1] == ["cluster"] and "--plugin" in arguments:  # which the tests' Ray lacks
+            arguments = [*arguments, *INLINE]
         if arguments[:1] in (["run"], ["resume"]):
             given = {word.split("=")[0] for word in arguments}
             small = [s for s in SMALL if s.startswith("rounds") or s.split("=")[0] not in given]
