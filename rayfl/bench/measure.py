@@ -103,6 +103,12 @@ class Rayfl:
     worker_seconds: dict[int, float]
     trained: list[int]
 
+    @property
+    def keeping(self) -> int:
+        """How many clients have state or an update that is kept between rounds."""
+        servers = self.driver.servers
+        return max(len(servers.states), len(servers.updates))
+
     def round(self) -> float:
         """Run one round; returns its seconds."""
         begun = time.perf_counter()

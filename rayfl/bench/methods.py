@@ -64,6 +64,11 @@ WARM_UP = 2
 time.
 """
 
+SETTLED = 0.95
+"""Where clients keep something between rounds, this share of them must have it before rounds are counted.
+Until then every round asks the system for new memory, which takes longer than the arithmetic of a small
+network and differs from hour to hour."""
+
 
 def run(
     rounds: int = 5,
@@ -155,9 +160,19 @@ def _pairs(
                     )
                 except ConfigError:  # such as Per-FedAvg with momentum, or Sub-FedAvg with one epoch
                     continue
-                taken = [(_turn(method), _turn(base)) for _ in range(WARM_UP + rounds)][WARM_UP:]
+                _warm_up(base, workload.clients)
+                _warm_up(method, workload.clients)
+                taken = [(_turn(method), _turn(base)) for _ in range(rounds)]
             own, other = zip(*taken, strict=True)
             yield name, own, other
+
+
+def _warm_up(rayfl: Rayfl, clients: int) -> None:
+    """Run rounds until a further one costs what all later ones will."""
+    for _ in range(WARM_UP):
+        rayfl.round()
+    while 0 < rayfl.keeping < SETTLED * clients:
+        rayfl.round()
 
 
 def _turn(rayfl: Rayfl) -> Turn:

@@ -79,6 +79,21 @@ def test_the_smallest_survivors_are_pruned_by_hand():
     assert unstructured(spec, grown, half, 0.5).tolist() == quarter.tolist()
 
 
+@pytest.mark.parametrize("gone", [0.0, 0.2, 0.3, 0.6, 0.999])
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.9])
+def test_the_threshold_is_the_quantile_of_the_survivors_however_few(gone: float, share: float) -> None:
+    """With ties and zeros among the survivors, too."""
+    rng = np.random.default_rng(round(1000 * gone))
+    vector = np.round(trained(LENET), 3)
+    mask = (rng.random(LENET.P) >= gone) | ~prunable(LENET)
+    found = unstructured(LENET, vector * mask, mask, share)
+    alive = mask & prunable(LENET)
+    threshold = np.quantile(np.abs(vector[alive]).astype(np.float64), share)
+    expected = mask & ~(alive & (np.abs(vector) < threshold))
+    assert 0 < alive.sum()
+    np.testing.assert_array_equal(found, expected)
+
+
 @pytest.mark.parametrize("share", [-0.1, 1.0])
 def test_impossible_shares(share: float):
     with pytest.raises(ValueError, match="share"):
