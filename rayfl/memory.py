@@ -48,6 +48,9 @@ def free_memory(cgroup: Path = CGROUP) -> int:
 _TRIM_THRESHOLD, _MMAP_THRESHOLD, _MMAP_MAX = -1, -3, -4
 """Numbers of three settings of ``mallopt`` in the C library of GNU."""
 
+_MMAP_MOST = 1 << 16
+"""How many pieces get a mapping of their own, by default."""
+
 _LARGEST, _MOST = 1 << 25, 1 << 28
 """Bytes of the largest piece that is kept when it is freed (no more can be set), and of all that is kept."""
 
@@ -61,7 +64,8 @@ def keep_freed(all_of_it: bool = False) -> None:
 
     Args:
         all_of_it: also pieces of more than 32 MB, for processes that copy large models: new pages take much
-            longer than the copy. The process then stays as large as it has ever been.
+            longer than the copy. The process then stays as large as it has ever been, until it calls
+            :func:`give_back`.
     """
     with contextlib.suppress(OSError, AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
@@ -69,6 +73,15 @@ def keep_freed(all_of_it: bool = False) -> None:
         mallopt(_TRIM_THRESHOLD, -1 if all_of_it else _MOST)
         if all_of_it:
             mallopt(_MMAP_MAX, 0)
+
+
+def give_back() -> None:
+    """Return freed memory to the system, and from now on that of large pieces as soon as they are freed."""
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_MMAP_MAX, _MMAP_MOST)
+        library.mallopt(_TRIM_THRESHOLD, _MOST)
+        library.malloc_trim(0)
 
 
 def resident() -> int:

@@ -61,3 +61,26 @@ def test_that_of_large_models_only_if_asked(call: str, kept: str) -> None:
     code = LARGE.format(call)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == kept
+
+
+GIVEN_BACK = """
+import numpy as np
+from rayfl.memory import give_back, keep_freed, resident
+
+keep_freed(True)
+before = resident()
+array = np.ones(1 << 23)
+del array
+kept = resident() - before
+give_back()
+left = resident() - before
+array = np.ones(1 << 23)
+del array
+print(kept > 60e6, left < 32e6, resident() - before < 32e6)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="not the GNU C library")
+def test_what_is_kept_can_be_given_back() -> None:
+    done = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"] * 3

@@ -27,6 +27,9 @@ SECTIONS: dict[str, dict[str, Any]] = {
 }
 """Methods that are measured, and what their configs say."""
 
+WARM_UP = 2
+"""Rounds that are not counted: until then processes ask the system for memory that they then keep."""
+
 
 def workload(hidden: tuple[int, ...], cohort: int, method: str = "fedavg") -> Workload:
     """An MLP on grey images of 28 pixels; each client takes one step."""
@@ -49,15 +52,15 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any]) -> dict[str
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:
         plain = NaiveFedAvg(task, 1 if execution["backend"] == "inline" else 2)
         try:
-            theirs = [plain.round() for _ in range(rounds + 1)][1:]
+            theirs = [plain.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
         finally:
             plain.close()
         with running(task, Path(folder), execution) as rayfl:
-            ours = [rayfl.round() for _ in range(rounds + 1)][1:]
+            ours = [rayfl.round() for _ in range(WARM_UP + rounds)][WARM_UP:]
             memory, ledger = by_process(), rayfl.driver.records.ledger
             parameters = rayfl.driver.host.spec.P
     traffic = {
-        f"{tier}_{way}": ledger.total(round=rounds, tier=tier, direction=way)
+        f"{tier}_{way}": ledger.total(round=WARM_UP + rounds - 1, tier=tier, direction=way)
         for tier in get_args(Tier)
         for way in get_args(Direction)
     }

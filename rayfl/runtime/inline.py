@@ -12,9 +12,10 @@ from typing_extensions import override
 from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
+from rayfl.clients.partial import LARGE
 from rayfl.files import OnDisk
 from rayfl.linalg import libraries
-from rayfl.memory import keep_freed
+from rayfl.memory import give_back, keep_freed
 from rayfl.servers.lps import LocalServer
 
 
@@ -24,6 +25,7 @@ class InlineBackend(Backend):
     def __init__(self) -> None:
         self.actors = 1
         self._server = LocalServer()
+        self._large = False
         self._threads = torch.get_num_threads()
         self._limits = libraries().limit(limits=1)
         torch.set_num_threads(1)  # as in the actors, because sums depend on the number of threads
@@ -46,7 +48,8 @@ class InlineBackend(Backend):
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
-        keep_freed()
+        self._large = host.spec.P >= LARGE
+        keep_freed(self._large)
         self._host = ClientHost(stages, host)
 
     @override
@@ -92,6 +95,8 @@ class InlineBackend(Backend):
     def close(self) -> None:
         torch.set_num_threads(self._threads)
         self._limits.restore_original_limits()
+        if self._large:
+            give_back()
 
 
 def _value(ref: Ref) -> Any:

@@ -287,9 +287,10 @@ class ResourcePlan:
         more = f", up to {self.most_actors} as nodes join" if self.most_actors > self.actors else ""
         short = []
         if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
+            fewer = " 'execution.fan_in' sends fewer sums," if self.sums > 2 and not self.in_tree else ""
             short = [
                 f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
-                "to disk, which is slow; 'ray start --object-store-memory' makes it larger"
+                f"to disk, which is slow;{fewer} 'ray start --object-store-memory' makes it larger"
             ]
         if self.node_there_gb is not None and self.node_gb > self.node_there_gb:
             short.append(

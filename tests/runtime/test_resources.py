@@ -78,7 +78,11 @@ def test_it_says_where_a_model_does_not_fit():
     assert any(
         "does not fit: a node has 5.00 GB free" in line and "execution.actors" in line for line in lines
     )
-    assert any("object store of a node has 1.50 GB only" in line for line in lines)
+    (line,) = [line for line in lines if "object store of a node has 1.50 GB only" in line]
+    assert "'execution.fan_in' sends fewer sums" in line
+    in_tree = planned(10**8, "execution.fan_in=4", memory=8e9).lines()
+    assert any("is written to disk" in line for line in in_tree)
+    assert not any("sends fewer sums" in line for line in in_tree)
     assert not any("fit" in line for line in planned(10**6, memory=5e9).lines())
     (line,) = [x for x in planned(10**8, "execution.backend=inline").lines() if "copies" in x]
     assert "27 copies of 400 MB" in line
