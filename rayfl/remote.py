@@ -103,14 +103,16 @@ def runs(root: str) -> dict[str, float]:
     whole = Remote(root, "")
     with whole._reaching():
         system, path = whole._place
-        folders = system.get_file_info(fs.FileSelector(path.rstrip("/"), allow_not_found=True))
-        names = [info.base_name for info in folders if info.type == fs.FileType.Directory]
-        found = system.get_file_info([f"{path}{name}/config.yaml" for name in names])
-    return {
-        name: info.mtime.timestamp()
-        for name, info in zip(names, found, strict=True)
-        if info.type == fs.FileType.File
-    }
+        # On GCS pyarrow lists no folders (apache/arrow#35993).
+        flat = system.type_name == "gcs"
+        all_of_it = fs.FileSelector(path.rstrip("/"), recursive=flat, allow_not_found=True)
+        found = system.get_file_info(all_of_it)
+        if not flat:
+            folders = [info.base_name for info in found if info.type == fs.FileType.Directory]
+            found = system.get_file_info([f"{path}{name}/config.yaml" for name in folders])
+    config = re.compile(rf"{re.escape(path)}([^/]+)/config\.yaml")
+    files = ((config.fullmatch(info.path), info) for info in found if info.type == fs.FileType.File)
+    return {match[1]: info.mtime.timestamp() for match, info in files if match}
 
 
 def newest(root: str) -> str | None:

@@ -66,10 +66,47 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             process.wait()
 
 
-@pytest.fixture(params=["file", "s3"])
+@pytest.fixture(scope="session")
+def gs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A bucket of an emulator of Google's storage."""
+    emulator = shutil.which("gcp-storage-emulator")
+    if emulator is None:
+        pytest.skip("no gcp-storage-emulator: pipx install gcp-storage-emulator")
+    (port,) = free_ports(1)
+    log = (tmp_path_factory.mktemp("gs") / "log").open("w")
+    command = [
+        emulator,
+        "start",
+        "--host=127.0.0.1",
+        f"--port={port}",
+        "--in-memory",
+        "--default-bucket=bucket",
+    ]
+    process = subprocess.Popen(command, stdout=log, stderr=log)
+    try:
+        for _ in range(600):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/storage/v1/b/bucket").close()
+                break
+            except OSError:
+                time.sleep(0.2)
+        yield f"gs://anonymous@bucket/runs?scheme=http&endpoint_override=127.0.0.1%3A{port}"
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture(params=["file", "s3", "gs"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A folder of a file system, and a bucket."""
-    return str(request.getfixturevalue("s3")) if request.param == "s3" else f"file://{tmp_path}/there"
+    """A folder of a file system, and buckets."""
+    if request.param == "file":
+        return f"file://{tmp_path}/there"
+    return str(request.getfixturevalue(request.param))
+
+
+def below(root: str, name: str) -> str:
+    """The URL of a run; that of all runs may have options."""
+    return Remote(root, name).url
 
 
 def elsewhere(settings: dict[str, Any], root: str, **more: Any) -> dict[str, Any]:
@@ -91,7 +128,7 @@ def test_a_run_is_published_resumed_on_another_machine_and_compared(
     with pytest.raises(KeyError):
         rayfl.run(elsewhere(settings, root, seed=5), on_event=Stop())
     (name,) = (path.name for path in staging(root).iterdir())
-    url = f"{root}/{name}"
+    url = below(root, name)
     there = Remote(root, name).files()
     assert {"config.yaml", "rounds.csv"} <= set(there)
     assert "summary.json" not in there
@@ -100,16 +137,16 @@ def test_a_run_is_published_resumed_on_another_machine_and_compared(
     shutil.rmtree(staged)
     result = rayfl.resume(url, ["rounds=3"])
     assert result.summary["models_sha256"] == whole.summary["models_sha256"]
-    assert RunDirectory(result.path).place == url
+    assert RunDirectory(result.path).place == url.partition("?")[0]
     there = Remote(root, name).files()
     assert {"summary.json", "clients.csv", "checkpoints/round-00003/manifest.json"} <= set(there)
     assert sum("manifest.json" in each for each in there) == 2  # those that are kept
     other = rayfl.run(elsewhere(settings, root, seed=6))
     shutil.rmtree(staged)
-    assert {run.path for run in runs_below(root)} == {url, f"{root}/{other.path.name}"}
+    assert {run.path for run in runs_below(root)} == {url, below(root, other.path.name)}
     assert {run.status.state for run in runs_below(root)} == {"finished"}
     page = tmp_path / "comparison.html"
-    urls = [url, f"{root}/{other.path.name}"]
+    urls = [url, below(root, other.path.name)]
     done = CliRunner().invoke(cli.app, ["compare", *urls, "--out", str(page)])
     assert done.exit_code == 0, done.output
     assert page.is_file()
@@ -144,11 +181,11 @@ def test_whenever_publishing_ends_there_is_a_sound_run(
         patch.setattr(Remote, "_remove", until_the_plug_is_pulled(remove))
         with pytest.raises(RayflError, match=r"unplugged; the run lies in .*; publish it with: rayfl resume"):
             rayfl.resume(
-                f"{root}/{name}", [], lambda e: notes.append(e.text) if isinstance(e, Note) else None
+                below(root, name), [], lambda e: notes.append(e.text) if isinstance(e, Note) else None
             )
     assert any("it is tried again after the next checkpoint" in note for note in notes) or survivors > 10
     shutil.rmtree(staged)
-    run = RunDirectory.open(f"{root}/{name}")
+    run = RunDirectory.open(below(root, name))
     found, wrong = Checkpoint.newest(run.path / "checkpoints")
     assert (found is not None, wrong) == (True, [])
     assert rayfl.resume(run.place).summary["models_sha256"] == rayfl.run(settings).summary["models_sha256"]
@@ -233,7 +270,7 @@ def test_what_got_further_here_is_not_replaced_by_what_is_there(
     result = rayfl.run(elsewhere(settings, root))
     shutil.rmtree(tmp_path / "there" / result.path.name / "checkpoints")
     (tmp_path / "there" / result.path.name / "summary.json").unlink()
-    rayfl.resume(f"{root}/{result.path.name}")
+    rayfl.resume(below(root, result.path.name))
     assert "summary.json" in Remote(root, result.path.name).files()
 
 
@@ -314,7 +351,7 @@ def test_a_run_on_ray_is_published_by_its_driver(
         rayfl.run(elsewhere(settings, root, execution=execution, seed=7), on_event=Stop())
     (name,) = (path.name for path in staging(root).iterdir())
     shutil.rmtree(staged)
-    result = rayfl.resume(f"{root}/{name}")
+    result = rayfl.resume(below(root, name))
     assert result.summary["models_sha256"] == rayfl.run({**settings, "seed": 7}).summary["models_sha256"]
     assert "summary.json" in Remote(root, name).files()
 
@@ -352,7 +389,7 @@ def test_a_second_process_gives_way(
                     patch.setenv("RAYFL_STAGING", str(tmp_path / "other machine"))
                     patch.setattr(remote, "_machine", lambda machine=machine: machine)
                     with pytest.raises(Held) as raised:
-                        rayfl.resume(f"{root}/{name}")
+                        rayfl.resume(below(root, name))
                     said.append(str(raised.value))
 
     whole = rayfl.run({**settings, "seed": 8})
@@ -432,8 +469,8 @@ def test_a_run_is_watched_from_another_machine(settings: dict[str, Any], root: s
                 assert running[0].status.run in done.output.replace("\n", "")
 
     path = rayfl.run(elsewhere(settings, root, seed=10), on_event=watch).path
-    assert {run.path for run in seen[0]} == {f"{root}/{path.name}"}
-    done = CliRunner().invoke(cli.app, ["top", f"{root}/{path.name}"])
+    assert {run.path for run in seen[0]} == {below(root, path.name)}
+    done = CliRunner().invoke(cli.app, ["top", below(root, path.name)])
     assert "finished  round 3/3" in done.output
     with pytest.raises(ConfigError, match="no run is running there"):
         newest_running(root)
