@@ -458,7 +458,7 @@ def test_a_run_is_watched_from_another_machine(settings: dict[str, Any], root: s
 
     def watch(event: RunEvent) -> None:
         if isinstance(event, CheckpointSaved) and not seen:
-            until = time.monotonic() + 20
+            until = time.monotonic() + 120
             while not (running := [run for run in runs_below(root) if run.status.active]):
                 assert time.monotonic() < until
                 time.sleep(0.2)

@@ -137,7 +137,7 @@ def slurm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             with (folder / "daemons.log").open("a") as log:
                 started.append(subprocess.Popen(command, stdout=log, stderr=log))
             time.sleep(1)
-        until = time.monotonic() + 60
+        until = time.monotonic() + 240
         while _said("sinfo", "-h", "-o", "%D %t") != "2 idle":
             if time.monotonic() > until:
                 pytest.skip(f"Slurm does not start here: {(folder / 'daemons.log').read_text()[-500:]}")
