@@ -121,6 +121,7 @@ class RunDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(path)
+        self._made: Sequence[Path] = ()  # folders above it that were made for it, the lowest first
 
     @classmethod
     def create(cls, config: Config, changed: Sequence[str] = ()) -> RunDirectory:
@@ -135,6 +136,7 @@ class RunDirectory:
         """
         stamp = time.strftime("%Y%m%d-%H%M%S")
         base = config.output.folder / name_of(config, changed, stamp)
+        made = [folder for folder in base.absolute().parents if not folder.exists()]
         for attempt in range(1000):
             path = base if attempt == 0 else base.with_name(f"{base.name}-{attempt}")
             try:
@@ -144,6 +146,7 @@ class RunDirectory:
             except OSError as error:
                 raise ConfigError("output.root", f"cannot create {path}: {error.strerror}") from None
             if not (run := cls(path.resolve()))._taken(config):
+                run._made = made
                 return run._begun(config)
             shutil.rmtree(path, ignore_errors=True)
         raise ConfigError("output.root", f"{base} and 999 more exist already")
@@ -227,9 +230,12 @@ class RunDirectory:
             ) from None
 
     def discard(self) -> None:
-        """Remove it, here and there."""
+        """Remove it, here and there, and the folders above it that it was the first to need."""
         there = self.remote
         shutil.rmtree(self.path, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another run may have begun in one
+            for folder in self._made:
+                folder.rmdir()
         if there is not None:
             with contextlib.suppress(DiskError):
                 there.remove()

@@ -61,6 +61,12 @@ def test_a_refused_run_leaves_nothing_behind(settings: dict[str, Any], tmp_path:
     with pytest.raises(ConfigError, match="10 of 9 clients"):  # known only when the clients are
         run(settings, ["algorithm=pacfl", "clustering.n_clusters=10"])
     assert list(tmp_path.iterdir()) == []
+    for given, left in ((tmp_path / "new" / "runs", []), (tmp_path / "empty" / "runs", ["empty"])):
+        if left:
+            given.parent.mkdir()  # what was there before stays
+        with pytest.raises(ConfigError, match="10 of 9 clients"):
+            run(settings, ["algorithm=pacfl", "clustering.n_clusters=10", f"output.root={given}"])
+        assert [path.name for path in tmp_path.iterdir()] == left
 
 
 def test_two_processes_cannot_write_one_run(settings: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import importlib.util
 import itertools
 import keyword
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,7 +125,8 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
             raise ConfigError("--kind", f"no files for {cluster!r}", nearest(cluster, CLUSTERS))
         wanted = cluster or next(iter(CLUSTERS))
         begin, *others = CLUSTERS[wanted].tries
-        first = f"{begin}  (first look at the lines marked CHOOSE)"
+        there = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
+        first = f"{there}{begin}  (first look at the lines marked CHOOSE)"
         return _write(folder, _cluster_files(wanted)), [first, *others]
     if kind == "study":
         name = name or "my_study"

@@ -89,6 +89,23 @@ def test_clients_by_an_excluded_column_or_by_a_table_of_owners(tmp_path: Path) -
         assert message in str(caught.value)
 
 
+def test_a_column_without_a_client_or_that_is_a_feature_is_no_division(tmp_path: Path) -> None:
+    """The message says which row, counted as in the file, and what would be right."""
+    data = frame()
+    data.loc[9, "hospital"] = ""
+    by_hospital = PARTITIONS["column"](column="hospital")
+    found = table(tmp_path / "people.csv", data)
+    assert found.numbering is not None
+    assert found.numbering.train[9] not in (-1, 9)
+    with pytest.raises(
+        DataError, match=r"hospital: sample 9 \(counted from 0\) of people: the client is empty"
+    ):
+        by_hospital.assign(found, 0)
+    feature = table(tmp_path / "people.csv", exclude=[])
+    with pytest.raises(DataError, match="no column 'hospital'; it has none to divide by"):
+        by_hospital.assign(feature, 0)
+
+
 def test_a_second_table_and_listed_categories(tmp_path: Path) -> None:
     data = frame()
     data["code"] = np.arange(40) % 3 * 10 + 5

@@ -50,6 +50,7 @@ def test_every_file_belongs_to_a_kind() -> None:
 def test_init_writes_them_for_who_has_rayfl_from_pip(kind: str, tmp_path: Path) -> None:
     """The same text, but for where rayfl and the image come from; nothing speaks of a checkout."""
     written, tries = init("cluster", "", tmp_path, kind)
+    assert tries[0].startswith(f"cd {tmp_path} && ")
     assert tries[0].endswith("  (first look at the lines marked CHOOSE)")
     for name in CLUSTERS[kind].deploy:
         ours, theirs = ((DEPLOY / name).read_text(), (tmp_path / Path(name).name).read_text())

@@ -83,7 +83,9 @@ def own_column(samples: Samples, name: str, setting: str) -> Column:
         DataError: if it has none of this name.
     """
     if name not in samples.columns:
-        has = nearest(name, samples.columns) if samples.columns else "it has no columns"
+        has = nearest(name, samples.columns) if samples.columns else "it has none to divide by"
+        if "did you mean" not in has:
+            has += "; one of a table must be in data.exclude, so that it is no feature"
         raise DataError(f"{setting}: {samples.name} has no column {name!r}; {has}")
     return samples.columns[name]
 

@@ -37,9 +37,13 @@ class ByColumn(OwnPartition):
                 f"the most is {sizes.max()}"
             )
         names = column.values[kept]
-        for name in names.tolist():
+        for value, name in zip(kept.tolist(), names.tolist(), strict=True):
             if fault(name):
-                raise DataError(f"partition.column: {self.column}: {fault(name)}")
+                first = int(np.argmax(column.train == value))
+                if samples.numbering is not None:
+                    first = int(np.argmax(samples.numbering.train == first))
+                where = f"sample {first} (counted from 0) of {samples.name}"
+                raise DataError(f"partition.column: {self.column}: {where}: {fault(name)}")
         number = np.full(len(column.values), -1, np.int64)
         number[kept] = np.arange(len(kept))
         test = None if column.test is None else number[column.test]
