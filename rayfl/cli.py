@@ -25,6 +25,8 @@ from rayfl.errors import ClientError, ConfigError, DataError, RayflError, neares
 from rayfl.units import counted, size
 
 if TYPE_CHECKING:
+    from pydantic.fields import FieldInfo
+
     from rayfl.config import Config
 
 app = typer.Typer(
@@ -525,11 +527,23 @@ def _show_part(kind: str, name: str) -> None:
         table.add_column(column, overflow="fold")
     for setting, field in part.model_fields.items():
         if setting != "name":
-            default = "required" if field.is_required() else str(field.get_default(call_default_factory=True))
+            default = "required" if field.is_required() else _default(field)
             table.add_row(setting, escape(default), escape(field.description or ""))
     if table.row_count:
         _say("")
         out.print(table)
+
+
+def _default(field: FieldInfo) -> str:
+    """The default of a setting; that of a section has a line for each of its own."""
+    from pydantic import BaseModel
+
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        own = value.model_dump(mode="json")
+        own = {"name": own.pop("name"), **own} if "name" in own else own
+        return "\n".join(f"{setting}: {each}" for setting, each in own.items())
+    return str(value)
 
 
 def _preset_line(path: Path) -> str:

@@ -314,6 +314,13 @@ def test_list_shows_a_part_with_its_settings(rayfl):
     assert "Algorithm 12" in rayfl("list", "coresets", "scgiga").out
 
 
+def test_list_shows_the_settings_of_a_section_a_line_each(rayfl):
+    said = rayfl("list", "methods", "cfl").out
+    assert "criteria={" not in said
+    assert [line for line in said.splitlines() if "criteria" in line and "name: absolute" in line]
+    assert "│ eps1: 0.4" in said
+
+
 def test_list_schema_is_json(rayfl):
     import json
 

@@ -228,16 +228,17 @@ def resolved(
     Of the settings for all methods it takes those that its algorithm uses.
 
     Raises:
-        ConfigError: with the method's label.
+        ConfigError: with the method's label, or ``base``, ``settings`` or ``grid`` if the mistake is there.
     """
     own = dict(study.all_methods[label])
     algorithm = own.pop("algorithm", None)
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
-    shared = ["output.report=false", *overrides_of(study.settings)]  # a study writes its own page
-    for axis, at in point.items():
-        shared += overrides_of(study.axes[axis][at])
+    usual = ["output.report=false"]  # a study writes its own page
     if study.plugins:
-        shared.append(f"plugins={json.dumps(list(study.plugins))}")
+        usual.append(f"plugins={json.dumps(list(study.plugins))}")
+    settings = list(overrides_of(study.settings))
+    grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
+    shared = [*usual, *settings, *grid]
     base: str | dict[str, Any] = study.base or {}
     try:
         if name is None:
@@ -247,4 +248,18 @@ def resolved(
         inner = {"algorithm": algorithm} if isinstance(algorithm, Mapping) else {}
         return load(first, [*overrides_of({**inner, **own}), *changes])
     except ConfigError as error:
-        raise ConfigError(f"methods.{label}: {error.where}", error.what, error.remedy) from None
+        where = f"methods.{label}"
+        for part, given in (("base", usual), ("settings", [*usual, *settings]), ("grid", shared)):
+            if str(_mistake(base, given, name)) == str(error):
+                where = part
+                break
+        raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
+
+
+def _mistake(base: str | dict[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:
+    """What is wrong with a base and these settings, whatever the method says; None if nothing is."""
+    try:
+        load(base, settings) if name is None else load(variant(base, settings, name))
+    except ConfigError as error:
+        return error
+    return None
