@@ -265,6 +265,8 @@ def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[
     tried: list[dict[str, Any]] = []
     metric = f"validation_{tune.metric}"
     for label in study.methods:
+        if runner.stopped:
+            break
         first = plan(study)[0]
         allocation = runner.allocate(tune.samples, first)
         own = [run for run in plan(study) if run.method == label]

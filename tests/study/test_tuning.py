@@ -11,7 +11,8 @@ import pytest
 
 from rayfl.rundir import RunDirectory
 from rayfl.study import Study, execute, prepare, take
-from rayfl.study.running import directory_of
+from rayfl.study.running import Allocation, directory_of
+from rayfl.study.study import Runner
 
 TUNED: dict[str, Any] = {
     "name": "tuned",
@@ -101,3 +102,23 @@ def test_a_search_draws_points(ray_cluster: None, tmp_path: Path, scheduler: str
     (run_,) = study.results.runs
     assert run_.config.training.lr == chosen["settings"]["training.lr"]
     assert directory_of(run_).joinpath("summary.json").is_file()
+
+
+def test_a_stopped_search_does_not_begin_the_next_method(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[str] = []
+
+    def stopped(work: Any, how: Any, room: Any, folder: Path) -> list[Any]:
+        searched.append(work.method)
+        Path(work.stop).touch()  # as Ctrl-C does
+        return [({"training.lr": 0.1}, {"state": "stopped"})]
+
+    monkeypatch.setattr("rayfl.runtime.trials.search", stopped)
+    monkeypatch.setattr(Runner, "allocate", lambda self, runs, first: Allocation(1, 0))
+    tune = {"training.lr": {"loguniform": [0.001, 0.5]}, "seeds": [100], "samples": 2}
+    methods = {"FedAvg": {"algorithm": "fedavg"}, "SOLO": {"algorithm": "solo"}}
+    study = run(tmp_path, inline=False, tune=tune, methods=methods)
+    assert study.stopped
+    assert searched == ["FedAvg"]
+    assert study.results.finished == 0
