@@ -7,8 +7,10 @@ dashes if there are more methods.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,9 @@ _STYLE = {
 
 _DASHES = ("-", "--", ":", "-.")
 
+_WIDTH = 36
+"""Characters in a line of a label."""
+
 _MOST_METHODS = 16
 """In one figure."""
 
@@ -67,7 +72,9 @@ def write_figures(results: Results, folder: Path) -> list[Path]:
                 continue
             for form, date in (("svg", "Date"), ("pdf", "CreationDate")):
                 path = folder / f"{draw.__name__}{f'-{ending}' if ending else ''}.{form}"
-                with rc_context(_STYLE):
+                with rc_context(_STYLE), warnings.catch_warnings():
+                    # Matplotlib's font lacks the letter; viewers of SVG have others
+                    warnings.filterwarnings("ignore", "Glyph .* missing from font")
                     figure.savefig(path, metadata={date: None})
                 written.append(path)
     return written
@@ -163,9 +170,9 @@ _LONGEST = 80
 
 def _plain(label: str) -> str:
     """A label without special meaning for Matplotlib: no mathematics, no leading _ (which hides it from
-    legends).
+    legends). Long ones are broken into lines: a figure is 3.5 inches wide.
     """
-    escaped = label.replace("$", r"\$")
+    escaped = fill(label, _WIDTH).replace("$", r"\$")
     return f"\u200b{escaped}" if escaped.startswith("_") else escaped
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +39,7 @@ class TextTable:
         """As GitHub writes it."""
         rule = ["---"] * self.left + ["--:"] * (len(self.header) - self.left)
         lines = [self.header, tuple(rule), *self.rows]
-        cells = [[_one_line(cell).replace("|", r"\|") for cell in line] for line in lines]
+        cells = [[_markdown(cell) for cell in line] for line in lines]
         text = "\n".join(f"| {' | '.join(line)} |" for line in cells)
         return f"{text}\n" + (f"\n{self.caption}\n" if self.caption else "")
 
@@ -67,6 +68,11 @@ _TEX = {
 
 def _tex(text: str) -> str:
     return "".join(_TEX.get(letter, letter) for letter in _one_line(text))
+
+
+def _markdown(text: str) -> str:
+    """A cell; ``<b>`` stays text, which would otherwise be HTML and not be shown."""
+    return re.sub(r"<(?=[A-Za-z/!?])", "&lt;", _one_line(text)).replace("|", r"\|")
 
 
 def _one_line(text: str) -> str:

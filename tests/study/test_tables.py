@@ -19,7 +19,7 @@ WILD = TextTable(
 
 def test_markdown_has_a_line_a_row_and_keeps_bars_in_cells() -> None:
     lines = WILD.markdown().splitlines()
-    assert lines[2:4] == [r"| [a] {x}^2 # $5 | ~ 3 +- 1 |", r"| *b\|c\d | two lines <b> |"]
+    assert lines[2:4] == [r"| [a] {x}^2 # $5 | ~ 3 +- 1 |", r"| *b\|c\d | two lines &lt;b> |"]
 
 
 def test_latex_escapes_what_means_something_to_it() -> None:
@@ -54,3 +54,13 @@ def test_labels_are_no_mathematics_in_figures() -> None:
     legend = axes.legend()
     drawn.draw_without_rendering()
     assert len(legend.get_texts()) == 2
+
+
+def test_long_labels_are_broken_into_lines_in_figures() -> None:
+    """A label of a hundred characters in one line would leave no room for the axes."""
+    figures = importlib.import_module("rayfl.study.figures")
+    label = "a label of many words " * 4
+    lines = figures._plain(label).splitlines()
+    assert len(lines) > 2
+    assert max(map(len, lines)) <= figures._WIDTH
+    assert " ".join(lines) == label.strip()
