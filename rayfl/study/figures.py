@@ -222,6 +222,8 @@ def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) ->
         axes.plot(x, frame["mean"], label=_plain(label), linewidth=1.2, **look)
         if frame["low"].notna().any():
             axes.fill_between(x, frame["low"], frame["high"], color=look["color"], alpha=0.15, linewidth=0)
+    if over == "round":
+        axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if over == "round" else f"sent up and down ({unit})")
     axes.set_ylabel("mean accuracy of clients (%)")
     if found:

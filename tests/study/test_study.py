@@ -189,6 +189,7 @@ def test_the_page_works_in_a_browser(done: Any) -> None:
 def test_figures_for_notebooks(done: Any) -> None:
     study, _ = done
     figure = study.plot.accuracy({"training.lr": "0.2"})
+    assert all(tick == int(tick) for tick in figure.axes[0].get_xticks())  # rounds
     lines = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")
     means = [pd.read_csv(Path(path) / "rounds.csv")["accuracy_mean"] for path in runs["path"]]
