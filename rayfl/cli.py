@@ -283,15 +283,18 @@ def study(
 
 def _show_estimate(prepared: Any, jobs: int | None) -> None:
     from rayfl.study.estimate import estimate
-    from rayfl.study.preparation import check_clients
+    from rayfl.study.preparation import as_chosen, check_clients
+    from rayfl.study.tuning import searched
 
     tried = [run for each in prepared.candidates for run in each.runs]
-    for title, runs in (("choosing settings", tried), ("runs", list(prepared.runs))):
+    for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
         if runs:
             check_clients(runs)
             _say(f"{title}:")
             for line in estimate(runs, jobs).lines():
                 _say(f"  {line}")
+    if (drawn := searched(prepared.study)) > 0:
+        _say(f"before these, a search of settings: at most {counted(drawn, 'run')}, which are not counted")
 
 
 def _table_of(text: Any) -> Table:

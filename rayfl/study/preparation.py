@@ -17,6 +17,7 @@ from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
+from rayfl.study.running import directory_of, is_finished
 
 _LONGEST = 60.0
 """Seconds for reading data before the first run; what is not read by then is checked by the run itself."""
@@ -77,6 +78,14 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
                 check(c)
             seen.add(parts)
     return found
+
+
+def as_chosen(prepared: Prepared) -> list[PlannedRun]:
+    """The runs with the settings that are chosen, if all candidates are finished."""
+    tried = [run for each in prepared.candidates for run in each.runs]
+    if not tried or not all(is_finished(directory_of(run)) for run in tried):
+        return list(prepared.runs)
+    return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
 
 
 def check_clients(runs: Iterable[PlannedRun]) -> None:

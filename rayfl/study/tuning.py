@@ -116,6 +116,14 @@ def candidates(study: StudyFile) -> list[Candidate]:
     return found
 
 
+def searched(study: StudyFile) -> int:
+    """The number of runs of a search, which ASHA may end early; 0 if all values are listed."""
+    tune = study.tune
+    if tune is None or tune.is_grid:
+        return 0
+    return tune.samples * len(tune.seeds) * len(points(study)) * len(study.methods)
+
+
 def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
     """The settings with the highest score for every method; of equal ones the first.
 

@@ -13,6 +13,7 @@ import yaml
 from rayfl import cli
 from rayfl.servers.driver import Driver, Interrupted
 from rayfl.study import folder_of, take
+from rayfl.study.estimate import _Cost
 
 STUDY = """
 name: typed
@@ -159,3 +160,18 @@ def test_clients_that_cannot_be_given_data_are_found_before_anything_runs(
     assert len(err.splitlines()) == 1
     assert "accuracy" not in out
     assert list((folder / "runs").glob("*")) == []
+
+
+def test_an_estimate_finds_the_runs_with_chosen_settings(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rayfl.study.estimate._timed", lambda run: (_Cost(), ""))
+    tune = "tune: {training.lr: [0.02, 0.2], on: validation, seeds: [100]}\n"
+    (folder / "typed.yaml").write_text(STUDY + tune)
+    assert rayfl(capsys, "study", "typed.yaml", "--inline", "--check")[0] == 0
+    _, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
+    assert out.count("4 runs: 4 are there, 0 go on, 0 are new") == 2
+    drawn = tune.replace("[0.02, 0.2]", "{loguniform: [0.02, 0.2]}, samples: 3")
+    (folder / "typed.yaml").write_text(STUDY + drawn)
+    _, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
+    assert "a search of settings: at most 6 runs" in out
