@@ -887,8 +887,9 @@ def main() -> None:
         arguments = _plugins_first(_at_home(sys.argv[1:]))
         sys.exit(app(arguments or ["--help"], prog_name="rayfl", standalone_mode=False))
     except ClientError as error:
-        traceback = "" if error.diverged else f"{error.cause.rstrip()}\n"
-        print(f"{traceback}error: {error}", file=sys.stderr)
+        if error.diverged or not _own_fault(error, error.cause, f"{error.where}: "):
+            traceback = "" if error.diverged else f"{error.cause.rstrip()}\n"
+            print(f"{traceback}error: {error}", file=sys.stderr)
         sys.exit(1)
     except RayflError as error:
         print(f"error: {error}", file=sys.stderr)
@@ -912,7 +913,25 @@ def main() -> None:
             line = f"{error.format_message().rstrip('.')}; {meant}see {command} --help"
             print(f"error: {line}", file=sys.stderr)
             sys.exit(2)
-        raise
+        if not _own_fault(error):
+            raise
+        sys.exit(1)
+
+
+def _own_fault(error: Exception, text: str = "", who: str = "") -> bool:
+    """Print an error that the user's own code has raised as one line, after the user's lines that led to it.
+
+    Returns:
+        Whether it was one; the traceback of any other shows what is wrong with rayfl.
+    """
+    from rayfl import plugins
+
+    fault = plugins.fault_of(error, text)
+    if fault is not None:
+        for frame in fault.frames:
+            print(f"  {frame}", file=sys.stderr)
+        print(f"error: {who}{fault.line}", file=sys.stderr)
+    return fault is not None
 
 
 _PLAIN = ("rounds", "seed", "algorithm", "data", "model", "partition", "loss", "local")

@@ -98,8 +98,13 @@ class ClientError(RayflError):
     def _last(self) -> str:
         return self.cause.strip().splitlines()[-1] if self.cause.strip() else "unknown cause"
 
+    @property
+    def where(self) -> str:
+        """Which client failed, and when."""
+        return f"client {self.name or self.client} failed in round {self.round + 1}"
+
     def __str__(self) -> str:
-        return f"client {self.name or self.client} failed in round {self.round + 1}: {self._last}"
+        return f"{self.where}: {self._last}"
 
 
 def type_of(value: object) -> str:

@@ -21,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import re
 import sys
 import sysconfig
 import traceback
@@ -370,6 +371,57 @@ def broken(error: BaseException, given: str) -> ConfigError:
                 break
     text = " ".join(str(error).split())
     return ConfigError(where, f"{type(error).__name__}: {text}" if text else type(error).__name__)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """An error that was raised within the user's own code: a hook, a loss, a network.
+
+    Attributes:
+        frames: the lines of the user's code in the traceback, the outermost first.
+        line: the outermost function of the user's, the innermost line of the user's, and the error.
+    """
+
+    frames: tuple[str, ...]
+    line: str
+
+
+def fault_of(error: BaseException, text: str = "") -> Fault | None:
+    """What a traceback tells of the user's code; None if rayfl called no code of the user's in it.
+
+    Args:
+        error: what was raised; one of Ray's has the traceback of the other process as its text.
+        text: the traceback, if it is not that of ``error``.
+    """
+    if text:
+        what = (text.strip().splitlines() or ["unknown cause"])[-1]
+    else:
+        text = "".join(traceback.format_exception(error))
+        remote = any(kind.__name__ == "RayTaskError" for kind in type(error).__mro__)
+        last = getattr(error, "cause", error) if remote else error
+        said = " ".join(str(last).split())
+        what = f"{type(last).__name__}: {said}" if said else type(last).__name__
+    for part in reversed(_CHAINED.split(text)):
+        rows = _FRAME.findall(part)
+        called = next((place for place, row in enumerate(rows) if _is_rayfl(row[0])), len(rows))
+        own = [row for row in rows[called:] if not (_is_rayfl(row[0]) or _is_installed(Path(row[0])))]
+        if own:
+            frames = tuple(f"{file}:{line}, in {name}: {code.strip()}" for file, line, name, code in own)
+            return Fault(frames, f"{own[0][2]}, {own[-1][0]}:{own[-1][1]}: {what}")
+    return None
+
+
+_FRAME = re.compile(r'^ *File "([^"<\n]+)", line (\d+), in (\S+)\n(?! *File ")((?: {4}.*)?)', re.MULTILINE)
+"""File, line, function and code of a frame in a traceback."""
+
+_CHAINED = re.compile(
+    r"^(?:During handling of the above|The above exception was the direct).*$", re.MULTILINE
+)
+
+
+def _is_rayfl(file: str) -> bool:
+    """Whether a file is one of rayfl's."""
+    return Path(file).is_relative_to(Path(__file__).parent)
 
 
 def call_part(part: object, method: str, *given: Any) -> Any:

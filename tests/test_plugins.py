@@ -9,10 +9,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from rayfl import plugins
+from rayfl import cli, plugins
 from rayfl.algorithms import ALGORITHMS
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.api import resume, run
@@ -446,3 +447,94 @@ def test_a_script_that_starts_a_run_when_it_is_imported_is_refused(folder):
     folder(own_script="import rayfl\nrayfl.run('digits-demo')")
     with pytest.raises(ConfigError, match=r"own_script.py: starts a run when it is imported.*__main__"):
         bring(["own_script.py"])
+
+
+RAISES = """
+from typing import Literal
+from rayfl.algorithms.fedavg import FedAvg
+from rayfl.losses.cross_entropy import CrossEntropy
+
+class Raises(FedAvg):
+    '''FedAvg until its end.'''
+    name: Literal["raises"] = "raises"
+
+    def end(self, setup, state, plan, report):
+        return helper({})
+
+def helper(found):
+    return found["missing"]
+
+class Sour(CrossEntropy):
+    '''No loss of a batch, but one of the few samples that it is tried with.'''
+    name: Literal["sour"] = "sour"
+
+    def each(self, outputs, targets):
+        return super().each(outputs if len(outputs) < 4 else outputs.view(7, 7, 7), targets)
+"""
+
+
+@pytest.mark.parametrize(
+    ("setting", "who", "lines", "error"),
+    [
+        ("algorithm=raises", "end", (11, 14), "KeyError: 'missing'"),
+        ("loss=sour", "client 0 failed in round 1: each", (21,), "RuntimeError: shape '[7, 7, 7]' is"),
+    ],
+)
+def test_an_error_in_own_code_is_a_line_after_the_own_lines(
+    setting: str,
+    who: str,
+    lines: tuple[int, ...],
+    error: str,
+    folder: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """The log of the run has the whole traceback."""
+    root = folder(raising=RAISES)
+    command = ["rayfl", "--plugin", "raising.py", "run", "digits-demo", setting, "execution.backend=inline"]
+    monkeypatch.setattr(sys, "argv", [*command, "rounds=1", "output.report=false", "output.root=runs"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 1
+    err = capsys.readouterr().err
+    *_, last = shown = err.splitlines()
+    assert "Traceback" not in err
+    file = root / "raising.py"
+    assert last.startswith(f"error: {who}, {file}:{lines[-1]}: {error}")
+    assert [line.split(", in ")[0].strip() for line in shown if ", in " in line] == [
+        f"{file}:{n}" for n in lines
+    ]
+    (log,) = root.glob("runs/*/log.jsonl")
+    failed = json.loads(log.read_text().splitlines()[-1])
+    assert failed["event"] == "failed"
+    assert failed["traceback"].startswith("Traceback")
+    assert failed["traceback"].count("\n") > 8
+
+
+def test_whose_an_error_is_follows_from_its_traceback() -> None:
+    """Frames before the first of rayfl's started the command; an error of another process is its text."""
+    ours = str(Path(plugins.__file__).parent / "api.py")
+    frame = '  File "{}", line {}, in {}\n    {}\n'.format
+    start, drive = frame("/home/me/bin/rayfl", 8, "<module>", "main()"), frame(ours, 3, "run", "end()")
+    own, array = frame("/home/me/m.py", 5, "end", "a[9]"), frame(np.__file__, 7, "take", "no()")
+    head = "Traceback (most recent call last):\n"
+    chained = "\nDuring handling of the above exception, another exception occurred:\n\n"
+    assert plugins.fault_of(ValueError(), f"{head}{start}{drive}ValueError: x\n") is None
+    assert plugins.fault_of(ValueError(), f"{head}{own}{drive}ValueError: x\n") is None
+    for text in (
+        f"{head}{start}{drive}{own}{array}ValueError: x\n",
+        f"{head}{drive}KeyError: 3\n{chained}{head}{start}{drive}{own}{array}ValueError: x\n",
+    ):
+        found = plugins.fault_of(ValueError(), text)
+        assert found == plugins.Fault(
+            ("/home/me/m.py:5, in end: a[9]",), "end, /home/me/m.py:5: ValueError: x"
+        )
+
+    class RayTaskError(Exception):
+        """As Ray's."""
+
+        cause = ValueError("two\nlines")
+
+    found = plugins.fault_of(RayTaskError(f"ray::Driver.run() (pid=3)\n{drive}{own}ValueError: two\nlines"))
+    assert found is not None
+    assert found.line == "end, /home/me/m.py:5: ValueError: two lines"

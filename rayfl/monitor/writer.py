@@ -7,6 +7,7 @@ import json
 import queue
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from datetime import datetime, timezone
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import files
-from rayfl.errors import RayflError
+from rayfl.errors import ClientError, RayflError
 from rayfl.events import (
     Begun,
     BlockDone,
@@ -97,7 +98,12 @@ class Monitor:
             self._take()
         state, why = _end_of(error)
         self._status = replace(self._status, state=state, why=why, remaining=None, actors_busy=0)
-        self._log(time.time(), state, {"why": why} if why else {}, "error" if state == "failed" else "info")
+        facts = {"why": why} if why else {}
+        if error is not None and state == "failed" and not isinstance(error, RayflError):
+            facts["traceback"] = "".join(traceback.format_exception(error))
+        elif isinstance(error, ClientError):
+            facts["traceback"] = error.cause
+        self._log(time.time(), state, facts, "error" if state == "failed" else "info")
         self._write()
 
     def _follow(self) -> None:
