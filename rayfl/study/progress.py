@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +29,19 @@ class StudyDisplay:
 
     Args:
         console: where to print.
+        clock: seconds since any time.
     """
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self.console, self._clock = console, clock
         self.watch = Watch(self._begin, self._done, self._lost)
         self._runs: list[PlannedRun] = []
         self._paths: dict[str, Path] = {}
         self._told: set[str] = set()
         self._finished = 0
-        self._began = time.monotonic()
         self._before = 0
+        self._first: tuple[int, float] | None = None
+        """The rounds that were complete when the first new one was seen, and when that was."""
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
         self._progress: Progress | None = None
@@ -66,7 +68,7 @@ class StudyDisplay:
         self.close()
         self._runs, self._told, self._finished = list(runs), set(), 0
         self._paths = {run.key: directory_of(run) for run in runs}
-        self._before, self._began = sum(map(rounds_done, self._paths.values())), time.monotonic()
+        self._before, self._first = sum(map(rounds_done, self._paths.values())), None
         side = f", {allocation.jobs} side by side" if allocation.jobs > 1 else ""
         each = f", {allocation.actors} client actors each" if allocation.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
@@ -97,26 +99,35 @@ class StudyDisplay:
             self._look()
 
     def _look(self) -> None:
-        rounds = 0
+        finished, rounds = [], 0
         for run in self._runs:
             path = self._paths[run.key]
             rounds += run.config.rounds if run.key in self._told else rounds_done(path)
             if run.key not in self._told and is_finished(path):
-                self._told.add(run.key)
-                self._finished += 1
-                self._say(
-                    f"{self._finished}/{len(self._runs)}  {run.title}: {_result(path)}{self._left(rounds)}"
-                )
+                finished.append(run)
+        if self._first is None and rounds > self._before:
+            self._first = rounds, self._clock()
+        for run in finished:
+            self._told.add(run.key)
+            self._finished += 1
+            done = f"{self._finished}/{len(self._runs)}"
+            self._say(f"{done}  {run.title}: {_result(self._paths[run.key])}{self._left(rounds)}")
         if self._progress is not None:
             text = f"{self._finished}/{len(self._runs)} runs"
             self._progress.update(self._task, completed=rounds, description=text)
 
     def _left(self, rounds: int) -> str:
-        """The remaining time of all runs; a terminal's progress bar shows it itself."""
-        total, done = sum(run.config.rounds for run in self._runs), rounds - self._before
-        if self._progress is not None or done <= 0 or rounds >= total:
+        """The remaining time of all runs; a terminal's progress bar shows it itself.
+
+        It is judged by the rounds after the first that were seen: before these, processes were started and
+        data were read, which is not what a round costs.
+        """
+        total = sum(run.config.rounds for run in self._runs)
+        known, since = self._first or (rounds, 0.0)
+        if self._progress is not None or rounds <= known or rounds >= total:
             return ""
-        return f"; about {duration((total - rounds) * (time.monotonic() - self._began) / done)} left"
+        of_round = (self._clock() - since) / (rounds - known)
+        return f"; about {duration((total - rounds) * of_round)} left"
 
     def _done(self, run: PlannedRun, outcome: Outcome) -> None:
         if outcome.state == "failed":

@@ -1,0 +1,65 @@
+"""The lines on the progress of a study."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from rayfl.study import progress
+from rayfl.study.running import Allocation
+
+
+class Runs:
+    """Runs of ten rounds that a test lets go on; ``now`` is the time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, names: str) -> None:
+        self.now, self.done, self.text = 0.0, dict.fromkeys(names, 0), io.StringIO()
+        monkeypatch.setattr(progress, "_TICK", 3600.0)  # the test looks
+        monkeypatch.setattr(progress, "directory_of", lambda run: Path(run.key))
+        monkeypatch.setattr(progress, "rounds_done", lambda path: self.done[str(path)])
+        monkeypatch.setattr(progress, "is_finished", lambda path: self.done[str(path)] == 10)
+        monkeypatch.setattr(progress, "_result", lambda path: "done")
+        self.display = progress.StudyDisplay(Console(file=self.text), lambda: self.now)
+        runs: list[Any] = [
+            SimpleNamespace(key=name, title=name, config=SimpleNamespace(rounds=10)) for name in names
+        ]
+        self.display.watch.stage("runs", runs, Allocation(1, 0))
+
+    def look(self, now: float, **done: int) -> None:
+        self.now = now
+        self.done.update(done)
+        self.display._look()
+
+    def lines(self) -> list[str]:
+        self.display.close()
+        return [line.strip() for line in self.text.getvalue().splitlines()[1:]]
+
+
+def test_the_start_of_the_first_run_is_not_the_cost_of_its_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A minute for the start, then two seconds a round: 20 rounds are left after the first run."""
+    runs = Runs(monkeypatch, "abc")
+    runs.look(60, a=0)
+    for number in range(1, 11):
+        runs.look(60 + 2 * number, a=number)
+    runs.look(105, b=10)
+    assert runs.lines() == ["1/3  a: done; about 40.0 s left", "2/3  b: done; about 22.6 s left"]
+
+
+def test_rounds_of_runs_side_by_side_count_wherever_they_are_in_the_list(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runs = Runs(monkeypatch, "abc")
+    runs.look(60, a=1, b=1, c=1)
+    runs.look(78, a=10, b=7, c=7)  # 18 s for 21 rounds, 6 are left
+    assert runs.lines() == ["1/3  a: done; about 5.1 s left"]
+
+
+def test_of_a_run_that_was_finished_at_first_sight_nothing_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(monkeypatch, "ab")
+    runs.look(60, a=10)
+    assert runs.lines() == ["1/2  a: done"]
