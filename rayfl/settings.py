@@ -69,16 +69,20 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _of_default_parts(cls, given: Any) -> Any:
-        """Complete the settings of parts that are given without a name: :func:`named`."""
+        """Complete the settings of parts that are given without a name: :func:`named`.
+
+        Settings under another name (:attr:`renamed`) get the present one, as those of files do.
+        """
         if not isinstance(given, Mapping):
             return given
-        completed = dict(given)
-        for key, value in given.items():
-            if isinstance(value, Mapping) and "name" not in value and key in cls.model_fields:
+        completed = _present(given, cls)
+        for key, value in completed.items():
+            if isinstance(value, Mapping) and key in cls.model_fields:
                 field = cls.model_fields[key]
                 made = field.default_factory is not None  # a default of another kind may have no copy
                 default = field.get_default(call_default_factory=True) if made else field.default
-                completed[key] = named(value, default) if isinstance(default, Section) else value
+                if isinstance(default, Section):
+                    completed[key] = named(_present(value, type(default)), default)
         return completed
 
     @field_validator("*")
@@ -101,6 +105,11 @@ class Section(BaseModel):
                 if isinstance(number, int) and abs(number) > _LARGEST:
                     raise ValueError(f"{_digits(number)} is too large; expected at most {_LARGEST}")
         return value
+
+
+def _present(settings: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
+    """Settings of a section under their present names."""
+    return {section.renamed.get(key, key): value for key, value in settings.items()}
 
 
 _RAYFL = __name__.partition(".")[0] + "."

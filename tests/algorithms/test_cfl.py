@@ -13,6 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 import rayfl
 from experiments.cfl import gap
@@ -924,3 +925,18 @@ def test_gap_and_norms_are_those_of_a_plain_loop(
     for column in ("mean_norm", "max_norm", "gamma", "gap"):
         np.testing.assert_allclose(rows[column], loop[column], rtol=1e-3, atol=1e-3)
     assert rows["correct"].tolist() == loop["correct"].astype(bool).tolist()
+
+
+@pytest.mark.parametrize(
+    "given", [{"norms": "relative", "eps1": 0.3}, {"eps1": 0.3, "norms": "relative"}], ids=["first", "last"]
+)
+def test_the_criteria_of_0_1_0_are_read_in_python_too(given: dict[str, Any]) -> None:
+    found = CFL(criteria=given).criteria  # type: ignore[arg-type]
+    assert found == RelativeCriteria(eps1=0.3)
+    assert found == load({"algorithm": {"name": "cfl", "criteria": given}}).algorithm.criteria
+
+
+def test_criteria_of_no_such_norms_are_refused() -> None:
+    """As ``name: relativ`` is."""
+    with pytest.raises(ValidationError, match="no part has this name"):
+        CFL(criteria={"norms": "relativ"})  # type: ignore[arg-type]
