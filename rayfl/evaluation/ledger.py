@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from typing_extensions import override
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -44,22 +46,46 @@ class Transfer:
             raise ValueError(f"{self.bytes} bytes")
 
 
-@dataclass(frozen=True)
 class Ledger:
     """All transfers so far; immutable, grows by :meth:`add`.
 
-    Attributes:
-        transfers: by ascending round, so that those of one round are found quickly.
+    Ledgers that have grown from one another share a list, and each knows how much of it is its own: what is
+    added to the newest is appended, so a call costs its own transfers and not all earlier ones.
+
+    Args:
+        transfers: by ascending round.
     """
 
-    transfers: tuple[Transfer, ...] = ()
+    def __init__(self, transfers: Iterable[Transfer] = ()) -> None:
+        self._shared = list(transfers)
+        self._length = len(self._shared)
+
+    @property
+    def transfers(self) -> tuple[Transfer, ...]:
+        """By ascending round, so that those of one round are found quickly; a copy."""
+        return tuple(self._shared[: self._length])
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Ledger) and self.transfers == other.transfers
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @override
+    def __repr__(self) -> str:
+        return f"Ledger({self.transfers!r})"
 
     def add(self, *transfers: Transfer) -> Ledger:
         """The ledger with more transfers (a round's in one call)."""
-        whole = self.transfers + transfers
-        if any(b.round < a.round for a, b in pairwise((*self.transfers[-1:], *transfers))):
-            whole = tuple(sorted(whole, key=_round))
-        return Ledger(whole)
+        last = self._shared[self._length - 1 : self._length]
+        if any(b.round < a.round for a, b in pairwise((*last, *transfers))):
+            return Ledger(sorted((*self.transfers, *transfers), key=_round))
+        if len(self._shared) > self._length:  # another one has grown from this one
+            return Ledger((*self.transfers, *transfers))
+        self._shared.extend(transfers)
+        grown = Ledger()
+        grown._shared, grown._length = self._shared, len(self._shared)
+        return grown
 
     def total(
         self,
@@ -70,12 +96,13 @@ class Ledger:
         kind: str | None = None,
     ) -> int:
         """Total bytes of the transfers that match all given attributes; of all transfers if none is given."""
-        some = self.transfers
+        first, end = 0, self._length
         if round is not None:
-            some = some[bisect_left(some, round, key=_round) : bisect_right(some, round, key=_round)]
+            first = bisect_left(self._shared, round, hi=end, key=_round)
+            end = self._end(round)
         return sum(
             transfer.bytes
-            for transfer in some
+            for transfer in self._shared[first:end]
             if (tier is None or transfer.tier == tier)
             and (direction is None or transfer.direction == direction)
             and (kind is None or transfer.kind == kind)
@@ -88,13 +115,17 @@ class Ledger:
             after: only of later rounds.
             upto: only of rounds up to this one.
         """
-        first = 0 if after is None else bisect_right(self.transfers, after, key=_round)
-        last = len(self.transfers) if upto is None else bisect_right(self.transfers, upto, key=_round)
+        first = 0 if after is None else self._end(after)
+        last = self._length if upto is None else self._end(upto)
         sums: dict[tuple[int, str, str, str], int] = {}
-        for each in self.transfers[first:last]:
+        for each in self._shared[first:last]:
             key = each.round, each.tier, each.direction, each.kind
             sums[key] = sums.get(key, 0) + each.bytes
         return [dict(zip(COLUMNS, (*key, sums[key]), strict=True)) for key in sorted(sums)]
+
+    def _end(self, round: int) -> int:
+        """Where the transfers of later rounds begin."""
+        return bisect_right(self._shared, round, hi=self._length, key=_round)
 
     def to_frame(self) -> pd.DataFrame:
         """The table of ``communication.csv``."""

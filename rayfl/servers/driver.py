@@ -447,9 +447,10 @@ class Driver:
         """Record what clients sent, label histograms once per stage; after a resume the ledger still
         knows.
         """
-        begun, known = self.stages[self.stage].round, self.records.ledger.transfers
-        if transfer.kind == HISTOGRAM and any(t.kind == HISTOGRAM and t.round >= begun for t in known):
-            return
+        if transfer.kind == HISTOGRAM:
+            begun, known = self.stages[self.stage].round, self.records.ledger.transfers
+            if any(t.kind == HISTOGRAM and t.round >= begun for t in known):
+                return
         self.records.transfer(transfer)
 
     def _events(self, state: ServerState) -> ServerState:

@@ -44,6 +44,29 @@ def test_adding_leaves_the_old_ledger_alone():
     assert LEDGER.total() == 237
 
 
+def test_adding_reads_no_earlier_transfers_but_the_last(monkeypatch):
+    """Appended, not copied; a round that is done again grows from the ledger before it."""
+    monkeypatch.setattr(Ledger, "transfers", property(lambda self: pytest.fail("all were copied")))
+    ledger, seen = Ledger(), []
+    for number in range(100):
+        ledger = ledger.add(Transfer(number, "client_lps", "up", "model", 1))
+        seen.append(ledger.total())
+    assert seen == list(range(1, 101))
+
+
+def test_ledgers_that_grow_from_one_another_differ():
+    old = Ledger().add(Transfer(0, "client_lps", "up", "model", 1))
+    one = old.add(Transfer(1, "client_lps", "up", "model", 10))
+    other = old.add(Transfer(1, "client_lps", "up", "model", 100))
+    longest = one.add(Transfer(2, "client_lps", "up", "model", 1000))
+    assert [each.total() for each in (old, one, other, longest)] == [1, 11, 101, 1011]
+    assert [each.total(round=1) for each in (old, one, other, longest)] == [0, 10, 100, 10]
+    assert [len(each.rows()) for each in (old, one, other, longest)] == [1, 2, 2, 3]
+    assert [len(each.rows(upto=1)) for each in (old, longest)] == [1, 2]
+    assert old == Ledger(old.transfers) != one
+    assert repr(old) == f"Ledger({old.transfers!r})"
+
+
 def test_rounds_in_any_order_are_found():
     rounds = [3, -1, 3, 0, 7, 3, 0]
     ledger = Ledger()
