@@ -26,6 +26,7 @@ import io
 import json
 import os
 import shutil
+import textwrap
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -430,6 +431,20 @@ class RunDirectory:
         """A JSON file; NaN becomes null."""
         files.write(self.path / name, json.dumps(clean(value), indent=1) + "\n")
 
+    def write_json_with(self, name: str, head: Mapping[str, Any], last: str, items: Sequence[str]) -> None:
+        """As :meth:`write_json` of ``{**head, last: [...]}``, for a list of which most is text already.
+
+        Args:
+            name: of the file.
+            head: the other entries, at least one.
+            last: the name of the list.
+            items: what it holds, each as :func:`item` writes it.
+        """
+        rows = ",\n".join(items)
+        listed = f"[\n{rows}\n ]" if items else "[]"
+        begin = json.dumps(clean(head), indent=1).removesuffix("\n}")
+        files.write(self.path / name, f"{begin},\n {json.dumps(last)}: {listed}\n}}\n")
+
     def read_json(self, name: str) -> Any:
         """A JSON file of the run, or None if it is not there.
 
@@ -589,6 +604,11 @@ def _arrow(column: pd.Series) -> Any:
 
 def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and not np.isfinite(value))
+
+
+def item(value: Any) -> str:
+    """The text of an entry of a list in :meth:`RunDirectory.write_json_with`."""
+    return textwrap.indent(json.dumps(clean(value), indent=1), "  ")
 
 
 def clean(value: Any) -> Any:

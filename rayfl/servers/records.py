@@ -97,6 +97,8 @@ class Records:
         self._in_use: Kept[int] = Kept()
         self._agreement: Kept[float] = Kept()
         self.timeline: list[dict[str, Any]] = []
+        self._written: list[tuple[dict[str, Any], str]] = []
+        """The entries of the timeline that are written, and as which text."""
         self.diagnostics: list[dict[str, Any]] = []
         """The rows of ``diagnostics.csv``."""
         self._reported: list[dict[str, Any]] = []
@@ -544,15 +546,16 @@ class Records:
             yield frame
 
     def _write_clusters(self) -> None:
+        """``clusters.json``: as a whole, since it is one object, but only new entries become text."""
         groups, names = self.federation.groups, self.federation.names
-        self.run.write_json(
-            "clusters.json",
-            {
-                **({} if names is None else {"names": names.tolist()}),
-                "groups": None if groups is None else groups.tolist(),
-                "timeline": self.timeline,
-            },
-        )
+        kept = zip(self._written, self.timeline, strict=False)
+        self._written = [pair for pair, entry in kept if pair[0] is entry]
+        self._written += [(each, rundir.item(each)) for each in self.timeline[len(self._written) :]]
+        head = {
+            **({} if names is None else {"names": names.tolist()}),
+            "groups": None if groups is None else groups.tolist(),
+        }
+        self.run.write_json_with("clusters.json", head, "timeline", [text for _, text in self._written])
 
     def summary(self, state: ServerState) -> dict[str, Any]:
         """The numbers of the closing table."""

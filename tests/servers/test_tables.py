@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import rayfl
-from rayfl import files
+from rayfl import files, rundir
 from rayfl.config import load
 from rayfl.errors import DiskError
 from rayfl.events import RoundDone, RunEvent
@@ -141,6 +141,29 @@ def test_a_round_costs_its_own_rows(cfl: dict[str, Any], monkeypatch: pytest.Mon
         assert log.count(("append", name)) == 5
         assert sum(action == "write" and name in each for action, each in log) == 1
     assert sum(action == "write" and "labels.csv" in each for action, each in log) == 1
+
+
+def test_an_entry_of_the_timeline_becomes_text_once(
+    cfl: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever was written before, the file is what one object as a whole would be."""
+    found: list[Any] = []
+    item = rundir.item
+    monkeypatch.setattr(rundir, "item", lambda entry: found.append(entry) or item(entry))
+    run = RunDirectory(tmp_path)
+    records = Records(run, build(load(cfl))[0][0].federation)
+    entries: list[dict[str, Any]] = [
+        {"round": n, "labels": [0, n], "text": "a\nb é", "ari": float("nan"), "none": []} for n in range(4)
+    ]
+    for timeline in ([], entries[:1], entries[:3], entries, entries[:2], [entries[0], entries[3]]):
+        records.timeline = list(timeline)
+        records._write_clusters()
+        written = (tmp_path / "clusters.json").read_text()
+        groups = records.federation.groups
+        whole = {"groups": None if groups is None else groups.tolist(), "timeline": timeline}
+        run.write_json("whole.json", whole)
+        assert written == (tmp_path / "whole.json").read_text()
+    assert [entry["round"] for entry in found] == [0, 1, 2, 3, 3]
 
 
 def test_diagnostics_with_new_columns_are_written_as_a_whole(
