@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -548,8 +549,9 @@ class Records:
     def _write_clusters(self) -> None:
         """``clusters.json``: as a whole, since it is one object, but only new entries become text."""
         groups, names = self.federation.groups, self.federation.names
-        kept = zip(self._written, self.timeline, strict=False)
-        self._written = [pair for pair, entry in kept if pair[0] is entry]
+        pairs = zip(self._written, self.timeline, strict=False)
+        kept = itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs)
+        self._written = [written for written, _ in kept]
         self._written += [(each, rundir.item(each)) for each in self.timeline[len(self._written) :]]
         head = {
             **({} if names is None else {"names": names.tolist()}),
