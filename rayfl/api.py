@@ -14,7 +14,7 @@ from rayfl import plugins
 from rayfl.config import CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError, DataError, DiskError, Held, RayflError
-from rayfl.events import Begun, CheckpointSaved, Finished, Listener, Note, RoundDone, RunEvent
+from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
 from rayfl.results import Result, client_models
@@ -161,7 +161,7 @@ def _keeping_plugins(directory: RunDirectory, on_event: Listener) -> Listener:
 
     def listen(event: RunEvent) -> None:
         nonlocal kept
-        if not kept and isinstance(event, (RoundDone, CheckpointSaved, Finished)):
+        if not kept and isinstance(event, RoundDone | Finished):
             directory.write_plugins()
             kept = True
         on_event(event)

@@ -120,8 +120,10 @@ class Driver:
 
         Raises:
             Interrupted: if ``should_stop`` returned true.
-            RayflError: an error that the user can fix. In both cases a checkpoint has the last complete
-                round.
+            RayflError: an error that the user can fix.
+
+        A checkpoint has the last complete round then, and if anything else is raised in a round, such as by a
+        method's hook.
         """
         try:
             return self._run()
@@ -160,7 +162,7 @@ class Driver:
                 state = self.round(state)
             except ResultsLost:
                 raise
-            except (Interrupted, RayflError) as error:
+            except Exception as error:  # of a user's hook, too: what was trained before is kept
                 self.backend.forget(calls)
                 state = before
                 self.servers.restore(servers)

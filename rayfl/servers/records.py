@@ -57,6 +57,7 @@ class Snapshot:
     measured: Mapping[str, NDArray[np.float64]]
     perplexity: NDArray[np.float64]
     ledger: Ledger
+    clusterings: int
     tables: Mapping[str, GrowingTable]
     last: int | None
 
@@ -154,6 +155,7 @@ class Records:
             measured=self.measured,
             perplexity=self.perplexity,
             ledger=self.ledger,
+            clusterings=len(self.timeline),
             tables=dict(self._tables),
             last=self._last_round,
         )
@@ -168,6 +170,7 @@ class Records:
             [row for row in rows if row["round"] <= last]
             for rows in (self.rounds, self.groups, self.diagnostics)
         )
+        del self.timeline[before.clusterings :]
 
     def ari(self, state: ServerState) -> float | None:
         """Agreement with the planted groups (adjusted Rand index), for methods that cluster."""
