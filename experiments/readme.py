@@ -98,9 +98,11 @@ def keep(folder: Path) -> Path:
     size = folder.resolve().name.removeprefix(study["name"]).removeprefix("-")
     if study["name"] not in ours or (size and size not in ours[study["name"]].sizes):
         raise ConfigError(str(folder), "is of no study here", "name it as rayfl study does: <name>-<size>")
+    sized = ours[study["name"]].sizes.get(size, {})
     kept = {
         "study": study["name"],
         "size": size,
+        "changed": {name: study.get("settings", {}).get(name) for name in sized},
         "runs": len(runs),
         "seconds": round(sum(float(run.get("seconds") or 0) for run in runs.values())),
         "table": parts[1].strip(),
@@ -178,8 +180,8 @@ def _details(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         file, size = files[result["study"]], result["size"]
         yield f"### {'-'.join(filter(None, (file.name, size)))}\n"
         yield f"{file.title}; [{file.path}]({file.path}){f', size {size}' if size else ''}.\n"
-        if file.sizes.get(size):
-            changes = json.dumps(file.sizes[size], ensure_ascii=False).replace('"', "")
+        if result.get("changed"):  # as it ran: the file may say something else today
+            changes = json.dumps(result["changed"], ensure_ascii=False).replace('"', "")
             yield f"Changed at this size: `{changes}`\n"
         yield f"{result['table']}\n\n{result['caption']}\n"
         yield "| claim | verdict | value | 95 % interval | source |"

@@ -55,9 +55,27 @@ def test_smoke_sizes_run(file: str, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert kept["runs"] == 2 * len(study.methods)
     assert all(label in kept["table"] for label in study.methods)
     assert kept["claims"] == json.loads((folder / "claims.json").read_text())["claims"]
+    assert kept["changed"].keys() == _smoke_settings(file).keys()
     text = readme.generate()
     assert kept["table"] in text
     assert "--size smoke` |" in text
+
+
+def _smoke_settings(file: str) -> dict[str, Any]:
+    (found,) = (each for each in readme.studies() if each.path == file)
+    return dict(found.sizes["smoke"])
+
+
+def test_a_kept_result_says_what_ran_whatever_the_file_says_today(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readme, "RESULTS", tmp_path)
+    kept = {
+        "study": "digits", "size": "smoke", "changed": {"rounds": 77}, "runs": 1, "seconds": 1,
+        "table": "table", "caption": "caption", "claims": [],
+    }  # fmt: skip
+    (tmp_path / "digits-smoke.json").write_text(json.dumps(kept))
+    assert "Changed at this size: `{rounds: 77}`" in readme.generate()
 
 
 def test_runs_that_methods_share_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
