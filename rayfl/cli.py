@@ -273,7 +273,7 @@ def study(
     for title, error in found.failed.items():
         print(f"error: {title}: {error}", file=sys.stderr)
     if found.stopped:
-        print("stopped; the same command goes on", file=sys.stderr)
+        print("stopped; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
     if found.failed:
         raise typer.Exit(1)

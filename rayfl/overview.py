@@ -90,7 +90,7 @@ def lines(s: Status) -> list[tuple[str, str]]:
         found.append(("blocks", f"{s.blocks_done} of {s.blocks} of this round"))
     if s.actors_wanted:
         idle = "" if s.waiting is None else f"; {percent(100 * s.waiting, 0)} of their time not in training"
-        present = f"{s.actors_present} of {s.actors_wanted} there"
+        present = f"{s.actors_present} of {s.actors_wanted} present"
         found.append(("client actors", f"{s.actors_busy} busy, {present}{idle}"))
     if s.slowest is not None and s.slowest_block is not None:
         actor, block = s.slowest, s.slowest_block

@@ -369,7 +369,7 @@ class Remote:
                         self._remove(name)
                     del found[name]
                 elif name not in first:
-                    say(f"{self}: waiting whether {who} still runs this run (at most {_DEAD:.0f} s)")
+                    say(f"{self}: waiting to see whether {who} still runs this run (at most {_DEAD:.0f} s)")
                 first[name] = when
             if not found:
                 return

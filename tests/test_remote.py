@@ -414,7 +414,7 @@ def test_the_lease_of_a_dead_process_is_taken(root: str, tmp_path: Path) -> None
         with there.leased(tmp_path, said.append):
             assert [*there._list(".lease")] == [(tmp_path / ".lease").read_text()]
         assert len(said) == lines
-    assert "waiting whether process 7 on elsewhere still runs this run" in said[0]
+    assert "waiting to see whether process 7 on elsewhere still runs this run" in said[0]
 
 
 @pytest.mark.usefixtures("quick")

@@ -110,7 +110,7 @@ def page(name: str, part: type[Algorithm[Any]]) -> str:
         lines += [f"## The local objective `{objective}`", "", Docstring.of(local).text, ""]
         if len(local.model_fields) > 1:
             lines += [*settings_table(local, "local."), ""]
-    lines += ["## Settings of its own", "", *settings_table(part, "algorithm."), ""]
+    lines += ["## Settings of the method", "", *settings_table(part, "algorithm."), ""]
     if part.defaults:
         text = yaml.safe_dump(_plain(part.defaults), sort_keys=False, default_flow_style=None)
         lines += [

@@ -118,7 +118,7 @@ def settings_table(section: type[Section], prefix: str = "", without: Container[
         yield "| --- | --- | --- | --- |"
         yield from rows
     else:
-        yield "No settings of its own."
+        yield "No settings."
 
 
 def _rows(name: str, field: FieldInfo, prefix: str) -> Iterator[str]:

@@ -98,7 +98,7 @@ class CFL(Algorithm[CFLState]):
         AbsoluteCriteria(), description="when a cluster is split, and in which units its updates are measured"
     )
     weighted: bool = Field(
-        True, description="weight clients by n_i; false: all the same, as Algorithm 5 prints"
+        True, description="weight clients by n_i; false: equal weights, as Algorithm 5 prints"
     )
     permute: bool = Field(False, description="clients permute what they send (section V-B)")
     sketch: int = Field(

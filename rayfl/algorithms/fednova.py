@@ -19,7 +19,7 @@ class FedNova(Algorithm):
     ``algorithm: pacfl`` with ``local: fednova``.
 
     Symbols:
-        tau_i, local steps: samples / ``training.batch_size`` * ``training.epochs``
+        tau_i, local steps: ``training.epochs`` times ``n_i / training.batch_size``, rounded up
         rho, momentum: ``training.momentum``
         eta: ``training.lr``
 

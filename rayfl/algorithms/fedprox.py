@@ -11,7 +11,7 @@ from rayfl.algorithms.base import Algorithm
 class FedProx(Algorithm):
     """FedAvg with a proximal term that keeps local models near the global one.
 
-    Clients with other data drift apart while they train. FedProx adds ``(mu / 2) |w - w_global|^2`` to each
+    Clients whose data differ drift apart while they train. FedProx adds ``(mu / 2) |w - w_global|^2`` to each
     client's loss, which pulls the local model back to the one that it received. The server averages as in
     FedAvg.
 

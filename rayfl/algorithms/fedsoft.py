@@ -71,8 +71,9 @@ class FedSoft(Algorithm[FedSoftState]):
         P up for each participant, of which there are up to S K. The server keeps S models. No client state.
 
     Fails when:
-        The centers start alike in what they fit: shares stay near 1 / S and all centers become one. Networks
-        that start from different random values lose what they learnt when they are mixed, if sigma is large.
+        At the start every center fits every client about equally well: then shares stay near 1 / S and all
+        centers become one. Networks that start from different random values lose what they learnt when they
+        are mixed, if sigma is large.
 
     Shown by:
         - tests/algorithms/test_fedsoft.py::test_planted_mixtures_are_found

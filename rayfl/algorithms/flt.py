@@ -74,7 +74,9 @@ class FLT(OneShotClustered[FLTState]):
     are related below 1.
 
     Symbols:
+        e, length of a code: ``clustering.features.latent``
         k: ``clustering.signature.k``
+        u: ``clustering.embedding.dim``
         gamma: ``clustering.gamma``
         J: ``clustering.features.fine_tune``
         tau: ``clustering.every``

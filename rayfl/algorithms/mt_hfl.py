@@ -42,7 +42,7 @@ class MTHFL(OneShotClustered):
 
     Fails when:
         Tasks differ in labels but not in inputs; or users have so few samples that their eigenvectors
-        describe the draw.
+        mostly show chance.
 
     Shown by:
         - experiments/clustered/README.md: swapped labels, and 12.5 samples per client

@@ -38,7 +38,7 @@ class PACFL(OneShotClustered):
 
     Fails when:
         Clients differ in labels but not in inputs (equal images under swapped labels), because signatures see
-        inputs only; or clients have so few samples that the angles describe the draw.
+        inputs only; or clients have so few samples that the angles mostly show chance.
 
     Shown by:
         - experiments/clustered/README.md: swapped labels, and 12.5 samples per client

@@ -21,7 +21,7 @@ class Scaffold(Algorithm):
 
     Symbols:
         eta_l, local learning rate: ``training.lr``
-        K, local steps: samples / ``training.batch_size`` * ``training.epochs``
+        K, local steps: ``training.epochs`` times ``n_i / training.batch_size``, rounded up
         S, cohort: ``training.participation``
 
     Cost:

@@ -165,7 +165,7 @@ def _precision(precision: str, tasks: Sequence[str]) -> Precision:
         raise ConfigError("--precision", f"got {precision!r}", "float32 or bf16")
     if list(tasks) != ["networks"]:
         remedy = "rayfl bench networks --precision bf16; a config takes training.precision=bf16"
-        raise ConfigError("--precision", "is of the benchmark networks alone", remedy)
+        raise ConfigError("--precision", "is only for the benchmark networks", remedy)
     return "bf16"
 
 
@@ -181,7 +181,7 @@ def _own(tasks: Sequence[str]) -> OwnWorkload | None:
         return None
     given, overrides = others[0], others[1:]
     if "=" in given:
-        raise ConfigError("bench", f"{given} belongs to no config", "rayfl bench config.yaml " + given)
+        raise ConfigError("bench", f"{given} needs a config to change", "rayfl bench config.yaml " + given)
     if given not in presets() and not Path(given).is_file():
         raise ConfigError(
             "bench", f"no such benchmark {given!r}, nor a preset or file", nearest(given, TASKS)

@@ -252,8 +252,8 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
         if exchange:
             raise ConfigError(
                 "clustering.exact_up_to",
-                f"{clients:,} clients, and {clustering.signature.name} compares each with each: "
-                "representatives will not do",
+                f"{clients:,} clients, and {clustering.signature.name} compares all pairs: "
+                "representatives cannot replace them",
                 f"at least {clients}, or a signature without an exchange such as subspace",
             )
         return

@@ -117,7 +117,7 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
     if kind not in CHOICES:
         raise ConfigError("init", f"no skeleton of a {kind!r}", nearest(kind, CHOICES))
     if cluster and kind != "cluster":
-        raise ConfigError("--kind", f"there are no kinds of a {kind}", "leave it out")
+        raise ConfigError("--kind", f"a {kind} has no kinds", "leave it out")
     if kind == "cluster":
         if name:
             raise ConfigError("--name", "a cluster's files have fixed names", "leave it out")

@@ -148,16 +148,16 @@ class Execution(Section):
     )
     servers_on: Annotated[str, Field(min_length=1)] | None = Field(
         None,
-        description="a custom resource of Ray's, or a label key=value, of the nodes that stay: parameter "
-        "servers go there, and the driver has to be on one",
+        description="a custom resource of Ray, or a label key=value, of the nodes that stay for the whole "
+        "run: the parameter servers are placed there, and the driver must be on one of them",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: cuda if gpus_per_actor > 0 and there is one"
     )
     block_size: Annotated[int, Field(ge=1)] | Literal["auto"] = Field(
         "auto",
-        description="clients in a block, what is scheduled; auto: a sixteenth of the cohort (at most 64, or "
-        "as many as have work of 10 million parameters x samples x epochs together), or an eighth or "
+        description="clients in a block, the unit of scheduling; auto: a sixteenth of the cohort (at most "
+        "64, or as many as have work of 10 million parameters x samples x epochs together), or an eighth or "
         "quarter, without a limit, where a block would have less work than that; a cluster's last block may "
         "be smaller",
     )

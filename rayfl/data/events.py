@@ -561,8 +561,8 @@ def choose(
         if len(wrong):
             state = {
                 "join": "has not left",
-                "leave": "is not there",
-                "drift": "is not there, or drifts twice",
+                "leave": "is absent",
+                "drift": "is absent, or drifts twice",
             }
             raise ConfigError(
                 f"{where}.clients",

@@ -51,8 +51,8 @@ def _gaps(samples: Samples) -> list[str]:
         return []
     return [
         f"data: labels go up to {samples.classes - 1}, and no sample has label {absent[0]} "
-        f"({_more(len(absent))}): the network has {samples.classes} outputs all the same; number labels "
-        "without gaps to have one for each"
+        f"({_more(len(absent))}): the network has {samples.classes} outputs nevertheless; number labels "
+        "without gaps to have one output for each"
     ]
 
 
@@ -94,7 +94,7 @@ def _unknown(samples: Samples) -> list[str]:
         return []
     share = np.mean(targets[targets >= 0] == samples.vocabulary.index(UNKNOWN))
     return [
-        f"data: {100 * share:.1f} % of the words that are to be predicted are unknown to the "
-        f"{len(samples.vocabulary):,} words of the vocabulary and count as one word: perplexities are lower "
-        "for that, and compare at this vocabulary only (data.vocabulary)"
+        f"data: {100 * share:.1f} % of the words to be predicted are not among the "
+        f"{len(samples.vocabulary):,} words of the vocabulary and count as one word, which lowers "
+        "perplexities: compare them only for the same vocabulary (data.vocabulary)"
     ]

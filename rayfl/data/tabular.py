@@ -258,7 +258,7 @@ def _feature(
             row = int(np.flatnonzero(numbers)[0]) if numbers.any() else 0
             raise DataError(
                 f"{at(row)}: column {name!r} is {str(column.iloc[row])[:40]!r}, where most rows have "
-                "numbers; mend it, or name the categorical columns"
+                "numbers; correct it, or name the categorical columns"
             )
     codes, ids = pd.factorize(column.astype(str))
     if len(ids) > MOST_VALUES:

@@ -35,8 +35,8 @@ from rayfl.training import LocalWork, TrainedBlock, Training
 if TYPE_CHECKING:
     import torch
 
-_DEAD = "lost its last weight to pruning and answers the same to everything; a lower local.target, or \
-local.per_layer=true, leaves it some"
+_DEAD = "lost its last weight to pruning and gives the same output for every input; a lower local.target, or \
+local.per_layer=true, avoids that"
 
 
 class SubFedAvg(LocalObjective):

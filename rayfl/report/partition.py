@@ -276,7 +276,7 @@ def _facts(summary: dict[str, Any]) -> list[str]:
         return f"{values['min']:,} / {values['median']:,g} / {values['max']:,}"
 
     sizes, groups, unused = summary["sizes"], summary["groups"], summary["unused_samples"]
-    there = " that is there" if summary["stages"] > 1 else ""
+    there = " that is present" if summary["stages"] > 1 else ""
     return [
         f"{summary['clients']:,} clients, {summary['classes']} classes, "
         + ("no planted groups" if groups is None else f"{groups} planted groups"),
@@ -606,7 +606,7 @@ def _draw_classes(found: View, path: Path) -> None:
     image = axes.imshow(shares, aspect="auto", cmap="Blues", vmin=0, interpolation="nearest",
                         extent=(-0.5, classes - 0.5, clients - 0.5, -0.5))  # fmt: skip
     axes.set_xlabel("class")
-    what = "client" if clients == found.federation.clients else f"the {clients:,} clients that are there"
+    what = "client" if clients == found.federation.clients else f"the {clients:,} present clients"
     axes.set_ylabel(what if len(rows) == clients else f"{what} ({len(rows):,} of {clients:,} drawn)")
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     if classes <= 30:

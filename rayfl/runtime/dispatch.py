@@ -143,12 +143,12 @@ class Crew:
                 if late or place in self._reported:
                     self._reported.discard(place)
                     how = "has joined" if late else "is back"
-                    self._say(f"{process} {how}: there are {len(self.present)}")
+                    self._say(f"{process} {how}: {len(self.present)} are present")
         missing = {place for place in self._lost if self.missing(place)}
         if missing - self._reported:
             self._reported |= missing
             left = len(self.present)
-            what = f"going on with {left}" if left else "none is left, waiting for room for one"
+            what = f"continuing with {left}" if left else "none is left, waiting for room for one"
             self._say(f"client actors lost: {what}")
         waited = time.monotonic() - max(process.begun for process in self.members)
         if not self.present and waited > _NOBODY:

@@ -237,7 +237,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
             deaths, reached = (1 if rounds > reached else deaths + 1), max(rounds, reached)
             if stop.is_set() or deaths > _MAX_DRIVER_DEATHS:
                 raise RayflError(f"the driver {error}; resume with: rayfl resume {directory.path}") from None
-            listen(Note(f"the driver {error}: a new one goes on from the last checkpoint"))
+            listen(Note(f"the driver {error}: a new one continues from the last checkpoint"))
 
 
 def _variables(config: Config) -> dict[str, str]:

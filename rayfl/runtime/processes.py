@@ -211,10 +211,10 @@ class Deadlines:
         """Whether a silence has lasted too long; reports that, and before that how long it has lasted."""
         silent = f"{process} has been silent for {silence.seconds:.0f} s"
         if silence.seconds >= allowed:
-            self._say(f"{silent}: it is killed, and its work is done again")
+            self._say(f"{silent}: it is killed, and its work is repeated")
             return True
         if silence.word():
-            self._say(f"{silent}; after {allowed:.0f} s it is killed, and its work done again")
+            self._say(f"{silent}; after {allowed:.0f} s it is killed, and its work repeated")
         return False
 
 

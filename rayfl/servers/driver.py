@@ -608,7 +608,7 @@ class Driver:
                 known = f"the clients are 0 to {self.setup.clients - 1}"
                 raise RayflError(f"{self.run_dir.path}: there is no client {client}; {known}")
             raise RayflError(
-                f"{self.run_dir.path}: client {client} was not there after round {state.round}; "
+                f"{self.run_dir.path}: client {client} was absent after round {state.round}; "
                 f"{len(present)} of the clients 0 to {self.setup.clients - 1} were"
             )
         this_round, models = self._last_round(state), self._tested_with(state)

@@ -193,7 +193,7 @@ class _Reader:
         at = self._at()
         column = _COLUMN.match(self.text, self.place)
         if column is None:
-            raise self.fail(f"{label!r} is followed by no column", f"such as {label}.accuracy_mean")
+            raise self.fail(f"a column must follow {label!r}", f"such as {label}.accuracy_mean")
         self.place = column.end()
         return Term(sign, label, at, column[1])
 
@@ -300,7 +300,7 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
         tolerance = float(given[0])
     reader.space()
     if reader.place < len(reader.text):
-        raise reader.fail(f"{reader.text[reader.place :]!r} is too much")
+        raise reader.fail(f"{reader.text[reader.place :]!r} is unexpected")
     terms = (*left, *(replace(term, factor=-term.factor) for term in right))
     if not terms:
         raise reader.fail("it names no method")

@@ -59,7 +59,7 @@ class Estimate:
         """The estimate as text."""
         left = self.runs - self.there
         found = [
-            f"{self.runs} runs: {self.there} are there, {self.begun} go on, {left - self.begun} are new; "
+            f"{self.runs} runs: {self.there} finished, {self.begun} to resume, {left - self.begun} new; "
             f"{self.rounds:,} rounds"
         ]
         if left:
@@ -114,7 +114,7 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     peak = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     how = [*untimed]
     how += [f"an estimate: a round of each method was timed, with tests of {_FEW} clients"] * bool(timed)
-    how += ["runs that are there"] * bool(there)
+    how += ["finished runs"] * bool(there)
     rounds = sum(run.config.rounds - rounds_done(directory_of(run)) for run in left)
     begun = sum(bool(rounds_done(directory_of(run))) for run in left)
     return Estimate(

@@ -64,7 +64,7 @@ def page_of(study: Study) -> Page:
     failed = [f"{title}: {error}" for title, error in study.failed.items()]
     notes = [("", [tables.main_table(results, tall=True).caption])]
     if study.stopped:
-        notes.insert(0, ("", ["The study was stopped; the same command goes on."]))
+        notes.insert(0, ("", ["The study was stopped; the same command resumes it."]))
     if failed:
         notes.insert(0, ("These runs failed:", failed))
     return Page(

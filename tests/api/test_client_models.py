@@ -109,7 +109,7 @@ def test_clients_that_left_have_none(tmp_path: Path) -> None:
     there = [client for client, _ in client_models(ran.path)]
     gone = np.setdiff1d(np.arange(8), there)
     assert len(gone) == 2
-    with pytest.raises(RayflError, match=f"client {gone[0]} was not there after round 3; 6 of the clients"):
+    with pytest.raises(RayflError, match=f"client {gone[0]} was absent after round 3; 6 of the clients"):
         ran.client_model(int(gone[0]))
     with pytest.raises(RayflError, match="there is no client 8; the clients are 0 to 7"):
         ran.client_model(8)

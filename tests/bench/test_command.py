@@ -101,7 +101,7 @@ def test_an_unknown_name_is_refused_in_a_line() -> None:
         (["--device", "cuda"], "--device: no CUDA device here"),
         (["--device", "cuda", "W1", "startup"], "--device: startup is measured on the CPU"),
         (["networks", "--precision", "fp16"], "--precision: got 'fp16'; float32 or bf16"),
-        (["W1", "--precision", "bf16"], "--precision: is of the benchmark networks alone"),
+        (["W1", "--precision", "bf16"], "--precision: is only for the benchmark networks"),
     ],
 )
 def test_a_device_that_is_not_there_is_refused_in_a_line(

@@ -108,7 +108,7 @@ def test_the_table_fits_into_80_columns(monkeypatch, own):
     ("tasks", "said"),
     [
         (["W9"], "no such benchmark 'W9', nor a preset or file"),
-        (["training.lr=0.1"], "belongs to no config"),
+        (["training.lr=0.1"], "needs a config to change"),
         (["W1", CONFIG], "cannot be measured together"),
         ([CONFIG, "training.lrr=1"], "lrr"),
     ],

@@ -169,7 +169,7 @@ def test_broken_and_missing_files_are_refused_in_a_line(tmp_path: Path, root: Pa
         with pytest.raises(DataError, match="cannot be read as CSV"):
             AgNews().load(root)
     write(folder / "train.csv", articles(1))
-    with pytest.raises(DataError, match=r"train.csv and train.csv.gz are both there; keep one"):
+    with pytest.raises(DataError, match=r"train.csv and train.csv.gz both exist; keep one"):
         AgNews().load(root)
     assert not AgNews().available(root)
     with pytest.raises(DataError, match=r"put train.csv and test.csv \(or .csv.gz\) into"):
@@ -219,4 +219,4 @@ def test_the_real_articles(real_news: Path) -> None:
     unknown = np.mean(known == 1)
     assert 0.15 < unknown < 0.25
     (line,) = remarks(Federation(samples, *[Ragged.of([np.arange(3)])] * 3))
-    assert line.startswith(f"data: {100 * unknown:.1f} % of the words that are to be predicted are unknown")
+    assert line.startswith(f"data: {100 * unknown:.1f} % of the words to be predicted are not among")

@@ -472,7 +472,7 @@ def test_what_does_not_fit_the_federation() -> None:
     twice = [late, {**late, "clients": 10}]
     assert "events.1.clients: 10 clients are wanted after 10 rounds, there are 9" in refusal(twice)
     assert "no client would be left after 10 rounds" in refusal([{**late, "clients": 10}])
-    assert "events.1.clients: client 3 is not there" in refusal(
+    assert "events.1.clients: client 3 is absent" in refusal(
         [{**late, "clients": [3]}, {**late, "round": 11, "clients": [3]}]
     )
     assert "no client of group 7" in refusal([{"name": "leave", "round": 1, "group": 7}])

@@ -214,7 +214,7 @@ def test_blocks_are_put_together_by_worker(tmp_path: Path) -> None:
     assert found.steps_per_second == 20
     assert (found.actors_present, found.actors_wanted) == (2, 4)
     text = shown(screen(view(_put(tmp_path, "r", replace(found, state="running", actors_busy=2)))))
-    for part in ("client:1, 3.0 s for 2 clients", "2 busy, 2 of 4 there", "20 client-steps a second"):
+    for part in ("client:1, 3.0 s for 2 clients", "2 busy, 2 of 4 present", "20 client-steps a second"):
         assert part in text
 
 

@@ -66,7 +66,7 @@ def test_an_interrupt_ends_an_estimate(
 def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run", "--jobs", "1")
     assert code == 0
-    assert "4 runs: 0 are there, 0 go on, 4 are new; 4 rounds" in out
+    assert "4 runs: 0 finished, 0 to resume, 4 new; 4 rounds" in out
     assert "a round of each method was timed" in out
     assert not (folder / "runs").exists()
 
@@ -79,7 +79,7 @@ def test_a_study_is_estimated_run_and_checked(folder: Path, capsys: pytest.Captu
     assert json.loads((folder / "studies/typed/claims.json").read_text())["verdict"] == "holds"
 
     _, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
-    assert "4 runs: 4 are there" in out
+    assert "4 runs: 4 finished" in out
 
     wrong = STUDY.replace("FedAvg.bytes_up > SOLO", "SOLO.bytes_up > FedAvg")
     (folder / "typed.yaml").write_text(wrong)
@@ -138,7 +138,7 @@ def test_a_study_on_object_storage_is_continued_on_another_machine(
     names = {path.name for path in (tmp_path / "there").iterdir()}
     shutil.rmtree(tmp_path / "there" / min(names))
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
-    assert (code, "4 runs: 3 are there, 0 go on, 1 are new" in out) == (0, True)
+    assert (code, "4 runs: 3 finished, 0 to resume, 1 new" in out) == (0, True)
     code, out, _ = rayfl(capsys, "study", "typed.yaml", "--inline", "--check")
     assert (code, "runs: 1 to do" in out) == (0, True)
     assert {path.name for path in (tmp_path / "there").iterdir()} == names
@@ -170,7 +170,7 @@ def test_an_estimate_finds_the_runs_with_chosen_settings(
     (folder / "typed.yaml").write_text(STUDY + tune)
     assert rayfl(capsys, "study", "typed.yaml", "--inline", "--check")[0] == 0
     _, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")
-    assert out.count("4 runs: 4 are there, 0 go on, 0 are new") == 2
+    assert out.count("4 runs: 4 finished, 0 to resume, 0 new") == 2
     drawn = tune.replace("[0.02, 0.2]", "{loguniform: [0.02, 0.2]}, samples: 3")
     (folder / "typed.yaml").write_text(STUDY + drawn)
     _, out, _ = rayfl(capsys, "study", "typed.yaml", "--dry-run")

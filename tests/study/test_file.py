@@ -158,7 +158,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(claims=["PACLF.accuracy_mean > 3"]), "no method 'PACLF'; did you mean 'PACFL'?"),
     (changed(claims=["PACFL.accuracy > 3"]), "no run has a number named 'accuracy'"),
     (changed(claims=["PACFL.accuracy_mean ~ 3"]), "~ takes a tolerance"),
-    (changed(claims=["PACFL.accuracy_mean > 3 4"]), "'4' is too much"),
+    (changed(claims=["PACFL.accuracy_mean > 3 4"]), "'4' is unexpected"),
     (changed(claims=["PACFL.accuracy_mean - > 3"]), "no method '> 3'"),
     (changed(claims=["3 > 2"]), "it names no method"),
     (changed(claims=["PACFL[lr=7].accuracy_mean > 3"]), "training.lr has no point '7'; valid: 0.1, 0.3"),

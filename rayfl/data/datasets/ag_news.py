@@ -115,7 +115,7 @@ class AgNews(Dataset):
             raise DataError(f"dataset {self.name} is not in {root}; {_remedy(root)}")
         if len(files) > 1:
             names = " and ".join(file.name for file in files[:2])
-            raise DataError(f"{files[0].parent}: {names} are both there; keep one file of {part} articles")
+            raise DataError(f"{files[0].parent}: {names} both exist; keep one file of {part} articles")
         labels, texts = zip(*read_articles(files[0]), strict=True)
         articles = [tokenise(text) for text in texts]
         kept = np.array([i for i, words in enumerate(articles) if len(words) > 1])
