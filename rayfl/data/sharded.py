@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import zipfile
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -113,7 +114,10 @@ class ShardedArray:
         """Changes with the contents: the checksums that files of arrays hold, or the footers of Parquet."""
         digest = hashlib.sha256(repr((self.shape, self.dtype.str)).encode())
         for path in self.paths:
-            digest.update(f"{path.name} {path.stat().st_size} {_checksum(path)}".encode())
+            try:
+                digest.update(f"{path.name} {path.stat().st_size} {_checksum(path)}".encode())
+            except (OSError, zipfile.BadZipFile) as error:
+                raise _unreadable(path, error) from None
         return digest.digest()
 
     def _rows(self, shard: int) -> NDArray[Any]:
@@ -179,7 +183,7 @@ def read(path: Path, name: str) -> NDArray[Any]:
     except KeyError:
         raise DataError(f"{path}: has no {name!r}; a shard has x, y and, of clients, client") from None
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
-        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+        raise _unreadable(path, error) from None
 
 
 def names(path: Path) -> set[str]:
@@ -196,7 +200,16 @@ def names(path: Path) -> set[str]:
         with zipfile.ZipFile(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist()}
     except Exception as error:
-        raise DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})") from None
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    return DataError(f"{path}: cannot be read ({' '.join(str(error).split())[:200]})")
+
+
+def in_order(paths: Iterable[Path]) -> list[Path]:
+    """Files in the order of the numbers in their names: train-2 before train-10."""
+    return sorted(paths, key=lambda path: (re.sub(r"\d+", lambda n: n[0].zfill(20), path.name), path.name))
 
 
 def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -214,11 +227,16 @@ def rows_of(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
         DataError: if it cannot be read.
     """
     if "x" in names(path) and path.suffix == ".npz" and not _is_mapped(path):
-        with zipfile.ZipFile(path) as archive, archive.open("x.npy") as file:
-            shape, _, dtype = header(file)
+        try:
+            with zipfile.ZipFile(path) as archive, archive.open("x.npy") as file:
+                shape, _, dtype = header(file)
+        except Exception as error:
+            raise _unreadable(path, error) from None
     else:
         x = read(path, "x")
         shape, dtype = x.shape, x.dtype
+    if not shape:
+        raise DataError(f"{path}: x is a single number; expected one row a sample")
     return shape[0], tuple(shape[1:]), dtype
 
 
@@ -239,6 +257,8 @@ def _column(path: Path, name: str) -> NDArray[Any]:
     if not hasattr(column, "flatten"):
         return np.asarray(column.to_numpy(zero_copy_only=False))
     flat = column.flatten().to_numpy(zero_copy_only=False)
+    if not len(column):
+        return np.empty((0, 0), flat.dtype)
     return np.ascontiguousarray(flat).reshape(len(column), -1)
 
 

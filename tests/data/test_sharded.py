@@ -146,6 +146,21 @@ def test_ids_of_clients_are_their_names(tmp_path: Path) -> None:
         (lambda f: np.savez(f / "train-3.npz", x=X[:5], y=Y[:4]), "has 4 entries for 5"),
         (lambda f: (f / "test-0.npz").unlink(), "has no test-"),
         (lambda f: np.savez(f / "test-0.npz", x=X[:5], y=Y[:5], client=np.full(5, 99)), "client 99 has test"),
+        (
+            lambda f: np.savez(f / "train-3.npz", x=X[:5], y=Y[:5], client=CLIENT[-4:]),
+            "client has 4 .* for 5",
+        ),
+        (
+            lambda f: np.savez(f / "train-3.npz", x=X[:5], y=Y[:5], client=CLIENT[-6:]),
+            "client has 6 .* for 5",
+        ),
+        (lambda f: np.savez(f / "test-0.npz", x=X[:5], y=Y[:5], client=CLIENT[:3]), "client has 3 .* for 5"),
+        (lambda f: np.savez(f / "train-0.npz", x=X[:5], y=Y[:5]), "train-0.npz: has no 'client'"),
+        (lambda f: np.savez(f / "test-1.npz", x=X[:5], y=Y[:5]), "test-1.npz: has no 'client'"),
+        (lambda f: np.savez(f / "test-1.npz", x=X[:5, :, :2], y=Y[:5], client=CLIENT[-5:]), "must be alike"),
+        (lambda f: np.savez(f / "train-0.npz", x=np.array(3), y=Y[:1], client=CLIENT[:1]), "single number"),
+        (lambda f: np.savez(f / "test-0.npz", x=X[:0], y=Y[:0], client=CLIENT[:0]), "has no test samples"),
+        (lambda f: flipped(f / "train-1.npz"), "train-1.npz: cannot be read .*CRC"),
     ],
 )
 def test_mistakes_are_one_line(break_it: Any, said: str, tmp_path: Path) -> None:
@@ -154,6 +169,35 @@ def test_mistakes_are_one_line(break_it: Any, said: str, tmp_path: Path) -> None
     with pytest.raises(DataError, match=said) as error:
         load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def flipped(path: Path) -> None:
+    """A compressed shard with a broken bit."""
+    np.savez_compressed(path, x=X[30:60], y=Y[30:60], client=CLIENT[30:60])
+    stored = bytearray(path.read_bytes())
+    stored[200] ^= 1
+    path.write_bytes(stored)
+
+
+def test_shards_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    """As a loop writes them, without leading zeros: train-2 before train-10."""
+    for number in range(N):
+        np.savez(tmp_path / f"train-{number}.npz", x=X[number == CLIENT], y=Y[number == CLIENT])
+    np.savez(tmp_path / "test-0.npz", x=X, y=Y)
+    np.testing.assert_array_equal(load(tmp_path).x_train[:], X)
+
+
+@pytest.mark.parametrize("kind", ["savez", "parquet"])
+def test_files_without_samples_are_left_out(kind: str, tmp_path: Path) -> None:
+    whole = load(write(tmp_path, kind), shape=(1, 4, 4))
+    np.savez(tmp_path / "test-1.npz", x=X[:0], y=Y[:0], client=CLIENT[:0])
+    if kind == "parquet":
+        pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+        table = pq.read_table(tmp_path / "train-0.parquet").slice(0, 0)
+        pq.write_table(pa.table(table), tmp_path / "train-00.parquet")
+    else:
+        np.savez(tmp_path / "train-00.npz", x=X[:0], y=Y[:0], client=CLIENT[:0])
+    assert fingerprint(load(tmp_path, shape=(1, 4, 4))) == fingerprint(whole)
 
 
 def test_the_server_gets_no_sample_of_shards(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ from rayfl.errors import DataError
 
 _LOOKED_AT = 10_000
 """Samples, evenly spaced, that mean and deviation are taken from."""
+
+Rows = tuple[int, tuple[int, ...], np.dtype[Any]]
+"""How many samples a file has, the shape of one and its type."""
 
 _MANY = 50_000_000
 """With more training samples than that, labels are kept in the smallest integers that hold them."""
@@ -43,7 +46,7 @@ class Sharded(Dataset):
 
     def _files(self, part: str) -> list[Path]:
         folder = self.path.expanduser()
-        return sorted(p for p in folder.glob(f"{part}*") if p.suffix in sharded.SUFFIXES)
+        return sharded.in_order(p for p in folder.glob(f"{part}*") if p.suffix in sharded.SUFFIXES)
 
     @override
     def available(self, root: Path) -> bool:
@@ -51,19 +54,17 @@ class Sharded(Dataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        trains, tests = self._files("train"), self._files("test")
-        if not trains or not tests:
-            lacking = "train-*.npz" if not trains else "test-*.npz"
-            raise DataError(f"{self.path}: has no {lacking} (or .parquet), each with x and y")
+        trains, tests = self._filled("train"), self._filled("test")
         x_train = self._inputs(trains)
-        x_test = as_inputs(self._shaped(_all(tests, "x")), f"{self.path}: x of the test files", "chw")
+        _alike(tests)
+        x_test = as_inputs(self._shaped(_all(list(tests), "x")), f"{self.path}: x of the test files", "chw")
         if x_test.shape[1:] != x_train.shape[1:] or x_test.dtype != x_train.dtype:
             raise DataError(
                 f"{self.path}: x is {x_train.dtype} {x_train.shape[1:]} a sample in the training files, "
                 f"{x_test.dtype} {x_test.shape[1:]} in the test files; they must be equal"
             )
-        y_test = as_labels(_all(tests, "y"), len(x_test), f"{self.path}: y of the test files")
-        y_train = self._labels(trains, x_train.starts)
+        y_test = as_labels(_all(list(tests), "y"), len(x_test), f"{self.path}: y of the test files")
+        y_train = self._labels(trains)
         classes = int(max(y_train.max(), y_test.max())) + 1
         check_counted(classes - 1, len(y_train) + len(y_test), f"{self.path}: labels")
         y_train = y_train.astype(
@@ -83,42 +84,54 @@ class Sharded(Dataset):
         some = np.unique(np.linspace(0, len(samples.x_train) - 1, _LOOKED_AT).astype(np.int64))
         return replace(samples, scaling=Scaling.of(samples, samples.x_train.take(some, axis=0)))
 
+    def _filled(self, part: str) -> dict[Path, Rows]:
+        """The files of a part, with their rows; those without any, as big-data tools write them, left out.
+
+        Raises:
+            DataError: if none is left, or one cannot be read.
+        """
+        files = {path: sharded.rows_of(path) for path in self._files(part)}
+        found = {path: rows for path, rows in files.items() if rows[0]}
+        if not found:
+            lacking = (
+                f"no {part}-*.npz (or .parquet), each with x and y" if not files else f"no {part} samples"
+            )
+            raise DataError(f"{self.path}: has {lacking}")
+        return found
+
     def _shaped(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
         return x if self.shape is None else x.reshape(len(x), *self.shape)
 
-    def _inputs(self, files: list[Path]) -> sharded.ShardedArray:
-        found = [sharded.rows_of(path) for path in files]
-        _, first, dtype = found[0]
-        for path, (_, shape, kind) in zip(files, found, strict=True):
-            if shape != first or kind != dtype:
-                raise DataError(
-                    f"{path}: x is {kind} {shape} a sample, in {files[0].name} {dtype} {first}; "
-                    "all shards must be alike"
-                )
+    def _inputs(self, trains: dict[Path, Rows]) -> sharded.ShardedArray:
+        _alike(trains)
+        files = list(trains)
+        _, first, dtype = trains[files[0]]
         if dtype not in (np.uint8, np.float32):
             raise DataError(f"{files[0]}: x has type {dtype}; shards hold uint8 pixels or float32")
         shape = self.shape or ((1, *first) if len(first) == 2 else first)
         if np.prod(shape) != np.prod(first) or len(shape) not in (1, 3):
             raise DataError(f"{files[0]}: x has rows of shape {first}; expected (D,), (H, W) or (C, H, W)")
-        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum([count for count, _, _ in found])])
+        starts = np.concatenate(
+            [np.zeros(1, np.int64), np.cumsum([count for count, _, _ in trains.values()])]
+        )
         if starts[-1] > np.iinfo(np.int32).max:
             raise DataError(f"{self.path}: {starts[-1]:,} training samples are more than 2^31 - 1")
         return sharded.ShardedArray(files, starts, shape, dtype, round(1e9 * self.cache_gb))
 
-    def _labels(self, files: list[Path], starts: NDArray[np.int64]) -> NDArray[np.integer]:
+    def _labels(self, files: dict[Path, Rows]) -> NDArray[np.integer]:
         parts = []
-        for path, count in zip(files, np.diff(starts).tolist(), strict=True):
+        for path, (count, _, _) in files.items():
             y = as_labels(np.asarray(sharded.read(path, "y")), count, f"{path}: y")
             parts.append(y.astype(np.min_scalar_type(int(y.max()))))
         return np.concatenate(parts)
 
-    def _stored(self, trains: list[Path], tests: list[Path]) -> Stored | None:
+    def _stored(self, trains: dict[Path, Rows], tests: dict[Path, Rows]) -> Stored | None:
         """The clients that the files name; None if they name none."""
-        if "client" not in sharded.names(trains[0]):
+        if not _name_clients(trains):
             return None
         ids, sizes = _clients(trains)
         own = None
-        if "client" in sharded.names(tests[0]):
+        if _name_clients(tests):
             who, counts = _clients(tests)
             strangers = np.setdiff1d(who, ids)
             if len(strangers):
@@ -131,24 +144,48 @@ class Sharded(Dataset):
         return Stored(train, own, names)
 
 
+def _alike(files: dict[Path, Rows]) -> None:
+    """Refuse files of one part whose rows differ."""
+    first, (_, shape, dtype) = next(iter(files.items()))
+    for path, (_, other, kind) in files.items():
+        if other != shape or kind != dtype:
+            raise DataError(
+                f"{path}: x is {kind} {other} a sample, in {first.name} {dtype} {shape}; "
+                "all shards must be alike"
+            )
+
+
+def _name_clients(files: dict[Path, Rows]) -> bool:
+    """Whether the files of a part name the clients of their samples: all of them or none."""
+    found = {path: "client" in sharded.names(path) for path in files}
+    if len(set(found.values())) == 2:
+        lacking = next(path for path, named in found.items() if not named)
+        raise DataError(f"{lacking}: has no 'client', which other shards have; give it to all or to none")
+    return any(found.values())
+
+
 def _all(files: list[Path], name: str) -> NDArray[np.generic]:
     return np.concatenate([np.asarray(sharded.read(path, name)) for path in files])
 
 
-def _clients(files: list[Path]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _clients(files: dict[Path, Rows]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The clients of files, ascending, and how many samples each has.
 
     Raises:
-        DataError: if they are not in order.
+        DataError: if they are not in order, or not one for each sample.
     """
     ids: list[NDArray[np.int64]] = []
     counts: list[NDArray[np.int64]] = []
     last = -1
-    for path in files:
+    for path, (count, _, _) in files.items():
         client = np.asarray(sharded.read(path, "client"))
-        if client.ndim != 1 or client.dtype.kind not in "iu" or not len(client):
+        if client.ndim != 1 or client.dtype.kind not in "iu":
             raise DataError(
                 f"{path}: client has shape {client.shape} and type {client.dtype}; expected (n,) integers"
+            )
+        if len(client) != count:
+            raise DataError(
+                f"{path}: client has {len(client)} entries for {count} samples; the lengths must be equal"
             )
         steps = np.flatnonzero(client[1:] != client[:-1]) + 1
         begins = np.concatenate([np.zeros(1, np.int64), steps])
