@@ -37,7 +37,10 @@ import psutil
 
 from rayfl.errors import ConfigError, DiskError, Held
 
-URL = r"^(s3|gs|gcs|abfs|abfss|hdfs|file):/"
+SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "file")
+"""Of the URLs of object storage, and of file systems without locks."""
+
+URL = rf"^({'|'.join(SCHEMES)}):/"
 """The beginning of the URL of a remote root. ``Path`` collapses its two slashes to one."""
 
 _NOTE, _PUBLISHED, _LEASE = ".remote", ".published.json", ".lease"

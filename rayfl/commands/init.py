@@ -127,7 +127,7 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
         begin, *others = CLUSTERS[wanted].tries
         there = "" if folder == Path() else f"cd {shlex.quote(str(folder))} && "
         first = f"{there}{begin}  (first look at the lines marked CHOOSE)"
-        return _write(folder, _cluster_files(wanted)), [first, *others]
+        return _write(folder, _cluster_files(wanted), "--folder"), [first, *others]
     if kind == "study":
         name = name or "my_study"
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
@@ -169,14 +169,12 @@ def _check_name(name: str, kind: str, skeleton: Skeleton, file: Path) -> None:
             raise ConfigError("--name", f"there is a module named {name!r} already", "choose another name")
 
 
-def _write(folder: Path, texts: dict[str, str]) -> list[Path]:
+def _write(folder: Path, texts: dict[str, str], remedy: str = "--name or --folder") -> list[Path]:
     """Write the files; those that are there with the same text stay."""
     missing = {folder / name: text for name, text in texts.items() if not _is(folder / name, text)}
     for path in missing or [folder / name for name in texts]:
         if path.exists() or path.is_symlink():
-            raise ConfigError(
-                str(path), "exists already; nothing was written", "choose another --name or --folder"
-            )
+            raise ConfigError(str(path), "exists already; nothing was written", f"choose another {remedy}")
     files.make(folder, parents=True)
     for path, text in missing.items():
         with files.boundary(path), path.open("x", encoding="utf-8") as file:

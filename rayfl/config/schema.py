@@ -6,11 +6,12 @@ Each room declares its own section beside its owner; what is declared here belon
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
@@ -26,7 +27,7 @@ from rayfl.losses import LOSSES, Loss
 from rayfl.models import MODELS, Model
 from rayfl.ordering import ORDERINGS, Ordering
 from rayfl.paper import Paper
-from rayfl.remote import URL, Remote, staging
+from rayfl.remote import SCHEMES, URL, Remote, is_url, staging
 from rayfl.sampling import SAMPLINGS, Sampling
 from rayfl.settings import Section, choice
 from rayfl.training import Training
@@ -64,6 +65,18 @@ EXCLUDED = {
 
 ActorRange = Annotated[str, Field(pattern=r"^[1-9][0-9]*-[1-9][0-9]*$", title="a range such as 2-64")]
 """``2-64``: the least and the most client actors."""
+
+NodeMark = Annotated[
+    str,
+    Field(
+        pattern=r"^[^=\s]+(=[^=\s]+)?$",
+        title="a custom resource such as stays, a label such as role=server",
+    ),
+]
+"""What marks nodes: a custom resource of Ray's, or a label ``key=value``."""
+
+_EVERYWHERE = ("CPU", "GPU", "memory", "object_store_memory")
+"""Ray's own resources: they mark no node, and Ray takes them by other options."""
 
 RemoteRoot = Annotated[str, Field(pattern=URL, title="a URL such as s3://bucket/runs")]
 """Of object storage."""
@@ -146,7 +159,7 @@ class Execution(Section):
     placement: Literal["auto", "pack", "spread"] = Field(
         "auto", description="client actors on as few nodes as possible, or on as many; auto: Ray decides"
     )
-    servers_on: Annotated[str, Field(min_length=1)] | None = Field(
+    servers_on: NodeMark | None = Field(
         None,
         description="a custom resource of Ray, or a label key=value, of the nodes that stay for the whole "
         "run: the parameter servers are placed there, and the driver must be on one of them",
@@ -190,12 +203,17 @@ class Execution(Section):
 
     @model_validator(mode="after")
     def _in_order(self) -> Execution:
-        """Refuse a range of actors that is none, or that pinned clients would ignore."""
+        """Refuse what contradicts itself: a range of actors, or a mark that is none."""
         least, most = self.actors_wanted
         if least > most:
             raise ValueError(f"actors: {self.actors} is not a range; did you mean {most:g}-{least}?")
         if self.elastic and self.clients_per_actor is not None:
             raise ValueError("actors: a range makes no sense with clients_per_actor, which sets their number")
+        if self.servers_on in _EVERYWHERE:
+            raise ValueError(
+                f"servers_on: {self.servers_on} is a resource of Ray's own, which marks no nodes; use "
+                "a custom one, such as stays"
+            )
         return self
 
     @property
@@ -263,6 +281,15 @@ class Output(Section):
         description="map of the clients in reports, from the distances between their signatures: mds "
         "(classical multidimensional scaling) keeps distances, umap keeps neighbours",
     )
+
+    @field_validator("root", mode="before")
+    @classmethod
+    def _known_storage(cls, root: object) -> object:
+        """Refuse a URL that would be taken for a folder, and lost with the machine."""
+        text = str(root)
+        if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) and not is_url(text):
+            raise ValueError(f"{text} is on no storage that is known; known are {', '.join(SCHEMES)}")
+        return root
 
     @model_validator(mode="after")
     def _named_once(self) -> Output:

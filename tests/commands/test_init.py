@@ -116,6 +116,14 @@ def test_nothing_is_overwritten(there: str, tmp_path: Path) -> None:
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [(there, "mine")]
 
 
+def test_files_of_a_cluster_that_are_there_ask_for_a_folder(tmp_path: Path) -> None:
+    """They have fixed names, so that --name would be refused next."""
+    (tmp_path / "rayjob.yaml").write_text("mine")
+    with pytest.raises(ConfigError, match=r"nothing was written; choose another --folder$"):
+        init("cluster", "", tmp_path, "kuberay")
+    assert [path.name for path in tmp_path.iterdir()] == ["rayjob.yaml"]
+
+
 def test_the_cluster_is_that_of_the_checkout_with_rayfl_from_pip(tmp_path: Path) -> None:
     """Only how the package gets there is different."""
     init("cluster", "", tmp_path)

@@ -138,6 +138,15 @@ def test_a_number_is_no_part():
             "algorithm.sketch: got 100; expected an integer >= 0 and a multiple of 8",
         ),
         ("output.root=3", "output.root: got 3; expected a path"),
+        ("output.root=az://runs", "output.root: az://runs is on no storage that is known; known are s3, gs"),
+        (
+            "execution.servers_on==x",
+            "execution.servers_on: got '=x'; expected a custom resource such as stays, a label such as role=",
+        ),
+        (
+            "execution.servers_on=CPU",
+            "execution: servers_on: CPU is a resource of Ray's own, which marks no nodes",
+        ),
         ("execution.address=3", "execution.address: got 3; expected text or null"),
         (
             "execution.clients_per_actor=0",
