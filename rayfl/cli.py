@@ -284,7 +284,7 @@ def study(
 def _show_estimate(prepared: Any, jobs: int | None) -> None:
     from rayfl.study.estimate import estimate
     from rayfl.study.preparation import as_chosen, check_clients
-    from rayfl.study.tuning import searched
+    from rayfl.study.searching import most_runs
 
     tried = [run for each in prepared.candidates for run in each.runs]
     for title, runs in (("choosing settings", tried), ("runs", as_chosen(prepared))):
@@ -293,7 +293,7 @@ def _show_estimate(prepared: Any, jobs: int | None) -> None:
             _say(f"{title}:")
             for line in estimate(runs, jobs).lines():
                 _say(f"  {line}")
-    if (drawn := searched(prepared.study)) > 0:
+    if (drawn := most_runs(prepared.study)) > 0:
         _say(f"before these, a search of settings: at most {counted(drawn, 'run')}, which are not counted")
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from rayfl.config.reading import bring_plugins
 from rayfl.errors import ConfigError, DataError
 from rayfl.study import claims as claim_rules
-from rayfl.study import tables, tuning
+from rayfl.study import searching, tables, tuning
 from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile
 from rayfl.study.plan import PlannedRun, place_of, plan, points
@@ -61,8 +61,7 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     candidates = tuple(tuning.candidates(study))
     if study.tune is not None and study.tune.search == "optuna" and find_spec("optuna") is None:
         raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
-    if study.tune is not None and not candidates:
-        _first_point(study)
+    searching.searched(study)
     found = Prepared(study, statements, candidates, runs)
     configs = [run.config for run in runs]
     check_columns(study.report.names, "report.columns", configs)
@@ -81,7 +80,11 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
 
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:
-    """The runs with the settings that are chosen, if all candidates are finished."""
+    """The runs with the settings that are chosen, if all candidates are finished and all searches ended."""
+    labels = searching.searched(prepared.study)
+    found = [one for label in labels if (one := searching.remembered(prepared.study, label)) is not None]
+    if labels and len(found) == len(labels):
+        return plan(prepared.study, searching.chosen(prepared.study, found))
     tried = [run for each in prepared.candidates for run in each.runs]
     if not tried or not all(is_finished(directory_of(run)) for run in tried):
         return list(prepared.runs)
@@ -112,18 +115,6 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
             raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
         except DataError as error:
             raise DataError(f"{run.title}: {error}") from None
-
-
-def _first_point(study: StudyFile) -> None:
-    """Refuse a search over settings that no method has: try its first values."""
-    tune = study.tune
-    assert tune is not None
-    settings = {}
-    for name, values in tune.space.items():
-        given = values if isinstance(values, list) else next(iter(values.values()))
-        settings[name] = given[0]
-    for label in study.methods:
-        tuning.planned(study, label, points(study)[0], tune.seeds[0], settings)
 
 
 def _statements(study: StudyFile) -> list[tuple[Claim, Statement]]:

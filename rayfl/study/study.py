@@ -17,10 +17,10 @@ from rayfl.config.text import dump
 from rayfl.errors import ConfigError
 from rayfl.events import RunEvent
 from rayfl.rundir import clean
-from rayfl.study import tuning
+from rayfl.study import searching, tuning
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
-from rayfl.study.plan import PlannedRun, place_of, plan, points
+from rayfl.study.plan import PlannedRun, place_of, plan
 from rayfl.study.preparation import Prepared, check_clients, judge, prepare
 from rayfl.study.results import Results
 from rayfl.study.running import (
@@ -254,44 +254,24 @@ def _tune(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen, list[dict[
 
 
 def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[str, Any]]]:
-    """Let Tune draw points for every method, one method after another."""
-    from rayfl.runtime.trials import Room, Search, search
-
-    tune = study.tune
-    assert tune is not None
+    """Draw settings for one method after another; searches that have ended before are not repeated."""
     if runner.inline:
         raise ConfigError("--inline", "a search needs Ray", "list the values instead, or leave --inline out")
-    chosen: tuning.Chosen = {}
-    tried: list[dict[str, Any]] = []
-    metric = f"validation_{tune.metric}"
-    for label in study.methods:
+    assert study.tune is not None
+    found = []
+    for label in searching.searched(study):
         if runner.stopped:
             break
-        first = plan(study)[0]
-        allocation = runner.allocate(tune.samples, first)
-        own = [run for run in plan(study) if run.method == label]
-        runner.watch.stage(f"settings of {label}, {tune.samples} drawn", [], allocation)
-        room = Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
-        with stop_file(runner.folder) as stop, interruptible(stop.touch):
-            work = tuning.Searched(study, label, str(stop.absolute()), allocation.execution)
-            how = Search(
-                tune.space,
-                metric,
-                tune.samples,
-                tune.search == "optuna",
-                tune.scheduler == "asha",
-                max(run.config.rounds for run in own) * work.runs + 1,
-                tune.seeds[0],
-            )
-            found = search(work, how, room, Path.cwd())
-            runner.stopped = runner.stopped or stop.exists()
-        scored = [(settings, float(told.get(metric, -math.inf)), told) for settings, told in found]
-        whole = [entry for entry in scored if entry[2].get("state") == "finished"]
-        if whole:
-            winner = max(whole, key=lambda entry: entry[1])[0]
-            chosen |= {(label, place_of(point)): winner for point in points(study)}
-        tried += [
-            {"method": label, "settings": settings, "score": score, "state": told.get("state", "ended early")}
-            for settings, score, told in scored
-        ]
-    return chosen, tried
+        one = searching.remembered(study, label)
+        if one is None:
+            first = next(run for run in plan(study) if run.method == label)
+            allocation = runner.allocate(study.tune.samples, first)
+            runner.watch.stage(f"settings of {label}, {study.tune.samples} drawn", [], allocation)
+            with stop_file(runner.folder) as stop, interruptible(stop.touch):
+                one = searching.search(study, label, allocation, stop)
+                runner.stopped = runner.stopped or stop.exists()
+            if one.ended and not runner.stopped:
+                searching.remember(study, one)
+        found.append(one)
+    tried = [{"method": each.method, **trial} for each in found for trial in each.tried]
+    return searching.chosen(study, found), tried

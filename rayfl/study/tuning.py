@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rayfl.errors import ConfigError, Damaged, nearest
 from rayfl.evaluation.metrics import METRICS
-from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.study.file import Settings, StudyFile, overrides_of
 from rayfl.study.plan import PlannedRun, check_number, place_of, points, resolved
 from rayfl.study.results import known_numbers, lower_is_better
-from rayfl.study.running import carry_out, directory_of, is_finished, job_of
+from rayfl.study.running import directory_of, is_finished
 
 Chosen = dict[tuple[str, str], Settings]
 """The chosen settings by method and point of the grid (:func:`~rayfl.study.plan.place_of`)."""
@@ -116,14 +115,6 @@ def candidates(study: StudyFile) -> list[Candidate]:
     return found
 
 
-def searched(study: StudyFile) -> int:
-    """The number of runs of a search, which ASHA may end early; 0 if all values are listed."""
-    tune = study.tune
-    if tune is None or tune.is_grid:
-        return 0
-    return tune.samples * len(tune.seeds) * len(points(study)) * len(study.methods)
-
-
 def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
     """The settings with the highest score for every method; of equal ones the first.
 
@@ -155,47 +146,3 @@ def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
         for each in found
         for point in points(study)
     ]
-
-
-@dataclass(frozen=True)
-class Searched:
-    """What a search tries for a method, as it is sent to the process of a trial.
-
-    Attributes:
-        study: the file.
-        method: its label.
-        stop: the file that asks runs to stop.
-        execution: settings of ``execution``.
-    """
-
-    study: StudyFile
-    method: str
-    stop: str
-    execution: Mapping[str, Any]
-
-    @property
-    def runs(self) -> int:
-        """The runs of a trial, one after another."""
-        assert self.study.tune is not None
-        return len(points(self.study)) * len(self.study.tune.seeds)
-
-    def __call__(self, given: tuple[Settings, Callable[[dict[str, Any]], None]]) -> dict[str, Any]:
-        """Try a point: train with it, report the validation accuracy after every round with tests."""
-        settings, report = given
-        tune = self.study.tune
-        assert tune is not None
-        name = f"validation_{tune.metric}"
-        scores: list[float] = []
-
-        def watch(event: RunEvent) -> None:
-            if isinstance(event, RoundDone) and event.row.get(name) is not None:
-                report({name: float(event.row[name]), "done": 0})
-
-        for point, seed in itertools.product(points(self.study), tune.seeds):
-            run = planned(self.study, self.method, point, seed, settings)
-            outcome = carry_out(job_of(run, Path(self.stop), self.execution), watch)
-            if outcome["state"] != "finished":
-                return {name: -math.inf, "done": 1, "state": outcome["state"], "error": outcome["error"]}
-            scores.append(validation(directory_of(run), tune.metric))
-        score = sum(scores) / len(scores)
-        return {name: -math.inf if math.isnan(score) else score, "done": 1, "state": "finished"}

@@ -11,7 +11,9 @@ import pytest
 
 from rayfl.rundir import RunDirectory
 from rayfl.study import Study, execute, prepare, take
+from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
+from rayfl.study.searching import most_runs
 from rayfl.study.study import Runner
 
 TUNED: dict[str, Any] = {
@@ -122,3 +124,83 @@ def test_a_stopped_search_does_not_begin_the_next_method(
     assert study.stopped
     assert searched == ["FedAvg"]
     assert study.results.finished == 0
+
+
+DRAWN: dict[str, Any] = {
+    "training.lr": {"loguniform": [0.001, 0.5]},
+    "seeds": [100],
+    "samples": 2,
+    "scheduler": "asha",
+}
+
+
+@pytest.fixture
+def searches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The methods whose settings are searched; each search prefers other settings, as ASHA's timing may."""
+    found: list[str] = []
+
+    def drawn(work: Any, how: Any, room: Any, folder: Path) -> list[Any]:
+        found.append(work.method)
+        lr = 0.1 + 0.1 * len(found)
+        early = ({"training.lr": 0.05}, {"validation_accuracy_mean": 99.0, "done": 0})
+        return [early, ({"training.lr": lr}, {"state": "finished", "validation_accuracy_mean": 50.0})]
+
+    monkeypatch.setattr("rayfl.runtime.trials.search", drawn)
+    monkeypatch.setattr(Runner, "allocate", lambda self, runs, first: Allocation(1, 0))
+
+    def run(self: Runner, title: str, runs: Any) -> None:
+        assert not self.stopped
+
+    monkeypatch.setattr(Runner, "run", run)
+    return found
+
+
+def rates(study: Study) -> dict[str, float]:
+    return {run.method: run.config.training.lr for run in study.results.runs}
+
+
+def test_a_search_that_has_ended_is_not_repeated(tmp_path: Path, searches: list[str]) -> None:
+    """Were it repeated, it could choose otherwise, and all runs of the study would be new ones."""
+    first = run(tmp_path, inline=False, tune=DRAWN)
+    assert searches == ["FedAvg"]  # the other method sets its rate itself
+    assert rates(first) == {"FedAvg": pytest.approx(0.2), "fixed": 0.05}
+    assert [each["chosen"] for each in first.tuned] == [False, True]
+    again = run(tmp_path, inline=False, tune=DRAWN)
+    assert rates(again) == rates(first)
+    assert again.tuned == first.tuned
+    # A study that grows by seeds, methods or numbers searches no more; another space is another search.
+    grown = {**TUNED["methods"], "SOLO": {"algorithm": "solo"}}
+    assert rates(run(tmp_path, inline=False, tune=DRAWN, methods=grown, seeds=[0, 1, 2]))["FedAvg"] == (
+        pytest.approx(0.2)
+    )
+    assert searches == ["FedAvg", "SOLO"]
+    run(tmp_path, inline=False, tune={**DRAWN, "samples": 3})
+    assert searches == ["FedAvg", "SOLO", "FedAvg"]
+
+
+def test_a_dry_run_knows_what_was_searched(tmp_path: Path, searches: list[str]) -> None:
+    values = {**TUNED, "tune": DRAWN}
+    study = take(values, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"])
+    assert most_runs(study) == 2
+    execute(prepare(study), tmp_path / "out", jobs=2)
+    assert most_runs(study) == 0
+    lrs = {run.method: run.config.training.lr for run in as_chosen(prepare(study))}
+    assert lrs == {"FedAvg": pytest.approx(0.2), "fixed": 0.05}
+    for damaged in ("", "[]", '{"tried": 3}', '{"tried": [{}]}', '{"tried": []}'):
+        (kept,) = (tmp_path / "runs" / "searches").iterdir()
+        kept.write_text(damaged)
+        assert most_runs(study) == 2, damaged
+
+
+def test_a_stopped_or_failed_search_is_not_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Runner, "allocate", lambda self, runs, first: Allocation(1, 0))
+    for last in ({"state": "stopped"}, {"error": "the process of the trial died: a"}):
+        told: list[Any] = [({"training.lr": 0.1}, last)]
+        if "error" not in last:
+            told.append(({"training.lr": 0.2}, {"state": "finished", "validation_accuracy_mean": 50.0}))
+        monkeypatch.setattr("rayfl.runtime.trials.search", lambda *given, told=told: told)
+        monkeypatch.setattr(Runner, "run", lambda self, title, runs: None)
+        run(tmp_path, inline=False, tune=DRAWN)
+        assert not (tmp_path / "runs" / "searches").exists()

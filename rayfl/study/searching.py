@@ -1,0 +1,228 @@
+"""Search settings for a method with Tune; a search that has ended is remembered next to the runs."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rayfl import files
+from rayfl.errors import Damaged
+from rayfl.events import RoundDone, RunEvent
+from rayfl.rundir import clean
+from rayfl.study.file import Settings, StudyFile, Tune
+from rayfl.study.plan import PlannedRun, place_of, points
+from rayfl.study.running import Allocation, carry_out, directory_of, job_of
+from rayfl.study.tuning import Chosen, planned, validation
+
+FOLDER = "searches"
+"""The folder below ``output.root`` for the outcomes of searches."""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """What a search tries for a method, as it is sent to the process of a trial.
+
+    Attributes:
+        study: the file.
+        method: its label.
+        stop: the file that asks runs to stop.
+        execution: settings of ``execution``.
+    """
+
+    study: StudyFile
+    method: str
+    stop: str
+    execution: Mapping[str, Any]
+
+    @property
+    def runs(self) -> int:
+        """The runs of a trial, one after another."""
+        return len(points(self.study)) * len(_tune(self.study).seeds)
+
+    def __call__(self, given: tuple[Settings, Callable[[dict[str, Any]], None]]) -> dict[str, Any]:
+        """Try a point: train with it, report the validation accuracy after every round with tests."""
+        settings, report = given
+        tune = _tune(self.study)
+        name = f"validation_{tune.metric}"
+        scores: list[float] = []
+
+        def watch(event: RunEvent) -> None:
+            if isinstance(event, RoundDone) and event.row.get(name) is not None:
+                report({name: float(event.row[name]), "done": 0})
+
+        for point, seed in itertools.product(points(self.study), tune.seeds):
+            run = planned(self.study, self.method, point, seed, settings)
+            outcome = carry_out(job_of(run, Path(self.stop), self.execution), watch)
+            if outcome["state"] != "finished":
+                return {name: -math.inf, "done": 1, "state": outcome["state"], "error": outcome["error"]}
+            scores.append(validation(directory_of(run), tune.metric))
+        score = sum(scores) / len(scores)
+        return {name: -math.inf if math.isnan(score) else score, "done": 1, "state": "finished"}
+
+
+@dataclass(frozen=True)
+class Search:
+    """The outcome of a search for a method.
+
+    Attributes:
+        method: its label.
+        tried: per trial its ``settings``, ``score`` and ``state``: ``finished``, ``ended early`` (by ASHA),
+            ``failed`` or ``stopped``.
+    """
+
+    method: str
+    tried: tuple[Mapping[str, Any], ...]
+
+    @property
+    def chosen(self) -> Settings | None:
+        """The settings with the highest score; of equal ones the first. None if no trial finished."""
+        whole = [each for each in self.tried if each["state"] == "finished"]
+        return max(whole, key=lambda each: float(each["score"]))["settings"] if whole else None
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing is left to try: it was neither stopped nor did it fail throughout."""
+        return self.chosen is not None and all(each["state"] != "stopped" for each in self.tried)
+
+
+def most_runs(study: StudyFile) -> int:
+    """The number of runs of the searches that remain, some of which ASHA may end early."""
+    left = [label for label in searched(study) if remembered(study, label) is None]
+    if not left:
+        return 0
+    tune = _tune(study)
+    return tune.samples * len(tune.seeds) * len(points(study)) * len(left)
+
+
+def searched(study: StudyFile) -> list[str]:
+    """The methods whose settings are drawn: they use one of them and do not set it themselves.
+
+    Raises:
+        ConfigError: for the first invalid value.
+    """
+    tune = study.tune
+    if tune is None or tune.is_grid:
+        return []
+    return [label for label in study.methods if _makes_a_difference(study, label)]
+
+
+def _makes_a_difference(study: StudyFile, label: str) -> bool:
+    tune = _tune(study)
+    low = {name: _examples(values)[0] for name, values in tune.space.items()}
+    first = _base(study, label, low).key
+    return any(
+        _base(study, label, {**low, name: value}).key != first
+        for name, values in tune.space.items()
+        for value in _examples(values)[1:]
+    )
+
+
+def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> Search:
+    """Draw settings and try them, in parallel.
+
+    Args:
+        study: the file.
+        label: of the method.
+        allocation: how trials share the machine or cluster.
+        stop: the file that asks the trials to stop.
+    """
+    from rayfl.runtime import trials
+
+    tune = _tune(study)
+    metric = f"validation_{tune.metric}"
+    work = Searched(study, label, str(stop.absolute()), allocation.execution)
+    rounds = max(planned(study, label, p, tune.seeds[0], {}).config.rounds for p in points(study))
+    how = trials.Search(
+        tune.space,
+        metric,
+        tune.samples,
+        tune.search == "optuna",
+        tune.scheduler == "asha",
+        rounds * work.runs + 1,
+        tune.seeds[0],
+    )
+    room = trials.Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
+    tried = []
+    for settings, told in trials.search(work, how, room, Path.cwd()):
+        state = told.get("state") or ("failed" if "error" in told else "ended early")
+        tried.append({"settings": settings, "score": float(told.get(metric, -math.inf)), "state": state})
+    return Search(label, tuple(tried))
+
+
+def remember(study: StudyFile, found: Search) -> None:
+    """Keep the outcome of a search that has ended.
+
+    Trials of ASHA are ended early by what the others have reported until then, so that a second search could
+    choose otherwise, and the runs of the first one would be lost to the study.
+
+    Raises:
+        DiskError
+    """
+    path = _path(study, found.method)
+    files.make(path.parent, parents=True)
+    tried = [{**each, "score": _finite(each["score"])} for each in found.tried]
+    files.write(path, json.dumps(clean({"method": found.method, "tried": tried}), indent=1) + "\n")
+
+
+def remembered(study: StudyFile, label: str) -> Search | None:
+    """The outcome of an earlier search for the same method among the same settings; None if there is none."""
+    try:
+        kept = json.loads(_path(study, label).read_text(encoding="utf-8"))
+        tried = [
+            {**each, "score": -math.inf if each["score"] is None else float(each["score"])}
+            for each in kept["tried"]
+        ]
+        found = Search(label, tuple(tried))
+        return found if found.ended else None
+    except (OSError, Damaged, ValueError, TypeError, KeyError):
+        return None  # as if it had never been: it is searched again
+
+
+def chosen(study: StudyFile, found: Iterable[Search]) -> Chosen:
+    """What searches chose, for every point of the grid; a method whose trials all failed has no entry."""
+    return {
+        (each.method, place_of(point)): each.chosen
+        for each in found
+        for point in points(study)
+        if each.chosen is not None
+    }
+
+
+def _path(study: StudyFile, label: str) -> Path:
+    """Named by a hash of the runs that a search executes, and of the settings that it draws."""
+    tune = _tune(study)
+    runs = [planned(study, label, point, seed, {}) for point in points(study) for seed in tune.seeds]
+    how = tune.model_dump(include={"space", "metric", "samples", "search", "scheduler"})
+    text = json.dumps([[run.key for run in runs], how], sort_keys=True)
+    key = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return runs[0].config.output.folder / FOLDER / f"{key}.json"
+
+
+def _base(study: StudyFile, label: str, settings: Settings) -> PlannedRun:
+    return planned(study, label, points(study)[0], _tune(study).seeds[0], settings)
+
+
+def _examples(values: Any) -> list[Any]:
+    """The values of a list; two values of a range."""
+    kind, given = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
+    if kind == "choice":
+        return list(given)
+    low, high = given
+    if kind == "loguniform":
+        return [low, math.sqrt(low * high)]
+    return [low, high - 1 if kind == "randint" else (low + high) / 2]
+
+
+def _finite(score: float) -> float | None:
+    return score if math.isfinite(score) else None
+
+
+def _tune(study: StudyFile) -> Tune:
+    assert study.tune is not None
+    return study.tune
