@@ -18,6 +18,9 @@ LEVEL = 0.95
 FEW = 5
 """Of fewer seeds than that tables say so: an interval rests on the spread, which so few hardly show."""
 
+_EQUAL = 1e-12
+"""Numbers that differ by less than this fraction are equal but for rounding."""
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -147,6 +150,7 @@ def _p_value(differences: NDArray[np.float64]) -> float:
 
     if len(differences) < 2:
         return math.nan
-    if not differences.std():  # the test divides by it
+    # The test divides by it; of differences that are equal up to rounding it would only see the rounding
+    if differences.std() <= _EQUAL * np.abs(differences).max():
         return 0.0 if differences.any() else 1.0
     return float(ttest_1samp(differences, 0.0).pvalue)

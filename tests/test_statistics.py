@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -52,6 +53,9 @@ def test_differences_pair_by_place() -> None:
 def test_constant_differences_are_certain() -> None:
     assert paired_difference([1, 2], [1, 2]).p == 1.0
     assert paired_difference([2, 3], [1, 2]).p == 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # SciPy warns of cancellation
+        assert paired_difference([0.1 + 0.2, 0.3], [0, 0]).p == 0.0
     assert math.isnan(paired_difference([2], [1]).p)
 
 

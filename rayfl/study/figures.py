@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -17,6 +18,7 @@ import numpy as np
 import pandas as pd
 from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.font_manager import FontEntry, fontManager, get_font
 
 from rayfl import files
 from rayfl.errors import RayflError
@@ -45,11 +47,17 @@ _STYLE = {
 
 _DASHES = ("-", "--", ":", "-.")
 
+_MARKERS = ("o", "s", "^", "D")
+"""Of points, where lines have dashes."""
+
 _WIDTH = 36
 """Characters in a line of a label."""
 
-_MOST_METHODS = 16
-"""In one figure."""
+_MOST_METHODS = len(LIGHT.series) * len(_DASHES)
+"""In one figure: as many as there are looks to tell them apart."""
+
+_INSIDE = 6
+"""The largest number of entries of a legend inside of the axes; longer ones are below them."""
 
 Draw = Callable[[Any, Results, Mapping[str, str]], bool]
 
@@ -135,11 +143,19 @@ class StudyPlots:
 
     def _drawn(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
         point = self._point(at)
-        with rc_context(_STYLE):
+        labels = list(self._results.study.methods)
+        with rc_context({**_STYLE, **_fonts(labels)}):
             figure = Picture(figsize=(3.5, 2.6), layout="constrained")
             FigureCanvasAgg(figure)
-            if not draw(figure.add_subplot(), self._results, point):
+            axes = figure.add_subplot()
+            if not draw(axes, self._results, point):
                 raise RayflError("no finished run has the numbers for this figure")
+            if axes.get_legend_handles_labels()[0]:
+                _legend(figure, axes)
+            # Box plots have room for all
+            if len(labels) > _MOST_METHODS and draw is not _clients:
+                left_out = ", ".join(map(_plain, labels[_MOST_METHODS:]))
+                axes.set_title(fill(f"without {left_out}", 70), fontsize=5, loc="left")
         return figure
 
 
@@ -206,9 +222,47 @@ def curves_of(
             yield label, pd.DataFrame(rows, columns=["round", "bytes", "mean", "low", "high"])
 
 
-def _look(place: int) -> dict[str, Any]:
+def _look(place: int) -> tuple[str, str, str]:
+    """The colour, dashes and marker of a method."""
     series = LIGHT.series
-    return {"color": series[place % len(series)], "linestyle": _DASHES[place // len(series) % len(_DASHES)]}
+    style = place // len(series) % len(_DASHES)
+    return series[place % len(series)], _DASHES[style], _MARKERS[style]
+
+
+def _legend(figure: Picture, axes: Any) -> None:
+    """Where it hides nothing: in a free corner if it is short, otherwise below, in a taller figure."""
+    names = [text for _, text in zip(*axes.get_legend_handles_labels(), strict=True)]
+    if len(names) <= _INSIDE:
+        axes.legend(fontsize=6)
+        return
+    columns = 2 if max(len(line) for name in names for line in name.splitlines()) <= _WIDTH // 2 else 1
+    lines = sum(1 + name.count("\n") for name in names) / columns
+    figure.set_size_inches(3.5, 2.6 + 0.125 * (lines + 1))
+    figure.legend(loc="outside lower center", ncols=columns, fontsize=6)
+
+
+def _fonts(labels: Sequence[str]) -> dict[str, list[str]]:
+    """Fonts of this machine that have the letters of the labels: Matplotlib's own has no Chinese ones."""
+    needed = {letter for label in labels for letter in label if not letter.isspace()}
+    found = []
+    for entry in _installed():
+        if not needed:
+            break
+        with suppress(OSError, RuntimeError):  # a file that is no font, or is gone
+            own = {letter for letter in needed if get_font(entry.fname).get_char_index(ord(letter))}
+            if own:
+                found.append(entry.name)
+                needed -= own
+    return {"font.family": found} if found else {}
+
+
+def _installed() -> Iterator[FontEntry]:
+    """Matplotlib's own font, then upright ones of this machine; not the one that draws boxes for all."""
+    entries = fontManager.ttflist
+    usual = [entry for entry in entries if entry.name == "DejaVu Sans"]
+    others = [entry for entry in entries if entry not in usual and "Last Resort" not in entry.name]
+    plain = [entry for entry in others if entry.style == "normal" and str(entry.weight) in ("400", "normal")]
+    return iter([*usual[:1], *plain])
 
 
 def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) -> bool:
@@ -218,16 +272,14 @@ def _curves(axes: Any, results: Results, point: Mapping[str, str], over: str) ->
     if over == "bytes" and found:
         unit, scale = byte_unit(max(frame["bytes"].max() for _, frame in found))
     for label, frame in found:
-        look, x = _look(labels.index(label)), frame[over] / scale
-        axes.plot(x, frame["mean"], label=_plain(label), linewidth=1.2, **look)
+        (color, dashes, _), x = _look(labels.index(label)), frame[over] / scale
+        axes.plot(x, frame["mean"], label=_plain(label), linewidth=1.2, color=color, linestyle=dashes)
         if frame["low"].notna().any():
-            axes.fill_between(x, frame["low"], frame["high"], color=look["color"], alpha=0.15, linewidth=0)
+            axes.fill_between(x, frame["low"], frame["high"], color=color, alpha=0.15, linewidth=0)
     if over == "round":
         axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_xlabel("round" if over == "round" else f"sent up and down ({unit})")
-    axes.set_ylabel("mean accuracy of clients (%)")
-    if found:
-        axes.legend(fontsize=6)
+    _percent_axis(axes)
     return bool(found)
 
 
@@ -255,15 +307,25 @@ def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     found = list(clients_of(results, point))
     if not found:
         return False
-    axes.boxplot([values for _, values in found], widths=0.6, flierprops={"markersize": 2})
-    axes.set_xticks(range(1, 1 + len(found)), [_plain(label) for label, _ in found], rotation=30, ha="right")
-    axes.set_ylabel("accuracy of a client (%)")
+    values, names = [values for _, values in found], [_plain(label) for label, _ in found]
+    lying = len(found) > _INSIDE  # labels side by side would cover each other
+    axes.boxplot(
+        values, widths=0.6, flierprops={"markersize": 2}, orientation="horizontal" if lying else "vertical"
+    )
+    if lying:
+        axes.figure.set_size_inches(3.5, 1 + sum(0.15 + 0.12 * name.count("\n") for name in names))
+        axes.set_yticks(range(1, 1 + len(found)), names, fontsize=6)
+        axes.invert_yaxis()
+        axes.set_xlabel("accuracy of a client (%)")
+    else:
+        axes.set_xticks(range(1, 1 + len(found)), names, rotation=30, ha="right")
+        axes.set_ylabel("accuracy of a client (%)")
     return True
 
 
 def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     places = {}
-    for label in results.study.methods:
+    for label in list(results.study.methods)[:_MOST_METHODS]:
         accuracy = results.interval(label, point, "accuracy_mean")
         up, down = (results.interval(label, point, f"bytes_{way}") for way in ("up", "down"))
         if accuracy.n and up.n:
@@ -274,12 +336,16 @@ def _pareto(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
     labels = list(results.study.methods)
     for label, (sent, accuracy) in places.items():
         error = accuracy.half if accuracy.known else None
-        color = _look(labels.index(label))["color"]
-        axes.errorbar(sent / scale, accuracy.mean, error, fmt="o", markersize=4, color=color)
-        axes.annotate(
-            _plain(label), (sent / scale, accuracy.mean), (4, 3), textcoords="offset points", fontsize=6
-        )
-    axes.margins(x=0.2)  # labels stand to the right of points
+        color, _, marker = _look(labels.index(label))
+        name = _plain(label)
+        axes.errorbar(sent / scale, accuracy.mean, error, fmt=marker, markersize=4, color=color, label=name)
     axes.set_xlabel(f"sent up and down ({unit})")
-    axes.set_ylabel("mean accuracy of clients (%)")
+    _percent_axis(axes)
     return True
+
+
+def _percent_axis(axes: Any) -> None:
+    """Wide intervals of few seeds may lie beyond what an accuracy can be; the axis does not."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -2.0), min(high, 102.0))
+    axes.set_ylabel("mean accuracy of clients (%)")

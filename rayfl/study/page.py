@@ -132,10 +132,12 @@ def _over_rounds(results: Results) -> Section | None:
     if not metrics or not xs:
         return None
     alt = f"{metrics[0].label} over rounds, a line for each method"
+    left_out = list(results.study.methods)[MOST_LINES:]
+    note = f"Without {', '.join(left_out)}: a chart has {MOST_LINES} lines at most." if left_out else ""
     if len(results.points) == 1:
-        return Section("Over rounds", "", [curves(by_point[0], metrics, xs, alt, 400)])
+        return Section("Over rounds", note, [curves(by_point[0], metrics, xs, alt, 400)])
     chart = _with_points(results, by_point, metrics, xs, lambda m, x, lines: curves(lines, m, x, alt, 400))
-    return Section("Over rounds", "", [chart])
+    return Section("Over rounds", note, [chart])
 
 
 def _with_points(
