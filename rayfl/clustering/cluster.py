@@ -32,7 +32,7 @@ from rayfl.clustering.linkage import (
     threshold_for,
 )
 from rayfl.clustering.memory import RELATION_BYTES_PER_PAIR, bytes_per_pair, check_memory
-from rayfl.clustering.plane import LEAST, MapMethod, plane
+from rayfl.clustering.plane import LEAST, Excerpt, MapMethod, plane
 from rayfl.clustering.proximity import (
     BLOCK,
     RELEVANCE,
@@ -84,6 +84,7 @@ class Clusters:
         places: a map of the clients ``(N, 2)`` that replaces the distances; NaN for clients that were not
         clustered.
         placed_by: how that map was made; "" without one.
+        excerpt: some of the distances, or of the graph's relations; kept where ``distances`` are not.
     """
 
     labels: Labels
@@ -102,6 +103,7 @@ class Clusters:
     gamma: float | None = None
     places: Array | None = None
     placed_by: MapMethod | Literal[""] = ""
+    excerpt: Excerpt | None = None
 
     def facts(self) -> dict[str, Any]:
         """How the clusters were found, for ``clusters.json``: the cut, and the number of clusters over beta.
@@ -129,10 +131,13 @@ class Clusters:
         if self.places is not None:
             known = [[None if v != v else v for v in axis] for axis in self.places.T.tolist()]
             found["map"] = {**dict(zip("xy", known, strict=True)), "by": self.placed_by}
+        if self.excerpt is not None:
+            found["excerpt"] = self.excerpt.facts()
         return found
 
     def without_distances(self, method: MapMethod = "mds", seed: int = 0) -> Clusters:
-        """The same without the N^2 numbers, distances and tree; a map of the clients replaces them.
+        """The same without the N^2 numbers, distances and tree; a map of the clients and an excerpt replace
+        them.
 
         Args:
             method: how the map is made. Of fewer than ``LEAST`` clients UMAP makes none: it is ``mds`` then.
@@ -141,11 +146,27 @@ class Clusters:
         from scipy.spatial.distance import squareform
 
         if self.distances is None:
-            return replace(self, linkage=None)
+            return replace(self, linkage=None, excerpt=self.excerpt or self._relations())
         if len(self.labels) < LEAST:
             method = "mds"
         places = plane(squareform(self.distances), method, seed)
-        return replace(self, distances=None, linkage=None, places=places, placed_by=method)
+        excerpt = Excerpt.of(self.distances, self.order())
+        return replace(self, distances=None, linkage=None, places=places, placed_by=method, excerpt=excerpt)
+
+    def order(self) -> NDArray[np.integer]:
+        """All N clients as the leaves of the tree, or by cluster if there is no tree."""
+        from scipy.cluster.hierarchy import leaves_list
+
+        if self.linkage is not None and 0 < len(self.linkage) == len(self.labels) - 1:
+            return leaves_list(self.linkage)
+        return np.argsort(self.labels, kind="stable")
+
+    def _relations(self) -> Excerpt | None:
+        if self.graph is None:
+            return None
+        clients = Excerpt.choose(self.order())
+        apart: Array = (self.graph[clients][:, clients].toarray() == 0).astype(np.float64)
+        return Excerpt(clients, apart[np.triu_indices(len(clients), 1)], related=True)
 
     def among(self, ids: NDArray[np.int64], clients: int) -> Clusters:
         """Clusters of the clients ``ids`` ``(n,)`` as clusters of all N: label -1 and no relatives for the
@@ -154,6 +175,7 @@ class Clusters:
         if len(ids) == clients:
             return self
         labels, graph, places = np.full(clients, -1, np.int64), self.graph, self.places
+        excerpt = self.excerpt
         labels[ids] = self.labels
         if places is not None:
             places = np.full((clients, 2), np.nan)
@@ -162,7 +184,9 @@ class Clusters:
             entries = graph.tocoo()
             where = ids[entries.coords[0]], ids[entries.coords[1]]
             graph = scipy.sparse.csr_array((entries.data, where), shape=(clients, clients))
-        return replace(self, labels=labels, graph=graph, places=places)
+        if excerpt is not None:
+            excerpt = replace(excerpt, clients=ids[excerpt.clients])
+        return replace(self, labels=labels, graph=graph, places=places, excerpt=excerpt)
 
 
 def cluster_signatures(

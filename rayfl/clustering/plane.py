@@ -1,9 +1,11 @@
-"""Clients as points in the plane, for maps that replace the matrix of distances."""
+"""What replaces the matrix of distances in reports: clients as points in the plane, and an excerpt."""
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Literal
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,6 +24,53 @@ LEAST, NEIGHBOURS = 5, 15
 """Clients that UMAP needs, and neighbours of each (its default)."""
 DIGITS = 3
 """Decimals of places, which lie between -1 and 1: a map is for looking at."""
+
+EXCERPT = 100
+"""Clients of an excerpt."""
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """The distances between some clients, similar ones side by side.
+
+    Attributes:
+        clients: ids ``(n,)``.
+        distances: condensed ``(n (n - 1) / 2,)``.
+        related: whether they only tell related clients (0) from others (1).
+    """
+
+    clients: NDArray[np.int64]
+    distances: Array
+    related: bool = False
+
+    @classmethod
+    def of(cls, distances: Array, order: NDArray[np.integer]) -> Excerpt:
+        """Evenly spaced clients, if there are too many.
+
+        Args:
+            distances: condensed ``(N (N - 1) / 2,)``.
+            order: of all N clients.
+        """
+        clients = cls.choose(order)
+        i, j = np.triu_indices(len(clients), 1)
+        low, high = np.minimum(clients[i], clients[j]), np.maximum(clients[i], clients[j])
+        return cls(clients, distances[len(order) * low - low * (low + 1) // 2 + high - low - 1])
+
+    @staticmethod
+    def choose(order: NDArray[np.integer]) -> NDArray[np.int64]:
+        """At most ``EXCERPT`` of the clients, evenly spaced in their order."""
+        kept = np.linspace(0, len(order) - 1, min(len(order), EXCERPT))
+        return np.asarray(order[kept.astype(np.intp)], np.int64)
+
+    def facts(self) -> dict[str, Any]:
+        """As plain numbers, with three significant digits of the largest."""
+        largest = float(np.abs(self.distances).max(initial=0.0)) or 1.0
+        digits = max(0, 2 - math.floor(math.log10(largest)))
+        return {
+            "clients": self.clients.tolist(),
+            "distances": np.round(self.distances, digits).tolist(),
+            "related": self.related,
+        }
 
 
 def classical(distances: ArrayLike) -> Array:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
-from scipy.cluster.hierarchy import dendrogram, leaves_list
+from scipy.cluster.hierarchy import dendrogram
 from scipy.spatial.distance import squareform
 
 from rayfl.clustering.cluster import Clusters
@@ -181,9 +181,7 @@ def _square(found: Clusters) -> NDArray[np.float64] | None:
 
 def _proximities(result: ClusteringResult, distances: NDArray[np.float64]) -> Chart:
     found = result.clusters
-    order: NDArray[np.integer] = np.argsort(found.labels, kind="stable")
-    if found.linkage is not None and len(found.linkage) == len(found.labels) - 1:
-        order = leaves_list(found.linkage) if len(found.linkage) else order
+    order = found.order()
     kept = order[spaced(len(order))]
     names = _names(result)
     shown = [names[i] for i in kept]

@@ -24,6 +24,7 @@ from rayfl.report.charts import (
     box,
     client_map,
     curves,
+    heatmap,
     histogram,
     sankey,
     scatter,
@@ -489,7 +490,16 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     note = f"Similar clients are close together: by {found.meaning}. Drag to zoom in."
     if len(frames) > 1:
         note += " The slider goes through the clusterings in time."
-    return Section("Map of clients", note, [client_map(points, colours, frames, alt)])
+    charts, matrix = [client_map(points, colours, frames, alt)], maps.matrix_of(run)
+    if matrix is not None:
+        names = [str(columns["client"][i]) for i in matrix.clients]
+        label = matrix.meaning
+        if len(names) < count:
+            label += f", {len(names)} of {count:,} clients"
+        alt = f"Matrix of {label}, alike is dark"
+        charts.append(heatmap(matrix.distances, names, names, alt, dark="low", label=label))
+        note += " In the matrix similar clients are side by side; dark: alike."
+    return Section("Map of clients", note, charts, beside=len(charts) > 1)
 
 
 # --- clusters -------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ __all__ = [
     "change",
     "classical",
     "map_of",
+    "matrix_of",
     "principal",
     "spread",
     "steps_of",
@@ -175,6 +176,32 @@ def map_of(run: RunFiles, steps: Sequence[Step]) -> Map | None:
     places = together([step.labels for step in steps])
     what = "clusters over time: clients that have always been in the same one lie around the same point"
     return None if places is None else Map(places[None], what)
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Distances ``(n, n)`` between some clients ``(n,)``, and what they are."""
+
+    clients: list[int]
+    distances: Array
+    meaning: str
+
+
+def matrix_of(run: RunFiles) -> Matrix | None:
+    """The distances that a run has kept of its latest clustering by signatures; None if there are none."""
+    for entry in reversed(run.timeline):
+        kept = entry.get("excerpt")
+        if not isinstance(kept, dict):
+            continue
+        clients, distances = kept.get("clients") or [], kept.get("distances") or []
+        known = all(isinstance(i, int) and 0 <= i < len(run.clients) for i in clients)
+        if not known or len(clients) < 2 or len(distances) != len(clients) * (len(clients) - 1) // 2:
+            return None
+        proximity = run.setting("clustering.proximity")
+        meaning = "being related (0) or not (1)" if kept.get("related") else "distance between signatures"
+        meaning += f" ({proximity})" if proximity and not kept.get("related") else ""
+        return Matrix(clients, squareform(np.asarray(distances, np.float64)), f"{meaning}, {when(entry)}")
+    return None
 
 
 def together(labels: Sequence[Labels]) -> Array | None:

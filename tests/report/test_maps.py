@@ -10,12 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.cluster.hierarchy import leaves_list
+from scipy.sparse import csr_array
 from scipy.spatial.distance import pdist, squareform
 
 import rayfl
 import rayfl.report
 from rayfl.clustering.cluster import Clusters
-from rayfl.clustering.plane import FULL, LEAST, classical, plane
+from rayfl.clustering.plane import EXCERPT, FULL, LEAST, Excerpt, classical, plane
 from rayfl.commands.cluster import cluster_without_training
 from rayfl.config import load
 from rayfl.report import maps
@@ -116,6 +118,37 @@ def test_umap_makes_no_map_of_too_few_clients() -> None:
     assert nobody.distances is None
 
 
+@pytest.mark.parametrize("clients", [1, 2, 7, EXCERPT, EXCERPT + 1, 331])
+def test_an_excerpt_has_the_distances_of_its_clients(clients: int) -> None:
+    rng = np.random.default_rng(clients)
+    distances = pdist(rng.normal(size=(clients, 3)))
+    order = rng.permutation(clients)
+    found = Excerpt.of(distances, order)
+    assert len(found.clients) == min(clients, EXCERPT)
+    assert [i for i in order if i in set(found.clients)] == found.clients.tolist()
+    expected = squareform(distances)[np.ix_(found.clients, found.clients)]
+    np.testing.assert_array_equal(squareform(found.distances) if clients > 1 else [[0.0]], expected)
+
+
+def test_an_excerpt_of_a_graph_says_who_is_related() -> None:
+    ends = np.array([[1, 1, 0], [1, 1, 0], [0, 0, 1]], float)
+    found = Clusters(np.array([0, 0, 1]), 2, graph=csr_array(ends)).without_distances()
+    assert found.excerpt is not None
+    assert found.excerpt.distances.tolist() == [0, 1, 1]
+    # Of five clients two have not joined
+    among = found.among(np.array([0, 2, 4]), 5)
+    assert among.excerpt is not None
+    assert among.excerpt.clients.tolist() == [0, 2, 4]
+
+
+def test_a_damaged_excerpt_is_left_out(tmp_path: Path) -> None:
+    pd.DataFrame({"client": [0, 1]}).to_csv(tmp_path / "clients.csv", index=False)
+    for kept in ({"clients": [0, 2], "distances": [1.0]}, {"clients": [0, 1], "distances": []}, {}):
+        entry = {"round": -1, "labels": [0, 1], "excerpt": kept}
+        (tmp_path / "clusters.json").write_text(json.dumps({"timeline": [entry]}))
+        assert maps.matrix_of(RunFiles.read(tmp_path)) is None
+
+
 def test_a_run_keeps_a_map_of_its_signatures(tmp_path: Path) -> None:
     result = rayfl.run(settings(tmp_path))
     [entry] = result.clusters["timeline"]
@@ -129,9 +162,19 @@ def test_a_run_keeps_a_map_of_its_signatures(tmp_path: Path) -> None:
     assert apart[same].max() < apart[~same].min()
     labels = pd.read_csv(result.path / "labels.csv")
     assert labels.filter(like="class_").sum(axis=1).tolist() == result.clients["n"].tolist()
+    # The matrix beside it: the distances themselves, in the order of the dendrogram.
+    [cut], _ = cluster_without_training([load(settings(tmp_path))])
+    assert cut.clusters.distances is not None
+    assert cut.clusters.linkage is not None
+    matrix = maps.matrix_of(RunFiles.read(result.path))
+    assert matrix is not None
+    assert matrix.clients == leaves_list(cut.clusters.linkage).tolist()
+    expected = squareform(cut.clusters.distances)[np.ix_(matrix.clients, matrix.clients)]
+    np.testing.assert_allclose(matrix.distances, expected, atol=0.006 * expected.max())
+    assert "Matrix of distance between signatures" in page
     clusters = json.loads((result.path / "clusters.json").read_text())
     for each in clusters["timeline"]:
-        del each["map"]
+        del each["map"], each["excerpt"]
     (result.path / "clusters.json").write_text(json.dumps(clusters))  # as of a method without signatures
     run = RunFiles.read(result.path)
     found = maps.map_of(run, maps.steps_of(run))
