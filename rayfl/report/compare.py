@@ -19,7 +19,7 @@ from rayfl.report.files import RunFiles, numbers
 from rayfl.report.html import METRICS, MOST_GROUPS, ROUNDS, known, line_of
 from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
-from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
+from rayfl.units import UNKNOWN, duration, number, size, uncertain
 
 _PLACES = ("data.root", "data.path")
 """Settings of a dataset that say where it is stored, not what it is."""
@@ -99,7 +99,7 @@ class Comparison:
         if self.seeds:
             columns.append(Column("seeds", [len(group.runs) for group in self.groups], "number:0"))
         shown = [
-            ("accuracy_mean", "accuracy, last", _percent),
+            ("accuracy_mean", "accuracy, last", _percent if self.seeds else _percent_of_clients),
             ("accuracy_mean_max", "best", _percent),
             ("accuracy_worst10", "worst 10 %", _percent),
             ("accuracy_var", "variance, %²", _plain(1)),
@@ -133,7 +133,7 @@ class Comparison:
             "chosen on these test samples and so biased upwards; "
         )
         text += (
-            f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t over seeds)."
+            f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t over seeds; none for one run)."
             if self.seeds
             else "± is the standard error over clients."
         )
@@ -467,12 +467,15 @@ def _each_run(found: Comparison) -> Section | None:
 
 
 def _percent(group: Group, column: str) -> str:
+    """With half of the interval over seeds, which a single run does not have."""
     found = group.interval(column)
-    last = column != "accuracy_mean_max"
-    error: float | None = found.half if found.known else None
-    if len(group.runs) == 1 and column == "accuracy_mean":
-        error = group.rows[0].get("accuracy_se")
-    return uncertain(found.mean, error, group.estimated and last) if last or error else percent(found.mean)
+    error = found.half if found.known else None
+    return uncertain(found.mean, error, group.estimated and column != "accuracy_mean_max")
+
+
+def _percent_of_clients(group: Group, column: str) -> str:
+    """The accuracy of a single run, with its standard error over clients."""
+    return uncertain(group.interval(column).mean, group.rows[0].get("accuracy_se"), group.estimated)
 
 
 def _plain(digits: int) -> Callable[[Group, str], str]:

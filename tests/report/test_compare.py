@@ -170,6 +170,13 @@ def test_runs_that_differ_in_the_seed_alone_are_grouped(make_run: MakeRun, tmp_p
     assert table["seeds"] == ["3", "3"]
     half = mean_interval([70, 72, 74]).half
     assert table["accuracy, last"] == [f"72.0 % ± {half:.1f}", "90.0 % ± 0.0"]
+    # Beside runs with several seeds, a single one has no ±: its standard error would be of another kind.
+    lone = make_run("lone")
+    with_accuracy(lone, [1.0, None, 2.0, 60.0, None], 0, threshold="threshold: 9")
+    frame = pd.read_csv(lone / "rounds.csv").assign(accuracy_se=2.25)
+    frame.to_csv(lone / "rounds.csv", index=False)
+    mixed = dict(Comparison.of([*one, lone]).table().texts())
+    assert mixed["accuracy, last"] == [f"72.0 % ± {half:.1f}", "60.0 %"]
     page = found.write(tmp_path / "c.html").read_text()
     source = charts(page)["Over rounds"]["option"]["dataset"][0]["source"]
     assert source["accuracy_mean"] == [50, None, 61, 72, None]
