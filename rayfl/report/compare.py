@@ -133,7 +133,7 @@ class Comparison:
             "chosen on these test samples and so biased upwards; "
         )
         text += (
-            f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t over seeds; none for one run)."
+            f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t; a single run has none)."
             if self.seeds
             else "± is the standard error over clients."
         )

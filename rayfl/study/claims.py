@@ -173,6 +173,16 @@ class _Reader:
                 return terms, constant
             sign = following
 
+    def number(self) -> float | None:
+        """A number without a sign; None if there is none at this position."""
+        match = self.take(_NUMBER)
+        if match is None:
+            return None
+        found = float(match[0])
+        if math.isinf(found):
+            raise self.fail(f"{match[0]} is too large", "a number below 1e308")
+        return found
+
     def _sign(self) -> float | None:
         match = self.take(re.compile(r"[-+]"))
         return None if match is None else (-1.0 if match[0] == "-" else 1.0)
@@ -181,10 +191,10 @@ class _Reader:
         self.space()
         label = self._label()
         if label is None:
-            number = self.take(_NUMBER)
+            number = self.number()
             if number is None:
                 raise self._no_term()
-            factor = sign * float(number[0])
+            factor = sign * number
             if not self.take(re.compile(r"\*")):
                 return factor
             label, sign = self._label(), factor
@@ -294,10 +304,10 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     right, bound = reader.sum()
     tolerance = 0.0
     if comparison[0] == "~":
-        given = reader.take(_NUMBER) if reader.take(_TOLERANCE) else None
+        given = reader.number() if reader.take(_TOLERANCE) else None
         if given is None:
             raise reader.fail("~ takes a tolerance", "such as ~ 77.3 +- 3")
-        tolerance = float(given[0])
+        tolerance = given
     reader.space()
     if reader.place < len(reader.text):
         raise reader.fail(f"{reader.text[reader.place :]!r} is unexpected")

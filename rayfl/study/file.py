@@ -387,6 +387,10 @@ def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
                 raise ConfigError(path, what, "expected text, numbers, lists or sections") from None
 
 
+MOST_SEEDS = 10_000
+"""The largest number of seeds of a range."""
+
+
 def seeds_of(given: Any) -> tuple[int, ...]:
     """Parse seeds: ``0-4``, ``"0,3,7-9"``, ``3``, ``[0, 1]``.
 
@@ -408,8 +412,10 @@ def seeds_of(given: Any) -> tuple[int, ...]:
         if match is None:
             raise ValueError(f"{part!r} is not a seed; expected numbers and ranges such as 0-4")
         first, last = int(match[1]), int(match[2] or match[1])
-        if last - first >= 10_000 or last < first:
-            raise ValueError(f"{part.strip()!r} is not a range of seeds")
+        if last < first:
+            raise ValueError(f"{part.strip()!r} is not a range of seeds; did you mean {last}-{first}?")
+        if last - first >= MOST_SEEDS:
+            raise ValueError(f"{part.strip()!r} are {1 + last - first:,} seeds; at most {MOST_SEEDS:,}")
         seeds += range(first, last + 1)
     if not seeds or len(set(seeds)) < len(seeds) or min(seeds) < 0 or max(seeds) >= 2**63:
         raise ValueError("expected every seed once, none below 0 or above 2^63 - 1")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -180,9 +181,11 @@ def rank_table(results: Results) -> TextTable | None:
     ranks = {column: results.ranks(column) for column in columns}
     header = ["method", *(f"rank: {title_of(c)}{' (less is better)' * lower_is_better(c)}" for c in columns)]
     rows = [(label, *(number(ranks[c][label], 2) for c in columns)) for label in results.study.methods]
-    return TextTable(
-        tuple(header), tuple(rows), 1, "Mean ranks over seeds and points of the grid; 1 is best."
-    )
+    caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
+    none = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]
+    if none:
+        caption += f" Nowhere do all methods have {' or '.join(none)}."
+    return TextTable(tuple(header), tuple(rows), 1, caption)
 
 
 def claim_table(judgements: Sequence[Judgement]) -> TextTable:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from rayfl.study.tables import TextTable
+from rayfl.study.tables import TextTable, rank_table
 
 WILD = TextTable(
     ("method", "100 % & more_1"),
@@ -29,6 +31,19 @@ def test_latex_escapes_what_means_something_to_it() -> None:
     assert lines[6] == r"{*}b$|$c\textbackslash{}d & two lines $<$b$>$ \\"
     text = re.sub(r"\\[{}]", "", WILD.latex())
     assert text.count("{") == text.count("}")
+
+
+def test_ranks_that_cannot_be_given_are_explained() -> None:
+    ranks = {"accuracy_mean": {"A": 1.0, "B": 2.5, "C": 2.5}, "ari": dict.fromkeys("ABC", math.nan)}
+    study = SimpleNamespace(report=SimpleNamespace(names=list(ranks)), methods=dict.fromkeys("ABC"))
+    results: Any = SimpleNamespace(study=study, ranks=ranks.__getitem__)
+    table = rank_table(results)
+    assert table is not None
+    assert table.rows[1] == ("B", "2.50", "–")
+    assert table.caption.endswith("Nowhere do all methods have ARI.")
+    del ranks["ari"]
+    study.report.names = ["accuracy_mean"]
+    assert "Nowhere" not in rank_table(results).caption  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
