@@ -876,6 +876,7 @@ def _plugins_first(arguments: Sequence[str]) -> list[str]:
 
 _HANDLED = (
     "^A worker died or was killed while executing a task|^The node with node id: .* has been marked dead"
+    "|^Raylet is terminated"
 )
 """Lines of Ray on what rayfl reports and mends itself; not those on what Ray killed for lack of memory."""
 

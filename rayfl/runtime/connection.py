@@ -194,6 +194,15 @@ def _reach(address: str, timeout: float = 10.0) -> None:
             raise ConnectionError(f"nothing answers at {address} ({error})") from None
 
 
+def reachable(address: str) -> bool:
+    """Whether something listens at ``host:port``."""
+    try:
+        _reach(address, _ASK)
+    except ConnectionError:
+        return False
+    return True
+
+
 def _token_hint() -> str:
     """What may be wrong where something answers and Ray still does not get in."""
     if os.environ.get("RAY_AUTH_MODE") == "token":

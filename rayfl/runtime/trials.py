@@ -6,7 +6,9 @@ import contextlib
 import logging
 import os
 import shutil
+import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +24,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfl import plugins
 from rayfl.config.kinds import KINDS
+from rayfl.runtime.connection import reachable
 
 _ATTEMPTS = 3
 """How often a trial is restarted if its process or node dies."""
@@ -239,13 +242,34 @@ def _experiment() -> Iterator[str]:
     level = log.level
     log.setLevel(logging.CRITICAL)  # the caller reports a trial that dies, in one line
     store = tempfile.mkdtemp(prefix="rayfl-trials-")
+    ended = threading.Event()
+    threading.Thread(target=_watch_node, args=(ended,), name="rayfl-node", daemon=True).start()
     try:
         yield store
     finally:
+        ended.set()
         log.setLevel(level)
         os.environ.clear()
         os.environ.update(before)
         shutil.rmtree(store, ignore_errors=True)
+
+
+def _watch_node(ended: threading.Event) -> None:
+    """Say in a line that this node's Ray has died: Ray then ends this process, without a word."""
+    here = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == here)
+    address = f"{node['NodeManagerAddress']}:{node['NodeManagerPort']}"
+    while reachable(address):
+        if ended.wait(_TICK):
+            return
+    what = "this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
+    print(f"error: {what}", file=sys.stderr, flush=True)
+    if not ended.wait(_PATIENCE):
+        os._exit(1)  # what waits for Ray would wait for ever
+
+
+_TICK, _PATIENCE = 2.0, 60.0
+"""Seconds between two checks of this node, and until this process ends if Ray does not end it."""
 
 
 _QUIET = {

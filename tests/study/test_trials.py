@@ -8,15 +8,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rayfl.runtime.trials import Room, run_trials
 from rayfl.study import execute, prepare, take
 from rayfl.study.outcome import Study
+from rayfl.study.running import directory_of
 
 pytestmark = pytest.mark.ray
 
@@ -103,3 +106,37 @@ def test_the_loss_of_a_node_in_mid_study_loses_no_run_and_changes_none(tmp_path:
     assert found["failed"] == {}
     assert found["ended"] == ["finished"] * 4
     assert found["hashes"] == hashes(study(tmp_path / "inline", True))
+
+
+@pytest.mark.slow
+def test_a_dead_node_is_told_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    """Ray ends the process of a driver whose node is gone, without a word and without Python's clean-up."""
+    values = {**RUNS, "settings": {**RUNS["settings"], "rounds": 40}, "claims": []}
+    (tmp_path / "s.yaml").write_text(json.dumps(values))
+    command = [sys.executable, "-m", "rayfl", "study", "s.yaml", "--jobs", "1"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=tmp_path, text=True, **pipes) as first:  # type: ignore[call-overload]
+        try:
+            while not any((tmp_path / "runs").glob("*/rounds.csv")) and first.poll() is None:
+                time.sleep(0.2)
+            children = psutil.Process(first.pid).children(recursive=True)
+            (raylet,) = [each for each in children if each.name() == "raylet"]
+            raylet.kill()
+            out, err = first.communicate(timeout=280)
+        finally:
+            first.kill()
+    assert first.returncode == 1, (out, err)
+    told = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert told == [
+        "error: this node's Ray has ended; complete rounds are kept, and the same command goes on with them"
+    ]
+    assert "Raylet is terminated" not in out + err
+    again = subprocess.run([*command, "--inline"], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert again.returncode == 0, again.stderr
+    study = take(values, tmp_path, settings=[f"output.root={tmp_path / 'whole'}"])
+    whole = execute(prepare(study), tmp_path / "out", inline=True)
+    kept = {p.parent.name: json.loads(p.read_text()) for p in (tmp_path / "runs").glob("*/summary.json")}
+    for run in whole.results.runs:
+        path = directory_of(run)
+        summary = json.loads((path / "summary.json").read_text())
+        assert kept[path.name]["models_sha256"] == summary["models_sha256"]
