@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rayfl import files
+from rayfl import files, plugins
 from rayfl.errors import ClientError, RayflError
 from rayfl.events import (
     Begun,
@@ -42,6 +42,9 @@ _BEAT = 1.0
 
 _SIGN_OF_LIFE = 5.0
 """The same if nothing has happened."""
+
+_LONGEST = 300
+"""Characters of the reason why a run has failed."""
 
 _NOTES = 5
 """Lines for people in the status."""
@@ -257,5 +260,12 @@ def _end_of(error: BaseException | None) -> tuple[State, str]:
         return "finished", ""
     if type(error).__name__ == "Interrupted" or isinstance(error, KeyboardInterrupt):
         return "stopped", ""
-    text = " ".join(str(error).split())[:300]
-    return "failed", text if isinstance(error, RayflError) else f"{type(error).__name__}: {text}"
+    if isinstance(error, ClientError):
+        fault = None if error.diverged else plugins.fault_of(error, error.cause)
+        text = str(error) if fault is None else f"{error.where}: {fault.line}"
+    elif isinstance(error, RayflError):
+        text = str(error)
+    else:
+        fault = plugins.fault_of(error)
+        text = f"{type(error).__name__}: {error}" if fault is None else fault.line
+    return "failed", " ".join(text.split())[:_LONGEST]

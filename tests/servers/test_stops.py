@@ -38,5 +38,9 @@ def test_a_mistake_in_a_hook_leaves_a_checkpoint_and_no_trace_of_its_round(
     assert [path.name for path in checkpoints(stopped / "checkpoints")] == ["round-00002"]
     kept = json.loads((stopped / "clusters.json").read_text())["timeline"]
     assert all(entry["round"] < 2 for entry in kept)
-    assert RunDirectory(stopped).read_json("status.json")["state"] != "running"
+    status = RunDirectory(stopped).read_json("status.json")
+    assert status is not None
+    assert status["state"] == "failed"
+    assert status["why"].startswith(f"wrong, {__file__}:")
+    assert type(error).__name__ in status["why"]
     assert rayfl.resume(stopped).summary["models_sha256"] == whole.summary["models_sha256"]
