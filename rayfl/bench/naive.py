@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from rayfl.training.device import products_in_float32
+
 State = dict[str, Tensor]
 Reader = Callable[[int], tuple[Tensor, Tensor]]
 """Maps a client's number to its inputs and targets."""
@@ -64,6 +66,7 @@ def train_client(plain: Plain, model: nn.Module, x: Tensor, y: Tensor) -> None:
 def _work(plain: Plain, pipe: Connection, device: str = "cpu") -> None:
     """A worker process: trains the clients that it receives and returns the sums of n_i w_i and of n_i."""
     torch.set_num_threads(1)
+    products_in_float32()  # as rayfl's are; PyTorch's default on a GPU would compare other arithmetic
     read, model = plain.reader(), plain.network().to(device)
     model.train()
     pipe.send("ready")

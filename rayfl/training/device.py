@@ -38,8 +38,7 @@ def open_device(name: str, share: float = 0.0) -> torch.device:
     if name == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", torch.cuda.current_device())
-    torch.backends.cuda.matmul.allow_tf32 = False
-    torch.backends.cudnn.allow_tf32 = False
+    products_in_float32()
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
     if 0 < share < 1:
@@ -47,6 +46,12 @@ def open_device(name: str, share: float = 0.0) -> torch.device:
         torch.cuda.set_per_process_memory_fraction(tensor_share(share, total), device)
     torch.cuda.set_stream(torch.cuda.Stream(device))  # type: ignore[no-untyped-call]
     return device
+
+
+def products_in_float32() -> None:
+    """Turn TF32 off, for this process."""
+    torch.backends.cuda.matmul.allow_tf32 = False
+    torch.backends.cudnn.allow_tf32 = False
 
 
 def tensor_share(share: float, total: int) -> float:
