@@ -102,7 +102,27 @@ class ShardedArray:
                 self._read_ahead(int(shards[place + 1]))
             where = order[begin:end]
             found[where] = rows[ids[where] - self.starts[shard]]
+        self._check_finite(found, of)
         return found
+
+    def _check_finite(self, found: NDArray[Any], of: NDArray[np.integer]) -> None:
+        """Refuse NaN and infinity, which arrays in memory are searched for when they are loaded.
+
+        Args:
+            found: rows ``(n, ...)``.
+            of: the shard of each ``(n,)``.
+
+        Raises:
+            DataError
+        """
+        if found.dtype.kind != "f":
+            return
+        with np.errstate(all="ignore"):  # a sum costs next to nothing, and may overflow
+            if np.isfinite(found.sum()):
+                return
+        bad = np.flatnonzero(~np.isfinite(found).reshape(len(found), -1).all(axis=1))
+        if len(bad):
+            raise DataError(f"{self.paths[of[bad[0]]]}: x holds NaN or infinity; every value must be finite")
 
     def __getitem__(self, key: Any) -> NDArray[Any]:
         return self.take(np.arange(len(self))[key])
@@ -180,6 +200,8 @@ def read(path: Path, name: str) -> NDArray[Any]:
                 path, dtype, "r", offset=file.tell(), shape=shape, order="F" if fortran else "C"
             )
             return mapped
+    except DataError:
+        raise
     except KeyError:
         raise DataError(f"{path}: has no {name!r}; a shard has x, y and, of clients, client") from None
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
@@ -254,11 +276,21 @@ def _column(path: Path, name: str) -> NDArray[Any]:
     import pyarrow.parquet as pq
 
     column = pq.read_table(path, columns=[name])[name].combine_chunks()
+    if column.null_count:
+        raise DataError(f"{path}: {name} is missing in {column.null_count:,} of {len(column):,} rows")
     if not hasattr(column, "flatten"):
         return np.asarray(column.to_numpy(zero_copy_only=False))
-    flat = column.flatten().to_numpy(zero_copy_only=False)
+    values = column.flatten()
+    if values.null_count:
+        raise DataError(f"{path}: {values.null_count:,} numbers of {name} are missing")
+    flat = values.to_numpy(zero_copy_only=False)
     if not len(column):
         return np.empty((0, 0), flat.dtype)
+    lengths = np.unique(column.value_lengths())
+    if len(lengths) > 1:
+        raise DataError(
+            f"{path}: rows of {name} have {lengths[0]} to {lengths[-1]} numbers; all must have equally many"
+        )
     return np.ascontiguousarray(flat).reshape(len(column), -1)
 
 

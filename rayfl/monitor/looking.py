@@ -111,12 +111,20 @@ def runs_below(folder: Path | str) -> list[RunView]:
     if remote.is_url(folder):
         urls = [remote.Remote(str(folder), name).url for name in remote.runs(str(folder))]
         with ThreadPoolExecutor(_TOGETHER) as pool:
-            found = list(pool.map(view, urls))
+            seen = list(pool.map(_glimpse, urls))
     else:
         if not Path(folder).is_dir():
             raise ConfigError(str(folder), "not a folder", "name the folder of the runs, output.root")
-        found = [view(path) for path in _directories(Path(folder), _DEPTH)]
+        seen = [_glimpse(path) for path in _directories(Path(folder), _DEPTH)]
+    found = [run for run in seen if run is not None]
     return sorted(found, key=lambda run: (-run.status.begun, str(run.path)))
+
+
+def _glimpse(path: Path | str) -> RunView | None:
+    """A run; None if it has been removed since it was listed."""
+    with suppress(ConfigError, OSError):
+        return view(path)
+    return None
 
 
 def newest_running(folder: Path | str) -> RunView:
@@ -132,14 +140,15 @@ def newest_running(folder: Path | str) -> RunView:
 
 
 def _directories(folder: Path, depth: int) -> Iterator[Path]:
-    if (folder / "config.yaml").is_file():
-        yield folder
-        return
-    if depth:
-        with suppress(OSError):  # a folder that this user may not read
-            for each in sorted(os.scandir(folder), key=lambda entry: entry.name):
-                if each.is_dir() and not each.name.startswith("."):
-                    yield from _directories(Path(each.path), depth - 1)
+    inside: list[Path] = []
+    with suppress(OSError):  # a folder that this user may not read, or links that go round in circles
+        if (folder / "config.yaml").is_file():
+            yield folder
+            return
+        inside = sorted(path for path in folder.iterdir() if depth and not path.name.startswith("."))
+    for path in inside:
+        if os.path.isdir(path):
+            yield from _directories(path, depth - 1)
 
 
 def _alive(status: Status) -> bool:
@@ -159,11 +168,11 @@ def _without(path: Path) -> Status:
 
     config: Mapping[str, Any] = {}
     with suppress(OSError, ValueError, yaml.YAMLError):
-        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")) or {}
+        config = _mapping(yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8")))
     summary: Mapping[str, Any] = {}
     with suppress(OSError, ValueError):
-        summary = json.loads((path / "summary.json").read_text(encoding="utf-8"))
-    rounds = path / "rounds.csv"
+        summary = _mapping(json.loads((path / "summary.json").read_text(encoding="utf-8")))
+    rounds, accuracy = path / "rounds.csv", summary.get("accuracy_mean")
     done = max(0, len(rounds.read_bytes().splitlines()) - 1) if rounds.is_file() else 0
     begun, updated = (path / "config.yaml").stat().st_mtime, max(p.stat().st_mtime for p in path.iterdir())
     return Status(
@@ -171,12 +180,21 @@ def _without(path: Path) -> Status:
         state="finished" if summary else "stopped",
         method=_name(config, "algorithm"),
         dataset=_name(config, "data"),
-        rounds=int(config.get("rounds", 0)),
-        done=int(summary.get("rounds", done)),
-        accuracy_mean=summary.get("accuracy_mean"),
+        rounds=_count(config.get("rounds"), 0),
+        done=_count(summary.get("rounds"), done),
+        accuracy_mean=accuracy if isinstance(accuracy, float) else None,
         begun=begun,
         updated=updated,
     )
+
+
+def _mapping(found: object) -> Mapping[str, Any]:
+    """What a file holds; empty if that is damaged, or is another program's."""
+    return found if isinstance(found, Mapping) else {}
+
+
+def _count(found: object, otherwise: int) -> int:
+    return found if isinstance(found, int) else otherwise
 
 
 def _name(config: Mapping[str, Any], section: str) -> str:

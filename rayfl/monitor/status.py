@@ -8,10 +8,12 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 import psutil
+from pydantic import TypeAdapter
 
 from rayfl import files
 from rayfl.rundir import clean
@@ -123,10 +125,7 @@ class Status:
         try:
             found = json.loads((folder / FILE).read_text(encoding="utf-8"))
             known = {each.name: found[each.name] for each in fields(cls) if each.name in found}
-            for name, kind in (("slowest", Worker), ("largest", Worker), ("slowest_block", Block)):
-                if known.get(name) is not None:
-                    known[name] = kind(**known[name])
-            return cls(**{**known, "notes": tuple(known.get("notes", ()))})
+            return _as_written().validate_python(known)
         except (OSError, ValueError, TypeError, AttributeError, RecursionError):
             return None
 
@@ -141,3 +140,9 @@ class Status:
         if self.remaining is None or not self.active:
             return None
         return max(0.0, self.remaining - max(0.0, time.time() - self.updated))
+
+
+@cache
+def _as_written() -> TypeAdapter[Status]:
+    """Checks the types of what a file says: other programs have files of this name, too."""
+    return TypeAdapter(Status)

@@ -171,6 +171,39 @@ def test_mistakes_are_one_line(break_it: Any, said: str, tmp_path: Path) -> None
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ([[1, 2, 3, 4], [5, 6], [7, 8, 9]], "rows of x have 2 to 4 numbers"),
+        ([[1, 2, 3], None, [4, 5, 6]], "x is missing in 1 of 3 rows"),
+        ([[1, 2, 3], [None, 2, 3], [4, 5, 6]], "1 numbers of x are missing"),
+    ],
+)
+def test_rows_of_parquet_that_are_no_matrix_are_refused(rows: Any, said: str, tmp_path: Path) -> None:
+    """Nine numbers in three rows would be a matrix of 3 x 3 of other samples."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    x = pa.array(rows, pa.list_(pa.uint8()))
+    pq.write_table(pa.table({"x": x, "y": [0, 1, 0], "client": [0, 0, 1]}), tmp_path / "train-0.parquet")
+    np.savez(tmp_path / "test-0.npz", x=np.ones((1, 3), np.uint8), y=[0], client=[0])
+    with pytest.raises(DataError, match=f"train-0.parquet: {said}"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["savez", "savez_compressed"])
+def test_nan_is_refused_where_it_is_read(kind: str, tmp_path: Path) -> None:
+    """And not taken for a learning rate that is too large."""
+    x = X.reshape(len(X), -1).astype(np.float32)
+    for part in ("train", "test"):
+        getattr(np, kind)(tmp_path / f"{part}-0.npz", x=x[:30], y=Y[:30], client=CLIENT[:30])
+    x[40, 3] = np.nan
+    getattr(np, kind)(tmp_path / "train-1.npz", x=x[30:60], y=Y[30:60], client=CLIENT[30:60])
+    inputs = load(tmp_path).x_train
+    np.testing.assert_array_equal(inputs[:40], x[:40])
+    with pytest.raises(DataError, match=r"train-1.npz: x holds NaN or infinity"):
+        inputs[35:45]
+    np.testing.assert_array_equal(inputs[41:60], x[41:60])
+
+
 def flipped(path: Path) -> None:
     """A compressed shard with a broken bit."""
     np.savez_compressed(path, x=X[30:60], y=Y[30:60], client=CLIENT[30:60])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -151,11 +152,62 @@ def test_a_run_of_an_earlier_version_has_no_status(settings: dict[str, Any]) -> 
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"run": "r"}', '{"run": "r", "state": "running", "slowest": 3}']
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        '{"run": "r"}',
+        '{"run": "r", "state": "running", "slowest": 3}',
+        '{"run": "r", "state": "unknown"}',
+        '{"run": "r", "state": "running", "begun": null}',
+        '{"run": "r", "state": "running", "accuracy_mean": "high"}',
+        '{"run": "r", "state": "running", "slowest": {}}',
+    ],
 )
 def test_a_damaged_status_is_as_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "status.json").write_text(text)
     assert Status.read(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.yaml", "- a list"),
+        ("config.yaml", "rounds: many"),
+        ("config.yaml", "rounds:"),
+        ("config.yaml", "{"),
+        ("summary.json", "[1]"),
+        ("summary.json", '{"rounds": null, "accuracy_mean": "high"}'),
+    ],
+)
+def test_a_damaged_run_does_not_hide_the_others(name: str, text: str, tmp_path: Path) -> None:
+    """Nor another program's folder, which has a config.yaml of its own."""
+    good = _put(tmp_path, "good", _status())
+    bad = _put(tmp_path, "bad", _status())
+    (bad / "status.json").unlink()
+    (bad / name).write_text(text)
+    found = runs_below(tmp_path)
+    assert {run.path for run in found} == {good, bad}
+    assert "good" in runs_table(found, tmp_path).plain
+
+
+def test_what_cannot_be_looked_into_does_not_hide_what_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A link that leads to itself, and a run that is removed while it is looked at."""
+    (tmp_path / "circle").symlink_to("circle")
+    good = _put(tmp_path, "good", _status())
+    gone = _put(tmp_path, "gone", _status())
+    read = Status.read
+
+    def reading(folder: Path) -> Status | None:
+        if folder == gone:
+            shutil.rmtree(folder)
+        return read(folder)
+
+    monkeypatch.setattr(Status, "read", reading)
+    assert [run.path for run in runs_below(tmp_path)] == [good]
 
 
 def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
