@@ -327,6 +327,14 @@ _MORE = {
         "fine-tuned",
         "mean accuracy after the client has trained its model on, evaluation.finetune_epochs long",
     ),
+    "newcomers_accuracy_mean": (
+        "newcomers",
+        "mean accuracy of clients that join after the last round, with the models that they are given",
+    ),
+    "newcomers_finetuned_accuracy_mean": (
+        "newcomers, fine-tuned",
+        "mean accuracy of these clients after evaluation.finetune_epochs",
+    ),
     "common_accuracy_mean": ("common", "mean accuracy on all test samples, the same for every client"),
 }
 """Further columns, if a run has them: heading, and explanation in the caption."""

@@ -425,7 +425,8 @@ class _Newcomers:
         if work is None:
             score = testing.evaluate(self.servers, models, clients=self.ids)
         else:
-            last = Round.without_clients(work, self.before.round, len(self.stages) - 1)
+            # In the last round, as the run's own clients
+            last = Round.without_clients(work, max(0, self.before.round - 1), len(self.stages) - 1)
             score = testing.adapt(self.servers, last, self.ids, models[self.ids])[0]["test"]
         loss, sizes = self.config.loss, self.federation.test.sizes[self.ids]
         if loss.accurate:

@@ -90,6 +90,9 @@ class Join(ClientEvent):
 
     The partition's number of clients includes the newcomers, and their share of the data is reserved for
     them. Newcomers that are not named get the last ids, in the order in which they join.
+
+    Clients that join after the last round are tested with the models that they are given, and with these
+    fine-tuned for ``evaluation.finetune_epochs``: the ``newcomers_`` numbers of ``summary.json``.
     """
 
     name: Literal["join"] = "join"
@@ -228,11 +231,12 @@ def build_stages(
     """
     check_settings(samples, validation, test_samples)
     for place, event in enumerate(events):
-        if event.round >= rounds:
+        last = rounds if isinstance(event, Join) and not event.returning else rounds - 1
+        if event.round > last:
             raise ConfigError(
                 f"events.{place}.round",
                 f"it would happen after {event.round} of {rounds} rounds",
-                f"it must lie in 1..{rounds - 1}" if rounds > 1 else "a single round has no room for events",
+                f"it must lie in 1..{last}" if last else "a single round has no room for such events",
             )
     assignment = assigned_by(partition, samples, seed)
     newcomers = _newcomers(events, assignment.groups, len(assignment.clients), seed)

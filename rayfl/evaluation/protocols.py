@@ -2,11 +2,14 @@
 
 Published accuracies differ in all three, often without saying so. Here the name states it::
 
-    [data_][model_]metric[_best_choice]
+    [newcomers_][data_][model_]metric[_best_choice]
 
 ===========  ==================  ======================================================================
 part         value               meaning
 ===========  ==================  ======================================================================
+clients      (none)              those that are present in the last round
+             ``newcomers_``      those that join after it (an event ``join`` after the last round), with the
+                                 models that they are given
 data         (none)              each client's own test samples
              ``validation_``     each client's own validation samples
              ``common_``         all test samples, the same for every client
@@ -48,6 +51,9 @@ from rayfl.losses import CrossEntropy, Loss
 
 Tested = Literal["served", "local", "finetuned"]
 """Which model is tested: see above."""
+
+NEWCOMERS = "newcomers_"
+"""The prefix of metrics of clients that join after the last round."""
 
 LOCAL_CLIENTS = "local_clients"
 """The column with the number of clients that have trained so far; only they count in ``local_`` metrics."""

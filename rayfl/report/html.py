@@ -364,6 +364,8 @@ CLIENT_COLUMNS = (
     ("validation_accuracy_last", "on validation samples", "percent:1"),
     ("common_accuracy_last", "on all test samples", "percent:1"),
     ("accuracy_finetuned", "fine-tuned", "percent:1"),
+    ("newcomers_accuracy", "newcomer", "percent:1"),
+    ("newcomers_finetuned_accuracy", "newcomer, fine-tuned", "percent:1"),
     ("perplexity_last", "perplexity, last", "number:1"),
     ("perplexity_best", "lowest perplexity", "number:1"),
 )

@@ -23,7 +23,8 @@ from rayfl.data.base import TestedOn, called
 from rayfl.data.events import Stage
 from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
 from rayfl.evaluation import Scores, protocols
-from rayfl.evaluation.ledger import Direction, Tier, Transfer
+from rayfl.evaluation.ledger import Direction, Ledger, Tier, Transfer
+from rayfl.evaluation.protocols import Tested
 from rayfl.events import (
     BlockDone,
     CheckpointSaved,
@@ -536,16 +537,19 @@ class Driver:
         if self.algorithm.selects:
             state = hooks.select(self.algorithm, self.setup, state, who, self._queries(state))
             self.records.selection(state)
-        models = self._tested_with(state)
-        adapting = self._adapting(state, this_round)
-        if adapting is None:
-            personal, local = this_round.work.personal, this_round.local
-            scores: Scores = {
-                on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on
-            }
-        else:
-            scores, _ = testing.adapt(self.servers, adapting, who, models[who], self._tests_on)
+        scores = self._scores(state, this_round, who)
         return state, self.records.evaluation(state, who, scores, weights)
+
+    def _scores(
+        self, state: ServerState, this_round: Round, who: NDArray[np.int64], epochs: int | None = None
+    ) -> Scores:
+        """Test clients ``(n,)`` with their models, if ``epochs`` is given after fine-tuning."""
+        models = self._tested_with(state)
+        adapting = self._adapting(state, this_round, epochs)
+        if adapting is not None:
+            return testing.adapt(self.servers, adapting, who, models[who], self._tests_on)[0]
+        personal, local = this_round.work.personal, this_round.local
+        return {on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on}
 
     def _tested(self, state: ServerState) -> tuple[NDArray[np.int64], NDArray[np.float64] | None]:
         """The clients to test, and the share of all clients that each represents; None: only itself."""
@@ -700,6 +704,8 @@ class Driver:
         checkpoint = self.checkpoint(state)
         facts = self._client_facts(state, checkpoint)
         finetuned = self._finetune(state)
+        numbers = self.records.summary(state)
+        state, newcomers = self._newcomers(state)
         self.records.write_tables(state)
         folder = self.run_dir.path / "models"
         files.make(folder)
@@ -710,9 +716,10 @@ class Driver:
                 save_file(tensors_of(self.host.spec, vector), path)
         summary = {
             "algorithm": self.algorithm.name,
-            **self.records.summary(state),
+            **numbers,
             **facts,
             **finetuned,
+            **newcomers,
             "seconds": self._seconds(),
             "models_sha256": models_hash(models, checkpoint.state_rows),
         }
@@ -730,11 +737,28 @@ class Driver:
         epochs = self.config.evaluation.finetune_epochs
         if not epochs:
             return {}
-        models, present = self._tested_with(state), self.setup.present
-        adapting = self._adapting(state, self._last_round(state), epochs)
-        assert adapting is not None
-        scores, _ = testing.adapt(self.servers, adapting, present, models[present], self._tests_on)
-        return self.records.finetuned(present, scores)
+        present = self.setup.present
+        return self.records.finetuned(present, self._scores(state, self._last_round(state), present, epochs))
+
+    def _newcomers(self, state: ServerState) -> tuple[ServerState, dict[str, float | None]]:
+        """Clients that join after the last round: assigned, tested, fine-tuned and tested again.
+
+        No checkpoint has them: in a run that is resumed with more rounds they join in their turn.
+        """
+        if self.stages[-1].round < state.round:
+            return state, {}
+        self._enter(len(self.stages) - 1)
+        who, sent = self.stages[-1].joined, list[Transfer]()
+        self.emit(Note(f"after round {state.round}: {counted(len(who), 'client')} join"))
+        clients = ClientQueries(self.config, self.servers, self.stages, state, sent.append, self._note)
+        joined = self.algorithm.join(self.setup, state, who, clients)
+        state = self._taken(state, hooks.moved(self.algorithm, "join", joined))
+        last, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
+        tests: dict[Tested, Scores] = {"served": self._scores(state, last, who)}
+        if epochs:
+            tests["finetuned"] = self._scores(state, last, who, epochs)
+        bytes_up = Ledger().add(*sent).total(direction="up")
+        return state, {**self.records.newcomers(who, tests), "newcomers_bytes_up": bytes_up}
 
     def _last_round(self, state: ServerState) -> Round:
         """The last complete round, with an empty cohort."""

@@ -244,6 +244,21 @@ class Records:
         self._finetuned[who] = self._accuracy(scores["test"], self.federation.predictions[who])
         return self._metrics("finetuned", who, scores)
 
+    def newcomers(
+        self, who: NDArray[np.int64], tests: Mapping[protocols.Tested, Scores]
+    ) -> dict[str, float | None]:
+        """Record the tests of clients ``(n,)`` that have joined after the last round; returns metrics for the
+        closing table.
+        """
+        found: dict[str, float | None] = {"newcomers": len(who)}
+        for model, scores in tests.items():
+            column = np.full(self.federation.clients, np.nan)
+            column[who] = self._accuracy(scores["test"], self.federation.predictions[who])
+            self._facts[f"{protocols.NEWCOMERS}{protocols.prefix(model=model)}accuracy"] = column
+            metrics = self._metrics(model, who, scores)
+            found |= {f"{protocols.NEWCOMERS}{name}": value for name, value in metrics.items()}
+        return found
+
     def trained(self, round: int, who: NDArray[np.int64], scores: Scores) -> None:
         """Record the tests of the models that clients ``who`` ``(n,)`` trained in a round, before
         averaging.

@@ -46,6 +46,8 @@ OTHERS = (
     "ari",
     "clusters",
     "fallbacks",
+    "newcomers",
+    "newcomers_bytes_up",
     "pruned_weights_mean",
     "pruned_channels_mean",
     "bytes_up",
@@ -55,6 +57,10 @@ OTHERS = (
 """Numbers of a run's summary in addition to the tests of :mod:`rayfl.evaluation.protocols`."""
 
 NEEDS = {
+    protocols.NEWCOMERS: (
+        "an event {name: join, round: <the last>, clients: 5}",
+        lambda c: any(e.name == "join" and e.round == c.rounds for e in c.events),
+    ),
     "local_": ("evaluation.local=true", lambda c: c.evaluation.local),
     "common_": ("evaluation.common=true", lambda c: c.evaluation.common),
     "finetuned_": ("evaluation.finetune_epochs=1", lambda c: c.evaluation.finetune_epochs > 0),
@@ -75,6 +81,8 @@ def known_numbers() -> frozenset[str]:
         if on != "validation" and model != "finetuned":
             for choice in ("validation", "test"):
                 found |= {f"{before}{name}_best_{choice}" for name in ("round", *protocols.BEST)}
+        if model != "local":
+            found |= {f"{protocols.NEWCOMERS}{before}{name}" for name in (*METRICS, *measures)}
     return frozenset(found)
 
 
@@ -350,6 +358,7 @@ _WORDS = {
 }
 
 _PREFIXES = {
+    protocols.NEWCOMERS: "newcomers",
     "common_": "on all test samples",
     "validation_": "on validation samples",
     "local_": "models as clients trained them",

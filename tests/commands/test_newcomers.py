@@ -170,7 +170,7 @@ def test_newcomers_adapt_as_the_runs_clients_do(finished: Any, tmp_path: Path) -
     start = torch.from_numpy(Checkpoint.load(checkpoints(result.path / "checkpoints")[-1]).models)
     engine = LoopEngine(host.spec, batches, config.seed)
     work = LocalWork(epochs=1, batch_size=10, lr=alpha)
-    model = engine.train(work, 4, [9], [federation.train[9]], start).rows[0]
+    model = engine.train(work, 3, [9], [federation.train[9]], start).rows[0]
     host.spec.load(engine.module, model)
     x, y = batches.test(federation.test[9])
     right = engine.module.eval()(x).argmax(1) == y
@@ -377,7 +377,7 @@ def test_the_global_model_and_training_alone(finished: Any, tmp_path: Path) -> N
     work = LocalWork(epochs=3, batch_size=10, lr=0.05)
     for at, client in enumerate((9, 10, 11)):
         start = torch.from_numpy(host.spec.initial()[None])
-        alone = engine.train(work, 4, [client], [federation.train[client]], start).rows[0]
+        alone = engine.train(work, 3, [client], [federation.train[client]], start).rows[0]
         for column, model in (("accuracy_global", torch.from_numpy(average)), ("accuracy_local", alone)):
             host.spec.load(engine.module, model)
             x, y = batches.test(federation.test[client])

@@ -186,8 +186,8 @@ def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
         assert facts["sizes"]["n"]["min"] > 0
     assert facts["drifted"] == [3]
     assert pd.read_csv(tmp_path / "round-3" / "distances.csv")["client"].tolist() == [1, 1, 1, 2, 2, 3]
-    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 2 rounds"):
-        partition.views(load({**DIGITS, "rounds": 2, "events": events[:1]}))
+    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 1 rounds"):
+        partition.views(load({**DIGITS, "rounds": 1, "events": events[:1]}))
 
 
 def test_mistakes() -> None:

@@ -214,7 +214,7 @@ def test_before_the_event_nothing_is_different(settings: dict[str, Any]) -> None
 
 
 def test_an_event_after_the_end_is_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 2 rounds"):
+    with pytest.raises(ConfigError, match=r"events\.1\.round: it would happen after 3 of 2 rounds"):
         run(eventful(settings, "fedavg", rounds=2))
 
 
