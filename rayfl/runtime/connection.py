@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import json
 import logging
 import math
 import os
+import re
 import secrets
 import shutil
 import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ from rayfl.memory import free_memory
 from rayfl.runtime import nodes
 from rayfl.runtime.processes import one_line
 from rayfl.runtime.resources import Available, Node, PerActor
+from rayfl.units import counted
 
 _RELEASE_TIMEOUT = 5.0
 """Seconds to wait for CPUs and GPUs that are in use, for example by a run that is just ending."""
@@ -38,6 +41,9 @@ _NODES_TIMEOUT = 900.0
 
 _ASK = 2.0
 """Seconds between two checks of the cluster's head, and timeout of each check."""
+
+_REPORTS = 12
+"""How often a new cluster is asked for the first report of its autoscaler, which comes after some seconds."""
 
 _HEAD_SILENCE = 15.0
 """Seconds for which the head may be silent; a head whose state is kept in Redis may be restarting."""
@@ -302,15 +308,19 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
         config: the run; ``execution.wait`` says how long.
         say: called with a line of text.
         stop: ends the wait.
+
+    Raises:
+        ConfigError: if other jobs still hold what the run needs.
     """
     e = config.execution
     wanted = e.actors_wanted[0]
-    seconds = e.wait if e.wait != "auto" else (_NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT)
     share = nodes.share_anywhere(e.gpus_per_actor)
     bundle = {"CPU": e.cpus_per_actor} | ({"GPU": share} if share else {})
-    until, told = time.monotonic() + seconds, False
+    begun, seconds, told = time.monotonic(), 0.0, False
     while (room := this_cluster(e.gpus_per_actor).room(e.cpus_per_actor, e.gpus_per_actor)) < wanted:
-        if stop.is_set() or time.monotonic() > until:
+        if not seconds:
+            seconds = e.wait if e.wait != "auto" else (_NODES_TIMEOUT if _autoscales() else _RELEASE_TIMEOUT)
+        if stop.is_set() or time.monotonic() > begun + seconds:
             break
         if not told and seconds > _RELEASE_TIMEOUT:
             request_resources(bundles=[bundle] * wanted)
@@ -320,6 +330,14 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
     if told:
         # From now on the actors keep the nodes alive; the request is no longer needed
         request_resources(bundles=[])
+    if room < wanted and not stop.is_set():
+        whole = Available(tuple(nodes.whole(e.gpus_per_actor).values()), 0.0)
+        if whole.room(e.cpus_per_actor, e.gpus_per_actor) >= wanted:
+            raise ConfigError(
+                "execution.actors",
+                f"other work holds the cluster: there is room for {room} of {counted(wanted, 'actor')}",
+                "execution.wait=3600 waits up to an hour for it",
+            )
 
 
 def _autoscales() -> bool:
@@ -328,7 +346,23 @@ def _autoscales() -> bool:
     """
     if (Path.home() / "ray_bootstrap_config.yaml").is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
         return True
-    return bool(_internal_kv_get(b"__autoscaling_status"))  # every Ray autoscaler writes it
+    for _ in range(_REPORTS):
+        status = _internal_kv_get(b"__autoscaling_status")  # every Ray autoscaler writes it
+        if not status:
+            return False
+        report = json.loads(status).get("autoscaler_report")
+        if report is not None:
+            return not _only_reports(report)
+        time.sleep(_ASK / 2)  # the cluster has just been started
+    return True
+
+
+def _only_reports(report: Mapping[str, Any]) -> bool:
+    """Whether a report comes from a cluster that was started by hand: ``ray start --head`` starts a monitor
+    that cannot start nodes, and gives each node that it finds a type of its own, named after the node's id.
+    """
+    types = report.get("active_nodes") or report.get("idle_nodes") or {}
+    return bool(types) and all(re.fullmatch("node_[0-9a-f]{56}", each) for each in types)
 
 
 def ray_status() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import subprocess
@@ -18,7 +19,7 @@ from rayfl.api import run
 from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.events import Note
-from rayfl.runtime import connection
+from rayfl.runtime import connection, nodes
 from rayfl.runtime.connection import await_room, short_folder
 from rayfl.runtime.resources import Available, Node
 
@@ -106,15 +107,31 @@ def test_waiting_ends_when_the_run_is_asked_to_stop(
     assert stop.is_set()
 
 
-@pytest.mark.parametrize("autoscaler", [True, False])
+_BY_HAND = f"node_{'0af1' * 14}"
+"""The type that the monitor of ``ray start --head`` gives a node."""
+
+
+@pytest.mark.parametrize(
+    ("status", "autoscaler"),
+    [
+        (None, False),
+        ({"autoscaler_report": {"active_nodes": {_BY_HAND: 1}}}, False),
+        ({"autoscaler_report": {"active_nodes": {}, "idle_nodes": {_BY_HAND: 1}}}, False),
+        ({"autoscaler_report": {"active_nodes": {"head": 1}}}, True),
+        ({"autoscaler_report": {"active_nodes": {}}}, True),
+        ({"load_metrics_report": {}}, True),
+    ],
+)
 def test_without_an_autoscaler_nobody_waits_long(
-    autoscaler: bool, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+    status: dict[str, Any] | None, autoscaler: bool, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    """Whichever it is: Ray's own monitor writes its state where everybody can see it."""
+    """Whichever it is: Ray's own monitor reports where all can see it, and is no autoscaler."""
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
-    status = b"{}" if autoscaler else None
-    monkeypatch.setattr(connection, "_internal_kv_get", lambda key: status)
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    written = None if status is None else json.dumps(status).encode()
+    monkeypatch.setattr(connection, "_internal_kv_get", lambda key: written)
+    monkeypatch.setattr(nodes, "whole", lambda gpus: {"a": Node(2.0, 0.0)})
     monkeypatch.setattr(Path, "home", lambda: Path("/nowhere"))
     monkeypatch.delenv("KUBERAY_GEN_RAY_START_CMD", raising=False)
     _room(monkeypatch, 0)
@@ -128,6 +145,18 @@ def test_without_an_autoscaler_nobody_waits_long(
     await_room(load({}, ["execution.actors=4"]), lambda text: None, stop)
     assert (now[0] > 800) == autoscaler
     assert bool(asked) == autoscaler
+
+
+@pytest.mark.parametrize("actors", ["2-64", "2", "auto"])
+def test_who_waits_in_vain_hears_that_others_hold_the_cluster(
+    actors: str, monkeypatch: pytest.MonkeyPatch, asked: list[int]
+) -> None:
+    """The cluster itself would be large enough."""
+    _room(monkeypatch, 0)
+    monkeypatch.setattr(nodes, "whole", lambda gpus: {"a": Node(2.0, 0.0)})
+    config = load({}, [f"execution.actors={actors}", "execution.wait=0"])
+    with pytest.raises(ConfigError, match=r"room for 0 of \d actors?; execution.wait=3600 waits"):
+        await_room(config, lambda text: None, threading.Event())
 
 
 @pytest.mark.ray
