@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -36,23 +37,54 @@ def test_the_shell_takes_it() -> None:
             "run digits-demo --beside solo --resume execution.actors=4 execution.wait=900 output.root={root}",
         ),
         (["study", "mine.yaml"], "study mine.yaml output.root={root} --out {root}/study"),
+        (
+            ["digits-demo", "execution.actors=2-4", "output.root=/data", "execution.wait=5"],
+            "run digits-demo execution.actors=2-4 output.root=/data execution.wait=5 --resume "
+            "execution.actors=2-4 execution.wait=5 output.root=/data",
+        ),
     ],
 )
 def test_what_it_calls(tmp_path: Path, given: list[str], called: str) -> None:
+    """The last of two settings counts, so the script must not set what the job's arguments set."""
+    done = _script(tmp_path, given, f'echo "$@" > {tmp_path}/called')
+    assert done.returncode == 0, done.stderr
+    root = tmp_path / "runs" / "slurm-7"
+    assert (tmp_path / "called").read_text().strip() == called.format(root=root)
+
+
+def test_who_cancels_before_the_run_begins_is_heard(tmp_path: Path) -> None:
+    """While Ray starts there is no run yet that could be told."""
+    (tmp_path / "ray").write_text("#!/bin/bash\nkill -TERM $(cat pid); exec sleep 1\n")
+    (tmp_path / "ray").chmod(0o755)
+    done = _script(tmp_path, ["digits-demo"], "echo $$ > begun; sleep 5; echo > ended", "exec ray")
+    assert done.returncode == 128 + 15, done.stderr
+    assert not (tmp_path / "ended").exists()
+
+
+def _script(folder: Path, given: list[str], rayfl: str, ray: str = "") -> subprocess.CompletedProcess[str]:
+    """Run the script with programs that only pretend.
+
+    Args:
+        folder: for everything.
+        given: the arguments of the job.
+        rayfl: what the command rayfl does, in bash.
+        ray: what srun does with the command ray.
+    """
     fakes = {
         "scontrol": "echo here",
-        "srun": 'case "$*" in *hostname*) echo 127.0.0.1;; esac',
-        "rayfl": f'echo "$@" > {tmp_path}/called',
+        "srun": f'case "$*" in *hostname*) echo 127.0.0.1;; *"ray start"*) {ray or ":"};; esac',
+        "rayfl": rayfl,
     }
     for name, text in fakes.items():
-        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    root = tmp_path / "runs" / "slurm-7"
+        (folder / name).write_text(f"#!/bin/bash\n{text}\n")
+        (folder / name).chmod(0o755)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "1", "SLURM_CPUS_PER_TASK": "4"}
-    job |= {"SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_JOB_NODELIST": "here"}
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    subprocess.run(["bash", SBATCH, *given], env={**os.environ, **job, **path}, cwd=tmp_path, check=True)
-    assert (tmp_path / "called").read_text().strip() == called.format(root=root)
+    job |= {"SLURM_SUBMIT_DIR": str(folder), "SLURM_JOB_NODELIST": "here"}
+    path = {"PATH": f"{folder}:{os.environ['PATH']}"}
+    command = f"echo $$ > pid; exec bash {SBATCH} {shlex.join(given)}"
+    return subprocess.run(
+        ["bash", "-c", command], env={**os.environ, **job, **path}, cwd=folder, capture_output=True, text=True
+    )
 
 
 def test_what_slurm_is_told() -> None:
