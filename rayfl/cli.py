@@ -714,6 +714,7 @@ def runs(
     """List the runs of a folder: running, stopped, failed and why, or finished; newest first."""
     from rayfl.monitor import runs_below
     from rayfl.overview import runs_table
+    from rayfl.remote import plain
 
     found = runs_below(folder)
     if as_json:
@@ -721,7 +722,7 @@ def runs(
     elif found:
         out.print(runs_table(found, folder), soft_wrap=True, highlight=False)
     else:
-        _say(f"no runs in {folder}")
+        _say(f"no runs in {plain(folder)}")
 
 
 @app.command()

@@ -45,14 +45,15 @@ class DiskError(RayflError):
     Args:
         path: what.
         why: what the disk has against it.
+        what: happens to the path.
     """
 
-    def __init__(self, path: object, why: str) -> None:
-        self.path, self.why = path, why
-        super().__init__(path, why)
+    def __init__(self, path: object, why: str, what: str = "cannot be written") -> None:
+        self.path, self.why, self.what = path, why, what
+        super().__init__(path, why, what)
 
     def __str__(self) -> str:
-        return f"{self.path} cannot be written: {self.why}"
+        return f"{self.path} {self.what}: {self.why}"
 
 
 class Damaged(RayflError):

@@ -67,6 +67,11 @@ def is_url(text: object) -> bool:
     return re.match(URL, str(text)) is not None
 
 
+def plain(path: object) -> str:
+    """A path for people; that of a URL with its two slashes, one of which ``Path`` has removed."""
+    return "{}://{}".format(*_parts(str(path))).partition("?")[0] if is_url(path) else str(path)
+
+
 def variables(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment variables that hold credentials for object storage."""
     return {name: value for name, value in environment.items() if name.startswith(_VARIABLES)}
@@ -169,6 +174,22 @@ class Remote:
         system, path = fs.FileSystem.from_uri(f"{scheme}://{rest}")
         return system, f"{path.rstrip('/')}/{self.name}"
 
+    def is_run(self) -> bool:
+        """Whether there is a run; a bucket is none.
+
+        Raises:
+            DiskError: if the storage does not answer.
+        """
+        scheme, rest = _parts(self.root)
+        if scheme != "file" and not rest.partition("?")[0].strip("/"):
+            return False
+        from pyarrow import fs
+
+        with self._reaching():
+            system, path = self._place
+            (info,) = system.get_file_info([f"{path}/config.yaml"])
+        return bool(info.type == fs.FileType.File)
+
     def files(self) -> dict[str, int]:
         """The sizes of the remote files, by name, without leases.
 
@@ -195,7 +216,8 @@ class Remote:
         try:
             yield
         except (OSError, ValueError, ImportError) as error:
-            raise DiskError(self, " ".join(str(error).split())[:300]) from None
+            why = " ".join(str(error).split())[:300]
+            raise DiskError(self, why, "cannot be read or written") from None
 
     def publish(self, folder: Path) -> None:
         """Make the remote directory equal to this folder.

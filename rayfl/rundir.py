@@ -44,7 +44,7 @@ from rayfl.data.events import Stage
 from rayfl.data.federation import division
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError, Damaged, DataError, DiskError, Held, RayflError
-from rayfl.remote import Remote, is_url, newest, split, staging
+from rayfl.remote import Remote, is_url, newest, plain, split, staging
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -250,8 +250,10 @@ class RunDirectory:
         """
         if is_url(path):
             root, name = split(str(path))
-            path = staging(root) / name
-            Remote(root, name).fetch(path)
+            there, path = Remote(root, name), staging(root) / name
+            if not there.is_run() and not (path / "config.yaml").is_file():
+                raise ConfigError(plain(there.url), "not a run directory", "it holds no config.yaml")
+            there.fetch(path)
         # Path.resolve raises where links go round in circles
         run = cls(Path(os.path.realpath(os.path.expanduser(path))))
         if not os.path.isfile(run.path / "config.yaml"):  # Path.is_file raises where the path is too long
@@ -271,7 +273,7 @@ class RunDirectory:
                 return cls.open(url)
         runs = sorted(Path(root).glob("*/config.yaml"), key=lambda path: path.stat().st_ctime)
         if not runs:
-            raise ConfigError(str(root), "no run lies there", "name the folder of the runs, output.root")
+            raise ConfigError(plain(root), "no run lies there", "name the folder of the runs, output.root")
         return cls.open(runs[-1].parent)
 
     def is_empty(self) -> bool:

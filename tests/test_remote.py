@@ -21,6 +21,7 @@ from rayfl import cli, remote
 from rayfl.errors import ConfigError, DiskError, Held, RayflError
 from rayfl.events import CheckpointSaved, Note, RunEvent
 from rayfl.monitor import newest_running, runs_below, view
+from rayfl.monitor.looking import is_root
 from rayfl.remote import Remote, split, staging
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint
@@ -281,6 +282,24 @@ def test_where_nothing_answers_nothing_begins(settings: dict[str, Any], tmp_path
     assert not [path for path in staged.rglob("*") if path.is_file()]
     with pytest.raises(ConfigError, match="not a run directory"):
         rayfl.resume(f"file://{tmp_path}/elsewhere/run")
+
+
+def test_a_bucket_is_a_root_and_no_run(settings: dict[str, Any], s3: str) -> None:
+    bucket = s3.removesuffix("/runs")
+    run = rayfl.run(elsewhere(settings, bucket)).path.name
+    assert is_root(bucket)
+    assert is_root(f"{bucket}/")
+    assert not is_root(f"{bucket}/{run}")
+    assert f"s3://bucket/{run}" in {found.path for found in runs_below(bucket)}
+    with pytest.raises(ConfigError, match="s3://bucket: no run is running there"):
+        newest_running(Path(bucket))
+    with pytest.raises(ConfigError, match="s3://bucket: not a run directory"):
+        rayfl.resume(bucket)
+
+
+def test_who_only_looks_is_not_told_of_writing() -> None:
+    with pytest.raises(DiskError, match="s3://buck et/runs/ cannot be read or written: "):
+        runs_below("s3://buck et/runs")
 
 
 @pytest.mark.parametrize(

@@ -287,6 +287,10 @@ class Output(Section):
     def _known_storage(cls, root: object) -> object:
         """Refuse a URL that would be taken for a folder, and lost with the machine."""
         text = str(root)
+        scheme, colon, rest = text.partition(":")
+        if colon and scheme.lower() in SCHEMES and not is_url(text):  # S3://..., or s3:bucket
+            address = rest if rest.startswith("//") else f"//{rest.lstrip('/')}"
+            raise ValueError(f"got {text}; did you mean {scheme.lower()}:{address}?")
         if re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", text) and not is_url(text):
             raise ValueError(f"{text} is on no storage that is known; known are {', '.join(SCHEMES)}")
         return root

@@ -97,7 +97,7 @@ def is_root(path: Path | str) -> bool:
         DiskError: if the object storage does not answer.
     """
     if remote.is_url(path):
-        return "config.yaml" not in remote.Remote(*remote.split(str(path))).files()
+        return not remote.Remote(*remote.split(str(path))).is_run()
     return Path(path).is_dir() and not (Path(path) / "config.yaml").is_file()
 
 
@@ -136,7 +136,7 @@ def newest_running(folder: Path | str) -> RunView:
     for run in runs_below(folder):
         if run.status.active:
             return run
-    raise ConfigError(str(folder), "no run is running there", "'rayfl runs' lists all; name one")
+    raise ConfigError(remote.plain(folder), "no run is running there", "'rayfl runs' lists all; name one")
 
 
 def _directories(folder: Path, depth: int) -> Iterator[Path]:
