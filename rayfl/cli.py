@@ -179,13 +179,13 @@ def _title(config: Config) -> str:
 def _show_plan(config: Config) -> None:
     from rayfl.data.remarks import remarks
     from rayfl.runtime import driving
-    from rayfl.runtime.connection import this_machine
+    from rayfl.runtime.connection import prospect
     from rayfl.servers import building
     from rayfl.training import precision
 
     building.check(config)
     stages, host = building.build(config)
-    plan = driving.arithmetic(config, stages[0].federation, host, this_machine())
+    plan = driving.arithmetic(config, stages[0].federation, host, prospect(config))
     _say(config.to_yaml().rstrip())
     about_precision = precision.remarks(host.precision, host.device)
     for line in (*plan.lines(), *about_precision, *remarks(stages[0].federation)):

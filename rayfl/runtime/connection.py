@@ -299,6 +299,37 @@ def available(config: Config) -> Available:
     return free
 
 
+def prospect(config: Config) -> Available:
+    """What a run would have if nothing else used it, for a plan: the nodes of the cluster that the config or
+    the environment names, otherwise this machine. This machine, too, if the cluster starts nodes when needed.
+
+    Raises:
+        ConfigError: if the cluster cannot be reached.
+    """
+    e = config.execution
+    if e.backend == "inline" or (e.address is None and "RAY_ADDRESS" not in os.environ):
+        return this_machine()
+    connect(config)
+    if _autoscales():
+        return this_machine()
+    each = nodes.whole(e.gpus_per_actor).values()
+    return Available(tuple(each), sum(node.memory for node in each), this_cluster(e.gpus_per_actor).store)
+
+
+def refuse_without_gpus(config: Config) -> None:
+    """Refuse ``execution.device: cuda`` on a cluster that has no GPU and cannot start a node with one.
+
+    Raises:
+        ConfigError
+    """
+    if config.execution.device == "cuda":
+        if any(node.gpus for node in nodes.whole().values()) or _autoscales():
+            return
+        raise ConfigError(
+            "execution.device", "Ray knows of no GPU here", "execution.device=auto takes what there is"
+        )
+
+
 def await_room(config: Config, say: Callable[[str], None], stop: threading.Event) -> None:
     """Wait until there is room for the actors that the config names (of a range the fewest), or else for one.
 

@@ -27,7 +27,7 @@ from rayfl.events import CheckpointSaved, Listener, Note, RunEvent, Stopped
 from rayfl.loggers import LoggedRun, OpenLoggers
 from rayfl.loggers.base import environment
 from rayfl.rundir import RunDirectory
-from rayfl.runtime.connection import Head, available, await_room
+from rayfl.runtime.connection import Head, available, await_room, refuse_without_gpus
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.placement import Placement
 from rayfl.runtime.processes import TICK, Deadlines, Process, Silence, alive, died, plain_errors
@@ -224,6 +224,7 @@ def drive_on_ray(config: Config, directory: RunDirectory, listen: Listener, stop
         RayflError: if drivers keep dying.
     """
     Placement.of(config)  # or refuse now
+    refuse_without_gpus(config)
     await_room(config, lambda text: listen(Note(text)), stop)
     deadline = _DRIVER_DEADLINE if config.execution.deadline == "auto" else config.execution.deadline
     deaths, reached = 0, -1

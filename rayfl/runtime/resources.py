@@ -427,7 +427,9 @@ def plan_resources(
         node_gb=max(running, WORKER_BYTES + _TRIAL * model) / 1e9,
         node_there_gb=None if math.isinf(fullest.memory) else fullest.memory / 1e9,
         inline=e.backend == "inline",
-        most_actors=max(actors, min(int(e.actors_wanted[1]), blocks)) if e.elastic else actors,
+        most_actors=max(actors, min(int(e.actors_wanted[1]), blocks))
+        if e.elastic and e.backend == "ray"
+        else actors,
     )
 
 

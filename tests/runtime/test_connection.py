@@ -20,7 +20,7 @@ from rayfl.config import load
 from rayfl.errors import ConfigError
 from rayfl.events import Note
 from rayfl.runtime import connection, nodes
-from rayfl.runtime.connection import await_room, short_folder
+from rayfl.runtime.connection import await_room, prospect, refuse_without_gpus, short_folder
 from rayfl.runtime.resources import Available, Node
 
 
@@ -157,6 +157,38 @@ def test_who_waits_in_vain_hears_that_others_hold_the_cluster(
     config = load({}, [f"execution.actors={actors}", "execution.wait=0"])
     with pytest.raises(ConfigError, match=r"room for 0 of \d actors?; execution.wait=3600 waits"):
         await_room(config, lambda text: None, threading.Event())
+
+
+@pytest.mark.parametrize(("address", "cpus"), [("10.0.0.1:6379", 96.0), (None, 3.0)])
+def test_a_plan_is_for_the_cluster_that_is_named(
+    address: str | None, cpus: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With ``--dry-run`` on a laptop, too: not for the laptop."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(connection, "connect", lambda config: None)
+    monkeypatch.setattr(connection, "_autoscales", lambda: False)
+    monkeypatch.setattr(nodes, "whole", lambda gpus: {name: Node(48.0, 0.0, None, 1e11) for name in "ab"})
+    monkeypatch.setattr(connection, "this_cluster", lambda gpus: Available((), 0.0, 5e9))
+    monkeypatch.setattr(connection, "this_machine", lambda: Available((Node(3.0, 0.0),), 1e9))
+    found = prospect(load({}, [f"execution.address={address}"] if address else []))
+    assert found.cpus == cpus
+    assert (found.memory, found.store) == ((2e11, 5e9) if address else (1e9, None))
+
+
+@pytest.mark.parametrize(("gpus", "autoscales"), [(1.0, False), (0.0, True), (0.0, False)])
+def test_a_device_that_no_node_has_is_refused(
+    gpus: float, autoscales: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before actors start that would fail."""
+    monkeypatch.setattr(connection, "_autoscales", lambda: autoscales)
+    monkeypatch.setattr(nodes, "whole", lambda: {"a": Node(2.0, 0.0), "b": Node(2.0, gpus)})
+    config = load({}, ["execution.device=cuda"])
+    if gpus or autoscales:
+        refuse_without_gpus(config)
+    else:
+        with pytest.raises(ConfigError, match=r"execution\.device: Ray knows of no GPU here; .*auto"):
+            refuse_without_gpus(config)
+    refuse_without_gpus(load({}, ["execution.device=cpu"]))
 
 
 @pytest.mark.ray

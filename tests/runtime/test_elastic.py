@@ -53,6 +53,12 @@ def test_a_range_takes_what_there_is_and_no_fewer_than_its_least() -> None:
         planned("2-64", 1)
 
 
+def test_one_process_waits_for_no_nodes() -> None:
+    config = load({}, ["execution.actors=2-64", "execution.block_size=1", "execution.backend=inline"])
+    plan = plan_resources(config, 100, 1, 1000, 10**6, Available((Node(8, 0),), memory=64e9))
+    assert (plan.actors, plan.most_actors) == (1, 1)
+
+
 def test_actors_that_die_with_their_node_are_one_death(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     monkeypatch.setattr(
