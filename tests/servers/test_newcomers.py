@@ -22,6 +22,7 @@ LATE = [{"name": "join", "round": 4, "clients": 1, "group": group} for group in 
 METHODS: dict[str, dict[str, Any]] = {
     "pacfl": {"algorithm": "pacfl", "clustering": {"n_clusters": 3}},
     "ifca": {"algorithm": {"name": "ifca", "clusters": 4}},
+    "mt_hfl": {"algorithm": "mt_hfl", "clustering": {"n_clusters": 3}},
     "fedavg": {"algorithm": "fedavg"},
     "per_fedavg": {"algorithm": {"name": "per_fedavg", "alpha": 0.1, "beta": 0.1}},
     "lg_fedavg": {"algorithm": {"name": "lg_fedavg", "local_layers": 1}},
@@ -89,7 +90,7 @@ def test_they_are_given_what_the_command_gives_them_after_a_run_without_them(
         assert summary[name] == before.summary[name], name
     assert result.clients["accuracy_last"][:6].tolist() == before.clients["accuracy_last"].tolist()
     assert found["accuracy_last"].isna().all()
-    assert (summary["newcomers_bytes_up"] > 0) == (method == "pacfl")
+    assert (summary["newcomers_bytes_up"] > 0) == (method in ("pacfl", "mt_hfl"))
 
 
 def test_a_run_that_goes_on_trains_them(settings: dict[str, Any]) -> None:
