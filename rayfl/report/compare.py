@@ -106,6 +106,8 @@ class Comparison:
             ("local_accuracy_mean", "local models", _percent),
             ("common_accuracy_mean", "common test set", _percent),
             ("finetuned_accuracy_mean", "fine-tuned", _percent),
+            ("newcomers_accuracy_mean", "newcomers", _percent),
+            ("newcomers_finetuned_accuracy_mean", "newcomers, fine-tuned", _percent),
             *((f"{name}_mean", name, _plain(3)) for name in self.measures),
             ("perplexity_mean", "perplexity", _plain(1)),
             ("clusters", "clusters", _count),

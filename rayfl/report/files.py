@@ -21,6 +21,14 @@ from rayfl.rundir import METRIC_COLUMNS
 _OTHER_TESTS = ("local_accuracy_mean", "validation_accuracy_mean", "common_accuracy_mean")
 """Optional metrics of a round's evaluation."""
 
+_OF_CLIENTS = {
+    "accuracy_client_best": "accuracy_best",
+    "finetuned_accuracy_mean": "accuracy_finetuned",
+    "newcomers_accuracy_mean": "newcomers_accuracy",
+    "newcomers_finetuned_accuracy_mean": "newcomers_finetuned_accuracy",
+}
+"""Means over clients, and the columns of ``clients.csv`` with the clients' own."""
+
 Value = str | int | float | None
 
 
@@ -184,10 +192,10 @@ class RunFiles:
             best = int(contenders["accuracy_mean"].argmax())
             row["accuracy_mean_max"] = _number(contenders["accuracy_mean"].iloc[best])
             row["max_round"] = int(contenders["round"].iloc[best])
-        own_best = numbers(self.clients, "accuracy_best")
-        row["accuracy_client_best"] = None if own_best is None else float(np.nanmean(own_best))
-        finetuned = numbers(self.clients, "accuracy_finetuned")
-        row["finetuned_accuracy_mean"] = None if finetuned is None else float(np.nanmean(finetuned))
+        for name, column in _OF_CLIENTS.items():
+            values = numbers(self.clients, column)
+            known = values is not None and not np.isnan(values).all()
+            row[name] = float(np.nanmean(values)) if values is not None and known else None
         clusters = self._latest("clusters", "n_clusters")
         row["clusters"] = None if clusters is None else int(clusters)
         row["ari"] = self._latest("ari", "ari")

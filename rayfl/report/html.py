@@ -194,6 +194,8 @@ def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
         ["Variance between planted groups, %²", number(headline["group_var_between"], 1), ""],
         ["Variance within clusters, %²", number(headline["cluster_var_within"], 1), ""],
         ["Variance between clusters, %²", number(headline["cluster_var_between"], 1), ""],
+        ["Accuracy of clients that joined at the end", percent(headline["newcomers_accuracy_mean"]), ""],
+        ["The same, fine-tuned", percent(headline["newcomers_finetuned_accuracy_mean"]), ""],
         ["Mean of each client's own best round", "", percent(headline["accuracy_client_best"])],
         *(
             [f"{name} ({about}), mean over clients", number(headline[f"{name}_mean"], 3), ""]

@@ -477,8 +477,10 @@ class Driver:
                 state = self._taken(state, hooks.moved(self.algorithm, "join", joined))
         return state
 
-    def _taken(self, state: ServerState, outcome: ServerState | Regrouping) -> ServerState:
-        return self._regroup(state, outcome) if isinstance(outcome, Regrouping) else outcome
+    def _taken(
+        self, state: ServerState, outcome: ServerState | Regrouping, after: bool = False
+    ) -> ServerState:
+        return self._regroup(state, outcome, after) if isinstance(outcome, Regrouping) else outcome
 
     def _progress(self, round: int) -> Progress:
         activity, looked = self.backend.activity(), time.monotonic()
@@ -752,7 +754,7 @@ class Driver:
         self.emit(Note(f"after round {state.round}: {counted(len(who), 'client')} join"))
         clients = ClientQueries(self.config, self.servers, self.stages, state, sent.append, self._note)
         joined = self.algorithm.join(self.setup, state, who, clients)
-        state = self._taken(state, hooks.moved(self.algorithm, "join", joined))
+        state = self._taken(state, hooks.moved(self.algorithm, "join", joined), after=True)
         last, epochs = self._last_round(state), self.config.evaluation.finetune_epochs
         tests: dict[Tested, Scores] = {"served": self._scores(state, last, who)}
         if epochs:

@@ -32,6 +32,8 @@ def test_headline_by_hand(run_dir: Path):
         "last_round": 3, "accuracy_mean_max": 90.0, "max_round": 2,
         "accuracy_client_best": (70 + 99 + 100 + 91) / 4,
         "finetuned_accuracy_mean": None,
+        "newcomers_accuracy_mean": None,
+        "newcomers_finetuned_accuracy_mean": None,
         "clusters": 2, "ari": 0.5, "bytes_up": 6300, "bytes_down": 2000, "seconds": 6.5,
     }  # fmt: skip
     assert headline == expected

@@ -14,8 +14,10 @@ from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.data import Federation, write_npz
 from rayfl.errors import ConfigError
+from rayfl.report.compare import Comparison
 from rayfl.servers.building import build
 from rayfl.study.results import check_columns
+from tests.report.reading import rows
 from tests.runs import assert_same
 
 LATE = [{"name": "join", "round": 4, "clients": 1, "group": group} for group in range(3)]
@@ -91,6 +93,19 @@ def test_they_are_given_what_the_command_gives_them_after_a_run_without_them(
     assert result.clients["accuracy_last"][:6].tolist() == before.clients["accuracy_last"].tolist()
     assert found["accuracy_last"].isna().all()
     assert (summary["newcomers_bytes_up"] > 0) == (method in ("pacfl", "mt_hfl"))
+
+
+def test_reports_show_them(settings: dict[str, Any]) -> None:
+    config = late(settings, "pacfl", clustering={"threshold": 1.0})  # each founds a cluster
+    output = {**settings["output"], "report": True}
+    result = run({**config, "output": output})
+    assert [each["when"] for each in result.clusters["timeline"]] == ["before", "after"]
+    assert [each["round"] for each in result.clusters["timeline"]] == [0, 3]
+    page = (result.path / "report.html").read_text()
+    mean = f"{result.summary['newcomers_accuracy_mean']:.1f} %"
+    assert ["Accuracy of clients that joined at the end", mean, ""] in rows(page)
+    table = dict(Comparison.of([result.path]).table().texts())
+    assert table["newcomers"] == [mean]
 
 
 def test_a_run_that_goes_on_trains_them(settings: dict[str, Any]) -> None:
