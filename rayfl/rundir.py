@@ -271,7 +271,8 @@ class RunDirectory:
             url = newest(str(root))
             if url is not None:
                 return cls.open(url)
-        runs = sorted(Path(root).glob("*/config.yaml"), key=lambda path: path.stat().st_ctime)
+        # Not the time of the change: chown changes that, and a copy has its own.
+        runs = sorted(Path(root).glob("*/config.yaml"), key=lambda path: path.stat().st_mtime)
         if not runs:
             raise ConfigError(plain(root), "no run lies there", "name the folder of the runs, output.root")
         return cls.open(runs[-1].parent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -223,6 +224,17 @@ def test_a_resumed_run_stays_where_it_is(tmp_path):
     run = RunDirectory.create(load({}, [f"output.root={tmp_path}"]))
     with pytest.raises(ConfigError, match=r"output.root: cannot be changed in a resumed run"):
         resume(run.path, ["output.root=/elsewhere"])
+
+
+def test_the_latest_run_is_that_which_began_last(settings: dict[str, Any], tmp_path: Path) -> None:
+    """Not the one whose owner or mode was changed last, nor the one that was copied last."""
+    old, new = run({**settings, "seed": 1}), run({**settings, "seed": 2})
+    (old.path / "config.yaml").chmod(0o640)
+    assert RunDirectory.latest(new.path.parent).path == new.path
+    moved = tmp_path / "copied"
+    for path in (new.path, old.path):  # as rsync -a does
+        shutil.copytree(path, moved / path.name)
+    assert RunDirectory.latest(moved).path.name == new.path.name
 
 
 def test_a_pipe_in_a_run_directory_is_not_read_for_ever(tmp_path):

@@ -227,7 +227,6 @@ def _checkout_words() -> dict[str, str]:
         "docker compose -f deploy/compose.yaml": "docker compose",
         "that of docker/Dockerfile": "that of Dockerfile",
         'rayVersion: "2.60.0"': f'rayVersion: "{importlib.metadata.version("ray")}"',
-        ". The source of\n# rayfl unless RAYFL names a version of it": "",
     }
 
 

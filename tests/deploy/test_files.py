@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from rayfl.commands.init import CLUSTERS, init
+from rayfl.commands.init import CLUSTERS, _checkout_words, init
 from rayfl.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,17 @@ def test_init_writes_them_for_who_has_rayfl_from_pip(kind: str, tmp_path: Path) 
         assert "ARG RAYFL=rayfl==" in (tmp_path / "Dockerfile").read_text()
         with pytest.raises(ConfigError, match="exists already; nothing was written"):
             init("cluster", "", tmp_path, kind)
+
+
+def test_what_differs_from_a_checkout_is_in_some_file() -> None:
+    texts = [(DEPLOY / name).read_text() for kind in CLUSTERS.values() for name in kind.deploy]
+    for words in _checkout_words():
+        assert any(words in text for text in texts), words
+
+
+def test_the_manifests_name_the_ray_of_the_image() -> None:
+    (pin,) = re.findall(r"^ray==([\d.]+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    assert documents("kuberay/raycluster.yaml")[0]["spec"]["rayVersion"] == pin
 
 
 def test_kinds_that_share_files_can_be_written_to_one_folder(tmp_path: Path) -> None:
