@@ -209,6 +209,14 @@ class Execution(Section):
             raise ValueError(f"actors: {self.actors} is not a range; did you mean {most:g}-{least}?")
         if self.elastic and self.clients_per_actor is not None:
             raise ValueError("actors: a range makes no sense with clients_per_actor, which sets their number")
+        # Ray counts in ten-thousandths, and gives no actor a GPU and a half.
+        for name, share in (("cpus_per_actor", self.cpus_per_actor), ("gpus_per_actor", self.gpu_share)):
+            if 0 < share < 1e-4:
+                raise ValueError(f"{name}: got {share:g}; the smallest share that Ray knows is 0.0001")
+        if self.gpu_share > 1 and self.gpu_share % 1:
+            raise ValueError(
+                f"gpus_per_actor: got {self.gpu_share:g}; expected whole GPUs, or a share below 1"
+            )
         if self.servers_on in _EVERYWHERE:
             raise ValueError(
                 f"servers_on: {self.servers_on} is a resource of Ray's own, which marks no nodes; use "

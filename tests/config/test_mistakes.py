@@ -138,6 +138,18 @@ def test_a_number_is_no_part():
             "algorithm.sketch: got 100; expected an integer >= 0 and a multiple of 8",
         ),
         ("output.root=3", "output.root: got 3; expected a path"),
+        (
+            "execution.gpus_per_actor=1.5",
+            "execution: gpus_per_actor: got 1.5; expected whole GPUs, or a share below 1",
+        ),
+        (
+            "execution.gpus_per_actor=1e-5",
+            "execution: gpus_per_actor: got 1e-05; the smallest share that Ray knows is",
+        ),
+        (
+            "execution.cpus_per_actor=1e-5",
+            "execution: cpus_per_actor: got 1e-05; the smallest share that Ray knows is",
+        ),
         ("output.root=S3://bucket/runs", "output.root: got S3://bucket/runs; did you mean s3://bucket/runs?"),
         ("output.root=gs:bucket/runs", "output.root: got gs:bucket/runs; did you mean gs://bucket/runs?"),
         ("output.root=az://runs", "output.root: az://runs is on no storage that is known; known are s3, gs"),
