@@ -135,9 +135,8 @@ class Sharded(Dataset):
             who, counts = _clients(tests)
             strangers = np.setdiff1d(who, ids)
             if len(strangers):
-                raise DataError(
-                    f"{self.path}: client {strangers[0]} has test samples and none to train on; is a train file missing?"
-                )
+                what = f"client {strangers[0]} has test samples and none to train on"
+                raise DataError(f"{self.path}: {what}; is a train file missing?")
             all_counts = np.zeros(len(ids), np.int64)
             all_counts[np.searchsorted(ids, who)] = counts
             own = Ranges.of_sizes(all_counts)
