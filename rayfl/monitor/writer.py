@@ -258,7 +258,8 @@ def _end_of(error: BaseException | None) -> tuple[State, str]:
     """How a run ended that raised this error."""
     if error is None:
         return "finished", ""
-    if type(error).__name__ == "Interrupted" or isinstance(error, KeyboardInterrupt):
+    # SystemExit is how Ray Tune ends a trial early
+    if type(error).__name__ == "Interrupted" or isinstance(error, KeyboardInterrupt | SystemExit):
         return "stopped", ""
     if isinstance(error, ClientError):
         fault = None if error.diverged else plugins.fault_of(error, error.cause)

@@ -58,6 +58,17 @@ def test_a_finished_run_says_what_it_did(settings: dict[str, Any], tmp_path: Pat
     assert not list(path.glob(".status*"))
 
 
+def test_a_trial_that_tune_ends_early_is_stopped(settings: dict[str, Any], tmp_path: Path) -> None:
+    def end(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
+            raise SystemExit(0)
+
+    with pytest.raises(SystemExit):
+        api.run(settings, on_event=end)
+    (found,) = runs_below(tmp_path)
+    assert (found.status.state, found.status.why) == ("stopped", "")
+
+
 def test_a_stopped_run_and_one_that_failed_and_why(settings: dict[str, Any], tmp_path: Path) -> None:
     def stop(event: RunEvent) -> None:
         if isinstance(event, RoundDone):
