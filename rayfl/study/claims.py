@@ -211,14 +211,15 @@ class _Reader:
         rest = self.text[self.place :].strip()
         if not rest:
             return self.fail("something is missing at the end")
-        name = re.split(r"[.\[]", rest.lstrip('"'))[0].strip('" ')
+        name = re.split(r"[.\[]", rest.lstrip("\"'"))[0].strip("\"' ")
         return self.fail(f"no method {name!r}", nearest(name, self.labels))
 
     def _label(self) -> str | None:
         """Parse the longest label at this position; a quoted label must exist."""
         self.space()
-        if self.text.startswith('"', self.place):
-            end = self.text.find('"', self.place + 1)
+        quote = self.text[self.place : self.place + 1]
+        if quote in ('"', "'"):
+            end = self.text.find(quote, self.place + 1)
             label = self.text[self.place + 1 : end] if end > 0 else ""
             if label not in self.labels:
                 raise self.fail(f"no method {label!r}", nearest(label, self.labels))

@@ -33,6 +33,7 @@ def test_a_claim_becomes_a_sum_of_terms() -> None:
 def test_labels_may_be_anything_that_people_write() -> None:
     assert read("PACFL, 2 clusters.ari > 0").methods == {"PACFL, 2 clusters"}  # the longest that fits
     assert read('"PACFL, 2 clusters".ari > 0').methods == {"PACFL, 2 clusters"}
+    assert read("'PACFL, 2 clusters'.ari > 0").methods == {"PACFL, 2 clusters"}
     assert read("A-B.c.ari < -1").terms == (Term(1.0, "A-B.c", {}, "ari"),)
 
 
