@@ -32,7 +32,15 @@ def dump(values: Mapping[str, Any]) -> str:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which ``1e-3`` is a number, as people mean it (YAML 1.1 reads text), and no key comes twice."""
+    """YAML in which ``1e-3`` is a number, as people mean it (YAML 1.1 reads text), ``2:4`` is none (YAML 1.1
+    reads 124, to base 60), and no key comes twice.
+    """
+
+    def resolve(self, kind: type[yaml.Node], value: Any, implicit: Any) -> Any:
+        """As YAML defines it, but for numbers to base 60."""
+        tag = super().resolve(kind, value, implicit)  # type: ignore[no-untyped-call]
+        numeric = tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        return self.DEFAULT_SCALAR_TAG if numeric and ":" in value else tag
 
     def get_single_node(self) -> yaml.Node | None:
         """As YAML defines it, but aliases may not make a small file huge, nor endless."""

@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from rayfl.config import Config, load, presets, with_overrides
+from rayfl.config.text import parse
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS
 from tests.config.common import refusal
@@ -138,6 +139,14 @@ def test_numbers_as_people_write_them(text, value, tmp_path):
     (tmp_path / "a.yaml").write_text(f"training: {{lr: {text}}}\n")
     if value > 0:
         assert load(tmp_path / "a.yaml").training.lr == value
+
+
+def test_numbers_to_base_60_are_text():
+    """YAML 1.1 reads 2:4 as 124: somebody who meant 2-4 actors would wait for 124."""
+    assert with_overrides({}, ["a=2:4", "b=[1:30.5]"]) == {"a": "2:4", "b": ["1:30.5"]}
+    assert "2:4" in refusal({}, "execution.actors=2:4")
+    named = load({}, ["name=x", "output.root=1:30"])
+    assert load(parse(named.to_yaml())) == named
 
 
 def test_quoted_text_stays_text():
