@@ -61,7 +61,7 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     candidates = tuple(tuning.candidates(study))
     if study.tune is not None and study.tune.search == "optuna" and find_spec("optuna") is None:
         raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
-    searching.searched(study)
+    searching.methods_to_search(study)
     found = Prepared(study, statements, candidates, runs)
     configs = [run.config for run in runs]
     check_columns(study.report.names, "report.columns", configs)
@@ -81,7 +81,7 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
 
 def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     """The runs with the settings that are chosen, if all candidates are finished and all searches ended."""
-    labels = searching.searched(prepared.study)
+    labels = searching.methods_to_search(prepared.study)
     found = [one for label in labels if (one := searching.remembered(prepared.study, label)) is not None]
     if labels and len(found) == len(labels):
         return plan(prepared.study, searching.chosen(prepared.study, found))

@@ -25,7 +25,7 @@ FOLDER = "searches"
 
 
 @dataclass(frozen=True)
-class Searched:
+class Work:
     """What a search tries for a method, as it is sent to the process of a trial.
 
     Attributes:
@@ -67,7 +67,7 @@ class Searched:
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchOutcome:
     """The outcome of a search for a method.
 
     Attributes:
@@ -93,14 +93,14 @@ class Search:
 
 def most_runs(study: StudyFile) -> int:
     """The number of runs of the searches that remain, some of which ASHA may end early."""
-    left = [label for label in searched(study) if remembered(study, label) is None]
+    left = [label for label in methods_to_search(study) if remembered(study, label) is None]
     if not left:
         return 0
     tune = _tune(study)
     return tune.samples * len(tune.seeds) * len(points(study)) * len(left)
 
 
-def searched(study: StudyFile) -> list[str]:
+def methods_to_search(study: StudyFile) -> list[str]:
     """The methods whose settings are drawn: they use one of them and do not set it themselves.
 
     Raises:
@@ -123,7 +123,7 @@ def _makes_a_difference(study: StudyFile, label: str) -> bool:
     )
 
 
-def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> Search:
+def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> SearchOutcome:
     """Draw settings and try them, in parallel.
 
     Args:
@@ -136,26 +136,26 @@ def search(study: StudyFile, label: str, allocation: Allocation, stop: Path) -> 
 
     tune = _tune(study)
     metric = f"validation_{tune.metric}"
-    work = Searched(study, label, str(stop.absolute()), allocation.execution)
+    work = Work(study, label, str(stop.absolute()), allocation.execution)
     rounds = max(planned(study, label, p, tune.seeds[0], {}).config.rounds for p in points(study))
     how = trials.Search(
-        tune.space,
-        metric,
-        tune.samples,
-        tune.search == "optuna",
-        tune.scheduler == "asha",
-        rounds * work.runs + 1,
-        tune.seeds[0],
+        space=tune.space,
+        metric=metric,
+        samples=tune.samples,
+        optuna=tune.search == "optuna",
+        asha=tune.scheduler == "asha",
+        rounds=rounds * work.runs + 1,
+        seed=tune.seeds[0],
     )
     room = trials.Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
     tried = []
     for settings, told in trials.search(work, how, room, Path.cwd()):
         state = told.get("state") or ("failed" if "error" in told else "ended early")
         tried.append({"settings": settings, "score": float(told.get(metric, -math.inf)), "state": state})
-    return Search(label, tuple(tried))
+    return SearchOutcome(label, tuple(tried))
 
 
-def remember(study: StudyFile, found: Search) -> None:
+def remember(study: StudyFile, found: SearchOutcome) -> None:
     """Keep the outcome of a search that has ended.
 
     Trials of ASHA are ended early by what the others have reported until then, so that a second search could
@@ -170,7 +170,7 @@ def remember(study: StudyFile, found: Search) -> None:
     files.write(path, json.dumps(clean({"method": found.method, "tried": tried}), indent=1) + "\n")
 
 
-def remembered(study: StudyFile, label: str) -> Search | None:
+def remembered(study: StudyFile, label: str) -> SearchOutcome | None:
     """The outcome of an earlier search for the same method among the same settings; None if there is none."""
     try:
         kept = json.loads(_path(study, label).read_text(encoding="utf-8"))
@@ -178,13 +178,13 @@ def remembered(study: StudyFile, label: str) -> Search | None:
             {**each, "score": -math.inf if each["score"] is None else float(each["score"])}
             for each in kept["tried"]
         ]
-        found = Search(label, tuple(tried))
+        found = SearchOutcome(label, tuple(tried))
         return found if found.ended else None
     except (OSError, Damaged, ValueError, TypeError, KeyError):
         return None  # as if it had never been: it is searched again
 
 
-def chosen(study: StudyFile, found: Iterable[Search]) -> Chosen:
+def chosen(study: StudyFile, found: Iterable[SearchOutcome]) -> Chosen:
     """What searches chose, for every point of the grid; a method whose trials all failed has no entry."""
     return {
         (each.method, place_of(point)): each.chosen

@@ -259,7 +259,7 @@ def _search(study: StudyFile, runner: Runner) -> tuple[tuning.Chosen, list[dict[
         raise ConfigError("--inline", "a search needs Ray", "list the values instead, or leave --inline out")
     assert study.tune is not None
     found = []
-    for label in searching.searched(study):
+    for label in searching.methods_to_search(study):
         if runner.stopped:
             break
         one = searching.remembered(study, label)
