@@ -144,3 +144,12 @@ def test_a_study_knows_the_numbers_of_newcomers(settings: dict[str, Any]) -> Non
     check_columns([column], "report.columns", [load(late(settings, "fedavg"))])
     with pytest.raises(ConfigError, match=r"an event \{name: join, round: <the last>, clients: 5\}"):
         check_columns([column], "report.columns", [load({**settings, "rounds": 4})])
+
+
+@pytest.mark.ray
+def test_they_get_the_same_bits_on_ray(ray_cluster: None, settings: dict[str, Any]) -> None:
+    inline = run(late(settings, "pacfl"))
+    ray = run(late(settings, "pacfl", execution={"backend": "ray", "actors": 2}))
+    columns = ["cluster", "newcomers_accuracy", "newcomers_finetuned_accuracy"]
+    assert ray.clients[columns].equals(inline.clients[columns])
+    assert ray.summary["models_sha256"] == inline.summary["models_sha256"]
