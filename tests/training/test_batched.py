@@ -154,6 +154,45 @@ class Wavy(Model):
         return nn.Sequential(nn.Linear(shape[0], 8), middle, nn.Linear(8, classes))
 
 
+class Stack(Model):
+    """Layers one after another, on images of one channel and 12 x 12 pixels."""
+
+    name: str = "stack"
+    parts: str
+
+    @property
+    def layers(self) -> dict[str, tuple[str, ...]]:
+        return {"first": ("0",), "rest": tuple(map(str, range(1, len(self._parts()) + 1)))}
+
+    def _parts(self) -> list[nn.Module]:
+        first, second = nn.Conv2d(1, 4, 3), nn.Conv2d(4, 6, 3, padding=1)
+        tail = [nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()]
+        middle: dict[str, list[nn.Module]] = {
+            "dropout after pooling": [nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.4), second, *tail],
+            "dropout between convolutions": [nn.ReLU(), nn.Dropout(0.4), second, *tail],
+            "GroupNorm": [nn.GroupNorm(2, 4), nn.ReLU(), second, nn.GroupNorm(3, 6, affine=False), *tail],
+            "BatchNorm": [nn.BatchNorm2d(4), nn.ReLU(), second, nn.BatchNorm2d(6, affine=False), *tail],
+            "norms of vectors": [nn.Flatten(), nn.BatchNorm1d(400), nn.GroupNorm(4, 400)],
+        }
+        return [first, *middle[self.parts]]
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        body = nn.Sequential(*self._parts())
+        body.append(nn.Linear(body.eval()(torch.zeros(1, *shape)).shape[1], classes))
+        return body.train()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    ["dropout after pooling", "dropout between convolutions", "GroupNorm", "BatchNorm", "norms of vectors"],
+)
+def test_layouts_and_padding_in_memory_change_nothing(parts: str) -> None:
+    """Convolutions of a CPU leave channels last; dropout draws in the order of dimensions all the same."""
+    spec = ModelSpec.of(Stack(parts=parts), (1, 12, 12), 3, 0)
+    for together in (1, 3):
+        assert_equal(spec, LocalWork(2, 4, 0.02, momentum=0.5), [6, 3, 8], together=together)
+
+
 def test_what_has_no_twin_goes_to_vmap_and_then_to_the_loop() -> None:
     tanh = ModelSpec.of(Wavy(), (6,), 3, 0)
     with pytest.raises(Unsupported, match="1 is a Tanh"):

@@ -116,19 +116,20 @@ class Conv2d(Layer):
         bias = None if self.bias is None else self.bias.value
         if on_gpu(x):
             return self._grouped_forward(x, weight, bias)
-        each = [
-            functional.conv2d(
-                x[c],
-                weight[c],
-                None if bias is None else bias[c],
-                self.stride,
-                self.padding,
-                self.dilation,
-                self.groups,
-            )
-            for c in range(len(x))
-        ]
-        return torch.stack(each) if len(each) > 1 else each[0].unsqueeze(0)
+        return stacked(
+            [
+                functional.conv2d(
+                    x[c].contiguous(memory_format=torch.channels_last),
+                    weight[c],
+                    None if bias is None else bias[c],
+                    self.stride,
+                    self.padding,
+                    self.dilation,
+                    self.groups,
+                )
+                for c in range(len(x))
+            ]
+        )
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
@@ -136,13 +137,20 @@ class Conv2d(Layer):
         if on_gpu(x):
             dx, dw, db = self._grouped_backward(dy, need_input)
         else:
+            last = torch.channels_last
             parts = [
-                self._convolution_backward(dy[c], x[c], weight[c], self.groups, need_input)
+                self._convolution_backward(
+                    dy[c].contiguous(memory_format=last),
+                    x[c].contiguous(memory_format=last),
+                    weight[c],
+                    self.groups,
+                    need_input,
+                )
                 for c in range(len(x))
             ]
             dw = torch.stack([p[1] for p in parts])
             db = torch.stack([p[2] for p in parts]) if self.bias is not None else None
-            dx = torch.stack([p[0] for p in parts]) if need_input else None
+            dx = stacked([p[0] for p in parts]) if need_input else None
         self.weight.descend(dw)
         if self.bias is not None and db is not None:
             self.bias.descend(db)
@@ -225,7 +233,7 @@ class MaxPool2d(Layer):
         y, self._where = _aten.max_pool2d_with_indices(
             self._x, self.kernel, self.stride, self.padding, self.dilation, self.ceil
         )
-        return y.view(*x.shape[:2], *y.shape[1:])  # type: ignore[no-any-return]
+        return y.unflatten(0, x.shape[:2])  # type: ignore[no-any-return]
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
@@ -241,7 +249,7 @@ class MaxPool2d(Layer):
             self.ceil,
             self._where,
         )
-        return dx.view(*dy.shape[:2], *dx.shape[1:])  # type: ignore[no-any-return]
+        return dx.unflatten(0, dy.shape[:2])  # type: ignore[no-any-return]
 
 
 class Flatten(Layer):
@@ -268,7 +276,8 @@ class Dropout(Layer):
         if self.p == 0:
             self._scale = None
             return x
-        scale = torch.zeros_like(x)
+        # In the order of the dimensions, as the plain loop draws, whatever the layout of x.
+        scale = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
         for c, generator in enumerate(step.generators[: len(x)]):
             rows = x.shape[1] if step.lengths is None else step.lengths[c]
             scale[c, :rows].bernoulli_(1 - self.p, generator=generator)
@@ -282,12 +291,16 @@ class Dropout(Layer):
         return dy if self._scale is None else dy * self._scale
 
 
-class GroupNorm(Layer):
-    """Normalisation within each sample, so clients are only more samples; the affine map is the client's."""
+class Norm(Layer):
+    """Base of the normalisations, each followed by the client's own affine map, if the module has one.
 
-    def __init__(self, module: nn.GroupNorm) -> None:
-        self.groups, self.eps = module.num_groups, module.eps
-        self.trainable = module.affine
+    On a CPU the library normalises images, one call a client, as it convolves them. Operations on all clients
+    at once normalise vectors, for which a call costs more than its arithmetic, and all that is on a GPU or in
+    a recorded step, which knows the clients' counts only there.
+    """
+
+    def __init__(self, module: nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d) -> None:
+        self.eps, self.trainable = module.eps, module.affine
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
@@ -295,30 +308,105 @@ class GroupNorm(Layer):
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        grouped = x.reshape(*x.shape[:2], self.groups, -1)
-        var, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
-        self._inverse = torch.rsqrt(var + self.eps)
-        self._hat = ((grouped - mean) * self._inverse).view(x.shape)
+        known = step.counts is None or step.lengths is not None
+        self._by_library = x.dim() > 3 and known and not on_gpu(x)
+        if self._by_library:
+            return self._each(x, step)
+        self._hat = self._all(x, step)
         if self.weight is None or self.bias is None:
             return self._hat.clone()  # what comes next may work in place
         return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        dx = None
-        if need_input:
-            dhat = dy if self.weight is None else dy * _channels(self.weight.value, dy)
-            shape = (*dy.shape[:2], self.groups, -1)
-            dhat, hat = dhat.reshape(shape), self._hat.reshape(shape)
-            mean = dhat.mean(-1, keepdim=True)
-            slope = (dhat * hat).mean(-1, keepdim=True)
-            dx = ((dhat - mean - hat * slope) * self._inverse).view(dy.shape)
+        if self._by_library:
+            return self._each_back(dy, need_input)
+        dx = self._all_back(dy) if need_input else None
         if self.weight is not None and self.bias is not None:
-            _descend_affine(self.weight, self.bias, dy, self._hat)
+            over = (1, *range(3, dy.dim()))
+            self.weight.descend((dy * self._hat).sum(over))
+            self.bias.descend(dy.sum(over))
         return dx
 
+    def _each(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """One call a client, without padding."""
+        parameters = [p.value for p in (self.weight, self.bias) if p is not None]
+        lengths = step.lengths or [x.shape[1]] * len(x)
+        self._inputs = [
+            [tensor.detach().requires_grad_() for tensor in (x[c, :rows], *(p[c] for p in parameters))]
+            for c, rows in enumerate(lengths)
+        ]
+        with torch.enable_grad():
+            self._outputs = [self._normalise(c, *given) for c, given in enumerate(self._inputs)]
+        return stacked([_pad(y.detach(), x.shape[1]) for y in self._outputs])
 
-class BatchNorm(Layer):
+    def _each_back(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        """Backward passes of the calls; the gradients are those of the inputs that are wanted."""
+        first = 0 if need_input else 1
+        gradients = [
+            torch.autograd.grad(y, given[first:], each[: len(y)]) if given[first:] else ()
+            for y, given, each in zip(self._outputs, self._inputs, dy, strict=True)
+        ]
+        own = [torch.stack(tensors) for tensors in list(zip(*gradients, strict=True))[1 - first :]]
+        for parameter, gradient in zip((self.weight, self.bias), own, strict=False):
+            if parameter is not None:
+                parameter.descend(gradient)
+        return stacked([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
+
+    def _normalise(
+        self,
+        client: int,
+        x: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Images ``(B, channels, ...)`` of one client, normalised and mapped."""
+        raise NotImplementedError
+
+    def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        """The inputs of all clients, normalised, not mapped yet."""
+        raise NotImplementedError
+
+    def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
+        """Gradient of the input of :meth:`_all`, from that of the mapped output."""
+        raise NotImplementedError
+
+
+class GroupNorm(Norm):
+    """Normalisation within each sample, so clients are only more samples."""
+
+    def __init__(self, module: nn.GroupNorm) -> None:
+        super().__init__(module)
+        self.groups = module.num_groups
+
+    @override
+    def _normalise(
+        self,
+        client: int,
+        x: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        return functional.group_norm(x, self.groups, weight, bias, self.eps)
+
+    @override
+    def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        grouped = x.reshape(*x.shape[:2], self.groups, -1)
+        var, mean = torch.var_mean(grouped, dim=-1, correction=0, keepdim=True)
+        self._inverse = torch.rsqrt(var + self.eps)
+        return ((grouped - mean) * self._inverse).view(x.shape)
+
+    @override
+    def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
+        dhat = dy if self.weight is None else dy * _channels(self.weight.value, dy)
+        shape = (*dy.shape[:2], self.groups, -1)
+        dhat, hat = dhat.reshape(shape), self._hat.reshape(shape)
+        mean = dhat.mean(-1, keepdim=True)
+        slope = (dhat * hat).mean(-1, keepdim=True)
+        return ((dhat - mean - hat * slope) * self._inverse).view(dy.shape)
+
+
+class BatchNorm(Norm):
     """BatchNorm of 1d or 2d inputs in its federated meaning: statistics within each client's own batch.
 
     The running mean and variance are the client's, move with the module's momentum (unbiased variance), and
@@ -326,16 +414,27 @@ class BatchNorm(Layer):
     """
 
     def __init__(self, module: nn.BatchNorm1d | nn.BatchNorm2d) -> None:
-        self.eps, self.momentum = module.eps, float(module.momentum or 0.0)
-        self.trainable = module.affine
+        super().__init__(module)
+        self.momentum = float(module.momentum or 0.0)
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
-        self.weight, self.bias = parameters.get("weight"), parameters.get("bias")
+        super().bind(parameters, buffers)
         self._mean, self._var = buffers["running_mean"], buffers["running_var"]
 
     @override
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+    def _normalise(
+        self,
+        client: int,
+        x: torch.Tensor,
+        weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        mean, var = self._mean[client], self._var[client]
+        return functional.batch_norm(x, mean, var, weight, bias, True, self.momentum, self.eps)
+
+    @override
+    def _all(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         clients, batch = x.shape[:2]
         self._over = (1, *range(3, x.dim()))
         spatial = x[0, 0, 0].numel()
@@ -353,26 +452,17 @@ class BatchNorm(Layer):
         var = self._sum(centred * centred) / count
         self._count = count
         self._inverse = torch.rsqrt(var + self.eps)
-        self._hat = centred * _channels(self._inverse, x)
         self._mean[:clients].lerp_(mean, self.momentum)
         self._var[:clients].lerp_(var * (count / (count - 1)), self.momentum)
-        if self.weight is None or self.bias is None:
-            return self._hat.clone()  # what comes next may work in place
-        return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
+        return centred * _channels(self._inverse, x)
 
     @override
-    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        dx = None
-        if need_input:
-            scale = self._inverse if self.weight is None else self._inverse * self.weight.value
-            mean = self._sum(dy) / self._count
-            slope = self._sum(dy * self._hat) / self._count
-            dx = (dy - _channels(mean, dy) - self._hat * _channels(slope, dy)) * _channels(scale, dy)
-            if self._mask is not None:
-                dx = dx * self._mask
-        if self.weight is not None and self.bias is not None:
-            _descend_affine(self.weight, self.bias, dy, self._hat)
-        return dx
+    def _all_back(self, dy: torch.Tensor) -> torch.Tensor:
+        scale = self._inverse if self.weight is None else self._inverse * self.weight.value
+        mean = self._sum(dy) / self._count
+        slope = self._sum(dy * self._hat) / self._count
+        dx = (dy - _channels(mean, dy) - self._hat * _channels(slope, dy)) * _channels(scale, dy)
+        return dx if self._mask is None else dx * self._mask
 
     def _sum(self, x: torch.Tensor) -> torch.Tensor:
         """Sum over samples and pixels: ``(C, channels)``."""
@@ -394,7 +484,7 @@ class AvgPool2d(Layer):
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         self._x = x.flatten(0, 1)
         y = _aten.avg_pool2d(self._x, self.kernel, self.stride, self.padding, self.ceil, self.include_pad)
-        return y.view(*x.shape[:2], *y.shape[1:])  # type: ignore[no-any-return]
+        return y.unflatten(0, x.shape[:2])  # type: ignore[no-any-return]
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
@@ -410,7 +500,7 @@ class AvgPool2d(Layer):
             self.include_pad,
             None,
         )
-        return dx.view(*dy.shape[:2], *dx.shape[1:])  # type: ignore[no-any-return]
+        return dx.unflatten(0, dy.shape[:2])  # type: ignore[no-any-return]
 
 
 class Chain(Layer):
@@ -454,15 +544,26 @@ class Residual(Layer):
         return None if inner is None else dy + inner
 
 
+def stacked(each: Sequence[torch.Tensor]) -> torch.Tensor:
+    """``(C, B, ...)`` of C tensors ``(B, ...)``, with their layout in memory, and of one without a copy."""
+    if len(each) == 1:
+        return each[0].unsqueeze(0)
+    together: torch.Tensor = torch.cat(list(each)).unflatten(0, (len(each), -1))  # type: ignore[no-untyped-call]
+    return together
+
+
 def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """``(C, channels)`` shaped to act on ``(C, B, channels, ...)``."""
     return values.view(values.shape[0], 1, -1, *[1] * (like.dim() - 3))
 
 
-def _descend_affine(weight: Parameter, bias: Parameter, dy: torch.Tensor, hat: torch.Tensor) -> None:
-    over = (1, *range(3, dy.dim()))
-    weight.descend((dy * hat).sum(over))
-    bias.descend(dy.sum(over))
+def _pad(x: torch.Tensor, rows: int) -> torch.Tensor:
+    """``(B, ...)`` of fewer samples, with zeros, in the same layout."""
+    if len(x) == rows:
+        return x
+    padded = torch.empty_like(x[:1].expand(rows, *x.shape[1:])).zero_()
+    padded[: len(x)] = x
+    return padded
 
 
 def _pair(value: int | tuple[int, ...]) -> tuple[int, int]:
