@@ -116,10 +116,10 @@ class Conv2d(Layer):
         bias = None if self.bias is None else self.bias.value
         if on_gpu(x):
             return self._grouped_forward(x, weight, bias)
-        return stacked(
+        return _stacked(
             [
                 functional.conv2d(
-                    x[c].contiguous(memory_format=torch.channels_last),
+                    _channels_last(x[c]),
                     weight[c],
                     None if bias is None else bias[c],
                     self.stride,
@@ -137,20 +137,15 @@ class Conv2d(Layer):
         if on_gpu(x):
             dx, dw, db = self._grouped_backward(dy, need_input)
         else:
-            last = torch.channels_last
             parts = [
                 self._convolution_backward(
-                    dy[c].contiguous(memory_format=last),
-                    x[c].contiguous(memory_format=last),
-                    weight[c],
-                    self.groups,
-                    need_input,
+                    _channels_last(dy[c]), _channels_last(x[c]), weight[c], self.groups, need_input
                 )
                 for c in range(len(x))
             ]
             dw = torch.stack([p[1] for p in parts])
             db = torch.stack([p[2] for p in parts]) if self.bias is not None else None
-            dx = stacked([p[0] for p in parts]) if need_input else None
+            dx = _stacked([p[0] for p in parts]) if need_input else None
         self.weight.descend(dw)
         if self.bias is not None and db is not None:
             self.bias.descend(db)
@@ -216,7 +211,7 @@ class ReLU(Layer):
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        return _aten.threshold_backward(dy, self._y, 0) if need_input else None
+        return _aten.threshold_backward(_laid_out(dy, self._y), self._y, 0) if need_input else None
 
 
 class MaxPool2d(Layer):
@@ -338,7 +333,7 @@ class Norm(Layer):
         ]
         with torch.enable_grad():
             self._outputs = [self._normalise(c, *given) for c, given in enumerate(self._inputs)]
-        return stacked([_pad(y.detach(), x.shape[1]) for y in self._outputs])
+        return _stacked([_pad(y.detach(), x.shape[1]) for y in self._outputs])
 
     def _each_back(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backward passes of the calls; the gradients are those of the inputs that are wanted."""
@@ -351,7 +346,7 @@ class Norm(Layer):
         for parameter, gradient in zip((self.weight, self.bias), own, strict=False):
             if parameter is not None:
                 parameter.descend(gradient)
-        return stacked([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
+        return _stacked([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
 
     def _normalise(
         self,
@@ -544,7 +539,7 @@ class Residual(Layer):
         return None if inner is None else dy + inner
 
 
-def stacked(each: Sequence[torch.Tensor]) -> torch.Tensor:
+def _stacked(each: Sequence[torch.Tensor]) -> torch.Tensor:
     """``(C, B, ...)`` of C tensors ``(B, ...)``, with their layout in memory, and of one without a copy."""
     if len(each) == 1:
         return each[0].unsqueeze(0)
@@ -555,6 +550,23 @@ def stacked(each: Sequence[torch.Tensor]) -> torch.Tensor:
 def _channels(values: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """``(C, channels)`` shaped to act on ``(C, B, channels, ...)``."""
     return values.view(values.shape[0], 1, -1, *[1] * (like.dim() - 3))
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    """Images ``(B, channels, height, width)`` with channels last, and with strides that say so.
+
+    The library takes dense images of one channel for images in the order of dimensions, and then returns its
+    results in that order.
+    """
+    x = x.contiguous(memory_format=torch.channels_last)
+    if x.shape[1] == 1:
+        x = x.as_strided(x.shape, (x.shape[2] * x.shape[3], 1, x.shape[3], 1))
+    return x
+
+
+def _laid_out(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """The same numbers in another layout: to read two layouts at once takes several times as long."""
+    return x if x.stride() == like.stride() else torch.empty_like(like).copy_(x)
 
 
 def _pad(x: torch.Tensor, rows: int) -> torch.Tensor:
