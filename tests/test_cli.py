@@ -55,6 +55,11 @@ MISTAKES = [
     (["run", "digits-demo", "rounds=x"], "error: rounds: got 'x'; expected an integer >= 1"),
     (["run", "digits-demo", "trainin.lr=1"], "error: trainin: no such setting; did you mean 'training'?"),
     (["run", "digits-dem"], "error: digits-dem: no such preset; did you mean 'digits-demo'?"),
+    (
+        ["run", "algorithm=cfl", "rounds=2"],
+        "error: algorithm=cfl: a setting, without a config; put a preset or YAML file first, such as "
+        "digits-demo",
+    ),
     (["run", "no.yaml"], "error: no.yaml: no such file; name a preset or an existing file"),
     (
         ["run", "digits-demo", "rounds"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -138,6 +139,12 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
     if str(source) in presets():
         path = presets()[str(source)]
     elif not _is_file(path):
+        if re.match(r"[a-z_][\w.]*=", str(source)):
+            what, remedy = (
+                "a setting, without a config",
+                "put a preset or YAML file first, such as digits-demo",
+            )
+            raise ConfigError(one_line(str(source)), what, remedy)
         is_path = path.suffix in (".yaml", ".yml") or len(path.parts) > 1
         remedy = "name a preset or an existing file" if is_path else nearest(str(source), presets())
         raise ConfigError(one_line(str(source)), "no such file" if is_path else "no such preset", remedy)
