@@ -99,18 +99,33 @@ def append(path: Path, text: str, durably: bool = False) -> None:
             sync(path)
 
 
-def publish(path: Path, text: str) -> None:
+def publish(path: Path, text: str, room: int = 0) -> None:
     """Write a small file for observers, on which nothing depends; a reader never sees half of it.
 
-    Nothing waits for the disk, no fault of it is an error, and :data:`watch` is not told.
+    Nothing waits for the disk, no fault of it is an error, and :data:`watch` is not told. On a full disk the
+    file of before is overwritten, if the text fits into it.
+
+    Args:
+        path: of the file.
+        text: what it says.
+        room: bytes to which spaces make it longer, so that a later text fits.
     """
-    part = path.with_name(f".{path.name}.part{os.getpid()}")
+    part, data = path.with_name(f".{path.name}.part{os.getpid()}"), text.encode().ljust(room)
     try:
-        part.write_text(text, encoding="utf-8")
+        part.write_bytes(data)
         os.replace(part, path)
     except OSError:
         with contextlib.suppress(OSError):
             part.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            _overwrite(path, data)
+
+
+def _overwrite(path: Path, data: bytes) -> None:
+    """Replace the contents of a file in its own blocks, for which no space is needed, if it has enough."""
+    if len(data) <= path.stat().st_size:
+        with path.open("r+b", buffering=0) as file:
+            file.write(data.ljust(path.stat().st_size))
 
 
 def log(path: Path, text: str, most: int) -> None:

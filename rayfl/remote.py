@@ -59,6 +59,15 @@ _LOOK = 1.0
 _held: set[str] = set()
 """The leases that this process holds, without those that could not be removed."""
 
+_OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=30", "gcs": "retry_limit_seconds=30"}
+"""Added to a URL that lacks it. On S3 a small file takes one request instead of three. Google's client would
+try for 15 minutes to reach an endpoint that does not answer."""
+
+_NO_BUCKET = re.compile("AWS Error NO_SUCH_BUCKET|NOT_FOUND: .*specified bucket does not exist")
+_FORBIDDEN = re.compile(r"AWS Error ACCESS_DENIED|Status\((PERMISSION_DENIED|UNAUTHENTICATED): ")
+_UNREACHABLE = re.compile(r"AWS Error NETWORK_CONNECTION|Status\(UNAVAILABLE: ")
+"""In the errors of storages."""
+
 _VARIABLES = ("AWS_", "GOOGLE_", "AZURE_")
 
 
@@ -118,6 +127,8 @@ def runs(root: str) -> dict[str, float]:
         if not flat:
             folders = [info.base_name for info in found if info.type == fs.FileType.Directory]
             found = system.get_file_info([f"{path}{name}/config.yaml" for name in folders])
+        if not found:
+            whole._require_bucket()
     config = re.compile(rf"{re.escape(path)}([^/]+)/config\.yaml")
     files = ((config.fullmatch(info.path), info) for info in found if info.type == fs.FileType.File)
     return {match[1]: info.mtime.timestamp() for match, info in files if match}
@@ -169,8 +180,9 @@ class Remote:
         from pyarrow import fs
 
         scheme, rest = _parts(self.root)
-        if scheme == "s3":  # a small file in one request instead of three
-            rest += f"{'&' if '?' in rest else '?'}allow_delayed_open=true"
+        option = _OPTIONS.get(scheme, "")
+        if option.partition("=")[0] not in rest:
+            rest += f"{'&' if '?' in rest else '?'}{option}"
         system, path = fs.FileSystem.from_uri(f"{scheme}://{rest}")
         return system, f"{path.rstrip('/')}/{self.name}"
 
@@ -188,7 +200,21 @@ class Remote:
         with self._reaching():
             system, path = self._place
             (info,) = system.get_file_info([f"{path}/config.yaml"])
+            if info.type == fs.FileType.NotFound:
+                self._require_bucket()
         return bool(info.type == fs.FileType.File)
+
+    def _require_bucket(self) -> None:
+        """Raise the storage's error if the bucket does not exist: to pyarrow, nothing lies there then."""
+        from pyarrow import fs
+
+        system, path = self._place
+        folder = fs.FileSelector(path.rstrip("/"), allow_not_found=False)
+        try:
+            system.get_file_info(folder)
+        except FileNotFoundError as error:  # of GCS also for a bucket that does not exist
+            if _NO_BUCKET.search(str(error)):
+                raise
 
     def files(self) -> dict[str, int]:
         """The sizes of the remote files, by name, without leases.
@@ -216,8 +242,19 @@ class Remote:
         try:
             yield
         except (OSError, ValueError, ImportError) as error:
-            why = " ".join(str(error).split())[:300]
-            raise DiskError(self, why, "cannot be read or written") from None
+            raise DiskError(self, self._reason(error), "cannot be read or written") from None
+
+    def _reason(self, error: Exception) -> str:
+        """An error of the storage in a line: in our words where it is a common one."""
+        text = " ".join(str(error).split())
+        bucket = _parts(self.root)[1].partition("?")[0].strip("/").partition("/")[0].rpartition("@")[2]
+        if _NO_BUCKET.search(text):
+            return f"there is no bucket {bucket!r}"
+        if _FORBIDDEN.search(text):
+            return f"these credentials have no permission for it in bucket {bucket!r} ({text[:200]})"
+        if _UNREACHABLE.search(text):
+            return f"the endpoint does not answer ({text[:200]})"
+        return text[:300]
 
     def publish(self, folder: Path) -> None:
         """Make the remote directory equal to this folder.

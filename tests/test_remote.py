@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import http.server
 import json
 import os
 import shutil
 import subprocess
+import sys
+import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -495,3 +498,105 @@ def test_a_run_is_watched_from_another_machine(settings: dict[str, Any], root: s
         newest_running(root)
     with pytest.raises(ConfigError, match="not a run directory"):
         view(f"{root}/nothing")
+
+
+# -- buckets that are missing, forbidden or out of reach ---------------------------------------------------
+
+_REFUSALS = {
+    404: ("NoSuchBucket", "The specified bucket does not exist.", "notFound"),
+    403: ("AccessDenied", "Access Denied", "forbidden"),
+}
+
+
+class Refuses(http.server.BaseHTTPRequestHandler):
+    """Answers every request as S3 or GCS does where the bucket is missing (404) or forbidden (403)."""
+
+    code = 404
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        name, text, reason = _REFUSALS[self.code]
+        if self.path.startswith(("/storage/", "/upload/")):
+            details = {"message": text, "domain": "global", "reason": reason}
+            body = json.dumps({"error": {"code": self.code, "message": text, "errors": [details]}})
+        else:
+            body = f"<?xml version='1.0'?><Error><Code>{name}</Code><Message>{text}</Message></Error>"
+        self.send_response(self.code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body.encode())
+
+    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = answer
+
+    def log_message(self, *about: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def port(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Where all requests get this answer; None: where nothing listens."""
+    if request.param is None:
+        yield free_ports(1)[0]
+        return
+    handler = type("Handler", (Refuses,), {"code": request.param})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+def bucket_at(scheme: str, port: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The URL of a root in a bucket of this server."""
+    if scheme == "gs":
+        options = f"scheme=http&endpoint_override=127.0.0.1%3A{port}&retry_limit_seconds=1"
+        return f"gs://anonymous@lost/runs?{options}"
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    return "s3://lost/runs"
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize(
+    ("port", "said"),
+    [
+        (404, "there is no bucket 'lost'"),
+        (403, "these credentials have no permission for it in bucket 'lost'"),
+    ],
+    indirect=["port"],
+)
+def test_a_root_out_of_reach_is_a_line_and_not_an_empty_list(
+    port: int, said: str, scheme: str, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = bucket_at(scheme, port, monkeypatch)
+    for look in (
+        lambda: runs_below(root),
+        lambda: is_root(f"{root}/run"),
+        lambda: RunDirectory.latest(root),
+        lambda: RunDirectory.open(below(root, "run")),
+        lambda: rayfl.run(elsewhere(settings, root)),
+    ):
+        with pytest.raises(RayflError, match=said) as error:
+            look()
+        assert "\n" not in str(error.value)
+    done = subprocess.run([sys.executable, "-m", "rayfl", "runs", root], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.count("\n") == 1
+    assert said in done.stderr
+
+
+@pytest.mark.slow  # pyarrow tries again for seconds
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+@pytest.mark.parametrize("port", [None], indirect=True)
+def test_an_endpoint_that_does_not_answer_is_named(
+    port: int, scheme: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(DiskError, match="/runs/ cannot be read or written: the endpoint does not answer"):
+        runs_below(bucket_at(scheme, port, monkeypatch))
+
+
+def test_a_folder_that_is_not_there_yet_has_no_runs(s3: str, tmp_path: Path) -> None:
+    for root in (f"file://{tmp_path}/later", s3.replace("runs", "later")):
+        assert runs_below(root) == []

@@ -7,7 +7,7 @@ import os
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -115,7 +115,7 @@ def runs_below(folder: Path | str) -> list[RunView]:
     else:
         if not Path(folder).is_dir():
             raise ConfigError(str(folder), "not a folder", "name the folder of the runs, output.root")
-        seen = [_glimpse(path) for path in _directories(Path(folder), _DEPTH)]
+        seen = [_glimpse(path) for path in _once(Path(folder), _directories(Path(folder), _DEPTH))]
     found = [run for run in seen if run is not None]
     return sorted(found, key=lambda run: (-run.status.begun, str(run.path)))
 
@@ -149,6 +149,17 @@ def _directories(folder: Path, depth: int) -> Iterator[Path]:
     for path in inside:
         if os.path.isdir(path):
             yield from _directories(path, depth - 1)
+
+
+def _once(root: Path, paths: Iterable[Path]) -> list[Path]:
+    """Each directory once, though links lead to it, too: by its own path if that is below the root."""
+    found: dict[str, Path] = {}
+    whole = os.path.realpath(root)
+    for path in paths:
+        real = os.path.realpath(path)
+        if real not in found or real == os.path.join(whole, path.relative_to(root)):
+            found[real] = path
+    return list(found.values())
 
 
 def _alive(status: Status) -> bool:

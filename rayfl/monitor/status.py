@@ -20,6 +20,9 @@ from rayfl.rundir import clean
 
 FILE = "status.json"
 
+_ROOM = 8192
+"""Bytes of the file, padded, so that on a full disk it can be overwritten by how the run ended."""
+
 State = Literal["starting", "running", "stopped", "failed", "finished"]
 
 
@@ -117,7 +120,7 @@ class Status:
 
     def write(self, folder: Path) -> None:
         """Write it to a run directory; does nothing if that is not writable."""
-        files.publish(folder / FILE, json.dumps(clean(asdict(self))) + "\n")
+        files.publish(folder / FILE, json.dumps(clean(asdict(self))) + "\n", _ROOM)
 
     @classmethod
     def read(cls, folder: Path) -> Status | None:

@@ -9,6 +9,8 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,8 @@ import pytest
 from rich.console import Console
 
 from rayfl import api, files
-from rayfl.errors import ConfigError
-from rayfl.events import BlockDone, Note, RoundDone, RunEvent
+from rayfl.errors import ConfigError, RayflError
+from rayfl.events import BlockDone, CheckpointSaved, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Pace, Status, newest_running, runs_below, view, writer
 from rayfl.monitor.writer import LOG
 from rayfl.overview import follow, runs_table, screen
@@ -219,6 +221,69 @@ def test_what_cannot_be_looked_into_does_not_hide_what_follows(
 
     monkeypatch.setattr(Status, "read", reading)
     assert [run.path for run in runs_below(tmp_path)] == [good]
+
+
+def test_a_run_to_which_links_lead_is_listed_once(tmp_path: Path) -> None:
+    """By its own path, whichever comes first; what lies elsewhere by that of a link."""
+    root = tmp_path / "runs"
+    run, other = _put(root, "study/run", _status()), _put(tmp_path, "elsewhere/other", _status())
+    (root / "latest").symlink_to("study/run")
+    (root / "zz").symlink_to("study")
+    for name in ("a", "b"):
+        (root / name).symlink_to(other)
+    (tmp_path / "link").symlink_to(root)
+    assert sorted(found.path for found in runs_below(root)) == [root / "a", run]
+    through = tmp_path / "link"
+    assert sorted(found.path for found in runs_below(through)) == [through / "a", through / "study/run"]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MB."""
+    (folder := tmp_path / "disk").mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("only root may mount a small file system")
+    mount = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    done = subprocess.run(mount, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"cannot mount a small file system here: {done.stderr.strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def fill(folder: Path) -> None:
+    """Write until there is no room, not even for one byte."""
+    with (folder / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+
+
+def test_a_run_that_a_full_disk_ends_says_so(settings: dict[str, Any], small_disk: Path) -> None:
+    """Where not even its status can be written to a new file."""
+
+    def full(event: RunEvent) -> None:
+        if isinstance(event, CheckpointSaved):
+            fill(small_disk)
+
+    settings["output"]["root"] = str(small_disk / "runs")
+    with pytest.raises(RayflError, match="No space left on device"):
+        api.run(settings, on_event=full)
+    (found,) = runs_below(small_disk / "runs")
+    assert found.status.state == "failed"
+    assert "No space left on device" in found.status.why
+
+
+def test_a_status_that_outgrows_its_file_is_not_torn(small_disk: Path) -> None:
+    status = _status()
+    status.write(small_disk)
+    fill(small_disk)
+    replace(status, notes=("x" * 20_000,)).write(small_disk)
+    assert Status.read(small_disk) == status
+    replace(status, state="failed", why="y" * 300, notes=("z" * 500,) * 5).write(small_disk)
+    found = Status.read(small_disk)
+    assert found is not None
+    assert (found.state, len(found.why)) == ("failed", 300)
+    assert [path.name for path in small_disk.iterdir()].count("status.json") == 1
 
 
 def test_logs_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
