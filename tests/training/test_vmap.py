@@ -183,19 +183,62 @@ def test_the_trial_sees_buffers_that_are_few(monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Drops(nn.Module):
-    """Draws random numbers in a function, so that no module says so."""
+    """All kinds of dropout: modules and functions, elements and channels, in place, of attention."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.conv, self.channels = nn.Conv2d(shape[0], 4, 3), nn.Dropout2d(0.3)
+        self.elements, self.all = nn.Dropout(0.2, inplace=True), nn.Dropout(1.0)
+        self.mixed, self.head = nn.Linear(4, 12), nn.Linear(4, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.elements(self.channels(functional.relu(self.conv(x))))
+        x = x.flatten(2).transpose(1, 2).contiguous()
+        query, key, value = functional.dropout(self.mixed(x), 0.1, self.training).chunk(3, -1)
+        p = 0.25 if self.training else 0.0
+        x = functional.scaled_dot_product_attention(query, key, value, None, p, True)
+        x = x + functional.scaled_dot_product_attention(query, value, key, dropout_p=p, scale=0.3)
+        return self.head(x.mean(1) + self.all(x[:, 0]))
+
+
+@pytest.mark.parametrize("together", [1, 4])
+def test_dropout_draws_what_each_client_would_draw_alone(together: int) -> None:
+    spec = spec_of(Drops, (1, 6, 6))
+    assert choose_engine(spec) == (
+        "vmap",
+        "equals the plain loop in a trial; not batched: the model is a Drops",
+    )
+    work = LocalWork(2, 4, 0.05, momentum=0.5)
+    assert_equal(spec, work, [6, 3, 8, 4], VmapNetwork(spec), together)
+
+
+class Noisy(nn.Module):
+    """Draws random numbers that are not dropout's, in a function, so that no module says so."""
 
     def __init__(self, shape: tuple[int, ...], classes: int) -> None:
         super().__init__()
         self.head = nn.Linear(shape[0], classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(functional.dropout(x, 0.5, self.training))
+        return self.head(x + torch.randn_like(x) * self.training)
 
 
-def test_functions_that_draw_go_to_the_loop() -> None:
-    spec = spec_of(Drops, ROW)
-    with pytest.raises(Unsupported, match="draws random numbers"):
+class Crossed(Drops):
+    """Drops samples, not numbers of each."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(functional.dropout(x.transpose(0, 1), 0.5, self.training).transpose(0, 1))
+
+
+@pytest.mark.parametrize(
+    ("module", "shape", "why"),
+    [(Noisy, ROW, "draws random numbers"), (Crossed, (1, 6, 6), "batch is not the batch of samples")],
+)
+def test_functions_that_draw_otherwise_go_to_the_loop(
+    module: Callable[..., nn.Module], shape: tuple[int, ...], why: str
+) -> None:
+    spec = spec_of(module, shape)
+    with pytest.raises(Unsupported, match=why):
         VmapNetwork(spec)
     assert choose_engine(spec)[0] == "loop"
 

@@ -28,21 +28,30 @@ LENGTH, WORDS = 6, 20
 
 
 class Attention(nn.Module):
-    """A causal layer of attention written out, with a skip connection and positions; dropout of nothing."""
+    """A causal layer of attention written out, with a skip connection and positions."""
+
+    dropped = 0.0
 
     def __init__(self, length: int, words: int, width: int = 8) -> None:
         super().__init__()
         self.embedding, self.norm = nn.Embedding(words, width), nn.LayerNorm(width)
         self.position = nn.Parameter(0.1 * torch.randn(length, width))
         self.queries, self.mixed = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.dropout, self.last = nn.Dropout(0.0), nn.Linear(width, words)
+        self.dropout, self.last = nn.Dropout(self.dropped), nn.Linear(width, words)
 
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.embedding(words) + self.position
         q, k, v = (t.unflatten(2, (2, -1)).transpose(1, 2) for t in self.queries(self.norm(x)).chunk(3, 2))
-        heads = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        p = self.dropped if self.training else 0.0
+        heads = functional.scaled_dot_product_attention(q, k, v, dropout_p=p, is_causal=True)
         x = x + self.dropout(self.mixed(heads.transpose(1, 2).flatten(2)))
         return self.last(x).transpose(1, 2)
+
+
+class Dropped(Attention):
+    """With dropout of what the layer adds, and of the weights of attention."""
+
+    dropped = 0.3
 
 
 class Encoder(nn.Module):
@@ -102,7 +111,7 @@ def spec_of(module: Callable[..., nn.Module], **settings: Any) -> ModelSpec:
 
 @pytest.mark.parametrize("together", [1, 4])
 @pytest.mark.parametrize("work", [PLAIN, LocalWork(2, 5, 0.2, momentum=0.5, weight_decay=0.01)], ids=str)
-@pytest.mark.parametrize("module", [Attention, Normed])
+@pytest.mark.parametrize("module", [Attention, Dropped, Normed])
 def test_ragged_clients_equal_the_loop(module: Any, work: LocalWork, together: int) -> None:
     """In padded batches too, and when clients are done before others."""
     spec, batches = spec_of(module), Batches(texts(LENGTH, WORDS), torch.device("cpu"))
@@ -115,7 +124,7 @@ def test_ragged_clients_equal_the_loop(module: Any, work: LocalWork, together: i
     truth.check(engine.train(work, 1, range(10, 16), indices, start))
 
 
-@pytest.mark.parametrize("module", [Attention, Encoder, Normed])
+@pytest.mark.parametrize("module", [Attention, Dropped, Encoder, Normed])
 def test_they_train_in_the_vmap_engine(module: Any) -> None:
     assert choose_engine(spec_of(module)) == (
         "vmap",

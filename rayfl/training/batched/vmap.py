@@ -22,6 +22,7 @@ from typing_extensions import override
 
 from rayfl.models import ModelSpec
 from rayfl.models.base import task_of
+from rayfl.training.batched import dropout
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import Network, Unsupported, loss_of, predictions
@@ -31,7 +32,7 @@ from rayfl.training.loop import LoopEngine
 from rayfl.training.precision import Precision, forward
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
 
-_RANDOM = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.RReLU)
+_RANDOM = (nn.AlphaDropout, nn.FeatureAlphaDropout, nn.RReLU)
 
 _LEAST = 8
 """Number of clients below which a vectorised step is slower than that many plain steps, on a CPU."""
@@ -51,13 +52,16 @@ _NO_RULE = re.compile(r"There is a performance drop because .* the batching rule
 
 Tensors = dict[str, torch.Tensor]
 
+_Given = tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]
+"""Of a step: samples ``(C, B, ...)``, factors of dropout ``(C, B, ...)`` each, weights ``(C, B)``."""
+
 
 class VmapNetwork(Network):
     """The network's own forward pass, with autograd, vectorised over clients.
 
     Buffers that are part of the model are the client's own, like its parameters. Where batches are padded,
-    BatchNorm leaves the padding out of its statistics. Modules that draw random numbers are refused: the
-    draws would not be the client's own.
+    BatchNorm leaves the padding out of its statistics. Dropout draws for each client what it would draw alone
+    (see :mod:`.dropout`); networks that draw other random numbers are refused.
 
     Networks that predict every word of a text have large outputs, a number for each word of the vocabulary:
     their loss and its gradient come from the compiled kernel, and autograd goes on from there.
@@ -70,7 +74,7 @@ class VmapNetwork(Network):
         activations: numbers per sample that the forward pass keeps for the backward pass.
 
     Raises:
-        Unsupported: for modules that draw random numbers.
+        Unsupported: for networks that draw other random numbers than dropout's, or draw in reduced precision.
     """
 
     def __init__(self, spec: ModelSpec, precision: Precision = "float32") -> None:
@@ -83,22 +87,27 @@ class VmapNetwork(Network):
         self._module = module
         # Buffers that are not in the vector, such as BatchNorm's counter, are reset for every client.
         self._rest = {name: b.clone() for name, b in module.named_buffers() if name not in spec.names}
-        self.activations = _rehearse(module, spec)
+        self.activations, self._draws = _rehearse(module, spec)
+        self.draws = bool(self._draws)
+        if self.draws and precision != "float32":
+            raise Unsupported(f"it draws random numbers in {precision}")
         self._lengths: Sequence[int] | None = None
-        inputs = 0, 0, None, 0, 0, 0
+        inputs = 0, 0, None, 0, 0, 0, 0
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
-        self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0))
+        self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
 
     def _outputs(
-        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor, weights: torch.Tensor
-    ) -> tuple[torch.Tensor, Tensors]:
-        """One client's outputs, and its buffers after the forward pass."""
+        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor,
+        factors: Sequence[torch.Tensor], weights: torch.Tensor,
+    ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
+        """One client's outputs, and its buffers after the forward pass; ``factors`` are those of dropout."""
         values = {**parameters, **buffers, **rest}
         counted = (weights > 0).to(weights.dtype)
         least = len(x) if self._lengths is None else min(self._lengths)
         # torch.func has no BatchNorm of bfloat16 with statistics in float32.
         own = self._lengths is not None or self._precision != "float32"
-        with _WithoutPadding(counted, least) if own else nullcontext():
+        dropping = dropout.given(factors) if self.draws else nullcontext()
+        with dropping, _WithoutPadding(counted, least) if own else nullcontext():
             # Autocast would keep its cache of rounded weights beyond the function that is vectorised.
             network = partial(functional_call, self._module, values)
             outputs = forward(network, x, self._precision, cached=False)
@@ -106,11 +115,11 @@ class VmapNetwork(Network):
         return outputs, {name: values[name] for name in buffers}
 
     def _loss(
-        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor, y: torch.Tensor,
-        weights: torch.Tensor,
+        self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor,
+        factors: Sequence[torch.Tensor], weights: torch.Tensor, y: torch.Tensor,
     ) -> tuple[torch.Tensor, Tensors]:  # fmt: skip
         """One client's loss, and its buffers after the forward pass."""
-        outputs, after = self._outputs(parameters, buffers, rest, x, weights)
+        outputs, after = self._outputs(parameters, buffers, rest, x, factors, weights)
         return (self.spec.loss.each(outputs, y) * weights).sum(), after
 
     @override
@@ -131,10 +140,11 @@ class VmapNetwork(Network):
         values = {name: parameter.value for name, parameter in self.parameters.items()}
         buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
         self._lengths = step.lengths
+        given = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
         if task_of(self.spec.model) == "words":
-            gradients, losses, after = self._words(values, buffers, x, y, weights)
+            gradients, losses, after = self._words(values, buffers, given, y)
         else:
-            gradients, (losses, after) = self._gradients(values, buffers, self._current, x, y, weights)
+            gradients, (losses, after) = self._gradients(values, buffers, self._current, *given, y)
         for name, buffer in buffers.items():
             buffer.copy_(after[name])
         for name, gradient in gradients.items():
@@ -143,26 +153,26 @@ class VmapNetwork(Network):
         return losses
 
     def _words(
-        self, values: Tensors, buffers: Tensors, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor
+        self, values: Tensors, buffers: Tensors, given: _Given, y: torch.Tensor
     ) -> tuple[Tensors, torch.Tensor, Tensors]:
         """Gradients, losses ``(C,)`` and buffers of a network that predicts every word."""
         leaves = {name: value.detach().requires_grad_() for name, value in values.items()}
         with torch.enable_grad():
-            outputs, after = self._forward(leaves, buffers, x, weights)
+            outputs, after = self._forward(leaves, buffers, given)
             logits = outputs.movedim(2, 3).flatten(1, 2)  # (C, B, K, L) to (C, B L, K)
-        losses, delta = loss_of(self.spec.loss, logits.detach(), *predictions(y, weights))
+        losses, delta = loss_of(self.spec.loss, logits.detach(), *predictions(y, given[2]))
         found = torch.autograd.grad(logits, list(leaves.values()), delta, materialize_grads=True)
         return dict(zip(leaves, found, strict=True)), losses, {n: b.detach() for n, b in after.items()}
 
-    def _forward(
-        self, leaves: Tensors, buffers: Tensors, x: torch.Tensor, weights: torch.Tensor
-    ) -> tuple[torch.Tensor, Tensors]:
+    def _forward(self, leaves: Tensors, buffers: Tensors, given: _Given) -> tuple[torch.Tensor, Tensors]:
         """Outputs ``(C, B, K, L)`` and buffers of all clients; one alone needs no vectorisation."""
+        x, factors, weights = given
         if len(x) > 1:
             with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be vectorised
-                return self._outputs_of_all(leaves, buffers, self._current, x, weights)  # type: ignore[no-any-return]
+                return self._outputs_of_all(leaves, buffers, self._current, *given)  # type: ignore[no-any-return]
         own, kept = ({n: t.view(t.shape[1:]) for n, t in some.items()} for some in (leaves, buffers))
-        outputs, after = self._outputs(own, kept, self._current, x[0], weights[0])
+        mine = [each[0] for each in factors]
+        outputs, after = self._outputs(own, kept, self._current, x[0], mine, weights[0])
         return outputs.unsqueeze(0), {name: buffer.unsqueeze(0) for name, buffer in after.items()}
 
 
@@ -202,7 +212,8 @@ class VmapEngine(BatchedEngine):
         if words and on_cpu and large:
             clients_per_call = clients_per_call or 1
         super().__init__(spec, batches, seed, network, clients_per_call)
-        channels_last = on_cpu and network.activations * _BATCH > spec.P
+        # Dropout draws in the order of memory, which must not be another one than that of the plain loop.
+        channels_last = on_cpu and network.activations * _BATCH > spec.P and not network.draws
         self.loop = LoopEngine(spec, batches, seed, channels_last, precision)
         self.module = self.loop.module
         self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1
@@ -317,20 +328,22 @@ def _drawn() -> tuple[object, ...]:
     return torch.get_rng_state().numpy().tobytes(), own, numpy
 
 
-def _rehearse(module: nn.Module, spec: ModelSpec) -> int:
-    """Take a step without changing the module, to see what the forward pass keeps for the backward pass.
+def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Draw]]:
+    """Take a step without changing the module, to see what the forward pass draws, and what it keeps for the
+    backward pass.
 
     Returns:
-        Numbers per sample, not counting weights.
+        Numbers per sample, not counting weights; and the draws of dropout.
 
     Raises:
-        Unsupported: if the module draws random numbers.
+        Unsupported: if the module draws other random numbers.
     """
     x, _ = spec.model.example(spec.shape, spec.classes, 2, np.random.default_rng(0))
     values: Tensors = dict(module.named_parameters())
     weights = {parameter.data_ptr() for parameter in values.values()}
     values.update((name, buffer.clone()) for name, buffer in module.named_buffers())
     kept: dict[int, int] = {}
+    draws: list[dropout.Draw] = []
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
         if tensor.data_ptr() not in weights:
@@ -340,8 +353,9 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> int:
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
         before = _drawn()
         inputs = torch.from_numpy(x)
-        output = functional_call(module, values, (inputs.long() if x.dtype == np.int32 else inputs,))
+        with dropout.rehearsed(len(x), draws):
+            output = functional_call(module, values, (inputs.long() if x.dtype == np.int32 else inputs,))
         if before != _drawn():
             raise Unsupported("it draws random numbers")
     del output
-    return sum(kept.values()) // 2
+    return sum(kept.values()) // 2, draws
