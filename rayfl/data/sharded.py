@@ -12,6 +12,7 @@ import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import IO, Any
@@ -30,18 +31,20 @@ _MOST = 4096
 
 
 class ShardedArray:
-    """Reads like an array ``(n, ...)`` whose rows lie in files, one shard after the other.
+    """Reads like an array ``(n, ...)`` whose rows lie in files, one shard after the other: a file, or a row
+    group of a Parquet file.
 
     It travels to other processes without its rows: each reads the shards that it needs, maps those that are
     stored as they are (``numpy.savez``), and keeps the others up to ``cache`` bytes. While rows of one shard
     are copied the next is read.
 
     Args:
-        paths: of the S shards.
+        paths: of the files of the S shards.
         starts: the number of the first row of each, and the total ``(S + 1,)``.
         shape: of a row.
         dtype: of the numbers.
         cache: bytes of shards that are kept in memory.
+        groups: of each shard the number of its row group ``(S,)``; None if all are whole files.
     """
 
     def __init__(
@@ -51,8 +54,9 @@ class ShardedArray:
         shape: tuple[int, ...],
         dtype: np.dtype[Any],
         cache: int,
+        groups: NDArray[np.integer] | None = None,
     ) -> None:
-        self.paths, self.starts, self.cache = tuple(paths), starts, cache
+        self.paths, self.starts, self.cache, self.groups = tuple(paths), starts, cache, groups
         self.shape, self.dtype = (int(starts[-1]), *shape), dtype
         self._open()
 
@@ -105,6 +109,16 @@ class ShardedArray:
         self._check_finite(found, of)
         return found
 
+    def take_once(self, ids: NDArray[np.integer]) -> NDArray[Any]:
+        """As :meth:`take`, for rows of many shards that are not needed again: none is kept."""
+        cache, self.cache = self.cache, 0
+        try:
+            return self.take(ids)
+        finally:
+            self.cache = cache
+            self._kept.clear()
+            self._held = 0
+
     def _check_finite(self, found: NDArray[Any], of: NDArray[np.integer]) -> None:
         """Refuse NaN and infinity, which arrays in memory are searched for when they are loaded.
 
@@ -133,7 +147,7 @@ class ShardedArray:
     def fingerprint(self) -> bytes:
         """Changes with the contents: the checksums that files of arrays hold, or the footers of Parquet."""
         digest = hashlib.sha256(repr((self.shape, self.dtype.str)).encode())
-        for path in self.paths:
+        for path in dict.fromkeys(self.paths):
             try:
                 digest.update(f"{path.name} {path.stat().st_size} {_checksum(path)}".encode())
             except (OSError, zipfile.BadZipFile) as error:
@@ -159,7 +173,7 @@ class ShardedArray:
 
     def _read(self, shard: int) -> NDArray[Any]:
         self.reads += 1
-        return read(self.paths[shard], "x")
+        return read(self.paths[shard], "x", None if self.groups is None else int(self.groups[shard]))
 
     def _read_ahead(self, shard: int) -> None:
         """Begin with a shard that will be needed next, if its file has to be decoded."""
@@ -175,15 +189,20 @@ def in_files(x: object) -> bool:
     return isinstance(x, ShardedArray)
 
 
-def read(path: Path, name: str) -> NDArray[Any]:
-    """An array of a shard; mapped, where the file stores it as it is.
+def read(path: Path, name: str, group: int | None = None) -> NDArray[Any]:
+    """An array of a file; mapped, where the file stores it as it is.
+
+    Args:
+        path: of the file.
+        name: of the array.
+        group: the row group of a Parquet file to which it is limited.
 
     Raises:
         DataError: if it cannot be read.
     """
     try:
         if path.suffix == ".parquet":
-            return _column(path, name)
+            return _column(path, name, group)
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             member = archive.getinfo(f"{name}.npy")
             if member.compress_type != zipfile.ZIP_STORED:
@@ -216,9 +235,7 @@ def names(path: Path) -> set[str]:
     """
     try:
         if path.suffix == ".parquet":
-            import pyarrow.parquet as pq
-
-            return set(pq.read_schema(path).names)
+            return set(_footer(path).schema.to_arrow_schema().names)
         with zipfile.ZipFile(path) as archive:
             return {name.removesuffix(".npy") for name in archive.namelist()}
     except Exception as error:
@@ -243,23 +260,87 @@ def header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
 
 
 def rows_of(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
-    """How many rows ``x`` has, the shape of one and its type; of an npz without reading them.
+    """How many rows ``x`` has, the shape of one and its type, without reading them.
 
     Raises:
         DataError: if it cannot be read.
     """
-    if "x" in names(path) and path.suffix == ".npz" and not _is_mapped(path):
-        try:
+    if "x" not in names(path):
+        read(path, "x")  # which says so
+    try:
+        if path.suffix == ".parquet":
+            return _rows_of_parquet(path)
+        if _is_mapped(path):  # as it will be used
+            x = read(path, "x")
+            shape, dtype = x.shape, x.dtype
+        else:
             with zipfile.ZipFile(path) as archive, archive.open("x.npy") as file:
                 shape, _, dtype = header(file)
-        except Exception as error:
-            raise _unreadable(path, error) from None
-    else:
-        x = read(path, "x")
-        shape, dtype = x.shape, x.dtype
+    except DataError:
+        raise
+    except Exception as error:
+        raise _unreadable(path, error) from None
     if not shape:
         raise DataError(f"{path}: x is a single number; expected one row a sample")
     return shape[0], tuple(shape[1:]), dtype
+
+
+def groups_of(path: Path, rows: int) -> tuple[NDArray[np.integer], list[int]]:
+    """The parts of a file that can be read on their own: their numbers, and how many rows each has.
+
+    Args:
+        path: of the file.
+        rows: that it has; one part where the format has no row groups.
+    """
+    if path.suffix != ".parquet":
+        return np.zeros(1, np.int32), [rows]
+    footer = _footer(path)
+    counts = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
+    filled = np.flatnonzero(counts).astype(np.int32)
+    return filled, [counts[number] for number in filled]
+
+
+def _footer(path: Path) -> Any:
+    """The metadata of a Parquet file."""
+    return _footer_of(path, path.stat().st_mtime_ns)
+
+
+@lru_cache(64)
+def _footer_of(path: Path, changed: int) -> Any:
+    import pyarrow.parquet as pq
+
+    return pq.read_metadata(path)
+
+
+_FIRST = 256
+"""Rows of a Parquet file that are read to learn how long a row is."""
+
+
+def _rows_of_parquet(path: Path) -> tuple[int, tuple[int, ...], np.dtype[Any]]:
+    """As :func:`rows_of`: from the footer, which has counts but not the length of a row, and the first rows.
+
+    Where the counts do not fit rows of that length without gaps, the column is read, which refuses it. Other
+    faults are found when the rows are read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    footer = _footer(path)
+    if not footer.num_rows:
+        return 0, (0,), np.dtype(np.uint8)
+    # Page by page: without the buffer the whole column of a row group would be read.
+    with pq.ParquetFile(path, metadata=footer, buffer_size=1 << 16) as file:
+        batch = next(file.iter_batches(_FIRST, columns=["x"], use_threads=False))
+    first = _matrix(path, "x", pa.chunked_array([batch.column(0)]))
+    each = math.prod(first.shape[1:])
+    for number in range(footer.num_row_groups):
+        group = footer.row_group(number)
+        for column in map(group.column, range(group.num_columns)):
+            if column.path_in_schema.partition(".")[0] == "x":
+                gaps = column.statistics is not None and column.statistics.null_count
+                if gaps or column.num_values != each * group.num_rows:
+                    read(path, "x")
+    return footer.num_rows, first.shape[1:], first.dtype
 
 
 def _is_mapped(path: Path) -> bool:
@@ -272,10 +353,22 @@ def _is_mapped(path: Path) -> bool:
         return False
 
 
-def _column(path: Path, name: str) -> NDArray[Any]:
+def _column(path: Path, name: str, group: int | None) -> NDArray[Any]:
     import pyarrow.parquet as pq
 
-    column = pq.read_table(path, columns=[name])[name].combine_chunks()
+    if group is None:
+        return _matrix(path, name, pq.read_table(path, columns=[name])[name])
+    with pq.ParquetFile(path, metadata=_footer(path)) as file:
+        return _matrix(path, name, file.read_row_group(group, columns=[name])[name])
+
+
+def _matrix(path: Path, name: str, chunks: Any) -> NDArray[Any]:
+    """A column of Arrow's as rows of equally many numbers.
+
+    Raises:
+        DataError: if it is none.
+    """
+    column = chunks.combine_chunks()
     if column.null_count:
         raise DataError(f"{path}: {name} is missing in {column.null_count:,} of {len(column):,} rows")
     if not hasattr(column, "flatten"):

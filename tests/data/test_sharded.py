@@ -31,7 +31,7 @@ def write(folder: Path, kind: str = "savez", client: NDArray[np.int64] = CLIENT,
         if kind == "parquet":
             pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
             rows = {**arrays, "x": list(X[part].reshape(len(part), -1))}
-            pq.write_table(pa.table(rows), folder / f"train-{number}.parquet")
+            pq.write_table(pa.table(rows), folder / f"train-{number}.parquet", row_group_size=7)
         else:
             getattr(np, kind)(folder / f"train-{number}.npz", **arrays)
     tests = np.repeat(np.arange(N), 3)
@@ -74,6 +74,38 @@ def test_what_is_written_as_it_is_is_mapped_and_not_read(tmp_path: Path) -> None
     assert [held for _, held in x._kept.values()] == [0, 0]
 
 
+def test_of_parquet_only_the_row_groups_that_are_needed_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the start labels and clients, no inputs."""
+    pq = pytest.importorskip("pyarrow.parquet")
+    tables: list[tuple[str, ...]] = []
+    groups: list[tuple[str, int]] = []
+    table, group = pq.read_table, pq.ParquetFile.read_row_group
+
+    def read_table(path: Path, columns: list[str]) -> Any:
+        tables.append((path.name, *columns))
+        return table(path, columns=columns)
+
+    def read_row_group(file: Any, number: int, columns: list[str]) -> Any:
+        groups.append((columns[0], number))
+        return group(file, number, columns=columns)
+
+    monkeypatch.setattr(pq, "read_table", read_table)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", read_row_group)
+    samples = load(write(tmp_path, "parquet"), shape=(1, 4, 4))
+    expected = {(f"train-{file}.parquet", name) for file in range(FILES) for name in ("y", "client")}
+    assert (set(tables), groups) == (expected, [])
+    x = pickle.loads(pickle.dumps(samples.x_train))
+    ids = np.array([31, 59, 35, 44])  # rows 1, 29, 5 and 14 of the second of four files
+    np.testing.assert_array_equal(x.take(ids), X[ids])
+    assert sorted(groups) == [("x", 0), ("x", 2), ("x", 4)]
+    np.testing.assert_array_equal(x.take(ids), X[ids])
+    assert len(groups) == x.reads == 3
+    np.testing.assert_array_equal(x.take_once(np.arange(len(Y))), X)
+    assert not x._kept
+
+
 def test_clients_are_ranges_of_samples(tmp_path: Path) -> None:
     stored = load(write(tmp_path)).stored
     assert stored is not None
@@ -88,7 +120,8 @@ def test_clients_are_ranges_of_samples(tmp_path: Path) -> None:
     np.testing.assert_array_equal(stored.train.take(some).values, plain.take(some).values)
 
 
-def test_a_run_is_that_of_the_same_clients_from_one_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["savez", "parquet"])
+def test_a_run_is_that_of_the_same_clients_from_one_file(kind: str, tmp_path: Path) -> None:
     """The same hash of the models as with the natural partition of an npz."""
     common: dict[str, Any] = {
         "rounds": 2,
@@ -111,7 +144,12 @@ def test_a_run_is_that_of_the_same_clients_from_one_file(tmp_path: Path) -> None
     many = rayfl.run(
         {
             **common,
-            "data": {"name": "sharded", "path": str(write(tmp_path / "shards")), "normalise": "none"},
+            "data": {
+                "name": "sharded",
+                "path": str(write(tmp_path / "shards", kind)),
+                "shape": (1, 4, 4),
+                "normalise": "none",
+            },
             "partition": {**partition, "name": "stored"},
         }
     )
@@ -187,6 +225,40 @@ def test_rows_of_parquet_that_are_no_matrix_are_refused(rows: Any, said: str, tm
     np.savez(tmp_path / "test-0.npz", x=np.ones((1, 3), np.uint8), y=[0], client=[0])
     with pytest.raises(DataError, match=f"train-0.parquet: {said}"):
         load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("change", "at_once", "said"),
+    [
+        ({400: [1.0, 2], 401: [1.0, 2, 3, 4]}, False, "rows of x have 2 to 4 numbers"),
+        ({400: [1.0, 2]}, True, "rows of x have 2 to 3 numbers"),
+        ({row: [1.0, 2] for row in range(300, 450)}, True, "rows of x have 2 to 3 numbers"),
+        ({400: None}, True, "x is missing in 1 of 450 rows"),
+        ({400: [1.0, None, 3]}, True, "1 numbers of x are missing"),
+        ({400: [1.0, np.nan, 3]}, False, "x holds NaN or infinity"),
+    ],
+)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_fault_deep_in_a_parquet_file_is_found(
+    change: dict[int, Any], at_once: bool, said: str, fixed: bool, tmp_path: Path
+) -> None:
+    """At the start, or where the footer does not show it in the block that reads it."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    if fixed and "rows of x" in said:
+        pytest.skip("these cannot be written")
+    rows = [change.get(row, [row, 1.0, 2.0]) for row in range(450)]
+    kind = pa.list_(pa.float32(), 3) if fixed else pa.list_(pa.float32())
+    table = pa.table({"x": pa.array(rows, kind), "y": np.arange(450) % 2})
+    pq.write_table(table, tmp_path / "train-0.parquet", row_group_size=150)
+    np.savez(tmp_path / "test-0.npz", x=np.ones((1, 3), np.float32), y=[0])
+    if at_once:
+        with pytest.raises(DataError, match=f"train-0.parquet: {said}"):
+            load(tmp_path)
+        return
+    x = load(tmp_path).x_train
+    assert x[:300][:, 0].tolist() == [*range(300)]
+    with pytest.raises(DataError, match=f"train-0.parquet: {said}"):
+        x[299:420]
 
 
 @pytest.mark.parametrize("kind", ["savez", "savez_compressed"])

@@ -33,8 +33,9 @@ class Sharded(Dataset):
     float32; ``y`` classes; ``client`` the number of the client that has the sample, in ascending order over
     all files (``partition=stored`` takes the clients from it, and other partitions do without). The inputs of
     training samples stay in their files, which every node must see under the same path. Files of
-    ``numpy.savez`` are mapped, so that only what is needed is read; compressed ones and Parquet are read
-    whole and kept up to ``cache_gb``. Mean and deviation are those of 10,000 samples, evenly spaced.
+    ``numpy.savez`` are mapped, so that only what is needed is read; of Parquet whole row groups are read, of
+    compressed ones whole files, and kept up to ``cache_gb``. Mean and deviation are those of 10,000 samples,
+    evenly spaced.
     """
 
     name: Literal["sharded"] = "sharded"
@@ -82,7 +83,8 @@ class Sharded(Dataset):
         from dataclasses import replace
 
         some = np.unique(np.linspace(0, len(samples.x_train) - 1, _LOOKED_AT).astype(np.int64))
-        return replace(samples, scaling=Scaling.of(samples, samples.x_train.take(some, axis=0)))
+        x: Any = samples.x_train  # a ShardedArray, see load
+        return replace(samples, scaling=Scaling.of(samples, x.take_once(some)))
 
     def _filled(self, part: str) -> dict[Path, Rows]:
         """The files of a part, with their rows; those without any, as big-data tools write them, left out.
@@ -111,12 +113,21 @@ class Sharded(Dataset):
         shape = self.shape or ((1, *first) if len(first) == 2 else first)
         if np.prod(shape) != np.prod(first) or len(shape) not in (1, 3):
             raise DataError(f"{files[0]}: x has rows of shape {first}; expected (D,), (H, W) or (C, H, W)")
-        starts = np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum([count for count, _, _ in trains.values()])]
-        )
+        paths: list[Path] = []
+        groups: list[NDArray[np.integer]] = []
+        sizes: list[int] = []
+        for path, (count, _, _) in trains.items():
+            numbers, counts = sharded.groups_of(path, count)
+            paths += [path] * len(counts)
+            groups.append(numbers)
+            sizes += counts
+        starts = np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes)])
         if starts[-1] > np.iinfo(np.int32).max:
             raise DataError(f"{self.path}: {starts[-1]:,} training samples are more than 2^31 - 1")
-        return sharded.ShardedArray(files, starts, shape, dtype, round(1e9 * self.cache_gb))
+        cache, parquet = round(1e9 * self.cache_gb), any(path.suffix == ".parquet" for path in files)
+        return sharded.ShardedArray(
+            paths, starts, shape, dtype, cache, np.concatenate(groups) if parquet else None
+        )
 
     def _labels(self, files: dict[Path, Rows]) -> NDArray[np.integer]:
         parts = []
