@@ -83,6 +83,21 @@ MISTAKES = [
         "error: partition.clients: 5000 clients for 1438 training samples; use fewer",
     ),
     (
+        ["run", "digits-demo", "--dry-run", "clustering.n_clusters=50"],
+        "error: clustering.n_clusters: 50 clusters of 20 clients; use at most 20",
+    ),
+    (
+        ["run", "digits-demo", "--dry-run", "clustering.exact_up_to=5"],
+        "error: clustering.exact_up_to: 20 clients, and spectrum compares all pairs: ",
+    ),
+    (
+        [
+            *("run", "digits-demo", "--dry-run", "partition={name: iid, clients: 4}", "algorithm=pacfl"),
+            "clustering={grouping: planted, n_clusters: null}",
+        ],
+        "error: clustering.grouping: planted needs the true groups; use a partition with groups",
+    ),
+    (
         ["run", "digits-demo", "--dry-run", "execution.actors=1000"],
         "error: execution.actors: 1000 actors of ",
     ),

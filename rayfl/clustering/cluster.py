@@ -217,10 +217,7 @@ def cluster_signatures(
         clients = len(signatures) or (len(groups) if groups is not None else 0)
     if clients < 1:
         raise DataError("there are no clients to cluster")
-    wanted = clustering.n_clusters
-    if wanted is not None and wanted > clients:
-        raise ConfigError("clustering.n_clusters", f"{wanted} of {clients} clients", f"at most {clients}")
-
+    refuse_number(clustering, clients)
     if not clustering.needs_signatures:
         labels = _without_distances(clustering, clients, groups, seed)
         return Clusters(
@@ -251,6 +248,31 @@ def cluster_signatures(
     return from_representatives(clustering, blocks, sampled, answers, groups, seed, start)
 
 
+def refuse_number(clustering: Clustering, clients: int) -> None:
+    """Refuse more clusters than clients.
+
+    Raises:
+        ConfigError
+    """
+    wanted = clustering.n_clusters
+    if wanted is not None and wanted > clients:
+        what = f"{wanted} clusters of {clients} client{'s' * (clients != 1)}"
+        raise ConfigError("clustering.n_clusters", what, f"use at most {clients}")
+
+
+def refuse_groups(clustering: Clustering) -> None:
+    """Refuse a grouping that copies the true groups, for clients that have none.
+
+    Raises:
+        ConfigError
+    """
+    if clustering.needs_groups:
+        remedy = "use a partition with groups" + (
+            ", or set clustering.n_clusters" if clustering.grouping == "random" else ""
+        )
+        raise ConfigError("clustering.grouping", f"{clustering.grouping} needs the true groups", remedy)
+
+
 def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> None:
     """Refuse a clustering that cannot succeed, before any client computes a signature.
 
@@ -271,14 +293,14 @@ def refuse(clustering: Clustering, clients: int, exchanged: bool = False) -> Non
             raise ConfigError(
                 "clustering.exact_up_to",
                 f"a graph needs all pairs of the {clients:,} clients: representatives cannot replace them",
-                f"at least {clients}, or the grouping hierarchical",
+                f"use at least {clients}, or clustering.grouping=hierarchical",
             )
         if exchange:
             raise ConfigError(
                 "clustering.exact_up_to",
                 f"{clients:,} clients, and {clustering.signature.name} compares all pairs: "
                 "representatives cannot replace them",
-                f"at least {clients}, or a signature without an exchange such as subspace",
+                f"use at least {clients}, or a signature without an exchange, such as subspace",
             )
         return
     per_pair = bytes_per_pair(clients) + (RELATION_BYTES_PER_PAIR if exchange and not exchanged else 0)
@@ -404,10 +426,8 @@ def _without_distances(
     if clustering.grouping == "random" and clustering.n_clusters is not None:
         return grouping.random_clusters(clients, clustering.n_clusters, seed)
     if groups is None:
-        remedy = "a partition with groups" + (
-            ", or clustering.n_clusters" if clustering.grouping == "random" else ""
-        )
-        raise ConfigError("clustering.grouping", f"{clustering.grouping} needs the true groups", remedy)
+        refuse_groups(clustering)
+    assert groups is not None
     if clustering.grouping == "random":
         return grouping.shuffle_members(groups, seed)
     return grouping.planted(groups)

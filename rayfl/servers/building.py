@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rayfl.algorithms import Setup
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
+from rayfl.clustering.cluster import refuse, refuse_groups, refuse_number
 from rayfl.config import Config
 from rayfl.data import Federation, Samples
 from rayfl.data import data_root as default_root
@@ -90,6 +91,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     check_words(spec, stages[0].federation.samples)
     check_loss(spec)
     check_hierarchy(config, spec, stages[0].federation)
+    check_clustering(config, *clustered(stages[0].federation))
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
     config.order.check(spec)
@@ -183,6 +185,33 @@ def check_hierarchy(config: Config, spec: ModelSpec, federation: Federation) -> 
                 f"there is no edge {max(event.servers)}",
                 f"use 0 to {edges - 1}",
             )
+
+
+def clustered(federation: Federation) -> tuple[int, bool, tuple[int, ...]]:
+    """Number of clients present, whether there are true groups, and the shape of a sample."""
+    return int((federation.sizes > 0).sum()), federation.groups is not None, federation.samples.shape
+
+
+def check_clustering(config: Config, clients: int, grouped: bool, shape: tuple[int, ...]) -> None:
+    """Refuse a clustering that cannot succeed with these clients and samples.
+
+    Args:
+        config: of the run.
+        clients, grouped, shape: of the federation before round 0, see :func:`clustered`.
+
+    Raises:
+        ConfigError: if there are fewer clients than clusters, the true groups are needed and unknown, or the
+            feature map cannot take the samples.
+        RayflError: if the distances do not fit in memory.
+    """
+    if "clustering" not in config.algorithm.takes:
+        return
+    refuse_number(config.clustering, clients)
+    if not grouped:
+        refuse_groups(config.clustering)
+    refuse(config.clustering, clients)
+    if config.clustering.needs_signatures:
+        config.clustering.features.check(shape)
 
 
 def _names(federation: Federation, clients: int | None = None) -> list[str] | None:

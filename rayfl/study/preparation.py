@@ -100,17 +100,18 @@ def check_clients(runs: Iterable[PlannedRun]) -> None:
     Raises:
         ConfigError, DataError: which run, and why.
     """
-    from rayfl.servers.building import divide
+    from rayfl.servers.building import check_clustering, clustered, divide
 
-    begun, seen = time.monotonic(), set()
+    begun, seen = time.monotonic(), dict[str, tuple[int, bool, tuple[int, ...]]]()
     for run in runs:
         c = run.config
         parts = repr((c.data, c.partition, c.model, c.loss, c.events, c.public_samples))
-        if parts in seen or time.monotonic() - begun > _LONGEST:
+        if parts not in seen and time.monotonic() - begun > _LONGEST:
             continue
-        seen.add(parts)
         try:
-            divide(c)
+            if parts not in seen:
+                seen[parts] = clustered(divide(c)[0][0].federation)
+            check_clustering(c, *seen[parts])
         except ConfigError as error:
             raise ConfigError(f"{run.title}: {error.where}", error.what, error.remedy) from None
         except DataError as error:

@@ -187,11 +187,11 @@ def test_one_client_is_one_cluster():
 
 def test_what_cannot_be_met_is_refused_in_one_line():
     signatures = [np.eye(3)[:, :1]] * 2
-    with pytest.raises(ConfigError, match=r"clustering.n_clusters: 3 of 2 clients; at most 2"):
+    with pytest.raises(ConfigError, match=r"clustering.n_clusters: 3 clusters of 2 clients; use at most 2"):
         cluster_signatures(Clustering(n_clusters=3), signatures)
     with pytest.raises(ConfigError, match="needs the true groups"):
         cluster_signatures(Clustering(grouping="planted"), signatures)
-    with pytest.raises(ConfigError, match=r"or clustering\.n_clusters"):
+    with pytest.raises(ConfigError, match=r"or set clustering\.n_clusters"):
         cluster_signatures(Clustering(grouping="random"), signatures)
     with pytest.raises(DataError, match="2 signatures of 3 clients"):
         cluster_signatures(Clustering(), signatures, clients=3)

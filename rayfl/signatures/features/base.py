@@ -39,6 +39,16 @@ class FeatureMap(Section):
         """Number of public samples that :meth:`fit` needs; no client has them."""
         return 0
 
+    def check(self, shape: tuple[int, ...]) -> None:
+        """Refuse samples that the map cannot take, before anything starts.
+
+        Args:
+            shape: of one sample: ``(C, H, W)`` or ``(D,)``.
+
+        Raises:
+            ConfigError
+        """
+
     def remark(self, data: Dataset) -> str:
         """What users should know when their clients have this dataset; empty if nothing."""
         return ""

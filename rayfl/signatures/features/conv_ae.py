@@ -19,7 +19,7 @@ from pydantic import Field
 
 from rayfl.data import DATASETS, Dataset, data_root, fingerprint
 from rayfl.data.datasets._images import to_channels
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
 from rayfl.settings import Section, choice
 from rayfl.signatures.features.base import FeatureMap
@@ -94,6 +94,15 @@ class ConvAEFeatures(FeatureMap):
         """``samples``, if the server fine-tunes."""
         return self.samples if self.fine_tune_shared else 0
 
+    def check(self, shape: tuple[int, ...]) -> None:
+        """It takes images."""
+        if len(shape) != 3:
+            raise ConfigError(
+                "clustering.features",
+                f"conv_ae needs images (C, H, W), not samples of shape {shape}",
+                "use clustering.features=pca",
+            )
+
     def remark(self, data: Dataset) -> str:
         """Whether the encoder is trained on images that clients have."""
         own = self.pretrain.dataset
@@ -122,7 +131,9 @@ class ConvAEFeatures(FeatureMap):
                 training cannot be had.
         """
         if x.ndim != 4:
-            raise DataError(f"conv_ae needs images (n, C, H, W), not samples {x.shape[1:]}; use features pca")
+            raise DataError(
+                f"conv_ae needs images (n, C, H, W), not samples {x.shape[1:]}; use clustering.features=pca"
+            )
         if self.fine_tune_shared and not len(x):
             raise DataError("conv_ae: there are no public images for fine_tune_shared; set it to 0")
         shape = _padded(x.shape[1:])

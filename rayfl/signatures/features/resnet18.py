@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.signatures.features.base import FeatureMap
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -53,7 +53,8 @@ class ResNetFeatures:
         from torch.nn import functional
 
         if x.ndim != 4 or x.shape[1] not in (1, 3):
-            raise DataError(f"resnet18 needs images (n, 1 or 3, H, W), not samples {x.shape[1:]}; use pca")
+            what = f"resnet18 needs images (n, 1 or 3, H, W), not samples {x.shape[1:]}"
+            raise DataError(f"{what}; use clustering.features=pca")
         mean, std = torch.tensor(MEAN).view(3, 1, 1), torch.tensor(STD).view(3, 1, 1)
         features = np.empty((len(x), FEATURES), np.float32)
         with torch.no_grad():
@@ -76,6 +77,15 @@ class ResNet18(FeatureMap):
     weights: Path | None = Field(None, description="a .pth state dict; none: torchvision's ImageNet weights")
     size: int = Field(224, ge=32, description="images are resized to size x size")
     batch: int = Field(64, ge=1, description="images at a time")
+
+    def check(self, shape: tuple[int, ...]) -> None:
+        """It takes images of 1 or 3 channels."""
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise ConfigError(
+                "clustering.features",
+                f"resnet18 needs images (1 or 3, H, W), not samples of shape {shape}",
+                "use clustering.features=pca",
+            )
 
     def fit(self, x: NDArray[np.floating], key: int = 0) -> ResNetFeatures:
         """Load the weights; no data are used.
