@@ -185,10 +185,12 @@ def _show_plan(config: Config) -> None:
 
     building.check(config)
     stages, host = building.build(config)
-    plan = driving.arithmetic(config, stages[0].federation, host, prospect(config))
+    there = prospect(config)
+    plan = driving.arithmetic(config, stages[0].federation, host, there)
     _say(config.to_yaml().rstrip())
     about_precision = precision.remarks(host.precision, host.device)
-    for line in (*plan.lines(), *about_precision, *remarks(stages[0].federation)):
+    assumed = [there.assumed] if there.assumed else []
+    for line in (*plan.lines(), *assumed, *about_precision, *remarks(stages[0].federation)):
         _say(f"# {line}")
 
 

@@ -16,6 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -296,12 +297,13 @@ def available(config: Config) -> Available:
         if time.monotonic() > until:
             break
         time.sleep(0.05)
-    return free
+    return replace(free, whole=whole.nodes)
 
 
 def prospect(config: Config) -> Available:
     """What a run would have if nothing else used it, for a plan: the nodes of the cluster that the config or
-    the environment names, otherwise this machine. This machine, too, if the cluster starts nodes when needed.
+    the environment names, otherwise this machine. Of a cluster that starts nodes when they are needed all
+    that its configuration allows, or, if that is not known here, as many as the fewest actors need.
 
     Raises:
         ConfigError: if the cluster cannot be reached.
@@ -310,10 +312,53 @@ def prospect(config: Config) -> Available:
     if e.backend == "inline" or (e.address is None and "RAY_ADDRESS" not in os.environ):
         return this_machine()
     connect(config)
-    if _autoscales():
-        return this_machine()
-    each = nodes.whole(e.gpus_per_actor).values()
-    return Available(tuple(each), sum(node.memory for node in each), this_cluster(e.gpus_per_actor).store)
+    each = tuple(nodes.whole(e.gpus_per_actor).values())
+    store = this_cluster(e.gpus_per_actor).store
+    if not _autoscales():
+        return Available(each, sum(node.memory for node in each), store)
+    starts = "the cluster starts nodes when they are needed"
+    largest = _largest(Path.home() / _BOOTSTRAP)
+    if largest is not None:
+        assumed = f"{starts}; this plan is for the most that its configuration allows"
+    else:
+        like = max(each, key=lambda node: node.room(e.cpus_per_actor, e.gpus_per_actor), default=None)
+        room = 0 if like is None else like.room(e.cpus_per_actor, e.gpus_per_actor)
+        if like is None or not room:  # so far there is only a head, which takes no work
+            (like,) = this_machine().nodes
+            room = like.room(e.cpus_per_actor, e.gpus_per_actor)
+        count = -(-e.actors_wanted[0] // max(1, room))
+        largest = max(each, (like,) * count, key=len)
+        assumed = f"{starts}; how many is not known here, this plan is for"
+    cpus = counted(round(sum(node.cpus for node in largest)), "CPU")
+    assumed = f"{assumed}: {counted(len(largest), 'node')} with {cpus} in all"
+    return Available(largest, sum(node.memory for node in largest), store, assumed=assumed)
+
+
+def _largest(path: Path) -> tuple[Node, ...] | None:
+    """The nodes of a cluster that has grown as far as the autoscaler's configuration lets it; None if this
+    is not to be had here, or leaves open what a node has.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        kinds, most = found["available_node_types"], int(found["max_workers"])
+        workers: list[Node] = []
+        for kind in kinds.values():
+            workers += [_node_of(kind["resources"])] * min(most, int(kind.get("max_workers", most)))
+        workers.sort(key=lambda node: (node.gpus, node.cpus), reverse=True)
+        return _node_of(kinds[found["head_node_type"]]["resources"]), *workers[:most]
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError):
+        return None
+
+
+def _node_of(resources: Mapping[str, float]) -> Node:
+    return Node(
+        float(resources["CPU"]),
+        float(resources.get("GPU", 0)),
+        None,
+        float(resources.get("memory", math.inf)),
+    )
 
 
 def refuse_without_gpus(config: Config) -> None:
@@ -371,11 +416,15 @@ def await_room(config: Config, say: Callable[[str], None], stop: threading.Event
             )
 
 
+_BOOTSTRAP = "ray_bootstrap_config.yaml"
+"""Where ``ray up`` puts the autoscaler's configuration on the head node, below the home folder."""
+
+
 def _autoscales() -> bool:
     """Whether this cluster has an autoscaler, which starts nodes for work: ``ray up``, KubeRay, a
     platform.
     """
-    if (Path.home() / "ray_bootstrap_config.yaml").is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
+    if (Path.home() / _BOOTSTRAP).is_file() or "KUBERAY_GEN_RAY_START_CMD" in os.environ:
         return True
     for _ in range(_REPORTS):
         status = _internal_kv_get(b"__autoscaling_status")  # every Ray autoscaler writes it

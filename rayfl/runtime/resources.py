@@ -96,11 +96,15 @@ class Available:
         nodes: an actor must fit on one of them.
         memory: in bytes, over all.
         store: bytes of the smallest object store of a node; None if it is not known yet.
+        whole: the nodes with what other work uses, where that is known.
+        assumed: what a plan with these resources takes for granted; empty if nothing.
     """
 
     nodes: tuple[Node, ...]
     memory: float
     store: float | None = None
+    whole: tuple[Node, ...] = ()
+    assumed: str = ""
 
     @property
     def cpus(self) -> float:
@@ -382,9 +386,21 @@ def plan_resources(
         fewer = -(-clients // max(1, room)) if e.clients_per_actor else max(1, room)
         fitting = [f"execution.{lacking}_per_actor={share:g}"] if share > 0 else []
         fitting += [f"{many}={fewer}"] if room else []
+        needed = f"{actors} actors of {per:g} {lacking[:-1].upper()} need {actors * per:g}"
+        there = float(sum(getattr(node, lacking) for node in available.whole))
+        if there > have:
+            could = Available(available.whole, 0.0).room(e.cpus_per_actor, e.gpus_per_actor)
+            alone = -(-clients // max(1, could)) if e.clients_per_actor else could
+            now = [" or ".join(fitting) + " would fit now"] if fitting else []
+            later = [f"{many}={alone} with execution.wait=3600 waits up to an hour"] if could else []
+            raise ConfigError(
+                many,
+                f"{needed}; the cluster has {there:g}, of which other work holds {there - have:g}",
+                "; ".join(now + later) or f"none can be placed without {lacking}",
+            )
         raise ConfigError(
             many,
-            f"{actors} actors of {per:g} {lacking[:-1].upper()} need {actors * per:g}, there are {have:g}",
+            f"{needed}, there are {have:g}",
             (" or ".join(fitting) + " would fit") if fitting else f"none can be placed without {lacking}",
         )
     model = 4.0 * parameters

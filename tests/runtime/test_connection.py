@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -173,6 +174,53 @@ def test_a_plan_is_for_the_cluster_that_is_named(
     found = prospect(load({}, [f"execution.address={address}"] if address else []))
     assert found.cpus == cpus
     assert (found.memory, found.store) == ((2e11, 5e9) if address else (1e9, None))
+
+
+_TYPES = {
+    "head": {"resources": {"CPU": 4}, "max_workers": 0},
+    "small": {"resources": {"CPU": 8}, "max_workers": 9},
+    "gpu": {"resources": {"CPU": 16, "GPU": 2, "memory": 5e10}, "max_workers": 2},
+}
+
+
+@pytest.mark.parametrize(
+    ("types", "actors", "cpus", "said"),
+    [
+        (_TYPES, "64", 60.0, "the most that its configuration allows: 6 nodes with 60 CPUs in all"),
+        ({**_TYPES, "gpu": {"resources": {}}}, "64", 64.0, "is not known here, .*: 8 nodes with 64 CPUs"),
+        (None, "20-64", 24.0, "how many is not known here, this plan is for: 3 nodes with 24 CPUs"),
+        (None, "auto", 8.0, "this plan is for: 1 node with 8 CPUs in all"),
+    ],
+)
+def test_a_plan_for_a_cluster_that_grows_says_what_it_assumes(
+    types: dict[str, Any] | None,
+    actors: str,
+    cpus: float,
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Not for the laptop on which it is made."""
+    if types is not None:
+        found = {"max_workers": 5, "head_node_type": "head", "available_node_types": types}
+        (tmp_path / "ray_bootstrap_config.yaml").write_text(json.dumps(found))
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.setattr(connection, "connect", lambda config: None)
+    monkeypatch.setattr(connection, "_autoscales", lambda: True)
+    monkeypatch.setattr(nodes, "whole", lambda gpus: {"a": Node(8.0, 0.0, None, 1e11)})
+    monkeypatch.setattr(connection, "this_cluster", lambda gpus: Available((), 0.0, 5e9))
+    monkeypatch.setattr(connection, "this_machine", lambda: Available((Node(3.0, 0.0),), 1e9))
+    there = prospect(load({}, ["execution.address=10.0.0.1:6379", f"execution.actors={actors}"]))
+    assert there.cpus == cpus
+    assert re.search(said, there.assumed)
+
+
+def test_what_a_cluster_has_is_known_beside_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_RELEASE_TIMEOUT", 0.0)
+    monkeypatch.setattr(nodes, "whole", lambda gpus: {"a": Node(4.0, 0.0)})
+    _room(monkeypatch, 0)
+    found = connection.available(load({}, ["execution.actors=2-64"]))
+    assert (found.cpus, found.whole) == (0.0, (Node(4.0, 0.0),))
 
 
 @pytest.mark.parametrize(("gpus", "autoscales"), [(1.0, False), (0.0, True), (0.0, False)])

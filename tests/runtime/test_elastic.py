@@ -53,6 +53,27 @@ def test_a_range_takes_what_there_is_and_no_fewer_than_its_least() -> None:
         planned("2-64", 1)
 
 
+@pytest.mark.parametrize(
+    ("actors", "free", "whole", "said"),
+    [
+        (
+            "2-64",
+            0,
+            1,
+            r"the cluster has 1, of which other work holds 1; execution.actors=1 with .*wait=3600",
+        ),
+        ("8", 1, 4, r"holds 3; .*execution.actors=1 would fit now; execution.actors=4 with execution.wait"),
+        ("2-64", 0, 0, "there are 0"),
+    ],
+)
+def test_what_other_work_holds_is_not_missing(actors: str, free: int, whole: int, said: str) -> None:
+    """The cluster has fewer CPUs than the run needs, and these are taken, too."""
+    config = load({}, [f"execution.actors={actors}", "execution.block_size=1"])
+    there = Available((Node(free, 0),), memory=64e9, whole=(Node(whole, 0),))
+    with pytest.raises(ConfigError, match=said):
+        plan_resources(config, 100, 1, 1000, 10**6, there)
+
+
 def test_one_process_waits_for_no_nodes() -> None:
     config = load({}, ["execution.actors=2-64", "execution.block_size=1", "execution.backend=inline"])
     plan = plan_resources(config, 100, 1, 1000, 10**6, Available((Node(8, 0),), memory=64e9))
