@@ -58,11 +58,12 @@ class Encoder(nn.Module):
     """A transformer of PyTorch's own layers."""
 
     mask: torch.Tensor
+    dropped = 0.0
 
     def __init__(self, length: int, words: int, width: int = 8) -> None:
         super().__init__()
         self.embedding = nn.Embedding(words, width)
-        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=0.0, batch_first=True)
+        layer = nn.TransformerEncoderLayer(width, 2, 2 * width, dropout=self.dropped, batch_first=True)
         self.layers = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
         self.last = nn.Linear(width, words)
         mask = nn.Transformer.generate_square_subsequent_mask(length)
@@ -71,6 +72,12 @@ class Encoder(nn.Module):
     def forward(self, words: torch.Tensor) -> torch.Tensor:
         x = self.layers(self.embedding(words), mask=self.mask, is_causal=True)
         return self.last(x).transpose(1, 2)
+
+
+class DroppedEncoder(Encoder):
+    """With PyTorch's own dropout."""
+
+    dropped = 0.1
 
 
 class Normed(nn.Module):
@@ -124,7 +131,7 @@ def test_ragged_clients_equal_the_loop(module: Any, work: LocalWork, together: i
     truth.check(engine.train(work, 1, range(10, 16), indices, start))
 
 
-@pytest.mark.parametrize("module", [Attention, Dropped, Encoder, Normed])
+@pytest.mark.parametrize("module", [Attention, Dropped, Encoder, DroppedEncoder, Normed])
 def test_they_train_in_the_vmap_engine(module: Any) -> None:
     assert choose_engine(spec_of(module)) == (
         "vmap",
@@ -142,12 +149,13 @@ def test_large_networks_train_one_client_at_a_time(width: int, together: int) ->
     assert engine.least == 1
 
 
-def test_a_client_alone_gets_what_it_gets_in_company() -> None:
+@pytest.mark.parametrize("module", [Encoder, DroppedEncoder])
+def test_a_client_alone_gets_what_it_gets_in_company(module: Any) -> None:
     """Up to rounding: alone nothing is vectorised, and attention may be fused."""
-    spec, batches = spec_of(Encoder), Batches(texts(LENGTH, WORDS), torch.device("cpu"))
-    indices = [np.arange(5 * c, 5 * c + 5) for c in range(3)]
+    spec, batches = spec_of(module), Batches(texts(LENGTH, WORDS), torch.device("cpu"))
+    indices = [np.arange(5 * c, 5 * c + n) for c, n in enumerate((5, 3, 7))]
     start = torch.from_numpy(np.tile(spec.initial(), (3, 1)))
-    work = LocalWork(1, 5, 0.1)
+    work = LocalWork(2, 4, 0.1)
     together, alone, loop = (
         engine.train(work, 0, range(3), indices, start).rows
         for engine in (

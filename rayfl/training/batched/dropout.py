@@ -7,6 +7,7 @@ generator of its own, in the order of the plain loop; the forward pass finds the
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +20,8 @@ from typing_extensions import override
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import Unsupported
 
+_MULTI_HEAD = inspect.signature(functional.multi_head_attention_forward)
+
 _WHOLE_CHANNELS = (functional.dropout1d, functional.dropout2d, functional.dropout3d)
 
 
@@ -28,23 +31,25 @@ class Draw(NamedTuple):
     Attributes:
         shape: of a sample's numbers.
         p: probability that one is zero.
+        order: the dimensions ``(B, *shape)`` from outer to inner, as they lie in memory: so PyTorch draws.
     """
 
     shape: tuple[int, ...]
     p: float
+    order: tuple[int, ...]
 
 
 class Dropout(TorchFunctionMode):
     """While it is entered, dropout multiplies by factors that it is given.
 
     It knows the functions of ``torch.nn.functional`` for elements and whole channels, and the dropout of
-    attention weights.
+    attention weights, also in ``nn.MultiheadAttention`` and PyTorch's transformers.
 
     Args:
-        factors: of a dropout's shape (with samples) and p: zeros, and 1 / (1 - p).
+        factors: of a dropout's shape (with samples), p and order: zeros, and 1 / (1 - p).
     """
 
-    def __init__(self, factors: Callable[[tuple[int, ...], float], torch.Tensor]) -> None:
+    def __init__(self, factors: Callable[[tuple[int, ...], float, tuple[int, ...]], torch.Tensor]) -> None:
         super().__init__()
         self._factors = factors
 
@@ -59,6 +64,11 @@ class Dropout(TorchFunctionMode):
             return self._channels(*args, **given)
         if func is functional.scaled_dot_product_attention and _probability(args, given):
             return self._attention(*args, **given)
+        if func is functional.multi_head_attention_forward:
+            call = _MULTI_HEAD.bind(*args, **given)
+            call.apply_defaults()
+            if call.arguments["training"] and call.arguments["dropout_p"]:
+                return self._multi_head(**call.arguments)
         return func(*args, **given)
 
     def _elements(
@@ -73,7 +83,11 @@ class Dropout(TorchFunctionMode):
         return self._dropped(x, shape, p, inplace) if training and p else x
 
     def _dropped(self, x: torch.Tensor, shape: tuple[int, ...], p: float, inplace: bool) -> torch.Tensor:
-        factors = self._factors(shape, p) if p < 1 else torch.zeros((), dtype=x.dtype, device=x.device)
+        if p == 1:
+            factors = torch.zeros((), dtype=x.dtype, device=x.device)
+        else:
+            order = sorted(range(x.dim()), key=x.stride, reverse=True) if shape == x.shape else range(x.dim())
+            factors = self._factors(shape, p, tuple(order))
         return x.mul_(factors) if inplace else x * factors
 
     def _attention(
@@ -90,15 +104,65 @@ class Dropout(TorchFunctionMode):
         scale = other.pop("scale", None)
         if any(other.values()):
             raise Unsupported(f"dropout of attention with {', '.join(other)}")
-        scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-        if is_causal:
-            attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-        if attn_mask is not None and attn_mask.dtype == torch.bool:
-            scores = scores.masked_fill(~attn_mask, -math.inf)
-        elif attn_mask is not None:
-            scores = scores + attn_mask
-        weights = torch.softmax(scores, -1)
+        weights = _weights(query, key, attn_mask, is_causal, scale)
         return self._dropped(weights, tuple(weights.shape), dropout_p, inplace=False) @ value
+
+    def _multi_head(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, num_heads: int, **other: Any
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What ``nn.MultiheadAttention`` computes of ``(words, B, width)``; its function calls the attention
+        where no mode sees it.
+        """
+        rare = ("bias_k", "add_zero_attn", "static_k", "static_v", "use_separate_proj_weight")
+        if query.dim() != 3 or any(other[name] is not None and other[name] is not False for name in rare):
+            raise Unsupported("dropout of a MultiheadAttention with rare settings")
+        weight, bias = other["in_proj_weight"].chunk(3), other["in_proj_bias"]
+        biases = (None,) * 3 if bias is None else bias.chunk(3)
+        q, k, v = (
+            functional.linear(x, *own).view(*x.shape[:2], num_heads, -1).permute(1, 2, 0, 3)
+            for x, *own in zip((query, key, value), weight, biases, strict=True)
+        )
+        mask = _as_numbers(other["attn_mask"], q)
+        if mask is not None and mask.dim() == 3:  # one for each sample and head
+            mask = mask.view(-1, num_heads, *mask.shape[1:])
+        padding = _as_numbers(other["key_padding_mask"], q)
+        if padding is not None:
+            padding = padding[:, None, None, :]
+            mask = padding if mask is None else mask + padding
+        weights = _weights(q, k, mask)
+        weights = self._dropped(weights, tuple(weights.shape), other["dropout_p"], inplace=False)
+        y = functional.linear(
+            (weights @ v).permute(2, 0, 1, 3).flatten(2), other["out_proj_weight"], other["out_proj_bias"]
+        )
+        if not other["need_weights"]:
+            return y, None
+        return y, weights.mean(1) if other["average_attn_weights"] else weights
+
+
+def _weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    mask: torch.Tensor | None,
+    causal: bool = False,
+    scale: float | None = None,
+) -> torch.Tensor:
+    """Attention of each query to each key: the softmax of their scaled products and the mask."""
+    scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
+    if causal:
+        mask = ~torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(mask, -math.inf)
+    elif mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return torch.softmax(scores, -1)
+
+
+def _as_numbers(mask: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor | None:
+    """A mask of ``nn.MultiheadAttention``, in which True hides, as numbers to add."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -math.inf)
 
 
 def _probability(args: Sequence[Any], given: dict[str, Any]) -> float:
@@ -109,10 +173,10 @@ def _probability(args: Sequence[Any], given: dict[str, Any]) -> float:
 def rehearsed(samples: int, found: list[Draw]) -> Dropout:
     """A mode that drops nothing, and lists what would be drawn for a batch of ``samples``."""
 
-    def factors(shape: tuple[int, ...], p: float) -> torch.Tensor:
+    def factors(shape: tuple[int, ...], p: float, order: tuple[int, ...]) -> torch.Tensor:
         if not shape or shape[0] != samples:
             raise Unsupported("a dropout's batch is not the batch of samples")
-        found.append(Draw(shape[1:], p))
+        found.append(Draw(shape[1:], p, order))
         return torch.ones(shape)
 
     return Dropout(factors)
@@ -121,17 +185,21 @@ def rehearsed(samples: int, found: list[Draw]) -> Dropout:
 def given(factors: Iterable[torch.Tensor]) -> Dropout:
     """A mode that takes these, one after another."""
     left = iter(factors)
-    return Dropout(lambda shape, p: next(left))
+    return Dropout(lambda shape, p, order: next(left))
 
 
 def drawn(
     draws: Sequence[Draw], clients: int, rows: int, step: Step, like: torch.Tensor
 ) -> list[torch.Tensor]:
     """The factors of a step, ``(C, B, *shape)`` each, of C clients and B rows; those of padding are zero."""
-    factors = [torch.zeros((clients, rows, *shape), device=like.device) for shape, _ in draws]
+    factors = [torch.zeros((clients, rows, *draw.shape), device=like.device) for draw in draws]
     for client in range(clients):
         count = rows if step.lengths is None else step.lengths[client]
         for draw, tensor in zip(draws, factors, strict=True):
-            own = tensor[client, :count]
-            own.bernoulli_(1 - draw.p, generator=step.generators[client]).div_(1 - draw.p)
+            own = tensor[client, :count].permute(draw.order)
+            own.copy_(
+                torch.empty_like(own, memory_format=torch.contiguous_format)
+                .bernoulli_(1 - draw.p, generator=step.generators[client])
+                .div_(1 - draw.p)
+            )
     return factors
