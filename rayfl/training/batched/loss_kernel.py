@@ -57,7 +57,9 @@ def cross_entropy(logits, labels, weights, loss, gradient):  # type: ignore[no-u
                 e = (p * r * r + r + _ONE) * power
                 g[k] = e
                 whole += e
-            total += weight * (np.log(whole) + (most - z[label]))
+            # Compilers may add in another order: in float32 the logarithm might drown in the largest logit.
+            behind = np.float64(most) - np.float64(z[label])
+            total += weight * (np.log(whole) + behind)
             share = weight / whole
             for k in range(classes):
                 g[k] *= share
