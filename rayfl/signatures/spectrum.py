@@ -20,6 +20,9 @@ BLOCK = 256
 KEPT = 1 << 23
 """Numbers of all users' eigenvectors up to which they are kept in double precision for the next user."""
 
+MANY = 32
+"""With this many eigenvectors of others for each sample of a user, its samples are decomposed first."""
+
 
 class Spectrum(Signature):
     """The q leading eigenpairs of the Gram matrix of the client's features (MT-HFL).
@@ -71,7 +74,9 @@ class Spectrum(Signature):
     ) -> NDArray[np.float64]:
         """``r(i, j)`` for every user j, ``(N,)``, in [0, 1]; 0 if nothing can be compared.
 
-        ``G_i V`` is computed as ``X^T (X V) / n``, for many users at a time, without forming ``G_i``.
+        ``G_i V`` is computed as ``X^T (X V) / n``, for many users at a time, without forming ``G_i``. Where
+        there are many users, ``|G_i V|`` is computed from the singular values ``S`` and the right singular
+        vectors ``W`` of ``X`` as ``|S^2 W V| / n``, as ``W^T`` changes no length: one product, not two.
         """
         row: NDArray[np.float64] = self.relate_all([(x, own)], others)[0]
         return row
@@ -87,18 +92,39 @@ class Spectrum(Signature):
         """
         few = sum(other[1:].size for other in others) <= KEPT
         kept = list(_side_by_side(others)) if few else None
+        directions = sum(other.shape[1] for other in others)
         rows = []
         with one_thread():
             for x, own in clients:
                 samples, values = sample_matrix(x), own[0].astype(np.float64)
+                gram = _of_equal_length(samples) if directions >= MANY * len(samples) else None
                 row = [
-                    _geometric_mean_ratios(
-                        values, np.linalg.norm(samples.T @ (samples @ vectors) / len(samples), axis=0), counts
-                    )
+                    _geometric_mean_ratios(values, _lengths(samples, gram, vectors), counts)
                     for vectors, counts in kept or _side_by_side(others)
                 ]
                 rows.append(np.concatenate([np.zeros(0), *row]))
         return np.stack(rows)
+
+
+def _of_equal_length(samples: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """``S^2 W / n`` of samples ``(n, D)``: vectors have the same length times this as times ``G``.
+
+    None if there are more samples than dimensions, whose decomposition takes longer than it saves.
+    """
+    if len(samples) > samples.shape[1]:
+        return None
+    _, singular, right = np.linalg.svd(samples, full_matrices=False)
+    found: NDArray[np.float64] = (singular**2 / len(samples))[:, None] * right
+    return found
+
+
+def _lengths(
+    samples: NDArray[np.float64], gram: NDArray[np.float64] | None, vectors: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """``|G v|`` of each column v of the vectors ``(D, V)``, given :func:`_of_equal_length` or without."""
+    products = samples.T @ (samples @ vectors) / len(samples) if gram is None else gram @ vectors
+    found: NDArray[np.float64] = np.linalg.norm(products, axis=0)
+    return found
 
 
 def _side_by_side(

@@ -9,6 +9,7 @@ from rayfl.clustering.config import Clustering
 from rayfl.clustering.proximity import relevance_matrix
 from rayfl.errors import DataError
 from rayfl.random import generator
+from rayfl.signatures import spectrum as spectra
 from rayfl.signatures.features.pca import PCA
 from rayfl.signatures.spectrum import Spectrum
 
@@ -229,3 +230,23 @@ def test_relating_a_block_is_relating_each_client(monkeypatch):
     np.testing.assert_array_equal(found[-1], 0)
     np.testing.assert_array_equal(found[:, -1], 0)
     assert (found[:-1, :-1] > 0).all()
+
+
+@pytest.mark.parametrize("samples", [1, 4, 6, 9])
+def test_decomposed_samples_measure_the_same_lengths(samples, monkeypatch):
+    """Among many users one product takes the place of two, if a user has fewer samples than dimensions."""
+    rng = np.random.default_rng(samples)
+    clients = [rng.standard_normal((samples, 6)) for _ in range(5)]
+    gram = clients[0].T @ clients[0] / samples
+    half = spectra._of_equal_length(clients[0])
+    if samples > 6:
+        assert half is None
+    else:
+        assert half.shape == (samples, 6)
+        np.testing.assert_allclose(half.T @ half, gram @ gram, atol=1e-12)
+    found = []
+    for many in (0, 10**9):
+        monkeypatch.setattr(spectra, "MANY", many)
+        found.append(np.stack(relate_all(Spectrum(q=3), clients)[1]))
+    np.testing.assert_allclose(*found, rtol=1e-11)
+    assert np.isfinite(found[0]).all()
