@@ -21,6 +21,7 @@ was written; so those that are kept share nothing but ``clients/``, and damage t
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -463,6 +464,7 @@ def collect(folder: Path, live: Collection[str] = ()) -> None:
 def models_hash(models: NDArray[np.float32], state_rows: NDArray[np.float32] | Rows) -> str:
     """SHA-256 of the final models ``(K, P)`` and client states ``(n, S)``: equal hashes are equal bits."""
     found = hashlib.sha256()
-    for rows in (models, *(state_rows.pieces() if isinstance(state_rows, Rows) else (state_rows,))):
+    pieces = state_rows.pieces() if isinstance(state_rows, Rows) else (state_rows,)
+    for rows in itertools.chain((models,), pieces):  # one at a time: all may be more than the memory
         found.update(np.ascontiguousarray(rows).reshape(-1).data)  # without a copy
     return found.hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from rayfl.errors import Damaged, DiskError
 from rayfl.events import CheckpointSaved, Note, RoundDone, RunEvent
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers import states as states_module
-from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints
+from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, models_hash
 from rayfl.servers.shards import Shards
-from rayfl.servers.states import ClientStates
+from rayfl.servers.states import ClientStates, Rows
 from tests.runs import METHODS, assert_same
 from tests.servers.test_files import Crash, Disk, _flip
 
@@ -326,3 +327,20 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path, backend: Backend) -> None:
     path.unlink()
     with pytest.raises(Damaged, match=rf"{path.name}: cannot be read \(No such file or directory\)"):
         states.fetch(backend)
+
+
+def test_the_hash_of_the_models_holds_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The states of all clients may be more than the memory."""
+    rows = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
+    models, alive, most = np.ones((2, 5), np.float32), list[weakref.ref[Any]](), [0]
+
+    def read(start: int, stop: int) -> NDArray[np.float32]:
+        found = rows[start:stop].copy()
+        alive.append(weakref.ref(found))
+        most[0] = max(most[0], sum(each() is not None for each in alive))
+        return found
+
+    monkeypatch.setattr("rayfl.servers.states.SIZE", 40)  # two rows
+    assert models_hash(models, Rows(len(rows), read)) == models_hash(models, rows)
+    assert len(alive) > 6
+    assert most[0] <= 2
