@@ -77,6 +77,8 @@ class FedSoft(Algorithm[FedSoftState]):
 
     Shown by:
         - tests/algorithms/test_fedsoft.py::test_planted_mixtures_are_found
+        - experiments/clustered/fedsoft.yaml: labels of USPS mixed 70 to 30, five seeds: 91.3 %, as IFCA and
+          FedAvg; the paper has it above IFCA on mixed letters
     """
 
     name: Literal["fedsoft"] = "fedsoft"

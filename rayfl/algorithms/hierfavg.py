@@ -38,6 +38,8 @@ class HierFAVG(Algorithm):
     Shown by:
         - tests/servers/test_hierarchy.py::test_one_edge_is_fedavg
         - tests/servers/test_hierarchy.py::test_a_cloud_that_averages_every_round_is_fedavg
+        - experiments/servers/hierfavg.yaml: USPS, two shards a client, five cloud averages, five seeds:
+          76.7 % with averages at the edges every epoch, 69.9 % without
         - the drift: reasoned, not measured
     """
 

@@ -44,6 +44,9 @@ class QFedAvg(Algorithm):
 
     Shown by:
         - tests/algorithms/test_server_steps.py::test_a_larger_q_makes_shorter_steps
+        - experiments/servers/qfedavg.yaml: USPS, Dir(0.3), 300 rounds, five seeds: the variance of accuracies
+          grows with q (4.1, 5.3, 9.7 %² for q = 0, 1, 5), against the paper, with a rate that is not tuned
+          for each q
     """
 
     name: Literal["qfedavg"] = "qfedavg"
