@@ -59,13 +59,13 @@ def test_evaluation_at_its_cadence_and_always_at_the_end(settings: dict[str, Any
 def test_a_refused_run_leaves_nothing_behind(settings: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no layer 'conv9'"):
         run(settings, ["algorithm=pacfl", "hierarchy.common_layers=conv9"])
-    with pytest.raises(ConfigError, match="10 of 9 clients"):  # known only when the clients are
+    with pytest.raises(ConfigError, match="10 clusters of 9 clients; use"):  # known only when the clients are
         run(settings, ["algorithm=pacfl", "clustering.n_clusters=10"])
     assert list(tmp_path.iterdir()) == []
     for given, left in ((tmp_path / "new" / "runs", []), (tmp_path / "empty" / "runs", ["empty"])):
         if left:
             given.parent.mkdir()  # what was there before stays
-        with pytest.raises(ConfigError, match="10 of 9 clients"):
+        with pytest.raises(ConfigError, match="10 clusters of 9 clients; use at most 9"):
             run(settings, ["algorithm=pacfl", "clustering.n_clusters=10", f"output.root={given}"])
         assert [path.name for path in tmp_path.iterdir()] == left
 

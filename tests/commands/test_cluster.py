@@ -96,8 +96,8 @@ def test_one_of_several_may_be_refused(settings: dict[str, Any]) -> None:
     too_many = load({**settings, "clustering": {"n_clusters": 10}, "algorithm": "pacfl"})
     found, refused = cluster_without_training([fits, too_many])
     assert len(found) == 1
-    assert refused[0].startswith("pacfl: clustering.n_clusters: 10 of 9 clients")
-    with pytest.raises(ConfigError, match="10 of 9"):
+    assert refused[0].startswith("pacfl: clustering.n_clusters: 10 clusters of 9 clients; use at most 9")
+    with pytest.raises(ConfigError, match="10 clusters of 9 clients; use"):
         cluster_without_training([too_many])
 
 

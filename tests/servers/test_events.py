@@ -360,5 +360,5 @@ def test_fewer_clients_are_left_than_clusters_were_asked_for(method: str, settin
     leave = [{"name": "leave", "round": 1, "clients": [0, 1, 2, 3, 4, 5, 6]}]
     result = run({**settings, **changes, "events": leave})
     assert result.rounds["clients"].tolist() == [9, 2, 2]
-    with pytest.raises(ConfigError, match="10 of 9 clients"):
+    with pytest.raises(ConfigError, match="10 clusters of 9 clients; use at most 9"):
         run({**settings, **changes, "clustering": {**clustering, "n_clusters": 10}})

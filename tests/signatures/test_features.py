@@ -79,5 +79,5 @@ def test_resnet_with_local_weights_turns_images_into_512_features(tmp_path):
     copy = pickle.loads(pickle.dumps(fitted))
     assert np.array_equal(copy.apply(x), features)
     assert fitted.apply(x[:, :1]).shape == (3, 512)  # grey
-    with pytest.raises(DataError, match="use pca"):
+    with pytest.raises(DataError, match=r"use clustering\.features=pca"):
         fitted.apply(np.ones((2, 784), np.float32))
