@@ -540,7 +540,7 @@ def _show_part(kind: str, name: str) -> None:
 
 
 def _default(field: FieldInfo) -> str:
-    """The default of a setting; that of a section has a line for each of its own."""
+    """The default of a setting as text; that of a section has a line for each of its settings."""
     from pydantic import BaseModel
 
     value = field.get_default(call_default_factory=True)

@@ -60,10 +60,10 @@ class Section(BaseModel):
     """Whether its paths stay as they are, relative to the folder in which a command is given."""
 
     classes_only: ClassVar[bool] = False
-    """Whether it makes sense only where models predict classes; refused with losses of numbers."""
+    """Whether it makes sense only where models predict classes: otherwise it is refused."""
 
     def needs_classes(self) -> bool:
-        """:attr:`classes_only`, where it depends on the settings."""
+        """Whether these settings make sense only where models predict classes (:attr:`classes_only`)."""
         return self.classes_only
 
     @model_validator(mode="before")

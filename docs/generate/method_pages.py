@@ -91,10 +91,13 @@ def index() -> str:
 
 
 def page(name: str, part: type[Algorithm[Any]]) -> str:
-    """One method."""
+    """One method: what its docstring says in a line, in a paragraph, in detail, and in its sections."""
     found = Docstring.of(part)
     file = Path(inspect.getfile(part)).relative_to(ROOT).as_posix()
-    lines = [f"# {name}", "", source(part), "", "## Idea", "", found.text, ""]
+    line, idea, *detail = found.text.split("\n\n", 2)
+    lines = [f"# {name}", "", source(part), "", "## Idea", "", line, "", idea, ""]
+    if detail:
+        lines += ["## How it works", "", *detail, ""]
     for title, body in found.sections.items():
         lines += [f"## {title}", ""]
         if title == "Symbols":

@@ -19,7 +19,9 @@ class FedAdam(Algorithm):
     """FedAvg with Adam at the server.
 
     The server takes the weighted mean of the clients' updates, Delta, for a gradient and makes a step of
-    Adam, so that each parameter has a step size of its own::
+    Adam, so that each parameter has a step size of its own.
+
+    In every round, for every model::
 
         m <- beta1 m + (1 - beta1) Delta        v <- beta2 v + (1 - beta2) Delta^2
         w <- w + eta m / (sqrt(v) + tau)

@@ -101,7 +101,7 @@ class FedSoft(Algorithm[FedSoftState]):
     def join(
         self, setup: Setup, state: FedSoftState, newcomers: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
-        """They are asked at once."""
+        """Clients with new data count again at once."""
         return self._asked(state, newcomers, clients)
 
     def drift(
@@ -113,13 +113,13 @@ class FedSoft(Algorithm[FedSoftState]):
     def recluster(
         self, setup: Setup, state: FedSoftState, clients: Clients
     ) -> Regrouping[FedSoftState] | None:
-        """Every tau rounds all clients are asked."""
+        """Every tau rounds all clients count again."""
         if state.round % self.every:
             return None
         return Regrouping(self._asked(state, setup.present, clients), np.arange(self.clusters))
 
     def _asked(self, state: FedSoftState, who: NDArray[np.int64], clients: Clients) -> FedSoftState:
-        """With the shares of clients ``who`` ``(n,)``."""
+        """The state once clients ``who`` ``(n,)`` have counted which center suits their samples (step 1)."""
         counts = clients.samples_by_model(who, "train")  # (n, S)
         found = np.maximum(counts / counts.sum(axis=1, keepdims=True), self.smoother)
         shares, assignment, told = state.shares.copy(), state.assignment.copy(), state.told.copy()
@@ -130,7 +130,7 @@ class FedSoft(Algorithm[FedSoftState]):
     def cohort(
         self, setup: Setup, state: FedSoftState, clients: Clients
     ) -> tuple[FedSoftState, NDArray[np.int64]]:
-        """All who are drawn for a center."""
+        """All clients that are drawn for at least one center (step 2)."""
         return state, np.flatnonzero(self._drawn(setup, state).any(axis=0))
 
     def _drawn(self, setup: Setup, state: FedSoftState) -> NDArray[np.float64]:

@@ -24,8 +24,9 @@ class QFedAvg(Algorithm):
     """FedAvg that favours clients with a high loss: the larger q, the more alike the clients' losses.
 
     It minimises ``sum_k p_k F_k^{q+1} / (q + 1)``. Clients report the loss F_k of the model that they
-    received on their training data, and the server weights their updates with it. With ``L = 1 / lr`` and
-    ``Delta w_k = L (w - w_k)``::
+    received on their training data, and the server weights their updates with it.
+
+    With ``L = 1 / lr`` and ``Delta w_k = L (w - w_k)``::
 
         w <- w - sum_k p_k F_k^q Delta w_k / sum_k p_k (q F_k^{q-1} |Delta w_k|^2 + L F_k^q)
 

@@ -29,6 +29,7 @@ from rayfl.errors import ConfigError, nearest
 from rayfl.runtime.environment import machine, versions
 from rayfl.runtime.ray_backend import settle
 from rayfl.training.precision import Precision
+from rayfl.units import UNKNOWN
 
 TASKS = (
     *WORKLOADS,
@@ -299,7 +300,7 @@ def _table(title: str, rows: Sequence[dict[str, Any]], columns: dict[str, str]) 
 
 def _text(value: Any) -> str:
     if value is None:
-        return "–"
+        return UNKNOWN
     if isinstance(value, float):
         return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
     return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)

@@ -427,13 +427,17 @@ class ClientHost:
         batch_size: int,
         kept: KeptSamples | None = None,
     ) -> tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.float64]]:
-        """How many predictions of each sample are right, the sum of their losses, what else is measured.
+        """Test a model on samples.
 
         Args:
             model: ``(P,)``.
             part, ids: the samples.
             batch_size: samples in a forward pass.
             kept: where samples are kept that other models will be tested on, too.
+
+        Returns:
+            For each sample the number of its predictions that are right, the sum of their losses, and the
+            other sums that are measured ``(n, S)``.
         """
         kept = kept or KeptSamples(0)
         if not len(ids):

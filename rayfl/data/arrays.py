@@ -149,7 +149,7 @@ def check_counted(largest: int, samples: int, where: str) -> None:
 
 
 def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = False) -> Samples:
-    """Read a dataset from an npz file.
+    """Read a dataset with a test part from an npz file.
 
     Args:
         path: a file with ``x_train``, ``y_train``, ``x_test``, ``y_test`` as :func:`as_inputs` and
@@ -163,18 +163,33 @@ def read_npz(path: Path, name: str, layout: Layout = "auto", tokens: bool = Fals
     Raises:
         DataError: if the file is missing, unreadable, or does not hold what it must; one line.
     """
+    arrays = read_arrays(path)
+    if "x" in arrays:
+        raise DataError(f"{path}: has no test part; expected {', '.join(_REQUIRED)}")
+    return of_arrays(arrays, name, called(path), layout, tokens)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+    """The arrays of an npz file by their names, as :func:`read_npz` describes them.
+
+    Returns:
+        What is known of both parts, or ``x``, ``y`` and their columns where the file has no test part.
+
+    Raises:
+        DataError: if the file is missing, unreadable, or lacks an array; one line.
+    """
     if not path.is_file():
         what = "it is a folder" if path.is_dir() else "there is no such file"
         raise DataError(f"{path}: {what}; expected an .npz with {', '.join(_REQUIRED)}")
     try:
-        arrays = _read_arrays(path)
+        arrays = _content(path)
     except Exception as error:  # broken bytes make zip, zlib and NumPy raise nearly anything
         raise DataError(f"{path}: cannot be read as .npz ({one_line(error)})") from error
     missing = [key for key in _REQUIRED if key not in arrays]
-    if missing:
-        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}")
-
-    return of_arrays(arrays, name, called(path), layout, tokens)
+    if missing and not ("x" in arrays and "y" in arrays):
+        whole = ", or x and y" if len(missing) == len(_REQUIRED) else ""
+        raise DataError(f"{path}: has no {', '.join(missing)}; expected {', '.join(_REQUIRED)}{whole}")
+    return arrays
 
 
 def of_arrays(
@@ -263,15 +278,19 @@ def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> C
     return Column(values, places[: len(train)], None if test is None else places[len(train) :])
 
 
-def _read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
+def _content(path: Path) -> dict[str, NDArray[np.generic]]:
     if not (zipfile.is_zipfile(path) or path.suffix == ".npy"):
         raise ValueError("it is not an .npz file, or incomplete")  # NumPy would take it for a pickle
     content = np.load(path, allow_pickle=False)
     if isinstance(content, np.ndarray):
         raise ValueError("it holds a single array")
     with content:
-        arrays = {key: content[key] for key in (*_REQUIRED, *_OPTIONAL) if key in content}
-        for key in filter(is_column, content):
+        whole = "x" in content and not any(key in content for key in _REQUIRED)
+        known = ("x", "y", "class_names") if whole else (*_REQUIRED, *_OPTIONAL)
+        arrays = {key: content[key] for key in known if key in content}
+        for key in content:
+            if key in known or not (whole or is_column(key)):
+                continue
             with contextlib.suppress(Exception):  # objects, which may be code, or anything: not looked at
                 more = content[key]
                 if more.ndim == 1 and more.dtype.kind in "iuU":

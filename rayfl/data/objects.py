@@ -21,10 +21,10 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
     """The settings of a dataset for arrays, PyTorch datasets, or a function that returns them.
 
     Arrays and PyTorch datasets are written to a file below :func:`~rayfl.given.data_root`, named after its
-    content.
+    content. Without a test part they need ``data.test_fraction``.
 
     Raises:
-        DataError: if it has no test part.
+        DataError: if it is nothing of the kind.
     """
     if callable(thing) and not hasattr(thing, "__getitem__"):
         return {"name": "python", "target": target_of(thing)}
@@ -33,9 +33,6 @@ def dataset_of(thing: object) -> dict[str, Any] | None:
     if not (isinstance(thing, (Mapping, tuple, list)) or hasattr(thing, "__getitem__")):
         return None
     arrays, layout = as_arrays(thing, "data")
-    if "x_train" not in arrays:
-        expected = "expected (x_train, y_train, x_test, y_test), or a function and data.test_fraction"
-        raise DataError(f"data: has no test part; {expected}")
     written = io.BytesIO()
     np.savez(written, **arrays)  # type: ignore[arg-type]
     return {"name": "npz", "path": keep(written.getvalue(), ".npz"), "layout": layout}

@@ -128,7 +128,8 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
         raise ConfigError(
             "data.test_fraction", f"{where} has no test part", "say what fraction to take, e.g. 0.2"
         )
-    y = arrays["y"]
+    y, names = arrays["y"], {key: arrays[key] for key in arrays if key == "class_names"}
+    arrays = {key: arrays[key] for key in arrays if key not in names}
     for name, values in arrays.items():
         if values.ndim == 0 or len(values) != len(y):
             raise DataError(f"{where}: {name} has shape {values.shape}, y has shape {y.shape}")
@@ -138,7 +139,7 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
     parts = {
         f"{n}_{part}": v[at] for n, v in arrays.items() for part, at in (("train", ~test), ("test", test))
     }
-    return parts, split_numbering(test)
+    return parts | names, split_numbering(test)
 
 
 def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:

@@ -146,7 +146,7 @@ class SubFedAvg(LocalObjective):
         return mask
 
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
-        """Prune, if it may be; send what is kept."""
+        """Prune the clients that are good enough (Algorithm 10); they send what they keep."""
         import torch
 
         spec, first = start.spec, block.snapshots

@@ -27,7 +27,7 @@ from rayfl.report.charts import Colour, Metric, Points, client_map, heatmap, spa
 from rayfl.report.html import MOST_GROUPS, threshold_chart
 from rayfl.report.page import Chart, Column, Data, Page, Section, rounded
 from rayfl.report.page import Table as PageTable
-from rayfl.units import size
+from rayfl.units import UNKNOWN, size
 
 _DRAWN = 2000
 """With at most this many clients the distance matrix is drawn."""
@@ -221,8 +221,8 @@ def show(results: Sequence[ClusteringResult], out: Console) -> None:
         table.add_row(
             result.method,
             number,
-            "-" if c.ari is None else f"{c.ari:.2f}",
-            "-" if beta is None else f"{beta:.4g}",
+            UNKNOWN if c.ari is None else f"{c.ari:.2f}",
+            UNKNOWN if beta is None else f"{beta:.4g}",
             size(result.bytes("up")),
             size(result.bytes("down")),
             f"{result.seconds:.1f}",

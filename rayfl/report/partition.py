@@ -345,11 +345,11 @@ def _distance_table(found: View) -> Table:
     for part in found.measured:
         note = part.measure.unit or ("1: alike" if part.measure.similarity else "")
         if part.average is None:
-            blanks = ["–"] * (3 if grouped else 1)
+            blanks = [UNKNOWN] * (3 if grouped else 1)
             table.add_row(part.measure.name, *blanks, "not defined")
             continue
         values = [part.average.mean, *((part.average.within, part.average.across) if grouped else ())]
-        table.add_row(part.measure.name, *("–" if v is None else f"{v:.4g}" for v in values), note)
+        table.add_row(part.measure.name, *(UNKNOWN if v is None else f"{v:.4g}" for v in values), note)
     return table
 
 

@@ -93,7 +93,7 @@ def test_a_network_is_a_class_or_has_been_built(arrays, monkeypatch):
 @pytest.mark.parametrize(
     ("section", "thing", "expected"),
     [
-        ("data", (np.zeros((3, 2)), np.zeros(3, int)), "data: has no test part"),
+        ("data", (np.zeros((3, 2)), np.zeros(3, int)), "data.test_fraction: data has no test part"),
         ("data", (1, 2, 3), "data: returned 3 things"),
         ("data", object(), "data: got .*; expected a dataset: its name, settings or object"),
         ("partition", object(), "partition: got .*; expected a partition"),
@@ -114,6 +114,16 @@ def test_a_mistake_in_arrays_names_them_and_not_the_file_that_they_are_kept_in(a
     x, y, x_test, y_test = arrays.values()
     with pytest.raises(DataError, match=rf"^data: y_train has 3 entries for {len(x)} samples"):
         rayfl.run(SMALL, data=(x, y[:3], x_test, y_test))
+
+
+def test_arrays_without_a_test_part_are_divided_as_asked(arrays):
+    x, y, *_ = arrays.values()
+    divided = rayfl.run(SMALL, ["data.test_fraction=0.25", "partition.clients=2"], data={"x": x, "y": y})
+    assert divided.clients["n"].sum() < 31  # of 40; some are held out for validation
+    np.savez("whole.npz", x=x, y=y)
+    settings = {"name": "npz", "path": "whole.npz", "test_fraction": 0.25}
+    same = rayfl.run(SMALL, ["partition.clients=2"], data=settings)
+    assert divided.summary["models_sha256"] == same.summary["models_sha256"]
 
 
 def normed() -> nn.Module:

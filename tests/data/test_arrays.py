@@ -10,7 +10,7 @@ import pytest
 
 from rayfl.data import DATASETS, Samples, fingerprint, read_npz, write_npz
 from rayfl.data.arrays import as_inputs
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 
 
 def arrays(**changes: object) -> dict[str, object]:
@@ -33,6 +33,35 @@ def refusal(path: Path, **settings: object) -> str:
         DATASETS["npz"](path=path, **settings).load(Path("nowhere"))
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_a_file_without_a_test_part_is_divided(tmp_path: Path) -> None:
+    x, y = np.arange(24, dtype=np.float64).reshape(12, 2), np.arange(12) % 3
+    ward = np.array([f"w{i % 2}" for i in range(12)])
+    np.savez(tmp_path / "whole.npz", x=x, y=y, ward=ward, class_names=["a", "b", "c"])
+    settings = {"path": tmp_path / "whole.npz", "test_fraction": 0.25}
+    samples = DATASETS["npz"](**settings).load(tmp_path)
+    test = samples.x_test[:, 0].astype(int) // 2  # each sample's number
+    train = samples.x_train[:, 0].astype(int) // 2
+    assert sorted([*train, *test]) == list(range(12))
+    assert samples.y_test.tolist() == (test % 3).tolist()
+    assert sorted(samples.y_test) == [0, 1, 2]
+    assert samples.class_names == ("a", "b", "c")
+    column = samples.columns["ward"]
+    assert column.values[column.train].tolist() == ward[train].tolist()
+    assert column.values[column.test].tolist() == ward[test].tolist()
+    other = DATASETS["npz"](**settings, seed=1).load(tmp_path)
+    assert other.x_test.tolist() != samples.x_test.tolist()
+    with pytest.raises(ConfigError, match=r"data\.test_fraction: .*whole.npz has no test part"):
+        DATASETS["npz"](path=settings["path"]).load(tmp_path)
+    with pytest.raises(ConfigError, match=r"data\.test_fraction: .*file.npz has a test part"):
+        DATASETS["npz"](path=write(tmp_path), test_fraction=0.25).load(tmp_path)
+    with pytest.raises(DataError, match=r"whole.npz: has no test part; expected x_train"):
+        read_npz(settings["path"], "mine")
+    np.savez(tmp_path / "whole.npz", x=x, y=y, ward=ward[:3])
+    assert "ward has shape (3,), y has shape (12,)" in refusal(**settings)
+    np.savez(tmp_path / "whole.npz", x=x)
+    assert "has no x_train, y_train, x_test, y_test; expected" in refusal(**settings)
 
 
 def test_grey_images_get_a_channel_axis(tmp_path: Path) -> None:

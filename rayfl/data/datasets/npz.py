@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.data.arrays import Layout, read_npz
+from rayfl.data.arrays import Layout, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
+from rayfl.data.own import divide
+from rayfl.given import called
 
 
 class Npz(ImageDataset):
     """A file with x_train, y_train, x_test, y_test; optional domain_train, domain_test, class_names.
+
+    Or a file with x and y: then ``test_fraction`` of each class are the test samples.
 
     Inputs are features ``(n, D)``, grey images ``(n, H, W)`` or images ``(n, H, W, C)`` or
     ``(n, C, H, W)``, in integers 0..255 or floats; ``y`` is classes, integers from 0 ``(n,)``, or numbers to
@@ -29,6 +34,10 @@ class Npz(ImageDataset):
     tokens: bool = Field(
         False, description="x holds texts: tokens, integers from 0 of shape (n, L), 0 for padding"
     )
+    test_fraction: float | None = Field(
+        None, gt=0, lt=1, description="fraction of each class for tests, if the file has x and y only"
+    )
+    seed: int = Field(0, description="seed of the draw of the test samples")
 
     @override
     def available(self, root: Path) -> bool:
@@ -36,4 +45,7 @@ class Npz(ImageDataset):
 
     @override
     def load(self, root: Path) -> Samples:
-        return self.reshaped(read_npz(self.path.expanduser(), self.path.stem, self.layout, self.tokens))
+        path = self.path.expanduser()
+        arrays, numbering = divide(read_arrays(path), self.test_fraction, self.seed, called(path))
+        samples = of_arrays(arrays, path.stem, called(path), self.layout, self.tokens)
+        return self.reshaped(replace(samples, numbering=numbering))
