@@ -83,6 +83,7 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
 
     Raises:
         Held: if another process is running it.
+        ConfigError: if somebody has resumed it with another number of rounds.
         ConfigError, DataError, Interrupted: as :func:`run`.
     """
     path, there = config.output.folder / name, config.output.remote(name)
@@ -93,6 +94,13 @@ def run_once(config: Config, name: str, on_event: Listener = lambda event: None)
         if config.execution.backend == "ray":
             connect(config)
         return _execute(config, RunDirectory.create_as(config, name), on_event)
+    begun = RunDirectory.open(path).config
+    if begun.rounds != config.rounds:
+        raise ConfigError(
+            "rounds",
+            f"{path} was resumed with {begun.rounds:,} rounds, {config.rounds:,} are wanted",
+            "move it to another folder",
+        )
     places = config.execution.model_dump(mode="json", exclude={"address"})
     given = [f"execution.{key}={json.dumps(value)}" for key, value in places.items()]
     return resume(path, given, on_event)

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rayfl import files
 from rayfl.display import Output, short
 from rayfl.errors import ClientError, ConfigError, DataError, RayflError, nearest
 from rayfl.units import counted, size
@@ -267,6 +268,9 @@ def study(
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
         found = execute(prepared, folder, inline, jobs, display.watch)
+    if found.stopped and not found.results.runs:
+        print("stopped while settings were chosen; the same command resumes the study", file=sys.stderr)
+        raise typer.Exit(130)
     _say("")
     out.print(_table_of(tables.main_table(found.results, tall=True)))
     for line in tables.claim_lines(found.judgements):
@@ -690,8 +694,9 @@ def models(
     for number, (client, tensors) in enumerate(client_models(path, clients, finetuned), 1):
         if number == 1:
             _say(f"{size(sum(t.numel() * t.element_size() for t in tensors.values()))} a client")
-            folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, folder / f"client_{quote(str(client), safe=' ')}.safetensors")
+            files.make(folder, parents=True)
+        with files.boundary(folder):
+            save_file(tensors, folder / f"client_{quote(str(client), safe=' ')}.safetensors")
     _say(f"written: {counted(number, 'model')} to {short(folder)}")
 
 

@@ -488,11 +488,19 @@ class RunDirectory:
         files.write(self.path / name, (_frame(frame, not place) for place, frame in enumerate(frames)))
 
     def read_frame(self, name: str) -> pd.DataFrame:
-        """A CSV file of the run."""
+        """A CSV file of the run.
+
+        Raises:
+            Damaged: if it is missing, or no table.
+        """
         import pandas as pd
 
-        # The default precision is an ulp off; ids of clients are text, whatever they look like.
-        return pd.read_csv(self.path / name, float_precision="round_trip", converters={"name": str})
+        path = self.path / name
+        try:
+            # The default precision is an ulp off; ids of clients are text, whatever they look like.
+            return pd.read_csv(path, float_precision="round_trip", converters={"name": str})
+        except (OSError, ValueError) as error:
+            raise Damaged(f"{path}: cannot be read ({one_line(error)})") from None
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import itertools
+import json
 import keyword
 import re
 import shlex
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from rayfl import files
 from rayfl.config.kinds import KINDS
+from rayfl.config.text import parse
 from rayfl.errors import ConfigError, nearest
 
 _TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -134,7 +136,8 @@ def init(kind: str, name: str, folder: Path, cluster: str = "") -> tuple[list[Pa
             raise ConfigError(
                 "--name", f"{name!r} cannot be a study's name", "use letters, digits, . _ and -"
             )
-        found = _write(folder, {f"{name}.yaml": _filled("study.yaml", {"__NAME__": name})})
+        text = name if parse(name) == name else json.dumps(name)  # 123 would be a number
+        found = _write(folder, {f"{name}.yaml": _filled("study.yaml", {"__NAME__": text})})
         return found, [f"rayfl study {found[0]} --dry-run", f"rayfl study {found[0]}"]
     skeleton = SKELETONS[kind]
     name = name or skeleton.name

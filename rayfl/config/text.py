@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -29,6 +30,24 @@ def parse(text: str, own: bool = False) -> Any:
 def dump(values: Mapping[str, Any]) -> str:
     """YAML that :func:`parse` reads back to equal values."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False)
+
+
+def as_value(value: Any) -> str:
+    """A value in one line that :func:`parse` reads back: JSON, which is YAML but for pairs of surrogates.
+
+    Raises:
+        TypeError: if JSON has no such values.
+    """
+    return _SURROGATES.sub(_escaped, json.dumps(value))
+
+
+_SURROGATES = re.compile(r"(?<!\\)((?:\\\\)*)\\u(d[89ab][0-9a-f]{2})\\u(d[c-f][0-9a-f]{2})")
+"""A character beyond U+FFFF as JSON writes it, after an even number of backslashes."""
+
+
+def _escaped(found: re.Match[str]) -> str:
+    high, low = (int(found[place], 16) for place in (2, 3))
+    return f"{found[1]}\\U{0x10000 + ((high - 0xD800) << 10) + low - 0xDC00:08x}"
 
 
 class _Loader(yaml.SafeLoader):

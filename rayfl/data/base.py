@@ -18,11 +18,8 @@ from pydantic import Field
 
 from rayfl.data.scaling import GivenScaling, Normalise, Scaling
 from rayfl.errors import DataError
-from rayfl.losses.base import Task
+from rayfl.losses.base import IGNORED, Task
 from rayfl.settings import Section
-
-IGNORED = -100
-"""The target that counts in no loss and no accuracy (PyTorch's default ``ignore_index``)."""
 
 UNKNOWN = "<unknown>"
 """The word of a vocabulary that stands for all others."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 Task = Literal["numbers", "texts", "words"]
 """What a model does: a prediction for each sample, of numbers (images, features) or a text; or for each word
 of a text."""
+
+IGNORED = -100
+"""The target that counts in no loss and no accuracy (PyTorch's default ``ignore_index``)."""
 
 
 class Loss(Section):
@@ -40,6 +43,15 @@ class Loss(Section):
     measures: ClassVar[Mapping[str, str]] = {}
     """What else is measured of each client (:meth:`measured`): names, and what tables say of them."""
 
+    lower_is_better: ClassVar[frozenset[str]] = frozenset()
+    """Those of :attr:`measures` that are errors: less is better. More is better of all others."""
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        """A parent's faster :meth:`mean` is that of its own :meth:`each`: not inherited with another one."""
+        super().__init_subclass__(**given)
+        if "each" in vars(cls) and "mean" not in vars(cls):
+            cls.mean = Loss.mean  # type: ignore[method-assign]
+
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of each prediction ``(n,)``; for texts ``(n, L)``, 0 at positions without a target.
 
@@ -50,10 +62,13 @@ class Loss(Section):
         raise NotImplementedError
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each`; subclasses may compute it
-        faster.
+        """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each` over predictions, which leaves
+        out positions of texts without a target. Subclasses may compute it faster.
         """
-        return self.each(outputs, targets).mean()
+        each = self.each(outputs, targets)
+        if each.dim() == 1:
+            return each.mean()
+        return each.sum() / (targets != IGNORED).sum()
 
     def for_tests(self) -> Loss:
         """The loss that tests report: this one without terms that only apply in training."""

@@ -30,6 +30,7 @@ class MeanSquaredError(Loss):
         "mae": "mean absolute error",
         "r2": "coefficient of determination, at best 1",
     }
+    lower_is_better: ClassVar[frozenset[str]] = frozenset({"rmse", "mae"})
 
     name: Literal["mse"] = "mse"
 

@@ -11,15 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.errors import ConfigError
-from rayfl.losses.base import Task
+from rayfl.losses.base import IGNORED, Task
 from rayfl.settings import Section, part_name
 
 if TYPE_CHECKING:
     from torch import nn
-
-
-_IGNORED = -100
-"""PyTorch's default ``ignore_index``: the target after the end of a text."""
 
 
 class Model(Section):
@@ -122,7 +118,7 @@ def random_texts(
 ) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
     """Random texts ``(count, L)`` for trials, and the word after each word, of some none."""
     words = rng.integers(0, vocabulary, (count, shape[0] + 1))
-    targets = np.where(rng.random((count, shape[0])) < 0.2, _IGNORED, words[:, 1:])
+    targets = np.where(rng.random((count, shape[0])) < 0.2, IGNORED, words[:, 1:])
     targets[:, 0] = words[:, 1]  # a text has at least two words
     return words[:, :-1].astype(np.int32), targets
 

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from rayfl import files
+from rayfl.errors import ConfigError
 from rayfl.report.charts import Line, Metric, box, curves, pareto
 from rayfl.report.files import RunFiles, numbers
 from rayfl.report.html import METRICS, MOST_GROUPS, ROUNDS, known, line_of
@@ -147,8 +149,12 @@ class Comparison:
     def write(self, out: Path) -> Path:
         """See :func:`write_comparison`."""
         path = out / "comparison.html" if out.is_dir() else out
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.frame.to_csv(path.with_suffix(".csv"), index=False)
+        if path.suffix == ".csv":
+            raise ConfigError(
+                "--out", f"{out} is the name of a table", "name a page, such as comparison.html"
+            )
+        files.make(path.parent, parents=True)
+        files.write(path.with_suffix(".csv"), self.frame.to_csv(index=False))
         return write(path, page_of(self))
 
 

@@ -32,7 +32,7 @@ from rayfl.report.charts import (
     steps,
 )
 from rayfl.report.files import RunFiles, Value, numbers
-from rayfl.report.page import Chart, Column, Data, Page, Section, Table, rounded
+from rayfl.report.page import Chart, Column, Data, Page, Section, Table, rounded, significant
 from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
 
 MOST_GROUPS = 20
@@ -240,7 +240,7 @@ def line_of(run: RunFiles, name: str) -> Line:
         columns["bytes"] = rounded(float(ahead) + sent.cumsum(), 0)
     if "seconds" in rounds:
         columns["time"] = rounded(rounds["seconds"].fillna(0).cumsum(), 2)
-    columns |= {n: rounded(rounds[n], 4 if "loss" in n else 2) for n in dict.fromkeys(wanted)}
+    columns |= {name: _of_column(name, rounds[name]) for name in dict.fromkeys(wanted)}
     hollow = ""
     if "estimated_from" in rounds and rounds["estimated_from"].notna().any():
         hollow, columns["estimated"] = "estimated", rounds["estimated_from"].notna().tolist()
@@ -248,6 +248,13 @@ def line_of(run: RunFiles, name: str) -> Line:
     if len(kept) < len(rounds):
         columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     return Line(name, columns, hollow)
+
+
+def _of_column(name: str, values: Any) -> list[Any]:
+    """Numbers of a column as they are drawn: percentages with two decimals, others with as many digits as are
+    shown; the unit of an error may be anything.
+    """
+    return rounded(values, 2) if "accuracy" in name or name.startswith("f1_") else significant(values, 5)
 
 
 def _drawn(rounds: pd.DataFrame) -> list[int]:
@@ -336,7 +343,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
                 rows = rows.iloc[spaced(len(rows), MOST_ROUNDS // 2)]
                 note = f"{base} Of the rounds with tests {len(rows):,} are drawn, evenly spaced."
             shown = {"round": rounded(rows["round"] + 1, 0)}
-            shown |= {c: rounded(rows[c], 4 if "loss" in c else 2) for c, _, _ in columns[2:] if c in rows}
+            shown |= {c: _of_column(c, rows[c]) for c, _, _ in columns[2:] if c in rows}
             lines.append(Line(f"{kind} {_id(i)}", shown))
         choices = known(
             [
@@ -391,7 +398,7 @@ def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
             continue
         if column in ("best_round", "local_round"):
             values = np.where(values < 0, np.nan, values + 1)
-        found[column] = rounded(values, 2)
+        found[column] = _of_column(column, values)
     gone = _gone(run)
     for column in [name for name in found if "accuracy" in name or name.startswith(("perplexity", "best"))]:
         found[column] = [None if left else v for v, left in zip(found[column], gone.tolist(), strict=True)]

@@ -234,9 +234,17 @@ def formatted(value: Any, format: str = "text") -> str:
 
 
 def rounded(values: Any, digits: int) -> list[Any]:
-    """Numbers rounded to the ``digits`` decimals that are shown; whole ones as integers, None for NaN."""
+    """Numbers rounded to the ``digits`` decimals that are shown; whole ones as integers, None for NaN and
+    infinity.
+    """
     found = np.round(np.asarray(values, np.float64), digits)
-    return [None if v != v else int(v) if v == int(v) else v for v in found.tolist()]
+    return [None if not math.isfinite(v) else int(v) if v == int(v) else v for v in found.tolist()]
+
+
+def significant(values: Any, digits: int = 6) -> list[Any]:
+    """As :func:`rounded`, but to significant digits, for numbers of any size; whole ones stay as they are."""
+    found = np.asarray(values, np.float64).tolist()
+    return [plain(v if not math.isfinite(v) or v == int(v) else float(f"{v:.{digits}g}")) for v in found]
 
 
 def plain(value: Any) -> Any:

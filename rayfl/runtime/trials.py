@@ -20,6 +20,7 @@ import ray
 from ray import tune
 from ray.exceptions import RayError
 from ray.tune.schedulers import ASHAScheduler
+from ray.tune.search import ConcurrencyLimiter
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from rayfl import plugins
@@ -127,15 +128,17 @@ def search(
     for name, values in how.space.items():
         kind, given = ("choice", values) if isinstance(values, list) else next(iter(values.items()))
         space[name] = tune.choice(given) if kind == "choice" else kinds[kind](*given)
-    searcher = None
+    searcher: Any  # which also limits the trials: Tune's own limit does not hold for a searcher that is given
     if how.optuna:
         import optuna
         from ray.tune.search.optuna import OptunaSearch
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         searcher = OptunaSearch(metric=how.metric, mode="max", seed=how.seed)
+        if room.jobs is not None:
+            searcher = ConcurrencyLimiter(searcher, max_concurrent=room.jobs)
     else:
-        searcher = BasicVariantGenerator(random_state=how.seed)
+        searcher = BasicVariantGenerator(random_state=how.seed, max_concurrent=room.jobs or 0)
     scheduler = ASHAScheduler(max_t=how.rounds, grace_period=min(3, how.rounds)) if how.asha else None
     begin = partial(_searching, work=work, surroundings=Surroundings.here(folder))
     with _experiment() as store:
@@ -148,7 +151,6 @@ def search(
                 num_samples=how.samples,
                 search_alg=searcher,
                 scheduler=scheduler,
-                max_concurrent_trials=None if how.optuna else room.jobs,
             ),
             run_config=_run_config(store, _Losses()),
         ).fit()

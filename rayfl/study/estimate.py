@@ -92,8 +92,8 @@ def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
     """
     fetch(runs)
     by_key = {run.key: run for run in runs}
-    there = [run for run in by_key.values() if is_finished(directory_of(run))]
-    left = [run for run in by_key.values() if not is_finished(directory_of(run))]
+    there = [run for run in by_key.values() if is_finished(run)]
+    left = [run for run in by_key.values() if not is_finished(run)]
     known: dict[str, _Cost] = {}
     for run in there:
         known.setdefault(_kind(run), _measured(RunDirectory(directory_of(run))))

@@ -21,7 +21,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.font_manager import FontEntry, fontManager, get_font
 
 from rayfl import files
-from rayfl.errors import RayflError
+from rayfl.errors import Damaged, RayflError
 from rayfl.report import figures as report_figures
 from rayfl.report import maps
 from rayfl.report.figures import LIGHT, Picture
@@ -162,9 +162,8 @@ class StudyPlots:
 def _maps(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str, report_figures.Draw]]:
     """The methods whose run with the first seed is finished, and what draws its map."""
     for run in results.runs:
-        path = directory_of(run)
-        if run.seed == results.seeds[0] and dict(run.point) == dict(point) and is_finished(path):
-            run_files = RunFiles.read(path)
+        if run.seed == results.seeds[0] and dict(run.point) == dict(point) and is_finished(run):
+            run_files = RunFiles.read(directory_of(run))
             steps = maps.steps_of(run_files)
             found = maps.map_of(run_files, steps)
             if found is not None and steps:
@@ -204,8 +203,11 @@ def curves_of(
     for label in list(results.study.methods)[:_MOST_METHODS]:
         tables = []
         for run in results.runs:
-            if run.method == label and run.point == point and is_finished(directory_of(run)):
-                frame = RunDirectory(directory_of(run)).read_frame("rounds.csv")
+            if run.method == label and run.point == point and is_finished(run):
+                try:
+                    frame = RunDirectory(directory_of(run)).read_frame("rounds.csv")
+                except Damaged:
+                    continue
                 if column not in frame:
                     continue
                 sent = (frame["bytes_up"] + frame["bytes_down"]).cumsum()
@@ -296,9 +298,10 @@ def clients_of(results: Results, point: Mapping[str, str]) -> Iterator[tuple[str
     for label in results.study.methods:
         found = []
         for run in results.runs:
-            if run.method == label and run.point == point and is_finished(directory_of(run)):
-                frame = RunDirectory(directory_of(run)).read_frame("clients.csv")
-                found.append(frame["accuracy_last"].dropna().to_numpy(np.float64))
+            if run.method == label and run.point == point and is_finished(run):
+                with suppress(Damaged):
+                    frame = RunDirectory(directory_of(run)).read_frame("clients.csv")
+                    found.append(frame["accuracy_last"].dropna().to_numpy(np.float64))
         if found and len(np.concatenate(found)):
             yield label, np.concatenate(found)
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
-from rayfl.config.text import NOT_YAML, parse
+from rayfl.config.text import NOT_YAML, as_value, parse
 from rayfl.errors import ConfigError, nearest
 from rayfl.settings import Section
 from rayfl.study.claims import parse as parse_claim
@@ -239,7 +239,9 @@ class StudyFile(Section):
         """Refuse labels that cannot be told apart, and unknown names."""
         for label, method in self.methods.items():
             _check_label(label)
-            if not isinstance(method.get("algorithm", "fedavg"), str | dict):
+            algorithm = method.get("algorithm", "fedavg")
+            inner = algorithm.get("name", "") if isinstance(algorithm, dict) else algorithm
+            if not isinstance(inner, str):
                 raise ValueError(f"methods.{label}.algorithm: expected the name of an algorithm")
             if "seed" in method:
                 raise ValueError(f"methods.{label}.seed: all methods have the study's seeds")
@@ -287,10 +289,16 @@ class StudyFile(Section):
 
 
 def _check_label(label: str) -> None:
-    if label.strip() != label or not label or not label.isprintable() or '"' in label or "[" in label:
+    if (
+        " ".join(label.split()) != label
+        or not label
+        or not label.isprintable()
+        or '"' in label
+        or "[" in label
+    ):
         raise ValueError(
-            f"methods: {label[:60]!r} cannot be a label; it has no quotes, brackets and outer spaces, "
-            "and is not empty"
+            f"methods: {label[:60]!r} cannot be a label; it has no quotes, brackets, outer spaces or several "
+            "spaces in a row, and is not empty"
         )
     if len(label) > _LONGEST:
         raise ValueError(f"methods: {label[:60]!r}... is too long for a label; at most {_LONGEST} characters")
@@ -301,7 +309,7 @@ _LONGEST = 100
 
 _COLUMNS = (
     *("method", "seed", "state", "key", "path", "rayfl", "error"),
-    *("column", "mean", "low", "high", "seeds"),
+    *("column", "mean", "low", "high", "seeds", "published"),
 )
 """Of the tables: an axis has a column, too."""
 
@@ -381,7 +389,7 @@ def overrides_of(settings: Mapping[str, Any], prefix: str = "") -> Iterator[str]
             yield from overrides_of(value, f"{path}.")
         else:
             try:
-                yield f"{path}={json.dumps(value)}"
+                yield f"{path}={as_value(value)}"
             except TypeError:
                 what = f"got {' '.join(str(value).split())[:60]} ({type(value).__name__})"
                 raise ConfigError(path, what, "expected text, numbers, lists or sections") from None
@@ -465,7 +473,11 @@ def take(
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise ConfigError(text, "not an override", "expected key=value, e.g. rounds=5")
-        changes[key.strip()] = parse(value)
+        try:
+            changes[key.strip()] = parse(value)
+        except NOT_YAML as error:
+            problem = " ".join(str(getattr(error, "problem", None) or error).split())
+            raise ConfigError(text, f"not YAML: {problem}", "expected key=value, e.g. rounds=5") from None
         if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
             raise ConfigError(text, "is an axis of the grid, or chosen by tune", "change the study file")
     try:
@@ -511,6 +523,12 @@ def _check_figures(study: StudyFile) -> None:
             for name in figures if isinstance(figures, dict) else ():
                 if not study.has_point(name):
                     raise ConfigError(f"expected: {label}", f"the grid has no point {name!r}")
+                axes = [axis for axis, at in study.axes.items() if name in at]
+                if len(axes) > 1:
+                    remedy = "name a point of every axis, separated by commas"
+                    raise ConfigError(
+                        f"expected: {label}", f"{name!r} is a point of {' and '.join(axes)}", remedy
+                    )
 
 
 _EXPECTED = "expected name, base, methods and so on; 'rayfl init study' writes one"
@@ -521,7 +539,7 @@ def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
         raise ConfigError("--size", f"the study has no size {size!r}", nearest(size, study.sizes))
     chosen = study.sizes[size]
     whole = {key: value for key, value in given.items() if key != "sizes"}
-    whole["settings"] = {**study.settings, **chosen.settings}
+    whole["settings"] = _merged(study.settings, chosen.settings)
     whole["grid"] = {**study.grid, **chosen.grid}
     for name in ("seeds", "claims", "expected"):
         value = getattr(chosen, name)
@@ -533,6 +551,19 @@ def _sized(study: StudyFile, given: Mapping[str, Any], size: str) -> StudyFile:
     if chosen.expected:
         _check_figures(sized)
     return _only(sized, chosen.only, f"sizes.{size}.only") if chosen.only else sized
+
+
+def _merged(before: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings with others added; a part under another name replaces the former whole."""
+    found = dict(before)
+    for key, value in more.items():
+        old = found.get(key)
+        if isinstance(old, Mapping) and isinstance(value, Mapping):
+            same = value.get("name", old.get("name")) == old.get("name")
+            found[key] = _merged(old, value) if same else value
+        else:
+            found[key] = value
+    return found
 
 
 def _only(study: StudyFile, only: Sequence[str], where: str) -> StudyFile:

@@ -14,7 +14,7 @@ from rayfl.report.charts import Line, Metric, alternatives, bars, box, curves, p
 from rayfl.report.compare import mean_line, seed_metrics
 from rayfl.report.files import RunFiles
 from rayfl.report.html import ROUNDS, known, line_of
-from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, rounded
+from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, significant
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
 from rayfl.study.outcome import Study
@@ -81,11 +81,11 @@ def page_of(study: Study) -> Page:
 
 
 def _table_of(text: TextTable, caption: str) -> Table:
-    """A text table; cells that begin with a number are sorted by it."""
+    """A text table; cells are sorted by their numbers, or else by the number with which they begin."""
     columns = []
     for place, title in enumerate(text.header):
         values = [row[place] for row in text.rows]
-        order = [_leading(value) for value in values]
+        order = list(text.values.get(place, map(_leading, values)))
         numeric = place >= text.left and any(number is not None for number in order)
         columns.append(Column(title, values, order=order if numeric else None, right=place >= text.left))
     return Table(columns, caption=caption, wrap=True)
@@ -274,7 +274,7 @@ def _runs(study: Study) -> Section:
         values = frame[name]
         if values.dtype.kind in "fi":
             columns.append(
-                Column(str(name), rounded(values, 3), "general" if values.dtype.kind == "f" else "number:0")
+                Column(str(name), significant(values), "general" if values.dtype.kind == "f" else "number:0")
             )
         else:
             columns.append(Column(str(name), [None if v != v or v is None else str(v) for v in values]))
@@ -284,8 +284,8 @@ def _runs(study: Study) -> Section:
 
 def _files(results: Results, label: str, point: Point) -> list[RunFiles]:
     """The finished runs of a method at a point."""
-    paths = [directory_of(r) for r in results.runs if r.method == label and r.point == point]
-    return [RunFiles.read(path) for path in paths if is_finished(path)]
+    runs = [run for run in results.runs if run.method == label and run.point == point]
+    return [RunFiles.read(directory_of(run)) for run in runs if is_finished(run)]
 
 
 def _name(point: Point) -> str:

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from rayfl import plugins
 from rayfl.config import Config, load, on_the_same_data, variant
 from rayfl.config.reading import algorithm_of, read
+from rayfl.config.text import as_value
 from rayfl.errors import ConfigError
 from rayfl.study.file import Settings, StudyFile, overrides_of, shown
 
@@ -79,7 +80,11 @@ def key_of(config: Config) -> str:
     for name in ("clients_per_actor", "fan_in"):
         if execution[name] is None:
             del execution[name]
+    if config.execution.tolerate_failures:  # a run that left clients out is not one that had to have all
+        execution["tolerate_failures"] = config.execution.tolerate_failures
     # What earlier versions called otherwise, or did not have, keeps its key: their runs are the same.
+    if settings["data"]["name"] == "npz" and settings["data"]["test_fraction"] is None:
+        del settings["data"]["test_fraction"], settings["data"]["seed"]
     if settings["training"]["precision"] == "float32":
         del settings["training"]["precision"]
     criteria = settings["algorithm"].get("criteria")
@@ -235,7 +240,7 @@ def resolved(
     name = algorithm.get("name") if isinstance(algorithm, Mapping) else algorithm
     usual = ["output.report=false"]  # a study writes its own page
     if study.plugins:
-        usual.append(f"plugins={json.dumps(list(study.plugins))}")
+        usual.append(f"plugins={as_value(list(study.plugins))}")
     settings = list(overrides_of(study.settings))
     grid = [change for axis, at in point.items() for change in overrides_of(study.axes[axis][at])]
     shared = [*usual, *settings, *grid]

@@ -17,7 +17,7 @@ from rayfl.study.claims import Judgement, Statement
 from rayfl.study.file import Claim, StudyFile
 from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.results import Results, check_columns
-from rayfl.study.running import directory_of, is_finished
+from rayfl.study.running import is_finished
 
 _LONGEST = 60.0
 """Seconds for reading data before the first run; what is not read by then is checked by the run itself."""
@@ -62,6 +62,7 @@ def prepare(study: StudyFile, check_data: bool = True) -> Prepared:
     if study.tune is not None and study.tune.search == "optuna" and find_spec("optuna") is None:
         raise ConfigError("tune.search", "optuna is not installed", "pip install 'rayfl[optuna]'")
     searching.methods_to_search(study)
+    tuning.check_metric(study)
     found = Prepared(study, statements, candidates, runs)
     configs = [run.config for run in runs]
     check_columns(study.report.names, "report.columns", configs)
@@ -86,7 +87,7 @@ def as_chosen(prepared: Prepared) -> list[PlannedRun]:
     if labels and len(found) == len(labels):
         return plan(prepared.study, searching.chosen(prepared.study, found))
     tried = [run for each in prepared.candidates for run in each.runs]
-    if not tried or not all(is_finished(directory_of(run)) for run in tried):
+    if not tried or not all(is_finished(run) for run in tried):
         return list(prepared.runs)
     return plan(prepared.study, tuning.best(prepared.study, prepared.candidates))
 
@@ -159,7 +160,7 @@ def _expected(study: StudyFile, expected: Any) -> list[Claim]:
             figure = tables.figure_at(value, point) if isinstance(value, Mapping) else value
             if figure is not None:
                 name = label if label.replace("_", "").isalnum() else f'"{label}"'
-                text = f"{name}.{expected.column} ~ {figure:g} +- {expected.within:g}"
+                text = f"{name}.{expected.column} ~ {figure:.15g} +- {expected.within:.15g}"
                 about = {"source": expected.source, "protocol": expected.protocol}
                 found.append(Claim(claim=text, at=dict(point), **about))
     return found

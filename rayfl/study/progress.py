@@ -103,7 +103,7 @@ class StudyDisplay:
         for run in self._runs:
             path = self._paths[run.key]
             rounds += run.config.rounds if run.key in self._told else rounds_done(path)
-            if run.key not in self._told and is_finished(path):
+            if run.key not in self._told and is_finished(run):
                 finished.append(run)
         if self._first is None and rounds > self._before:
             self._first = rounds, self._clock()

@@ -11,9 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from rayfl.config import Config
 from rayfl.data.base import TestedOn
@@ -89,13 +87,26 @@ def known_numbers() -> frozenset[str]:
 _UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"accuracy_group_\d+")
 
-LOWER_IS_BETTER = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
-"""Parts of the names of columns in which lower values are better."""
+_LESS = ("loss", "perplexity", "var", "bytes", "seconds", "rounds_to", "_se")
+"""Parts of the names of columns in which less is better."""
+
+_UNRANKED = re.compile(r"(\w+_)?round_best_\w+|clusters|fallbacks|newcomers|distinct_test_samples|pruned_\w+")
+"""Columns that describe a run; neither more nor less is better."""
 
 
-def lower_is_better(column: str) -> bool:
-    """Whether lower values are better."""
-    return any(part in column for part in LOWER_IS_BETTER)
+@cache
+def _errors() -> re.Pattern[str]:
+    """The measures of losses that are errors, after any prefix."""
+    names = sorted(name for loss in LOSSES.values() for name in loss.lower_is_better)
+    return re.compile(rf"(\w+_)?({'|'.join(map(re.escape, names))})_mean(_best_\w+)?")
+
+
+def better(column: str) -> Literal["more", "less"] | None:
+    """Whether more or less of a number is better; None where neither is."""
+    if _UNRANKED.fullmatch(column):
+        return None
+    less = any(part in column for part in _LESS) or _errors().fullmatch(column)
+    return "less" if less else "more"
 
 
 def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config]) -> None:
@@ -188,10 +199,9 @@ class Results:
         found: dict[tuple[str, str, int], dict[str, float]] = {}
         by_key: dict[str, dict[str, float]] = {}
         for run in self.runs:
-            path = directory_of(run)
-            if run.key not in by_key and is_finished(path):
+            if run.key not in by_key and is_finished(run):
                 try:
-                    by_key[run.key] = numbers_of(path, self.columns)
+                    by_key[run.key] = numbers_of(directory_of(run), self.columns)
                 except Damaged:
                     continue
             if run.key in by_key:
@@ -269,12 +279,15 @@ class Results:
     def ranks(self, column: str) -> dict[str, float]:
         """The mean rank of every method over seeds and points of the grid, 1 for the best.
 
-        Seeds with a missing run do not count; a run that never reached a target ranks last.
+        Seeds with a missing run do not count; a run that never reached a target ranks last. NaN for a number
+        of which neither more nor less is :func:`better`.
         """
         methods = list(self.study.methods)
         places = [(point, seed) for point in self.points for seed in self.seeds]
         blocks = [[self._ranked(method, point, seed, column) for method in methods] for point, seed in places]
-        ranks = mean_ranks(blocks, not lower_is_better(column)) if blocks else np.full(len(methods), np.nan)
+        if better(column) is None or not blocks:
+            return dict.fromkeys(methods, math.nan)
+        ranks = mean_ranks(blocks, better(column) == "more")
         return dict(zip(methods, ranks.tolist(), strict=True))
 
     def _ranked(self, method: str, point: Mapping[str, str], seed: int, column: str) -> float:
@@ -290,7 +303,8 @@ class Results:
         rows = []
         for run, settings in zip(self.runs, differing, strict=True):
             path = directory_of(run)
-            state = "finished" if is_finished(path) else "failed" if run.key in self.errors else "missing"
+            numbers = self._numbers.get((run.method, _place(run.point), run.seed), {})
+            state = "finished" if is_finished(run) else "failed" if run.key in self.errors else "missing"
             rows.append(
                 {
                     "method": run.method,
@@ -298,7 +312,7 @@ class Results:
                     "seed": run.seed,
                     "state": state,
                     **{name: value for name, value in settings.items() if name not in run.point},
-                    **self._numbers.get((run.method, _place(run.point), run.seed), {}),
+                    **{name: value for name, value in numbers.items() if name not in run.point},
                     "key": run.key,
                     "path": str(path),
                     "rayfl": self.versions.get(run.key),

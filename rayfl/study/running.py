@@ -80,12 +80,16 @@ def directory_of(run: PlannedRun) -> Path:
     return min(root.glob(f"*-{run.key}"), default=usual)
 
 
-def is_finished(path: Path) -> bool:
-    """Whether a directory holds a finished run with a readable summary."""
+def is_finished(run: PlannedRun) -> bool:
+    """Whether the run's directory holds its result, with a readable summary.
+
+    A run that somebody resumed with more rounds is another one, although its directory keeps the name.
+    """
     try:
-        return RunDirectory(path).read_json("summary.json") is not None
+        summary = RunDirectory(directory_of(run)).read_json("summary.json")
     except Damaged:
         return False
+    return summary is not None and summary.get("rounds", run.config.rounds) == run.config.rounds
 
 
 def fetch(runs: Sequence[PlannedRun]) -> None:
@@ -104,14 +108,13 @@ def fetch(runs: Sequence[PlannedRun]) -> None:
 
 def _published(run: PlannedRun) -> Remote | None:
     """Where a run is published that is not finished here; None if it is, or stays on this machine."""
-    path = directory_of(run)
-    return None if is_finished(path) else run.config.output.remote(path.name)
+    return None if is_finished(run) else run.config.output.remote(directory_of(run).name)
 
 
 def unfinished(runs: Sequence[PlannedRun]) -> list[PlannedRun]:
     """The runs that are not finished, each once: equal configs are one run."""
     by_key = {run.key: run for run in runs}
-    return [run for run in by_key.values() if not is_finished(directory_of(run))]
+    return [run for run in by_key.values() if not is_finished(run)]
 
 
 def job_of(run: PlannedRun, stop: Path, execution: Mapping[str, Any]) -> Job:

@@ -17,7 +17,7 @@ from rayfl.events import RoundDone, RunEvent
 from rayfl.rundir import clean
 from rayfl.study.file import Settings, StudyFile, Tune
 from rayfl.study.plan import PlannedRun, place_of, points
-from rayfl.study.running import Allocation, carry_out, directory_of, job_of
+from rayfl.study.running import Allocation, carry_out, job_of
 from rayfl.study.tuning import Chosen, planned, validation
 
 FOLDER = "searches"
@@ -61,7 +61,7 @@ class Work:
             outcome = carry_out(job_of(run, Path(self.stop), self.execution), watch)
             if outcome["state"] != "finished":
                 return {name: -math.inf, "done": 1, "state": outcome["state"], "error": outcome["error"]}
-            scores.append(validation(directory_of(run), tune.metric))
+            scores.append(validation(run, tune.metric))
         score = sum(scores) / len(scores)
         return {name: -math.inf if math.isnan(score) else score, "done": 1, "state": "finished"}
 
@@ -81,8 +81,8 @@ class SearchOutcome:
 
     @property
     def chosen(self) -> Settings | None:
-        """The settings with the highest score; of equal ones the first. None if no trial finished."""
-        whole = [each for each in self.tried if each["state"] == "finished"]
+        """The settings with the highest score; of equal ones the first. None if no trial has a score."""
+        whole = [t for t in self.tried if t["state"] == "finished" and math.isfinite(t["score"])]
         return max(whole, key=lambda each: float(each["score"]))["settings"] if whole else None
 
     @property

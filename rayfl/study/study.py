@@ -20,7 +20,7 @@ from rayfl.rundir import clean
 from rayfl.study import searching, tuning
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
-from rayfl.study.plan import PlannedRun, place_of, plan
+from rayfl.study.plan import PlannedRun, place_of, plan, points
 from rayfl.study.preparation import Prepared, check_clients, judge, prepare
 from rayfl.study.results import Results
 from rayfl.study.running import (
@@ -28,7 +28,6 @@ from rayfl.study.running import (
     Job,
     Outcome,
     allocate,
-    directory_of,
     fetch,
     interruptible,
     is_finished,
@@ -113,7 +112,7 @@ class Runner:
     def _take(self, found: Any, by_key: Mapping[str, PlannedRun]) -> None:
         for job, outcome in found:
             assert isinstance(job, Job)
-            if outcome.state == "finished" and not is_finished(directory_of(by_key[job.key])):
+            if outcome.state == "finished" and not is_finished(by_key[job.key]):
                 elsewhere = "it finished on a node that does not write to the same folder as this one"
                 outcome = replace(outcome, state="failed", error=f"{outcome.path}: {elsewhere}")
             if outcome.state == "failed":
@@ -220,6 +219,9 @@ def execute(
     if study.tune is not None:
         chosen, tuned = _tune(prepared, runner)
         files.write(folder / "tuned.json", json.dumps(clean(_finite(tuned)), indent=1) + "\n")
+        if runner.stopped:  # what the study itself would run is not known yet: no tables, no verdicts
+            return Study(folder, Results(study, (), prepared.columns, runner.errors), (), tuple(tuned), True)
+        tuning.check_measured(study.tune, tuned)
     runs = plan(study, chosen)
     runner.run("runs", runs)
     results = Results(study, runs, prepared.columns, runner.errors)
@@ -248,8 +250,10 @@ def _tune(prepared: Prepared, runner: Runner) -> tuple[tuning.Chosen, list[dict[
     else:
         chosen, tried = _search(study, runner)
     for each in tried:
-        at = place_of(each.get("at") or {})
-        each["chosen"] = chosen.get((each["method"], at)) == each["settings"]
+        places = [each["at"]] if each.get("at") else points(study)  # a search chooses for all points together
+        each["chosen"] = any(
+            chosen.get((each["method"], place_of(point))) == each["settings"] for point in places
+        )
     return chosen, tried
 
 

@@ -7,13 +7,13 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rayfl.statistics import FEW
 from rayfl.study.claims import Judgement
 from rayfl.study.plan import spoken
-from rayfl.study.results import Results, cell, lower_is_better, title_of, written
+from rayfl.study.results import Results, better, cell, title_of, written
 from rayfl.units import UNKNOWN, number
 
 if TYPE_CHECKING:
@@ -29,12 +29,14 @@ class TextTable:
         rows: cells.
         left: columns that are aligned to the left.
         caption: below or above it.
+        values: the numbers of a column's cells, by the column's place, to sort by; None if a cell has none.
     """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     left: int = 1
     caption: str = ""
+    values: Mapping[int, Sequence[float | None]] = field(default_factory=dict)
 
     def markdown(self) -> str:
         """As GitHub writes it."""
@@ -94,20 +96,26 @@ def main_table(results: Results, tall: bool = False) -> TextTable:
     rows = [dict(zip(down, p, strict=True)) for p in itertools.product(*(study.axes[a] for a in down))]
     header = ["method", *(axis.split(".")[-1] for axis in down)]
     body = [[label, *row.values()] for row in rows for label in study.methods]
+    values: dict[int, list[float | None]] = {}
     for column in study.report.names:
         for at in columns:
             named = ", ".join(spoken(axis, name) for axis, name in at.items())
+            own = values[len(header)] = []
             header.append(f"{title_of(column)}{f', {named}' if named else ''}")
             for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                 point = {axis: {**row, **at}[axis] for axis in study.axes}
-                line.append(cell(results.interval(label, point, column), column, len(results.seeds)))
+                found = results.interval(label, point, column)
+                line.append(cell(found, column, len(results.seeds)))
+                own.append(found.mean if found.n else None)
             for source in _sources(results, column):
+                own = values[len(header)] = []
                 header.append(f"{source}{f', {named}' if named else ''}")
                 for line, (row, label) in zip(body, itertools.product(rows, study.methods), strict=True):
                     point = {axis: {**row, **at}[axis] for axis in study.axes}
                     value = _published(results, column, source, label, point)
                     line.append(UNKNOWN if value is None else written(column)(value))
-    return TextTable(tuple(header), tuple(map(tuple, body)), 1 + len(down), _caption(results))
+                    own.append(value)
+    return TextTable(tuple(header), tuple(map(tuple, body)), 1 + len(down), _caption(results), values)
 
 
 def _caption(results: Results) -> str:
@@ -156,9 +164,13 @@ def comparison_table(results: Results) -> TextTable | None:
     axes = list(results.study.axes)
     header = ["method", *(axis.split(".")[-1] for axis in axes)]
     rows: list[list[str]] = []
+    values: dict[int, list[float | None]] = {}
     for place, column in enumerate(columns):
+        compared = results.comparisons(column)
+        values[len(header)] = [each.difference.mean if each.difference.n else None for each in compared]
+        values[len(header) + 1] = [None if math.isnan(each.p) else each.p for each in compared]
         header += [f"{title_of(column)}, difference", "p (Holm)"]
-        for line, each in enumerate(results.comparisons(column)):
+        for line, each in enumerate(compared):
             if not place:
                 rows.append([each.method, *each.point.values()])
             rows[line] += [cell(each.difference, column, len(results.seeds)), _p(each.p)]
@@ -166,7 +178,7 @@ def comparison_table(results: Results) -> TextTable | None:
         f"Differences to {results.reference}, paired over seeds, ± half of the 95 % interval; p-values of "
         "paired t-tests, adjusted by Holm's method for all comparisons of a column."
     )
-    return TextTable(tuple(header), tuple(map(tuple, rows)), 1 + len(axes), caption)
+    return TextTable(tuple(header), tuple(map(tuple, rows)), 1 + len(axes), caption, values)
 
 
 def _p(value: float) -> str:
@@ -175,11 +187,14 @@ def _p(value: float) -> str:
 
 def rank_table(results: Results) -> TextTable | None:
     """The mean rank of every method in every column; None with fewer than three methods."""
-    columns = results.study.report.names
-    if len(results.study.methods) < 3:
+    columns = [column for column in results.study.report.names if better(column)]
+    if len(results.study.methods) < 3 or not columns:
         return None
     ranks = {column: results.ranks(column) for column in columns}
-    header = ["method", *(f"rank: {title_of(c)}{' (less is better)' * lower_is_better(c)}" for c in columns)]
+    header = [
+        "method",
+        *(f"rank: {title_of(c)}{' (less is better)' * (better(c) == 'less')}" for c in columns),
+    ]
     rows = [(label, *(number(ranks[c][label], 2) for c in columns)) for label in results.study.methods]
     caption = "Mean ranks over seeds and points of the grid at which every method has the number; 1 is best."
     none = [title_of(column) for column in columns if all(map(math.isnan, ranks[column].values()))]

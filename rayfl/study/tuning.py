@@ -6,15 +6,15 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from rayfl.errors import ConfigError, Damaged, nearest
+from rayfl.evaluation import protocols
 from rayfl.evaluation.metrics import METRICS
 from rayfl.rundir import RunDirectory
-from rayfl.study.file import Settings, StudyFile, overrides_of
+from rayfl.study.file import Settings, StudyFile, Tune, overrides_of
 from rayfl.study.plan import PlannedRun, check_number, place_of, points, resolved
-from rayfl.study.results import known_numbers, lower_is_better
+from rayfl.study.results import better, known_numbers
 from rayfl.study.running import directory_of, is_finished
 
 Chosen = dict[tuple[str, str], Settings]
@@ -42,17 +42,20 @@ class Candidate:
             metric: of the validation samples.
             point: of the grid; None for all.
         """
-        some = [run for run in self.runs if point is None or run.point == point]
-        found = [validation(directory_of(run), metric) for run in some]
+        found = [validation(run, metric) for run in self.at(point)]
         return -math.inf if any(math.isnan(value) for value in found) else sum(found) / len(found)
 
+    def at(self, point: Mapping[str, str] | None) -> list[PlannedRun]:
+        """Its runs at a point of the grid; None for all."""
+        return [run for run in self.runs if point is None or run.point == point]
 
-def validation(path: Path, metric: str) -> float:
+
+def validation(run: PlannedRun, metric: str) -> float:
     """A number of a finished run's last evaluation on validation samples; NaN if it has none."""
-    if not is_finished(path):
+    if not is_finished(run):
         return math.nan
     try:
-        value = (RunDirectory(path).read_json("summary.json") or {}).get(f"validation_{metric}")
+        value = (RunDirectory(directory_of(run)).read_json("summary.json") or {}).get(f"validation_{metric}")
     except Damaged:
         return math.nan
     return float(value) if isinstance(value, int | float) else math.nan
@@ -85,7 +88,7 @@ def candidates(study: StudyFile) -> list[Candidate]:
         raise ConfigError(
             "tune.metric", f"no run has a number named {metric!r}", nearest(tune.metric, METRICS)
         )
-    if lower_is_better(metric):
+    if better(metric) == "less":
         raise ConfigError(
             "tune.metric",
             f"less {tune.metric} is better",
@@ -115,6 +118,52 @@ def candidates(study: StudyFile) -> list[Candidate]:
     return found
 
 
+def check_metric(study: StudyFile) -> None:
+    """Refuse to choose by a number that the runs of a method do not measure.
+
+    Raises:
+        ConfigError
+    """
+    tune = study.tune
+    if tune is None:
+        return
+    for label in study.methods:
+        config = planned(study, label, points(study)[0], tune.seeds[0], {}).config
+        if not config.evaluation.validation:
+            raise ConfigError(
+                "tune",
+                f"{label} has evaluation.validation=false, so nothing is measured to choose by",
+                "remove it",
+            )
+        measured = protocols.columns(("validation",), ("served",), config.loss)
+        if f"validation_{tune.metric}" not in measured:
+            names = [name.removeprefix("validation_") for name in measured if better(name) == "more"]
+            what = f"runs of {label} measure no {tune.metric}: its loss is {config.loss.name}"
+            raise ConfigError(
+                "tune.metric", what, f"name {' or '.join(names)}" if names else "leave tune out"
+            )
+
+
+def check_measured(tune: Tune, tried: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse to go on with a method of which trials have finished and no score is known.
+
+    Args:
+        tune: of the study.
+        tried: see :func:`told`.
+
+    Raises:
+        ConfigError
+    """
+    for label in dict.fromkeys(each["method"] for each in tried):
+        finished = [each for each in tried if each["method"] == label and each["state"] == "finished"]
+        if finished and not any(math.isfinite(each["score"]) for each in finished):
+            raise ConfigError(
+                "tune.metric",
+                f"{label}: validation_{tune.metric} is unknown in all runs that finished",
+                "hold out more samples by partition.validation, or name another metric",
+            )
+
+
 def best(study: StudyFile, found: Sequence[Candidate]) -> Chosen:
     """The settings with the highest score for every method; of equal ones the first.
 
@@ -141,7 +190,8 @@ def told(study: StudyFile, found: Sequence[Candidate]) -> list[dict[str, Any]]:
             **({"at": point} if point else {}),
             "settings": each.settings,
             "score": each.score(tune.metric, point),
-            "paths": [str(directory_of(run)) for run in each.runs if run.point == point],
+            "state": "finished" if all(map(is_finished, each.at(point))) else "failed",
+            "paths": [str(directory_of(run)) for run in each.at(point)],
         }
         for each in found
         for point in points(study)

@@ -38,11 +38,13 @@ class Batches:
         return max(usual, _NUMBERS // max(1, math.prod(self.samples.x_train.shape[1:])))
 
     def inputs(self, x: NDArray[np.generic]) -> torch.Tensor:
-        """Stored samples ``(n, ...)`` as a model takes them: scaled, and on the device."""
+        """Stored samples ``(n, ...)`` as a model takes them: scaled, on the device, and a copy."""
         tensor = torch.from_numpy(x).to(self.device)
         if self.samples.tokens:
             return tensor.to(torch.int64)
-        return tensor.to(torch.float32).mul_(self._slope).sub_(self._shift)
+        # Floats on a CPU would otherwise be scaled where they are stored.
+        scaled = tensor.to(torch.float32, copy=tensor.dtype == torch.float32)
+        return scaled.mul_(self._slope).sub_(self._shift)
 
     def train(self, indices: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs ``(n, ...)`` and targets of training samples, by their ids: see :meth:`Samples.targets`."""

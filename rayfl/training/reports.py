@@ -210,9 +210,9 @@ class Predictions(ClientReport):
         import torch
 
         assert self.inputs is not None
-        x = trained.batches.inputs(self.inputs)
         found = []
         for row in trained.rows:
+            x = trained.batches.inputs(self.inputs)  # a network may change what it is given
             probabilities = torch.softmax(trained.outputs(row, x), dim=1).movedim(1, -1)
             found.append(probabilities.flatten(0, -2).cpu().numpy())
         return prediction_rows(np.stack(found), self.data.one_hot)

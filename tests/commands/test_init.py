@@ -69,6 +69,8 @@ def test_the_study_runs_as_it_stands(tmp_path: Path) -> None:
     assert tries[1] == f"rayfl study {written[0]}"
     prepared = prepare(read(written[0], "smoke", [f"output.root={tmp_path}"]))
     assert (prepared.study.name, len(prepared.runs)) == ("my_study", 3 * 2 * 2)
+    named = init("study", "123", tmp_path)[0][0]  # not the number
+    assert read(named).name == "123"
     study = execute(
         prepare(read(written[0], "smoke", [f"output.root={tmp_path}"], ["SOLO"], "0")), tmp_path, True
     )

@@ -57,6 +57,14 @@ def test_a_folder_gets_comparison_html(make_run: MakeRun, tmp_path: Path):
     assert write_comparison([make_run("one")], tmp_path) == tmp_path / "comparison.html"
 
 
+def test_a_place_that_cannot_be_written_is_one_line(make_run: MakeRun, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RayflError, match="file"):
+        write_comparison([make_run("one")], tmp_path / "file" / "page.html")
+    with pytest.raises(RayflError, match=r"--out: .*all.csv is the name of a table"):
+        write_comparison([make_run("two")], tmp_path / "all.csv")
+
+
 def test_unknown_columns_are_left_out_and_gaps_marked(make_run: MakeRun, tmp_path: Path):
     with_rounds, without = make_run("one"), make_run("two")
     (without / "rounds.csv").unlink()

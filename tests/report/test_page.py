@@ -58,7 +58,9 @@ def test_formats(value: object, format: str, text: str) -> None:
 
 
 def test_data_are_short_and_whole() -> None:
-    assert page.rounded([1.0, 2.3461, np.nan], 2) == [1, 2.35, None]
+    assert page.rounded([1.0, 2.3461, np.nan, np.inf], 2) == [1, 2.35, None, None]
+    values = [0.0001234567, 123456.789, 1234567.0, 0.0, -np.inf, np.nan]
+    assert page.significant(values, 3) == [0.000123, 123000, 1234567, 0, None, None]
     assert page.plain({"a": np.array([1.0, np.inf]), "b": (np.int64(3), "x"), "c": True}) == {
         "a": [1, None], "b": [3, "x"], "c": True,
     }  # fmt: skip

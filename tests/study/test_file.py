@@ -74,6 +74,23 @@ def test_a_size_replaces_what_it_names(tmp_path: Path) -> None:
     assert study.grid == {"training.lr": [0.1, 0.3]}
 
 
+def test_a_size_adds_to_nested_settings(tmp_path: Path) -> None:
+    settings = {"training": {"epochs": 5, "momentum": 0.5}, "partition": {"name": "dirichlet", "alpha": 0.3}}
+    sizes = {"smoke": {"settings": {"training": {"epochs": 1}, "partition": {"name": "iid"}, "rounds": 2}}}
+    study = take(changed(settings=settings, sizes=sizes), tmp_path, "smoke")
+    assert study.settings == {
+        "training": {"epochs": 1, "momentum": 0.5},
+        "partition": {"name": "iid"},  # another part has other settings
+        "rounds": 2,
+    }
+
+
+def test_published_figures_are_claimed_with_all_their_digits(tmp_path: Path) -> None:
+    expected = [{"source": "x", "column": "bytes_up", "figures": {"FedAvg": 1234567}, "within": 0.1}]
+    prepared = prepare(take(changed(expected=expected, claims=[]), tmp_path), check_data=False)
+    assert prepared.statements[0][0].claim == "FedAvg.bytes_up ~ 1234567 +- 0.1"
+
+
 def test_files_are_looked_for_beside_the_study(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text("rounds: 7\n")
     (tmp_path / "my_plugin.py").write_text("")
@@ -104,6 +121,12 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.momentum": -1}), "expected a number >= 0"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "clustering.threshold": 3}), "would do nothing"),
     (changed(methods={'a"b': {}}), "cannot be a label"),
+    (changed(methods={"a  b": {}}), "several spaces in a row"),
+    (
+        changed(methods__FedAvg={"algorithm": {"name": ["pacfl"]}}),
+        "methods.FedAvg.algorithm: expected the name",
+    ),
+    (changed(grid={"published": {"x": {"rounds": 3}}}), "tables have a column of this name"),
     (changed(base="no-such-preset"), "base: no-such-preset: no such preset"),
     (changed(base="missing.yaml"), "no such file"),
     (changed(plugins=["missing_plugin.py"]), "missing_plugin.py: no such file"),
@@ -176,6 +199,25 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(expected=[{"figures": {"FedAvg": 1}}]), "expected.0.source: missing"),
     (changed(expected=[{"source": "x", "figures": {"FedAgv": 1}}]), "no method 'FedAgv'"),
     (changed(expected=[{"source": "x", "figures": {"FedAvg": 1}, "column": "acc"}]), "named 'acc'"),
+    (
+        changed(
+            grid={"training.lr": [0.1, 1], "partition.alpha": [0.1, 0.3]},
+            expected=[{"source": "x", "figures": {"FedAvg": {0.1: 77}}}],
+        ),
+        "'0.1' is a point of training.lr and partition.alpha; name a point of every axis",
+    ),
+    (
+        changed(tune={"training.momentum": [0.5], "metric": "rmse_mean"}),
+        "less rmse_mean is better",
+    ),
+    (
+        changed(tune={"training.momentum": [0.5], "metric": "r2_mean"}),
+        "runs of FedAvg measure no r2_mean: its loss is cross_entropy; name accuracy_mean",
+    ),
+    (
+        changed(tune={"training.momentum": [0.5]}, settings={"evaluation.validation": False}),
+        "FedAvg has evaluation.validation=false",
+    ),
 ]
 
 
@@ -216,6 +258,8 @@ def test_a_bad_study_is_refused_in_a_line(values: dict[str, Any], text: str, tmp
         ({"settings": ["rounds"]}, "rounds: not an override"),
         ({"settings": ["seed=3"]}, "settings.seed: name the seeds"),
         ({"settings": ["training.lr=3"]}, "training.lr=3: is an axis of the grid"),
+        ({"settings": ["training.momentum=[1"]}, "training.momentum=[1: not YAML"),
+        ({"settings": ["rounds=2026-02-30"]}, "rounds=2026-02-30: not YAML: day is out of range"),
     ],
 )
 def test_bad_options_are_refused_in_a_line(arguments: dict[str, Any], text: str, tmp_path: Path) -> None:

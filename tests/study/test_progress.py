@@ -22,7 +22,7 @@ class Runs:
         monkeypatch.setattr(progress, "_TICK", 3600.0)  # the test looks
         monkeypatch.setattr(progress, "directory_of", lambda run: Path(run.key))
         monkeypatch.setattr(progress, "rounds_done", lambda path: self.done[str(path)])
-        monkeypatch.setattr(progress, "is_finished", lambda path: self.done[str(path)] == 10)
+        monkeypatch.setattr(progress, "is_finished", lambda run: self.done[run.key] == 10)
         monkeypatch.setattr(progress, "_result", lambda path: "done")
         self.display = progress.StudyDisplay(Console(file=self.text), lambda: self.now)
         runs: list[Any] = [

@@ -23,13 +23,13 @@ from rayfl.rundir import RunDirectory
 from rayfl.servers import testing
 from rayfl.servers.driver import Driver
 from rayfl.statistics import mean_interval
-from rayfl.study import Watch, execute, prepare, take
+from rayfl.study import Watch, execute, figures, prepare, take
 from rayfl.study import tables as study_tables
 from rayfl.study.estimate import estimate
 from rayfl.study.page import page_of
 from rayfl.study.plan import PlannedRun, key_of, plan
 from rayfl.study.preparation import judge
-from rayfl.study.results import Results
+from rayfl.study.results import Results, better, known_numbers
 from rayfl.study.running import Outcome, allocate, directory_of, unfinished
 from tests.runs import TASKS
 
@@ -281,6 +281,51 @@ def test_runs_from_before_a_setting_was_there_or_had_its_name_are_found(
     assert "precision" not in default
     assert '"precision": "bf16"' in reduced
     assert '"norms": "relative", "patience": 3}' in default
+
+
+def test_a_run_that_was_resumed_with_more_rounds_is_another_one(tmp_path: Path) -> None:
+    changes: dict[str, Any] = {
+        "methods": {"FedAvg": {}},
+        "report": {},
+        "grid": {},
+        "seeds": 0,
+        "claims": [],
+        "expected": [],
+    }
+    first, _ = run(tmp_path, tmp_path / "out", **changes)
+    folder = Path(first.runs["path"][0])
+    rayfl.resume(folder, ["rounds=3"])
+    again, began = run(tmp_path, tmp_path / "out", **changes)
+    assert began == ["FedAvg, seed 0"]
+    assert again.results.finished == 0
+    (error,) = again.failed.values()
+    assert "was resumed with 3 rounds, 2 are wanted; move it to another folder" in error
+    shutil.move(folder, tmp_path / "longer")
+    assert run(tmp_path, tmp_path / "out", **changes)[0].results.finished == 1
+
+
+def test_an_axis_keeps_its_column_where_runs_have_a_number_of_that_name(tmp_path: Path) -> None:
+    grid = {"clients": {"few": {"partition.clients": 4}, "many": {"partition.clients": 6}}}
+    study, _ = run(tmp_path, tmp_path / "out", grid=grid, seeds=0, claims=[], expected=[], report={})
+    assert study.runs["clients"].tolist() == ["few", "few", "many", "many"]
+
+
+def test_runs_without_their_tables_are_left_out_of_figures(done: Any, tmp_path: Path) -> None:
+    study, _ = done
+    results = Results(study.results.study, study.results.runs, [], {})
+    point, path = results.points[0], directory_of(study.results.runs[0])
+    whole = {label: len(values) for label, values in figures.clients_of(results, point)}
+    for name in ("rounds.csv", "clients.csv"):
+        kept = (path / name).read_bytes()
+        (path / name).write_bytes(b"")
+        try:
+            assert list(figures.curves_of(results, point))
+            left = {label: len(values) for label, values in figures.clients_of(results, point)}
+            assert sum(left.values()) == sum(whole.values()) - 6 * (name == "clients.csv")
+            with pytest.raises(RayflError, match=rf"{name}: cannot be read"):
+                RunDirectory(path).read_frame(name)
+        finally:
+            (path / name).write_bytes(kept)
 
 
 def test_what_was_stopped_goes_on_with_the_same_bits(tmp_path: Path) -> None:
@@ -636,6 +681,24 @@ def test_a_run_that_never_reached_a_target_is_the_last(done: Any) -> None:
     vars(results)["_numbers"] = {place: n for place, n in numbers.items() if place[0] == "SOLO"}
     vars(results).pop("_by_place")
     assert all(math.isnan(rank) for rank in results.ranks("rounds_to_99").values())  # a run that is missing
+
+
+def test_errors_and_costs_rank_the_least_first() -> None:
+    expected = {
+        "more": ("accuracy_mean", "ari", "r2_mean", "common_f1_macro_mean", "newcomers_accuracy_worst10"),
+        "less": (
+            *("rmse_mean", "validation_mae_mean", "newcomers_rmse_mean", "rmse_mean_best_test", "loss_mean"),
+            *("accuracy_var", "cluster_var_within", "accuracy_se", "perplexity_mean", "seconds"),
+            *("bytes_up", "newcomers_bytes_up"),
+        ),
+        None: ("clusters", "fallbacks", "newcomers", "pruned_weights_mean", "round_best_validation",
+               "local_common_round_best_test"),
+    }  # fmt: skip
+    for direction, columns in expected.items():
+        assert {column: better(column) for column in columns} == dict.fromkeys(columns, direction)
+    unknown = {name for names in expected.values() for name in names} - known_numbers()
+    assert unknown <= {"rmse_mean_best_test", "local_common_round_best_test"}, unknown
+    assert better("rounds_to_80") == "less"
 
 
 def test_runs_that_cannot_be_written_are_refused_before_anything_runs(tmp_path: Path) -> None:

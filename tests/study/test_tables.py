@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rayfl.study.page import _table_of
 from rayfl.study.tables import TextTable, rank_table
 
 WILD = TextTable(
@@ -31,6 +32,16 @@ def test_latex_escapes_what_means_something_to_it() -> None:
     assert lines[6] == r"{*}b$|$c\textbackslash{}d & two lines $<$b$>$ \\"
     text = re.sub(r"\\[{}]", "", WILD.latex())
     assert text.count("{") == text.count("}")
+
+
+def test_pages_sort_cells_by_their_numbers_whatever_the_units() -> None:
+    cells = ("3.04 MB", "999 kB", "–")
+    text = TextTable(
+        ("method", "bytes up"), tuple(zip("ABC", cells, strict=True)), 1, "", {1: [3.04e6, 999e3, None]}
+    )
+    table = _table_of(text, "results")
+    assert table.columns[1].order == [3.04e6, 999e3, None]
+    assert table.columns[1].values == list(cells)
 
 
 def test_ranks_that_cannot_be_given_are_explained() -> None:

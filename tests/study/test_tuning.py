@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
+from rayfl.runtime import trials
 from rayfl.study import Study, execute, prepare, take
 from rayfl.study.preparation import as_chosen
 from rayfl.study.running import Allocation, directory_of
@@ -78,6 +83,11 @@ def test_the_choice_knows_nothing_of_the_tests(tmp_path: Path, monkeypatch: pyte
     assert [run.config.training.lr for run in run(tmp_path).results.runs] == first
 
 
+def test_a_search_says_what_it_chose_for_all_points_together(tmp_path: Path, searches: list[str]) -> None:
+    study = run(tmp_path, inline=False, tune=DRAWN, grid={"training.epochs": [1, 2]})
+    assert [each["chosen"] for each in study.tuned] == [False, True]
+
+
 def test_each_point_of_the_grid_may_choose_for_itself(tmp_path: Path) -> None:
     tune = {**TUNED["tune"], "training.lr": [0.001, 0.2], "per": "point"}
     study = run(tmp_path, grid={"training.epochs": [1, 2]}, tune=tune, seeds=0, methods={"FedAvg": {}})
@@ -124,6 +134,43 @@ def test_a_stopped_search_does_not_begin_the_next_method(
     assert study.stopped
     assert searched == ["FedAvg"]
     assert study.results.finished == 0
+    # The study's own runs are not known yet, so nothing is said of those that are there by chance.
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"study.yaml", "tuned.json"}
+    assert study.judgements == ()
+    assert "FedAvg" in study._repr_html_()
+
+
+def test_a_choice_by_numbers_that_no_run_has_is_refused(tmp_path: Path) -> None:
+    """Six clients with few samples hold none of them out: every score would be unknown."""
+    tune = {"training.lr": [0.1, 0.2], "seeds": [100], "share": 1e-6}
+    with pytest.raises(ConfigError, match="FedAvg: validation_accuracy_mean is unknown in all runs"):
+        run(tmp_path, tune=tune, methods={"FedAvg": {}}, seeds=0)
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("optuna", [False, True])
+def test_no_more_trials_at_once_than_asked_for(ray_cluster: None, tmp_path: Path, optuna: bool) -> None:
+    if optuna:
+        pytest.importorskip("optuna")
+    how = trials.Search({"a": [0, 1, 2]}, "score", 3, optuna, False, 2, 0)
+    found = trials.search(Alone(tmp_path), how, trials.Room(cpus=0.5, jobs=1), tmp_path)
+    assert [told["score"] for _, told in found] == [1, 1, 1]
+
+
+@dataclass(frozen=True)
+class Alone:
+    """Work that scores 1 if no other is being done when it begins and when it ends."""
+
+    folder: Path
+
+    def __call__(self, given: Any) -> dict[str, Any]:
+        settings, _ = given
+        own = self.folder / f"{os.getpid()}-{settings['a']}"
+        own.touch()
+        time.sleep(0.5)
+        alone = len(list(self.folder.iterdir())) == 1
+        own.unlink()
+        return {"score": int(alone)}
 
 
 DRAWN: dict[str, Any] = {

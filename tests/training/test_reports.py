@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from rayfl.data import Ragged, Samples
+from rayfl.data.scaling import Scaling
+from rayfl.data.server import ServerData
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training.batches import Batches
-from rayfl.training.reports import Trained, UpdateLengths
+from rayfl.training.reports import Predictions, Trained, UpdateLengths
 from tests.training.conftest import make_samples, make_spec
+from tests.training.test_batched import random_samples
 from tests.training.test_recurrent import texts
+from tests.training.test_vmap import Own
 
 SIZES = (7, 0, 4, 30, 5)
 """Samples of the clients; one has none."""
@@ -44,6 +51,35 @@ def test_the_losses_of_a_model_are_those_of_every_client_alone(kind: str) -> Non
     for row in np.flatnonzero(SIZES).tolist():
         x, y = block.batches.train(block.samples[row])
         assert float(spec.loss.mean(module(x).double(), y)) == pytest.approx(together[row], rel=1e-6)
+
+
+class InPlace(nn.Module):
+    """Changes its inputs."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[0], classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(x.mul_(2.0))
+
+
+def test_the_servers_samples_stay_as_they_are_stored() -> None:
+    """Floats were scaled in place: again for every block, and every round."""
+    samples = random_samples((4,), 20, 3)
+    samples = replace(samples, scaling=Scaling(1.0, (0.5,) * 4, (2.0,) * 4))
+    spec = ModelSpec.of(Own(module=InPlace, settings={}), (4,), 3, 0)
+    block = trained(spec, samples, (5, 5), torch.from_numpy(spec.initial()).expand(2, -1))
+    stored = samples.x_train.copy()
+    shared = stored.copy()
+    shared.flags.writeable = False  # as in Ray's object store
+    report = Predictions(ServerData(), shared)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # PyTorch's, about arrays that cannot be written to
+        first, second = report.compute(block), report.compute(block)
+    assert np.array_equal(first, second)
+    assert np.array_equal(first[0], first[1])  # equal models
+    assert np.array_equal(shared, stored)
 
 
 def test_clients_with_the_same_model_share_forward_passes(monkeypatch: pytest.MonkeyPatch) -> None:

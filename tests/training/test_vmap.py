@@ -284,6 +284,32 @@ def test_who_trains_together_follows_from_the_model_and_the_block(
     torch.testing.assert_close(rows, LoopEngine(spec, batches, 0).train(*given).rows, rtol=0, atol=1e-4)
 
 
+class Viewed(nn.Module):
+    """As in PyTorch's tutorial: ``view`` takes no image in the channels-last layout."""
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(shape[0], 6, 5), nn.Linear(6 * 14 * 14, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(functional.max_pool2d(functional.relu(self.conv(x)), 2).view(-1, 6 * 14 * 14))
+
+
+@pytest.mark.parametrize("clients", [2, 9])
+def test_a_network_that_needs_one_layout_of_images_gets_it(clients: int) -> None:
+    spec = spec_of(Viewed, (3, 32, 32))
+    batches = Batches(random_samples(spec.shape, 30, 3), torch.device("cpu"))
+    start = torch.from_numpy(spec.initial()).expand(clients, -1)
+    work, indices = LocalWork(1, 3, 0.05), [np.arange(3 * c, 3 * c + 3) for c in range(clients)]
+    given = work, 0, range(clients), indices, start
+    assert choose_engine(spec)[0] == "vmap"
+    found = VmapEngine(spec, batches, 0).train(*given)
+    assert not found.failures
+    torch.testing.assert_close(found.rows, LoopEngine(spec, batches, 0).train(*given).rows, rtol=0, atol=1e-4)
+    spec = spec_of(Skip, (3, 32, 32))
+    assert VmapNetwork(spec).takes_channels_last()
+
+
 def test_the_choice_of_an_engine_has_one_thread_whatever_the_process_has(monkeypatch):
     seen = []
     monkeypatch.setattr(

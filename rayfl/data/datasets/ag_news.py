@@ -18,8 +18,9 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data.arrays import one_line
-from rayfl.data.base import IGNORED, UNKNOWN, Dataset, Samples
+from rayfl.data.base import UNKNOWN, Dataset, Samples
 from rayfl.errors import DataError
+from rayfl.losses.base import IGNORED
 from rayfl.random import generator
 
 TOPICS = ("World", "Sports", "Business", "Sci/Tech")
@@ -158,7 +159,7 @@ def encode(
 
     Returns:
         Inputs ``(n, L)``: the index of each word in the vocabulary, 0 after the end. Targets ``(n, L)``: the
-        place of the word that follows it, :data:`~rayfl.data.base.IGNORED` where none does.
+        place of the word that follows it, :data:`~rayfl.losses.base.IGNORED` where none does.
     """
     place = {word: i for i, word in enumerate(vocabulary)}
     x = np.zeros((len(articles), length), np.int32)

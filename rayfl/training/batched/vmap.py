@@ -96,6 +96,25 @@ class VmapNetwork(Network):
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
         self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
 
+    def takes_channels_last(self) -> bool:
+        """Whether the network takes images in the channels-last layout, in which ``x.view(...)`` of what a
+        convolution returns fails.
+        """
+        x, _ = self.spec.model.example(self.spec.shape, self.spec.classes, 2, np.random.default_rng(0))
+        if x.ndim != 4:
+            return False
+        leaves = {name: p.detach().requires_grad_() for name, p in self._module.named_parameters()}
+        buffers = {name: buffer.clone() for name, buffer in self._module.named_buffers()}
+        images = torch.from_numpy(x).contiguous(memory_format=torch.channels_last)
+        with torch.enable_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # they are the loop's to say
+            try:
+                outputs = functional_call(self._module, {**leaves, **buffers}, (images,))
+                torch.autograd.grad(outputs.sum(), list(leaves.values()), allow_unused=True)
+            except RuntimeError:
+                return False
+        return True
+
     def _outputs(
         self, parameters: Tensors, buffers: Tensors, rest: Tensors, x: torch.Tensor,
         factors: Sequence[torch.Tensor], weights: torch.Tensor,
@@ -214,6 +233,7 @@ class VmapEngine(BatchedEngine):
         super().__init__(spec, batches, seed, network, clients_per_call)
         # Dropout draws in the order of memory, which must not be another one than that of the plain loop.
         channels_last = on_cpu and network.activations * _BATCH > spec.P and not network.draws
+        channels_last = channels_last and network.takes_channels_last()
         self.loop = LoopEngine(spec, batches, seed, channels_last, precision)
         self.module = self.loop.module
         self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1

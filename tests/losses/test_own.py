@@ -1,0 +1,89 @@
+"""Losses of one's own: what ``each`` says is what clients train, in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from rayfl.data import Samples
+from rayfl.losses import LOSSES, Loss
+from rayfl.losses.bce import BinaryCrossEntropy
+from rayfl.losses.cross_entropy import CrossEntropy
+from rayfl.losses.mse import MeanSquaredError
+from rayfl.models import MODELS, ModelSpec
+from rayfl.training import LocalWork
+from rayfl.training.batches import Batches
+from rayfl.training.engine import choose_engine
+from rayfl.training.loop import LoopEngine
+from tests.training.conftest import make_samples
+from tests.training.test_recurrent import texts
+
+
+class Double(CrossEntropy):
+    """Twice the cross-entropy; says nothing of a batch."""
+
+    name: Literal["double"] = "double"  # type: ignore[assignment]
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return 2 * super().each(outputs, targets)
+
+
+class Own(Loss):
+    """Cross-entropy, written again."""
+
+    name: Literal["own"] = "own"
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(outputs, targets, reduction="none")
+
+
+def trained(loss: Loss, make: Callable[..., ModelSpec], samples: Samples) -> Tensor:
+    """How far the plain loop moves in a step on all samples."""
+    spec = make(loss)
+    ids = np.arange(len(samples.x_train))
+    engine = LoopEngine(spec, Batches(samples, torch.device("cpu")), 0)
+    start = torch.from_numpy(spec.initial()).unsqueeze(0)
+    return engine.train(LocalWork(1, len(ids), 0.1), 0, [0], [ids], start).rows - start
+
+
+def images(loss: Loss) -> ModelSpec:
+    return ModelSpec.of(MODELS["mlp"](hidden=[6]), (1, 3, 3), 4, 0, loss=loss)
+
+
+def words(loss: Loss) -> ModelSpec:
+    return ModelSpec.of(MODELS["lstm"](embedding=4, hidden=5), (12,), 20, 0, loss=loss)
+
+
+def test_a_loss_that_changes_each_is_what_the_loop_trains() -> None:
+    samples = make_samples((1, 3, 3))
+    torch.testing.assert_close(
+        trained(Double(), images, samples), 2 * trained(CrossEntropy(), images, samples), rtol=1e-4, atol=1e-7
+    )
+    assert choose_engine(images(Double()))[0] == "batched"
+    assert Double(label_smoothing=0.1).for_tests() == Double()
+
+
+def test_an_own_loss_of_words_leaves_out_what_is_no_word() -> None:
+    samples = texts(12, 20)
+    torch.testing.assert_close(
+        trained(Own(), words, samples), trained(CrossEntropy(), words, samples), rtol=1e-4, atol=1e-7
+    )
+    assert choose_engine(words(Own()))[0] == "batched"
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [CrossEntropy(label_smoothing=0.1), MeanSquaredError(), BinaryCrossEntropy()],
+    ids=lambda loss: loss.name,
+)
+def test_the_mean_of_a_batch_is_that_of_its_predictions(loss: Loss) -> None:
+    assert loss.name in LOSSES
+    rng = np.random.default_rng(0)
+    outputs = torch.from_numpy(rng.standard_normal((9, 4)))
+    targets = torch.from_numpy(rng.integers(0, 2, (9, 4)).astype(float) if loss.numeric else np.arange(9) % 4)
+    torch.testing.assert_close(loss.mean(outputs, targets), Loss.mean(loss, outputs, targets))
