@@ -120,7 +120,8 @@ class Crew:
         old.drop()
         if old.where is not None:
             self._lost.add(place)
-        self.deaths.one(error, None if old.where is None else old.where.node)
+        if error is not None:  # what is killed for its silence is bounded by how often a message may be lost
+            self.deaths.one(error, None if old.where is None else old.where.node)
         self.members[place] = self._process(place)
 
     def greet(self) -> None:
@@ -251,8 +252,8 @@ class Dispatch:
             return
         done = self._sent.pop(first)
         self._crew.deaths.none()
-        method, cost = self._work(done.message)
-        self._deadlines.measured(method, done.silence.seconds, cost)
+        method, cost, work = self._work(done.message)
+        self._deadlines.measured(method, done.silence.seconds, cost, work)
         for ref, one in self._sent.items():  # the next message in its mailbox is what it works on now
             if one.place == place:
                 self._sent[ref].silence = Silence()
@@ -279,19 +280,23 @@ class Dispatch:
             self._queue(message.home).appendleft(message)
         self._crew.replace(place, error)
 
-    def _work(self, message: _Message) -> tuple[str, float]:
-        """The kind and the cost of the work."""
-        return self._tasks[message.tasks[0]].method, sum(self._tasks[i].cost for i in message.tasks)
+    def _work(self, message: _Message) -> tuple[str, float, float]:
+        """The kind of the work, its cost in a unit of this kind, and in one of all kinds."""
+        tasks = [self._tasks[i] for i in message.tasks]
+        return tasks[0].method, sum(task.cost for task in tasks), sum(task.work for task in tasks)
 
     def _replace_silent(self) -> None:
         """Kill the actors that have worked on a message for too long."""
-        foremost: dict[int, _Sent] = {}
-        for one in self._sent.values():
-            foremost.setdefault(one.place, one)
-        for place, one in foremost.items():
-            method, cost = self._work(one.message)
-            allowed = self._deadlines.seconds(method, cost, one.message.lost)
+        foremost: dict[int, tuple[Ref, _Sent]] = {}
+        for ref, one in self._sent.items():
+            foremost.setdefault(one.place, (ref, one))
+        for place, (ref, one) in foremost.items():
+            method, cost, work = self._work(one.message)
+            allowed = self._deadlines.seconds(method, cost, one.message.lost, work)
+            if one.silence.seconds >= allowed and ray.wait([ref], timeout=0, fetch_local=False)[0]:
+                continue  # it has answered while others were replaced
             if self._deadlines.over(one.silence, allowed, self._crew.members[place]):
+                self._deadlines.missed(method, one.message.lost)
                 self._bury(place, None)
 
 
@@ -299,8 +304,13 @@ def _fatal(message: _Message, tasks: Sequence[Task], error: Exception | None) ->
     """The message if one actor after another dies over the same work."""
     clients = [int(c) for i in message.tasks for c in getattr(tasks[i].job, "clients", ())]
     whose = "" if not clients else f" of clients {min(clients)} to {max(clients)}"
-    how = "did not answer" if error is None else one_line(error)
+    if error is None:
+        return (
+            f"{message.lost} client actors in a row did not answer in time over the same work{whose}; if it "
+            "is only slow, a smaller execution.block_size takes less time; execution.deadline gives more"
+        )
+    last = one_line(error)
     return (
-        f"{message.lost} client actors in a row died over the same work{whose} (the last: {how}); if memory "
-        "is short, fewer execution.actors or a smaller execution.block_size need less"
+        f"{message.lost} client actors in a row died over the same work{whose} (the last: {last}); if "
+        "memory is short, fewer execution.actors or a smaller execution.block_size need less"
     )

@@ -185,26 +185,48 @@ class Deadlines:
 
     Args:
         given: seconds; None: twenty times the longest duration of such work so far, but at least five
-            minutes.
+            minutes. Of a kind of work that has never been completed the pace of other work is assumed.
         say: called with a line of text.
     """
 
     def __init__(self, given: float | None, say: Callable[[str], None]) -> None:
         self.given, self._say = given, say
         self._longest: dict[str, float] = {}
+        self._pace = 0.0  # the longest duration per unit of work, of any kind
+        self._missed: dict[str, int] = {}  # how often work of a kind was lost since some was completed
         self.hurried = False  # whether the run has been asked to stop
 
-    def measured(self, method: str, seconds: float, cost: float = 1.0) -> None:
-        """Record how long work of this cost has taken."""
-        self._longest[method] = max(self._longest.get(method, 0.0), seconds / max(cost, 1e-9))
+    def measured(self, method: str, seconds: float, cost: float = 1.0, work: float = 0.0) -> None:
+        """Record how long work has taken.
 
-    def seconds(self, method: str, cost: float = 1.0, lost: int = 0) -> float:
+        Args:
+            method: its kind.
+            seconds: the duration.
+            cost: in a unit of this kind.
+            work: in a unit of all kinds; 0 if unknown.
+        """
+        self._longest[method] = max(self._longest.get(method, 0.0), seconds / max(cost, 1e-9))
+        self._missed.pop(method, None)
+        if work > 0:
+            self._pace = max(self._pace, seconds / work)
+
+    def missed(self, method: str, lost: int) -> None:
+        """Record that work that was lost so often before was given up as silent: it may just be slow."""
+        self._missed[method] = max(self._missed.get(method, 0), lost) + 1
+
+    def seconds(self, method: str, cost: float = 1.0, lost: int = 0, work: float = 0.0) -> float:
         """The time allowed for such work; doubled each time that it was lost before, because it may just be
-        slow.
+        slow. Where no time is given, so it is for all work of a kind until some is completed.
+
+        Args:
+            method, cost, work: as for :meth:`measured`.
+            lost: how often this very work was lost.
         """
         allowed = self.given
         if allowed is None:
-            allowed = max(_LEAST_DEADLINE, _TIMES_LONGEST * self._longest.get(method, 0.0) * cost)
+            lost = max(lost, self._missed.get(method, 0))
+            usual = self._longest[method] * cost if method in self._longest else self._pace * work
+            allowed = max(_LEAST_DEADLINE, _TIMES_LONGEST * usual)
         return (min(allowed, _HURRY) if self.hurried else allowed) * 2.0**lost
 
     def over(self, silence: Silence, allowed: float, process: object) -> bool:
