@@ -111,18 +111,6 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     federation = stages[0].federation
     plan = arithmetic(config, federation, host, available(config))
     backend = make_backend(config, plan, directory.path.name)
-    directory.write_json(
-        "environment.json",
-        {
-            **machine(),
-            "versions": versions(),
-            "dataset": federation.samples.name,
-            **directory.division(stages),
-            "engine": host.engine,
-            "precision": host.precision,
-            "resources": plan.to_dict(),
-        },
-    )
     scaling = federation.samples.scaling
     assert scaling is not None
     directory.write_json("normalisation.json", scaling.to_dict())
@@ -131,14 +119,27 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
     about_precision = precision.remarks(host.precision, host.device)
     for line in (*plan.lines(), engine, *about_precision, *remarks(federation)):
         emit(Note(line))
-    # A resumed run keeps its choice: another version might choose differently.
-    training = config.training.model_copy(update={"engine": host.engine})
-    directory.write_config(config.model_copy(update={"training": training}))
+
+    def describe() -> None:
+        environment = {
+            **machine(),
+            "versions": versions(),
+            "dataset": federation.samples.name,
+            **directory.division(stages),
+            "engine": host.engine,
+            "precision": host.precision,
+            "resources": plan.to_dict(),
+        }
+        directory.write_json("environment.json", environment)
+        # A resumed run keeps its choice: another version might choose differently.
+        training = config.training.model_copy(update={"engine": host.engine})
+        directory.write_config(config.model_copy(update={"training": training}))
+
     try:
         loggers = OpenLoggers(config.output.all_loggers, LoggedRun(directory.path, config.to_dict()), emit)
         try:
             listen = _publishing(directory, loggers)
-            Driver(config, stages, backend, directory, host, listen, should_stop).run()
+            Driver(config, stages, backend, directory, host, listen, should_stop).run(describe)
         finally:
             loggers.close()
     finally:

@@ -116,8 +116,13 @@ class Driver:
         self.records.arrived = np.any([stage.active for stage in self.stages[: stage + 1]], axis=0)
         self.setup = setup_of(self.config, federation, self.host.spec, self.servers.edges)
 
-    def run(self) -> dict[str, Any]:
+    def run(self, accepted: Callable[[], None] = lambda: None) -> dict[str, Any]:
         """Run all remaining rounds; returns the summary.
+
+        Args:
+            accepted: called before the first round, when the newest checkpoint, if there is one, can be resumed
+                with this config. What describes the run is written there, so that a refused resume changes
+                nothing.
 
         Raises:
             Interrupted: if ``should_stop`` returned true.
@@ -127,14 +132,15 @@ class Driver:
         method's hook.
         """
         try:
-            return self._run()
+            return self._run(accepted)
         except DiskError:
             if self.run_dir.rounds_complete():
                 self._stopped()
             raise
 
-    def _run(self) -> dict[str, Any]:
+    def _run(self, accepted: Callable[[], None]) -> dict[str, Any]:
         state, losses = self.start(), 0
+        accepted()
         while True:
             begun = state.round
             try:

@@ -165,6 +165,12 @@ def _checkpoint(round: int, **changes: Any) -> Checkpoint:
     return Checkpoint(**{**values, **changes})
 
 
+def _tell(checkpoint: Path, **changes: Any) -> None:
+    """Change entries of a checkpoint's manifest, as another version would have written them."""
+    manifest = checkpoint / "manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
+
+
 def _flip(path: Path, place: float = 0.5) -> None:
     data = bytearray(path.read_bytes())
     data[int(len(data) * place)] ^= 1
@@ -241,8 +247,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(damage: str, tmp_path: Pat
 def test_a_checkpoint_of_another_format_is_refused_in_one_line(format: object, tmp_path: Path) -> None:
     """Nor is an older checkpoint taken, or this one put aside: the version that wrote it can go on."""
     _checkpoint(1).save(tmp_path, keep=2)
-    manifest = _checkpoint(2).save(tmp_path, keep=2) / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "format": format}))
+    _tell(_checkpoint(2).save(tmp_path, keep=2), format=format)
     with pytest.raises(
         OtherFormat, match=f"has format {format!r}, and .* reads 3 to 5; resume with"
     ) as raised:
@@ -398,6 +403,27 @@ def test_a_run_goes_on_only_with_the_settings_that_it_was_begun_with(settings: d
         resume(path)
     (path / "config.yaml").write_text(yaml.safe_dump(changed))
     assert resume(path).summary["rounds"] == 5
+
+
+@pytest.mark.parametrize(("rounds", "error"), [(5, OtherFormat), (2, ConfigError)])
+def test_a_refused_resume_leaves_what_describes_the_run_as_it_was(
+    rounds: int, error: type[RayflError], settings: dict[str, Any]
+) -> None:
+    """The messages send users to these files: which version wrote the run, and how many rounds it has."""
+    path = run(settings).path
+    (path / "summary.json").unlink()  # as if it had been stopped
+    if error is OtherFormat:
+        _tell(checkpoints(path / "checkpoints")[-1], format=99)
+    environment = json.loads((path / "environment.json").read_text())
+    environment["versions"]["rayfl"] = "0.0.9"
+    (path / "environment.json").write_text(json.dumps(environment))
+    described = [path / "environment.json", path / "config.yaml"]
+    before = [file.read_bytes() for file in described]
+    with pytest.raises(error):
+        resume(path, [f"rounds={rounds}"])
+    assert [file.read_bytes() for file in described] == before
+    if error is ConfigError:
+        assert resume(path).summary["rounds"] == settings["rounds"]
 
 
 def test_atomic_writes_leave_the_old_file_when_they_fail(
