@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rayfl import plugins
-from rayfl.config import CHANGEABLE, Config, changes, load
+from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError, DataError, DiskError, Held, RayflError
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
@@ -22,7 +22,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import drive, drive_on_ray
 from rayfl.runtime.metrics import exports
-from rayfl.servers.building import check
+from rayfl.servers.building import check, device_of
 from rayfl.servers.driver import Interrupted
 from rayfl.training import ahead
 
@@ -116,7 +116,8 @@ def resume(
 
     Args:
         path: the run directory.
-        overrides: settings to change: only ``rounds``, ``execution.*`` and ``output.*`` (except its root).
+        overrides: settings to change: only ``rounds``, ``execution.*`` (except ``block_size``,
+            ``clients_per_actor`` and ``fan_in``) and ``output.*`` (except its root).
         on_event: as in :func:`run`.
         changed_plugins: resume although plug-ins have changed since the run started.
 
@@ -149,6 +150,7 @@ def resume(
             "cannot be changed in a resumed run",
             "move the run directory first",
         )
+    _check_execution(begun, config, on_event)
     finished = directory.read_json("summary.json")
     if finished is not None and finished.get("rounds", 0) >= config.rounds:
         on_event(Note(f"all {config.rounds} rounds are complete; nothing to resume"))
@@ -158,6 +160,26 @@ def resume(
     if changed:
         on_event = _keeping_plugins(directory, on_event)
     return _execute(config, directory, on_event)
+
+
+_DEVICES = {"cpu": "CPUs", "cuda": "GPUs", "auto": "a GPU where there is one"}
+
+
+def _check_execution(begun: Config, config: Config, say: Listener) -> None:
+    """Refuse what would change bits unnoticed; a run may move to another device, and says so.
+
+    Raises:
+        ConfigError
+    """
+    for name in BLOCK_SETTINGS:
+        was, now = (json.dumps(getattr(each.execution, name)) for each in (begun, config))
+        if now != was:
+            what = f"is {now}, but the run was begun with {was}, and other sums round differently"
+            raise ConfigError(f"execution.{name}", what, "leave it out, or begin a new run")
+    was, now = device_of(begun), device_of(config)
+    if now != was:
+        trained = f"clients trained on {_DEVICES[was]}, and now train on {_DEVICES[now]}"
+        say(Note(f"{trained}: these round differently, so the bits are not those of a run on one of them"))
 
 
 def _keeping_plugins(directory: RunDirectory, on_event: Listener) -> Listener:

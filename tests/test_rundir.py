@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import yaml
 from safetensors.torch import load_file
 
 from rayfl import rundir
-from rayfl.api import resume, run
+from rayfl.api import resume, run, run_once
 from rayfl.config import Config, load
 from rayfl.errors import ConfigError, RayflError
+from rayfl.events import Note, RoundDone, RunEvent
 from rayfl.models import ModelSpec
 from rayfl.report.files import RunFiles
 from rayfl.rundir import RunDirectory
@@ -25,6 +27,7 @@ from rayfl.runtime.resources import Available, Node, ResourcePlan, plan_resource
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from tests.algorithms.fakes import Remembering
+from tests.runs import assert_same
 
 
 def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> None:
@@ -90,6 +93,69 @@ def test_more_rounds_go_on_from_the_end(settings: dict[str, Any]) -> None:
 def test_a_resumed_run_keeps_its_settings(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="cannot be changed"):
         resume(run(settings).path, ["training.lr=1"])
+
+
+def _stopped(settings: dict[str, Any], *overrides: str) -> Path:
+    """A run with one complete round."""
+    root = Path(settings["output"]["root"])
+    before = set(root.iterdir())
+
+    def stop(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        run(settings, overrides, on_event=stop)
+    (path,) = set(root.iterdir()) - before
+    return path
+
+
+@pytest.mark.parametrize(("name", "value"), [("block_size", 3), ("clients_per_actor", 2), ("fan_in", 2)])
+def test_a_resumed_run_keeps_the_order_of_its_sums(name: str, value: int, settings: dict[str, Any]) -> None:
+    """Whether the command says otherwise or the file; unchanged it may be said."""
+    path = _stopped(settings)
+    described = (path / "config.yaml").read_text()
+    line = rf"execution\.{name}: is {value}, but the run was begun with (2|null|None)"
+    with pytest.raises(ConfigError, match=line):
+        resume(path, [f"execution.{name}={value}"])
+    changed = yaml.safe_load(described)
+    changed["execution"][name] = value
+    (path / "config.yaml").write_text(yaml.safe_dump(changed))
+    with pytest.raises(ConfigError, match=line):
+        resume(path)
+    (path / "config.yaml").write_text(described)
+    assert_same(run(settings), resume(path, ["execution.block_size=2", "execution.fan_in=null"]))
+
+
+def test_a_run_goes_on_in_its_directory_with_other_actors(settings: dict[str, Any]) -> None:
+    """As ``rayfl run --resume`` and studies do it, which name all settings of ``execution``."""
+    here = load(settings, ["execution.fan_in=2", "execution.clients_per_actor=3"])
+    there = load(here, ["execution.wait=7", "execution.deadline=90", "execution.cpus_per_actor=0.5"])
+
+    def stop(event: RunEvent) -> None:
+        if isinstance(event, RoundDone):
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        run_once(here, "once", stop)
+    assert_same(run(here), run_once(there, "once"))
+
+
+def test_a_run_that_moves_to_another_device_says_so(settings: dict[str, Any]) -> None:
+    notes: list[str] = []
+
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, Note) and "round differently" in event.text:
+            notes.append(event.text)
+
+    path = _stopped(settings)
+    resume(path, ["execution.wait=7"], listen)
+    assert not notes
+    resume(path, ["rounds=4", "execution.gpus_per_actor=0.5"], listen)
+    (line,) = notes
+    assert line.startswith("clients trained on CPUs, and now train on a GPU where there is one")
+    resume(path, ["rounds=5"], listen)
+    assert len(notes) == 1
 
 
 def _checkpoint(round: int) -> Checkpoint:

@@ -24,10 +24,19 @@ from rayfl.config.reading import (
     with_overrides,
     with_paper,
 )
-from rayfl.config.schema import CHANGEABLE, Config, Evaluation, Execution, Output, json_schema
+from rayfl.config.schema import (
+    BLOCK_SETTINGS,
+    CHANGEABLE,
+    Config,
+    Evaluation,
+    Execution,
+    Output,
+    json_schema,
+)
 from rayfl.config.variants import on_the_same_data, variant
 
 __all__ = [
+    "BLOCK_SETTINGS",
     "CHANGEABLE",
     "Config",
     "Evaluation",

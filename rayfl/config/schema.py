@@ -55,7 +55,10 @@ USED_BY_SOME = {
 """Settings used only by the methods that list the section in ``takes``."""
 
 CHANGEABLE = ("rounds", "execution", "output")
-"""What of a config may change when a run goes on."""
+"""What of a config may change when a run goes on, :data:`BLOCK_SETTINGS` aside."""
+
+BLOCK_SETTINGS = ("block_size", "clients_per_actor", "fan_in")
+"""Settings of ``execution`` on which the order of sums depends, and so their rounding: a run keeps them."""
 
 EXCLUDED = {
     "clustering.n_clusters": "clustering.threshold",
@@ -132,7 +135,9 @@ class Evaluation(Section):
 
 
 class Execution(Section):
-    """Where a run is executed. Of this only ``block_size``, ``fan_in`` and the device change its results."""
+    """Where a run is executed. Of this only ``block_size``, ``clients_per_actor``, ``fan_in`` and the device change
+    its results, by rounding.
+    """
 
     backend: Literal["ray", "inline"] = Field(
         "ray", description="ray: client actors; inline: the same code in this process, for debugging"

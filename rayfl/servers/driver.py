@@ -16,7 +16,7 @@ from rayfl.algorithms import Mixing, Plan, Regrouping, RoundReport, Served, Serv
 from rayfl.backend import Backend, Done, Ref, Task
 from rayfl.clients.jobs import HostSpec, LocalTest
 from rayfl.clients.state import StateLayout
-from rayfl.config import CHANGEABLE, Config
+from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config
 from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data.base import TestedOn, called
@@ -317,7 +317,9 @@ class Driver:
         """The settings that determine the results and so must not change when a run is resumed."""
         settings = self.config.to_dict()
         settings["training"]["engine"] = self.host.engine
-        return {name: value for name, value in settings.items() if name not in CHANGEABLE}
+        sums = {name: settings["execution"][name] for name in BLOCK_SETTINGS}
+        kept = {name: value for name, value in settings.items() if name not in CHANGEABLE}
+        return {**kept, "execution": sums}
 
     def _check_settings(self, before: Mapping[str, Any]) -> None:
         """Refuse to resume with settings that differ from those of the start.

@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rayfl import plugins
-from rayfl.config import Config, load, on_the_same_data, variant
+from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant
 from rayfl.config.reading import algorithm_of, read
 from rayfl.config.text import as_value
 from rayfl.errors import ConfigError
@@ -25,7 +25,7 @@ from rayfl.study.file import Settings, StudyFile, overrides_of, shown
 _NO_RESULT = ("name", "plugins", "output")
 """Sections that change no number of a run."""
 
-_EXECUTION = ("block_size", "clients_per_actor", "device", "fan_in")
+_EXECUTION = (*BLOCK_SETTINGS, "device")
 """Settings of ``execution`` that may change results: the order of sums, and the arithmetic of a GPU."""
 
 
