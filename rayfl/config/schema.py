@@ -135,8 +135,8 @@ class Evaluation(Section):
 
 
 class Execution(Section):
-    """Where a run is executed. Of this only ``block_size``, ``clients_per_actor``, ``fan_in`` and the device change
-    its results, by rounding.
+    """Where a run is executed. Of this only ``block_size``, ``clients_per_actor``, ``fan_in`` and the device
+    change its results, by rounding.
     """
 
     backend: Literal["ray", "inline"] = Field(

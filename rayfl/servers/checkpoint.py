@@ -20,12 +20,13 @@ was written; so those that are kept share nothing but ``clients/``, and damage t
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -36,7 +37,7 @@ from numpy.typing import NDArray
 
 from rayfl import files
 from rayfl.algorithms import ServerState
-from rayfl.errors import Damaged, OtherFormat
+from rayfl.errors import Damaged, DiskError, OtherFormat
 from rayfl.rundir import clean
 from rayfl.servers.serialisation import flatten, restore
 from rayfl.servers.shards import Shard, Shards, Stored, digest, header
@@ -58,6 +59,10 @@ _LARGE = 1 << 20
 
 _BLOCK = 256
 """Client updates per file."""
+
+_PART = ".part-"
+"""How the names of folders begin that are no checkpoints yet, or no longer: what is being written, and what is
+left of what was removed."""
 
 _NAME = re.compile(r"round-(\d{5,})(~?)")
 """The name of a checkpoint; with ``~`` it is being replaced by another one of the same round."""
@@ -97,17 +102,25 @@ class Checkpoint:
     settings: Mapping[str, Any] | None = None
     stored: Mapping[str, Stored] = field(default_factory=dict)
 
-    def save(self, folder: Path, keep: int) -> Path:
+    def save(self, folder: Path, keep: int, say: Callable[[str], None] = lambda text: None) -> Path:
         """Write to ``folder/round-00012`` and remove all but the newest ``keep``.
+
+        Args:
+            folder: of the checkpoints; no other process may write to it.
+            keep: how many.
+            say: called with a line if an old one cannot be removed, which is tried again at the next call.
 
         Raises:
             DiskError: for example if the disk is full; earlier checkpoints are not affected.
         """
         final = folder / f"round-{self.state.round:05d}"
-        part = folder / f".part-{os.getpid()}"
+        part = folder / f"{_PART}{os.getpid()}"
         before = [_manifest(path) for path in checkpoints(folder) if round_of(path) <= self.state.round]
         files.make(folder)
         files.remove(part)
+        for left in sorted(folder.glob(f"{_PART}*")):  # by a process that was killed, or by _discard
+            with contextlib.suppress(DiskError):
+                files.remove(left)
         files.make(folder / "history")
         files.make(part)
         try:
@@ -133,11 +146,13 @@ class Checkpoint:
             files.remove(part)
             raise
         if final.exists():
-            files.remove(final.with_name(f"{final.name}~"))  # may be left over from a crash
-            files.rename(final, final.with_name(f"{final.name}~"))
+            former = final.with_name(f"{final.name}~")
+            if former.exists():  # left over from a crash
+                _discard(former, say)
+            files.rename(final, former)
         files.rename(part, final)
         for old in checkpoints(folder)[:-keep]:
-            files.remove(old)
+            _discard(old, say)
         collect(folder)
         return final
 
@@ -352,6 +367,20 @@ def _leaving(folder: Path, keep: int) -> Path | None:
     return found[-keep] if len(found) >= keep else None
 
 
+def _discard(path: Path, say: Callable[[str], None]) -> None:
+    """Remove a checkpoint that is no longer needed; if that fails, a later :meth:`Checkpoint.save` does it.
+
+    On NFS a folder cannot be removed while a process has a file in it mapped, as a resumed run may have to its
+    end. The folder is renamed first, so that what is left of it is not taken for a checkpoint.
+    """
+    aside = path.with_name(f"{_PART}{path.name}")
+    try:
+        files.rename(path, aside)
+        files.remove(aside)
+    except DiskError as error:
+        say(f"{path} cannot be removed: {error.why}; it is tried again at the next checkpoint")
+
+
 def _put(path: Path, content: Sequence[Any], before: Path | None, known: Mapping[str, Any]) -> dict[str, Any]:
     """Write a file, or link to that of this name in another checkpoint if it is the same.
 
@@ -449,9 +478,6 @@ def collect(folder: Path, live: Collection[str] = ()) -> None:
     Args:
         folder: of the checkpoints.
         live: the names of those that the run needs now.
-
-    Raises:
-        DiskError
     """
     shards = Shards(folder / CLIENTS)
     if not shards.folder.is_dir():

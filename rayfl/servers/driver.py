@@ -120,9 +120,9 @@ class Driver:
         """Run all remaining rounds; returns the summary.
 
         Args:
-            accepted: called before the first round, when the newest checkpoint, if there is one, can be resumed
-                with this config. What describes the run is written there, so that a refused resume changes
-                nothing.
+            accepted: called before the first round, when the newest checkpoint, if there is one, can be
+                resumed with this config. What describes the run is written there, so that a refused resume
+                changes nothing.
 
         Raises:
             Interrupted: if ``should_stop`` returned true.
@@ -679,7 +679,8 @@ class Driver:
             settings=self._settings(),
             stored={name: where for name, where in stored.items() if where is not None},
         )
-        path = checkpoint.save(self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints)
+        folder, keep = self.run_dir.path / "checkpoints", self.config.output.keep_checkpoints
+        path = checkpoint.save(folder, keep, self._note)
         self.emit(CheckpointSaved(state.round, path))
         return checkpoint
 

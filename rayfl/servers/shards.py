@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl import files
-from rayfl.errors import Damaged
+from rayfl.errors import Damaged, DiskError
 from rayfl.files import OnDisk
 
 WHOLE = 1 << 26
@@ -112,16 +112,18 @@ class Shards:
             raise Damaged(f"{path}: damaged (states of clients are not what was written)")
 
     def collect(self, used: Collection[str]) -> None:
-        """Remove all files but those of these names.
+        """Remove all files but those of these names; what cannot be removed is left to the next call.
 
-        Raises:
-            DiskError
+        On NFS a file that a process still reads is only renamed when it is removed, and the new name stays.
         """
+        self.grown = False
         if self.folder.is_dir():
             for path in self.folder.iterdir():
                 if path.name not in used:
-                    files.remove(path)
-        self.grown = False
+                    try:
+                        files.remove(path)
+                    except DiskError:
+                        self.grown = True
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import yaml
 from rayfl import files
 from rayfl.api import Result, resume, run
 from rayfl.errors import ConfigError, Damaged, DiskError, OtherFormat, RayflError
-from rayfl.events import RoundDone, RunEvent, Stopped
+from rayfl.events import Note, RoundDone, RunEvent, Stopped
 from rayfl.servers import checkpoint as checkpoint_module
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from tests.algorithms.fakes import Remembering
@@ -372,10 +372,41 @@ def test_a_crash_before_any_change_of_the_disk_leaves_a_sound_checkpoint(
         shutil.rmtree(folder)
 
 
-def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
+def test_a_half_written_checkpoint_does_not_count_and_the_next_one_removes_it(tmp_path: Path) -> None:
+    """As a process that was killed leaves it."""
     _checkpoint(1).save(tmp_path, keep=2)
-    (tmp_path / ".part-123").mkdir()
+    shutil.copytree(tmp_path / "round-00001", tmp_path / ".part-123")
     assert len(checkpoints(tmp_path)) == 1
+    _checkpoint(2).save(tmp_path, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["history", "round-00001", "round-00002"]
+
+
+def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_run(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On NFS, files that a resumed run has mapped keep the folder of their checkpoint there."""
+    settings["output"]["keep_checkpoints"] = 1
+    path = run(settings).path
+    notes: list[str] = []
+
+    def watch(action: str, path: Path) -> None:
+        if action == "remove" and path.is_dir() and path.name.endswith("round-00003"):
+            raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY))
+
+    def listen(event: RunEvent) -> None:
+        if isinstance(event, Note) and "removed" in event.text:
+            notes.append(event.text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "watch", watch)
+        resumed = resume(path, ["rounds=6"], listen)
+    assert_same(run(settings, ["rounds=6"]), resumed)
+    (line,) = notes
+    assert line.startswith(f"{path}/checkpoints/round-00003 cannot be removed: Directory not empty; it is tried")
+    assert [found.name for found in checkpoints(path / "checkpoints")] == ["round-00006"]
+    assert list((path / "checkpoints").glob(".part-*"))
+    resume(path, ["rounds=7"])
+    assert not list((path / "checkpoints").glob(".part-*"))
 
 
 def test_one_that_is_replaced_by_another_of_its_round_is_there_until_then(

@@ -329,6 +329,28 @@ def test_a_file_that_is_gone_is_named(tmp_path: Path, backend: Backend) -> None:
         states.fetch(backend)
 
 
+def test_a_file_that_cannot_be_removed_is_left_to_the_next_time(
+    tmp_path: Path, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NFS gives one that is still open another name, and refuses to remove that."""
+    states = ClientStates(Shards(tmp_path / "rows", 0))
+    states.update([3], np.zeros((1, 5), np.float32))
+    states.spill(backend)
+    folder = Shards(tmp_path / "rows")
+    (tmp_path / "rows" / ".nfs0001").touch()
+
+    def watch(action: str, path: Path) -> None:
+        if path.name == ".nfs0001":
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(files, "watch", watch)
+        folder.collect(states.names)
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == {*states.names, ".nfs0001"}
+    folder.collect(states.names)
+    assert {path.name for path in (tmp_path / "rows").iterdir()} == states.names
+
+
 def test_the_hash_of_the_models_holds_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The states of all clients may be more than the memory."""
     rows = np.random.default_rng(0).normal(size=(12, 5)).astype(np.float32)
