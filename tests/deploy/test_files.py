@@ -223,6 +223,17 @@ def test_compose_is_a_head_and_two_workers() -> None:
     assert head["environment"]["RAY_AUTH_MODE"] == "token"
 
 
+def test_compose_gives_gpus_to_the_workers() -> None:
+    """With the lines for them, which are comments: to who trains, not to the head."""
+    text, changed = re.subn(r"# (\w+: .*nvidia.*)", r"\1", (DEPLOY / "compose.yaml").read_text())
+    assert changed
+    services = yaml.safe_load(text)["services"]
+    (device,) = services["worker"]["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert services["worker"]["deploy"]["replicas"] == 2
+    assert "deploy" not in services["head"]
+
+
 def test_compose_takes_it_and_refuses_to_start_without_a_token() -> None:
     for command in (["docker", "compose"], ["docker-compose"]):
         there = shutil.which(command[0])
