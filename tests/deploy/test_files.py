@@ -141,6 +141,19 @@ def test_the_job_has_the_cluster_of_raycluster_yaml_and_goes_on_with_its_run() -
     assert job["spec"]["backoffLimit"] > 0
 
 
+def test_the_kuberay_that_is_asked_for_knows_the_secret() -> None:
+    """``authOptions.secretName`` came with 1.6.0."""
+    files = (
+        DEPLOY / "kuberay/raycluster.yaml",
+        DEPLOY / "kuberay/rayjob.yaml",
+        ROOT / "docs/clusters/kubernetes.md",
+    )
+    for file in files:
+        text = " ".join(file.read_text().split())
+        assert re.findall(r"KubeRay\S* (\S+) or later", text) == ["1.6"]
+        assert "secretName" in text
+
+
 def test_the_cluster_scales_asks_for_a_token_and_keeps_runs() -> None:
     (cluster,), (claim,) = documents("kuberay/raycluster.yaml"), documents("kuberay/storage.yaml")
     spec = cluster["spec"]
@@ -211,6 +224,47 @@ def test_the_image_is_built_from_what_is_there() -> None:
     through = [line[1:] for line in ignored if line.startswith("!") and "*" not in line]
     assert all((ROOT / name).exists() for name in through)
     assert {"rayfl", "deploy", "pyproject.toml", "constraints.txt", "README.md", "LICENSE"} == set(through)
+
+
+def calls(words: str, folder: Path, **programs: str) -> list[list[str]]:
+    """What the RUN of the Dockerfile with these words calls.
+
+    Args:
+        words: by which it is found.
+        folder: for programs that only note how they are called.
+        programs: what those of a name do besides.
+    """
+    text = (DEPLOY / "docker" / "Dockerfile").read_text().replace("\\\n", "")
+    (line,) = (line for line in text.splitlines() if line.startswith("RUN ") and words in line)
+    for name in ("pip", "rayfl", "rm", "getent", "userdel", "useradd", "mkdir", "chown"):
+        note = f'echo {name} "$*" >> {folder}/calls'
+        (folder / name).write_text(f"#!/bin/sh\n{note}\n{programs.get(name, '')}\n")
+        (folder / name).chmod(0o755)
+    variables = {"PATH": str(folder), "TORCH_INDEX": "https://torch/cpu", "RAYFL": ".", "EXTRAS": "parquet"}
+    subprocess.run(["/bin/sh", "-c", line.removeprefix("RUN ")], env=variables, check=True)
+    return [each.split() for each in (folder / "calls").read_text().splitlines()]
+
+
+def test_only_pytorch_itself_is_taken_from_its_index(tmp_path: Path) -> None:
+    """It has few versions of other packages, and the constraints name one of each."""
+    torch, *others = [call for call in calls("torchvision", tmp_path) if call[0] == "pip"]
+    assert torch[-3:] == ["--no-deps", "torch", "torchvision"]
+    assert torch[torch.index("--index-url") + 1] == "https://torch/cpu"
+    assert [call[-1] for call in others] == [".", "rayfl[parquet]"]
+    assert all("--index-url" not in call and "--no-deps" not in call for call in others)
+    assert all(call[2:4] == ["-c", "constraints.txt"] for call in (torch, *others))
+
+
+@pytest.mark.parametrize(
+    ("found", "removed"),
+    [("exit 2", []), ("echo ubuntu:x:1000:1000::/home/ubuntu:/bin/bash", [["userdel", "ubuntu"]])],
+)
+def test_the_user_of_the_image_is_made_on_any_base(
+    found: str, removed: list[list[str]], tmp_path: Path
+) -> None:
+    """Also on one that has another user of this number."""
+    made = [call for call in calls("useradd", tmp_path, getent=found) if call[0] in ("userdel", "useradd")]
+    assert made == [*removed, ["useradd", "--create-home", "--uid", "1000", "ray"]]
 
 
 def test_compose_is_a_head_and_two_workers() -> None:
