@@ -2,7 +2,8 @@
 
 ```
 checkpoints/
-  round-00010/ round-00020/    manifest.json: format, the run's settings, SHA-256 and length of every file
+  round-00010/ round-00020/    manifest.json: format, the run's settings, SHA-256 and length of every file,
+                               and of the manifest itself
                                arrays.safetensors, *.npy (each array of more than 1 MB),
                                updates-*.safetensors, state.json
   clients/                     rows of clients (states, updates) that are too large for a copy in every
@@ -15,7 +16,8 @@ checkpoints/
 A checkpoint is written under a temporary name and renamed when it is complete and on the disk; only then are
 older ones removed. The cost of a checkpoint does not grow with the number of rounds. Files that are as they
 were in the one that will be removed are not written again but linked, after a look that they still hold what
-was written; so those that are kept share nothing but ``clients/``, and damage to one leaves the others sound.
+was written; so damage to a file of one that is kept leaves the others sound. They share only ``clients/`` and
+``history/``; a damaged table is written again by the run that has its rows.
 """
 
 from __future__ import annotations
@@ -24,13 +26,14 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,9 +63,15 @@ _LARGE = 1 << 20
 _BLOCK = 256
 """Client updates per file."""
 
+_SHORT = 1 << 16
+"""Bytes of a table up to which it is read again at every checkpoint."""
+
+_SEAL = "sha256"
+"""The entry of a manifest with its own hash; the same in later formats, or they appear damaged here."""
+
 _PART = ".part-"
-"""How the names of folders begin that are no checkpoints yet, or no longer: what is being written, and what is
-left of what was removed."""
+"""How the names of folders begin that are no checkpoints yet, or no longer: what is being written, and what
+is left of what was removed."""
 
 _NAME = re.compile(r"round-(\d{5,})(~?)")
 """The name of a checkpoint; with ``~`` it is being replaced by another one of the same round."""
@@ -115,7 +124,8 @@ class Checkpoint:
         """
         final = folder / f"round-{self.state.round:05d}"
         part = folder / f"{_PART}{os.getpid()}"
-        before = [_manifest(path) for path in checkpoints(folder) if round_of(path) <= self.state.round]
+        paths = [path for path in checkpoints(folder) if round_of(path) <= self.state.round]
+        before = [manifest for path in paths if (manifest := _manifest(path)) is not None]
         files.make(folder)
         files.remove(part)
         for left in sorted(folder.glob(f"{_PART}*")):  # by a process that was killed, or by _discard
@@ -125,7 +135,7 @@ class Checkpoint:
         files.make(part)
         try:
             grown = {name: rows for name, rows in self.tables.items() if isinstance(rows, list)}
-            known = before[-1]["history"] if before and before[-1] else {}
+            known = before[-1]["history"] if before else {}
             history = {
                 name: _Written(**known.get(name, {})).extended(_table(folder, name), rows)
                 for name, rows in grown.items()
@@ -140,7 +150,7 @@ class Checkpoint:
                 },
                 "files": self._write(part, _leaving(folder, keep)),
             }
-            files.write(part / "manifest.json", json.dumps(clean(manifest), indent=1))
+            files.write(part / "manifest.json", json.dumps(_sealed(clean(manifest)), indent=1))
             files.sync(folder / "history")
         except BaseException:
             files.remove(part)
@@ -215,8 +225,7 @@ class Checkpoint:
 
         manifest = _manifest(path)
         if manifest is None:
-            _refuse_other_format(path)
-            raise Damaged(f"{path}: not a readable checkpoint (no manifest of formats {_FORMATS})")
+            _refuse(path)
         for name, expected in manifest["files"].items():
             try:
                 found = digest(path / name)
@@ -323,14 +332,40 @@ class _Written:
 
     def extended(self, path: Path, rows: Sequence[Any]) -> _Written:
         """Extend the file to these rows, the first of which it already has; any other contents are
-        removed.
+        removed, and if it is found to be damaged it is written again.
         """
         files.cut(path, self.bytes)
-        lines = [json.dumps(clean(row)) + "\n" for row in rows[self.lines :]]
-        if lines:
-            files.append(path, "".join(lines), durably=True)
+        lines = _lines(rows[self.lines :])
+        found = self._followed(lines)
+        if self._is_intact(path, found.bytes):
+            if lines:
+                files.append(path, "".join(lines), durably=True)
+            return found
+        lines = _lines(rows)
+        files.write(path, lines)
+        return _Written()._followed(lines)
+
+    def _followed(self, lines: Sequence[str]) -> _Written:
+        """This part with more lines."""
         added = sum(len(line.encode()) for line in lines)
-        return _Written(len(rows), self.bytes + added, _chained(self.chain, lines))
+        return _Written(self.lines + len(lines), self.bytes + added, _chained(self.chain, lines))
+
+    def _is_intact(self, path: Path, size: int) -> bool:
+        """Whether the file, which will have this size, holds what was written.
+
+        Its length is always compared. It is read while it is short, and then whenever it has grown by an
+        eighth, so that a checkpoint does not cost more with every round.
+        """
+        there = path.stat().st_size if path.is_file() else 0
+        if there != self.bytes:
+            return False
+        if self.bytes >= _SHORT and int(math.log(size, 1.125)) == int(math.log(self.bytes, 1.125)):
+            return True
+        try:
+            self._read(path)
+        except Damaged:
+            return False
+        return True
 
     def read(self, path: Path) -> list[Any]:
         """The rows.
@@ -338,6 +373,9 @@ class _Written:
         Raises:
             Damaged: if they are not those that were written.
         """
+        return [json.loads(line) for line in self._read(path)]
+
+    def _read(self, path: Path) -> list[str]:
         if not self.lines:
             return []
         try:
@@ -348,7 +386,11 @@ class _Written:
         lines = text.decode(errors="replace").splitlines(keepends=True)
         if len(lines) != self.lines or _chained("", lines) != self.chain:
             raise Damaged(f"{path}: damaged (it is not what was written)")
-        return [json.loads(line) for line in lines]
+        return lines
+
+
+def _lines(rows: Sequence[Any]) -> list[str]:
+    return [json.dumps(clean(row)) + "\n" for row in rows]
 
 
 def _chained(chain: str, lines: Sequence[str]) -> str:
@@ -370,8 +412,8 @@ def _leaving(folder: Path, keep: int) -> Path | None:
 def _discard(path: Path, say: Callable[[str], None]) -> None:
     """Remove a checkpoint that is no longer needed; if that fails, a later :meth:`Checkpoint.save` does it.
 
-    On NFS a folder cannot be removed while a process has a file in it mapped, as a resumed run may have to its
-    end. The folder is renamed first, so that what is left of it is not taken for a checkpoint.
+    On NFS a folder cannot be removed while a process has a file in it mapped, as a resumed run may have to
+    its end. The folder is renamed first, so that what is left of it is not taken for a checkpoint.
     """
     aside = path.with_name(f"{_PART}{path.name}")
     try:
@@ -412,7 +454,8 @@ def _manifest(path: Path) -> dict[str, Any] | None:
     """The manifest of a checkpoint; None if this version cannot read it."""
     try:
         found = _manifest_as_written(path)
-        valid = found["format"] in _READ and {"files", "history", "settings", "round"} <= set(found)
+        valid = found["format"] in _READ and _is_sealed(found)
+        valid = valid and {"files", "history", "settings", "round"} <= set(found)
         valid = valid and all(isinstance(found[key], dict) for key in ("files", "history"))
         _told(found)
     except (OSError, ValueError, TypeError, KeyError, AttributeError):
@@ -429,16 +472,33 @@ def _manifest_as_written(path: Path) -> Any:
     return json.loads(files.regular(path / "manifest.json").read_text())
 
 
-def _refuse_other_format(path: Path) -> None:
+def _sealed(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest with the hash of all its other entries."""
+    told = {name: value for name, value in manifest.items() if name != _SEAL}
+    return {**told, _SEAL: hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()}
+
+
+def _is_sealed(manifest: Mapping[str, Any]) -> bool:
+    """Whether a manifest is what was written; earlier versions wrote no hash of it."""
+    return _SEAL not in manifest or manifest == _sealed(manifest)
+
+
+def _refuse(path: Path) -> NoReturn:
+    """Say why :func:`_manifest` has none."""
+    unreadable = Damaged(f"{path}: not a readable checkpoint (no manifest of formats {_FORMATS})")
     try:
-        found = _manifest_as_written(path)["format"]
+        manifest = _manifest_as_written(path)
+        found, sealed = manifest["format"], _is_sealed(manifest)
     except (OSError, ValueError, TypeError, KeyError):
-        return
+        raise unreadable from None
+    if not sealed:
+        raise Damaged(f"{path}: damaged (manifest.json is not what was written)")
     if found not in _READ:
         raise OtherFormat(
             f"{path}: has format {found!r}, and this version of rayfl reads {_FORMATS}; resume with the "
             "version that wrote it (environment.json in the run directory says which), or begin a new run"
         )
+    raise unreadable
 
 
 def _updates(folder: Path, start: int) -> Path:

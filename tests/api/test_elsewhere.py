@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,7 +103,8 @@ def test_a_run_of_an_earlier_version_goes_on_where_it_was(here: Path) -> None:
     path = rayfl.run(settings).path
     for file in (path / "config.yaml", *path.glob("checkpoints/*/manifest.json")):
         assert f"{here}/a.npz" in file.read_text()
-        file.write_text(file.read_text().replace(f"{here}/a.npz", "a.npz"))
+        text = re.sub(r',\s*"sha256": "\w+"\s*\}\Z', "}", file.read_text())  # nor was there a hash of it
+        file.write_text(text.replace(f"{here}/a.npz", "a.npz"))
     notes: list[Any] = []
     again = rayfl.resume(path, ["rounds=2"], notes.append)
     assert len(again.rounds) == 2

@@ -168,7 +168,8 @@ def _checkpoint(round: int, **changes: Any) -> Checkpoint:
 def _tell(checkpoint: Path, **changes: Any) -> None:
     """Change entries of a checkpoint's manifest, as another version would have written them."""
     manifest = checkpoint / "manifest.json"
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), **changes}))
+    told = {**json.loads(manifest.read_text()), **changes}
+    manifest.write_text(json.dumps(checkpoint_module._sealed(told)))
 
 
 def _flip(path: Path, place: float = 0.5) -> None:
@@ -227,6 +228,79 @@ def test_where_no_checkpoint_is_sound_it_is_said_how_to_begin_anew(tmp_path: Pat
         Checkpoint.newest(tmp_path / "checkpoints")
 
 
+def test_any_flipped_bit_in_a_manifest_is_found(tmp_path: Path) -> None:
+    """Also in the name of an entry that earlier formats lack; but for the name of the hash."""
+    path = _checkpoint(1).save(tmp_path, keep=1)
+    manifest, harmless = path / "manifest.json", []
+    sound = manifest.read_bytes()
+    assert b'"clients"' in sound
+    for place in range(0, len(sound), 2):
+        flipped = bytes([sound[place] ^ 1])
+        manifest.write_bytes(sound[:place] + flipped + sound[place + 1 :])
+        try:
+            found = Checkpoint.load(path)
+        except Damaged:
+            continue
+        _assert_equal(found, _checkpoint(1))
+        harmless.append(place)
+    name = sound.rindex(b"sha256")
+    assert harmless == [place for place in range(name, name + len("sha256")) if not place % 2]
+
+
+def test_after_a_flipped_bit_in_the_settings_the_older_checkpoint_is_taken(settings: dict[str, Any]) -> None:
+    settings["output"]["checkpoint_every"] = 2
+    path = run(settings).path
+    (path / "summary.json").unlink()  # as if it had been stopped
+    manifest = path / "checkpoints" / "round-00003" / "manifest.json"
+    text = manifest.read_text()
+    manifest.write_text(text.replace('"seed": 3', '"seed": 2'))
+    assert manifest.read_text() != text
+    notes: list[RunEvent] = []
+    assert_same(run(settings), resume(path, on_event=notes.append))
+    (line,) = (event.text for event in notes if isinstance(event, Note) and "damaged" in event.text)
+    assert "(manifest.json is not what was written): going back to round-00002" in line
+
+
+@pytest.mark.parametrize("damage", ["flipped", "longer", "shorter", "gone"])
+@pytest.mark.parametrize("short", [1 << 16, 1])
+def test_a_damaged_table_is_written_again_and_all_checkpoints_are_sound(
+    damage: str, short: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them share it; a long one is looked at when it has grown by an eighth."""
+    monkeypatch.setattr(checkpoint_module, "_SHORT", short)
+    for number in (20, 21):
+        _checkpoint(number).save(tmp_path, keep=3)
+    table = tmp_path / "history" / "rounds.jsonl"
+    if damage == "flipped":
+        _flip(table, 0.1)
+    elif damage == "longer":
+        files.append(table, "half a li")
+    elif damage == "shorter":
+        files.cut(table, 100)
+    else:
+        table.unlink()
+    _checkpoint(24).save(tmp_path, keep=3)
+    for path, number in zip(checkpoints(tmp_path), (20, 21, 24), strict=True):
+        assert Checkpoint.load(path).tables == _checkpoint(number).tables
+
+
+@pytest.mark.parametrize("short", [1 << 16, 1])
+def test_a_long_table_is_read_again_only_when_it_has_grown_much(
+    short: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_module, "_SHORT", short)
+    looks, read = [], checkpoint_module._Written._read
+
+    def counted(self: Any, path: Path) -> list[str]:
+        looks.append(self.bytes)
+        return read(self, path)
+
+    monkeypatch.setattr(checkpoint_module._Written, "_read", counted)
+    for number in range(100, 150):
+        _checkpoint(number).save(tmp_path, keep=1)
+    assert len(looks) == 50 if short > 1 else len(looks) <= 1 + 5  # 1.125 ** 5 > 150 / 100
+
+
 @pytest.mark.parametrize("damage", ["manifest", "file", "all"])
 def test_what_is_no_checkpoint_is_refused_in_one_line(damage: str, tmp_path: Path) -> None:
     path = _checkpoint(1).save(tmp_path, keep=2)
@@ -269,6 +343,7 @@ def test_checkpoints_of_the_formats_before_are_read(
     assert bool(list(old.glob("*.npy"))) == (format == 4)
     manifest = json.loads((old / "manifest.json").read_text())
     assert manifest.pop("clients") == {}
+    del manifest["sha256"]
     (old / "manifest.json").write_text(json.dumps(manifest))
     new = _large(2).save(tmp_path, keep=2)
     assert len(list(new.glob("*.npy"))) == 3
@@ -402,7 +477,9 @@ def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_run(
         resumed = resume(path, ["rounds=6"], listen)
     assert_same(run(settings, ["rounds=6"]), resumed)
     (line,) = notes
-    assert line.startswith(f"{path}/checkpoints/round-00003 cannot be removed: Directory not empty; it is tried")
+    assert line.startswith(
+        f"{path}/checkpoints/round-00003 cannot be removed: Directory not empty; it is tried"
+    )
     assert [found.name for found in checkpoints(path / "checkpoints")] == ["round-00006"]
     assert list((path / "checkpoints").glob(".part-*"))
     resume(path, ["rounds=7"])
