@@ -189,7 +189,8 @@ class Records:
         self.ledger = self.ledger.add(*transfers)
 
     def clusters(self, state: ServerState, facts: Mapping[str, Any], after: bool = False) -> dict[str, Any]:
-        """Record new clusters and how they were found.
+        """Record new clusters and how they were found, unless they are those of the last entry and nothing
+        else is known of them: methods such as FedSoft look for clusters in every round.
 
         Args:
             state: with the new clusters.
@@ -205,8 +206,10 @@ class Records:
             **facts,
             "ari": self.ari(state),
         }
-        self.timeline.append(entry)
-        self._write_clusters()
+        last = self.timeline[-1] if self.timeline else {}
+        if facts or any(last.get(name) != entry[name] for name in ("labels", "n_clusters", "ari")):
+            self.timeline.append(entry)
+            self._write_clusters()
         return entry
 
     def _labels(self, state: ServerState) -> NDArray[np.int64]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import rayfl
 from rayfl import files, rundir
 from rayfl.config import load
 from rayfl.errors import DiskError
-from rayfl.events import RoundDone, RunEvent
+from rayfl.events import Clustered, RoundDone, RunEvent
 from rayfl.rundir import GrowingTable, RunDirectory
 from rayfl.servers.building import build
 from rayfl.servers.records import Records
@@ -164,6 +165,20 @@ def test_an_entry_of_the_timeline_becomes_text_once(
         run.write_json("whole.json", whole)
         assert written == (tmp_path / "whole.json").read_text()
     assert [entry["round"] for entry in found] == [0, 1, 2, 3, 3]
+
+
+def test_clusters_that_stay_as_they_are_are_recorded_once(settings: dict[str, Any]) -> None:
+    """FedSoft asks its clients in every round; with one center nothing can change."""
+    events: list[RunEvent] = []
+    one = {**settings, "algorithm": {"name": "fedsoft", "clusters": 1}, "rounds": 4}
+    found = rayfl.run(one, on_event=events.append)
+    assert sum(isinstance(event, Clustered) for event in events) == 4
+    assert [entry["round"] for entry in found.clusters["timeline"]] == [0]
+    several = rayfl.run({**one, "algorithm": {"name": "fedsoft", "clusters": 3}, "rounds": 6})
+    labels = [entry["labels"] for entry in several.clusters["timeline"]]
+    assert len(labels) > 1
+    assert all(new != old for old, new in itertools.pairwise(labels))
+    assert several.clients["cluster"].tolist() == labels[-1]
 
 
 def test_diagnostics_with_new_columns_are_written_as_a_whole(
