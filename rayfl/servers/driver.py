@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -177,7 +178,8 @@ class Driver:
                 self._stop(state, error)
                 raise
             if every and state.round % every == 0:
-                self.checkpoint(state)
+                with self._undisturbed():
+                    self.checkpoint(state)
         return state
 
     def _stop(self, state: ServerState, error: Exception) -> None:
@@ -185,16 +187,23 @@ class Driver:
         if not state.round and isinstance(error, ConfigError | DataError):
             return  # refused before anything was trained
         self.backend.hurry()
-        self.backend.tick = lambda: None  # a stop request does not interrupt this
         try:
-            self._client_facts(state, self.checkpoint(state))
-            self.records.write_tables(state)
+            with self._undisturbed():
+                self._client_facts(state, self.checkpoint(state))
+                self.records.write_tables(state)
         except DiskError as full:
             self.emit(Note(f"no checkpoint after {state.round} rounds: {full}"))
-        finally:
-            self.backend.tick = self._check_stop
         if not isinstance(error, DiskError):  # ``run`` documents these, wherever they come from
             self._stopped()
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """A request to stop does not interrupt what is done here; it is heeded afterwards."""
+        before, self.backend.tick = self.backend.tick, lambda: None
+        try:
+            yield
+        finally:
+            self.backend.tick = before
 
     def _stopped(self) -> None:
         """Report how many rounds are in a checkpoint, and how to resume."""
@@ -710,9 +719,19 @@ class Driver:
         return self.records.client_facts(checkpoint.state_clients, facts)
 
     def _finish(self, state: ServerState) -> dict[str, Any]:
+        """Write the last checkpoint and all that follows it; returns the summary."""
+        with self._undisturbed():
+            checkpoint = self.checkpoint(state)
+        try:
+            return self._conclude(state, checkpoint)
+        except Interrupted:  # while clients adapt; all rounds are in the checkpoint
+            self._stopped()
+            raise
+
+    def _conclude(self, state: ServerState, checkpoint: Checkpoint) -> dict[str, Any]:
+        """What follows the last round; returns the summary."""
         from safetensors.torch import save_file
 
-        checkpoint = self.checkpoint(state)
         facts = self._client_facts(state, checkpoint)
         finetuned = self._finetune(state)
         numbers = self.records.summary(state)
@@ -721,8 +740,10 @@ class Driver:
         folder = self.run_dir.path / "models"
         files.make(folder)
         models = self.host.unpermute(checkpoint.models)
-        for k, vector in enumerate(models):
-            path = folder / f"model_{self.servers.name(k)}.safetensors"
+        paths = [folder / f"model_{self.servers.name(k)}.safetensors" for k in range(len(models))]
+        for path in {*folder.glob("model_*.safetensors")} - {*paths}:  # of a run that had fewer rounds
+            files.remove(path)
+        for path, vector in zip(paths, models, strict=True):
             with files.writing(path):
                 save_file(tensors_of(self.host.spec, vector), path)
         summary = {

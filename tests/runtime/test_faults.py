@@ -23,9 +23,10 @@ import yaml
 from rayfl.api import Result, resume, run
 from rayfl.config import load
 from rayfl.errors import RayflError, ResultsLost
-from rayfl.events import BlockDone, Note, RoundDone, RunEvent
+from rayfl.events import BlockDone, Note, RoundDone, RunEvent, Stopped
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import connection, processes
+from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.processes import Deadlines, Deaths, Silence, died, plain_errors
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
@@ -61,6 +62,41 @@ def _drive(
     finally:
         backend.close()
     return Result(directory.path), notes
+
+
+class Ticking(InlineBackend):
+    """Looks for a request to stop whenever it fetches something, as Ray's backend does."""
+
+    def get(self, ref: Any) -> Any:
+        self.tick()
+        return super().get(ref)
+
+
+@pytest.mark.parametrize(
+    ("changes", "last"),
+    [({"output.checkpoint_every": 1}, 1), ({"evaluation.finetune_epochs": 1}, 3)],
+    ids=["a checkpoint in mid-run", "the last checkpoint"],
+)
+def test_a_stop_during_a_checkpoint_leaves_it_whole_and_is_told(
+    settings: dict[str, Any], changes: dict[str, Any], last: int
+) -> None:
+    given = [f"{name}={value}" for name, value in changes.items()]
+    config = load({**settings, "rounds": 3}, given)
+    stages, host = build(config)
+    directory, told = RunDirectory.create(config), list[RunEvent]()
+
+    def stop() -> bool:
+        return any(isinstance(event, RoundDone) and event.round == last - 1 for event in told)
+
+    backend = Ticking()
+    try:
+        with pytest.raises(Interrupted):
+            Driver(config, stages, backend, directory, host, told.append, stop).run()
+    finally:
+        backend.close()
+    assert told[-1] == Stopped(last, directory.path)
+    assert round_of(checkpoints(directory.path / "checkpoints")[-1]) == last
+    assert_same(run({**settings, "rounds": 3}, given), resume(directory.path))
 
 
 @pytest.mark.ray
