@@ -44,6 +44,9 @@ MOST_GROUPS = 100
 MOST_CLASSES = 100
 """With more classes than this there is no ``labels.csv``."""
 
+_LONG = 1 << 20
+"""Characters of the timeline from which on ``clusters.json`` is not written with each new entry."""
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -100,7 +103,9 @@ class Records:
         self._agreement: Kept[float] = Kept()
         self.timeline: list[dict[str, Any]] = []
         self._written: list[tuple[dict[str, Any], str]] = []
-        """The entries of the timeline that are written, and as which text."""
+        """The entries of the timeline that have become text."""
+        self._size = 0
+        """Characters of the entries in ``clusters.json``."""
         self.diagnostics: list[dict[str, Any]] = []
         """The rows of ``diagnostics.csv``."""
         self._reported: list[dict[str, Any]] = []
@@ -209,7 +214,7 @@ class Records:
         last = self.timeline[-1] if self.timeline else {}
         if facts or any(last.get(name) != entry[name] for name in ("labels", "n_clusters", "ari")):
             self.timeline.append(entry)
-            self._write_clusters()
+            self._write_clusters(grown=True)
         return entry
 
     def _labels(self, state: ServerState) -> NDArray[np.int64]:
@@ -567,13 +572,23 @@ class Records:
             frame.insert(0, "client", np.arange(some.start, some.stop))
             yield frame
 
-    def _write_clusters(self) -> None:
-        """``clusters.json``: as a whole, since it is one object, but only new entries become text."""
+    def _write_clusters(self, grown: bool = False) -> None:
+        """``clusters.json``: as a whole, since it is one object, but only new entries become text.
+
+        Args:
+            grown: whether there is just one more entry. A long file is then written only when it has grown
+                by an eighth: all writing together would grow with the square of the rounds. When a run ends
+                the file is complete.
+        """
         groups, names = self.federation.groups, self.federation.names
         pairs = zip(self._written, self.timeline, strict=False)
         kept = itertools.takewhile(lambda pair: pair[0][0] is pair[1], pairs)
         self._written = [written for written, _ in kept]
         self._written += [(each, rundir.item(each)) for each in self.timeline[len(self._written) :]]
+        size = sum(len(text) for _, text in self._written)
+        if grown and _LONG < size < 1.125 * self._size:
+            return
+        self._size = size
         head = {
             **({} if names is None else {"names": names.tolist()}),
             "groups": None if groups is None else groups.tolist(),

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
 import rayfl
 from rayfl import files, rundir
+from rayfl.algorithms import ServerState
 from rayfl.config import load
 from rayfl.errors import DiskError
 from rayfl.events import Clustered, RoundDone, RunEvent
@@ -179,6 +181,28 @@ def test_clusters_that_stay_as_they_are_are_recorded_once(settings: dict[str, An
     assert len(labels) > 1
     assert all(new != old for old, new in itertools.pairwise(labels))
     assert several.clients["cluster"].tolist() == labels[-1]
+
+
+@pytest.mark.parametrize("long", [0, 1 << 20])
+def test_a_long_history_of_clusters_is_written_when_it_has_grown_much(
+    long: int, cfl: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 200 entries; in between the file is as it was, and at the end complete."""
+    monkeypatch.setattr("rayfl.servers.records._LONG", long)
+    log: list[str] = []
+    monkeypatch.setattr(files, "watch", lambda action, path: log.append(f"{action} {path.name}"))
+    federation = build(load(cfl))[0][0].federation
+    records, run = Records(RunDirectory(tmp_path), federation), RunDirectory(tmp_path)
+    state = ServerState(0, 1, np.zeros(federation.clients, np.int64))
+    for number in range(200):
+        records.clusters(state, {"number": number})
+        there = run.read_json("clusters.json")["timeline"]
+        assert [entry["number"] for entry in there] == list(range(len(there)))
+        assert len(there) >= (number + 1) / 1.13
+    writes = sum("write" in each and "clusters.json" in each for each in log)
+    assert writes == 200 if long else writes < 60  # 1.125 ** 45 > 200
+    records.start()
+    assert len(run.read_json("clusters.json")["timeline"]) == 200
 
 
 def test_diagnostics_with_new_columns_are_written_as_a_whole(
