@@ -78,7 +78,7 @@ updates of clients through :class:`~rayfl.algorithms.contract.Clients`, an argum
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, cast
 
@@ -125,6 +125,9 @@ class Algorithm(Section, Generic[S]):
     name: str = ""
 
     defaults: ClassVar[Mapping[str, Any]] = {}
+
+    uses_sampling: ClassVar[bool] = True
+    """Whether ``sampling`` can draw its cohorts; otherwise another one than ``uniform`` is refused."""
 
     selects: ClassVar[bool] = False
     """Whether clients choose among the models (:meth:`select`); before a test all of them do."""
@@ -215,7 +218,7 @@ class Algorithm(Section, Generic[S]):
 
     def cohort(self, setup: Setup, state: S, clients: Clients) -> tuple[S, NDArray[np.int64]]:
         """Draw the clients that take part, ids ascending, as ``sampling`` says; and the next state."""
-        return sample_cohort(setup, state, clients)
+        return sample_cohort(setup, state, clients, self.select if self.selects else None)
 
     def select(self, setup: Setup, state: S, who: NDArray[np.int64], clients: Clients) -> S:
         """Let the clients ``who`` ``(n,)`` choose their models."""
@@ -240,7 +243,7 @@ class Algorithm(Section, Generic[S]):
         (:func:`only_asked`) count, too.
         """
         each = state.models if self.selects else 1
-        return len(plan.cohort) * each + only_asked(setup, state, plan)
+        return (len(plan.cohort) + only_asked(setup, state, plan)) * each
 
     def reports(self, setup: Setup, state: S) -> Mapping[str, ClientReport]:
         """What clients report after training besides their losses, by name.
@@ -347,17 +350,25 @@ def every_kappa_rounds(setup: Setup, state: ServerState) -> GlobalStep | None:
     return GlobalStep(tuple(layers), due, weights)
 
 
-def sample_cohort(setup: Setup, state: S, clients: Clients | None = None) -> tuple[S, NDArray[np.int64]]:
+def sample_cohort(
+    setup: Setup, state: S, clients: Clients | None = None, select: Callable[..., S] | None = None
+) -> tuple[S, NDArray[np.int64]]:
     """The ids of the clients sampled in a round, ascending: ``max(1, round(rho N))`` of those present.
 
     A sampling that chooses for several rounds at once leaves a queue in the state; the next clients are taken
     from it. Clients that left are removed from the queue; clients that joined take part when the sampling
     chooses again.
+
+    Args:
+        setup, state, clients: as for :meth:`Algorithm.cohort`.
+        select: :meth:`Algorithm.select` of a method whose clients choose their models. Those that report a
+            loss choose first: what they chose for the last test must not count.
     """
 
     def losses() -> NDArray[np.float64]:
         assert clients is not None
-        return clients.local_losses(setup.present, state.served[setup.present])
+        now = state if select is None else select(setup, state, setup.present, clients)
+        return clients.local_losses(setup.present, now.served[setup.present])
 
     def relatedness() -> Graph:
         assert clients is not None

@@ -82,6 +82,7 @@ class FedSoft(Algorithm[FedSoftState]):
     """
 
     name: Literal["fedsoft"] = "fedsoft"
+    uses_sampling: ClassVar[bool] = False
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd", "fedprox")
     defaults: ClassVar[Mapping[str, Any]] = {"local": {"name": "fedprox", "mu": 0.1}}
 

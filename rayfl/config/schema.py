@@ -402,6 +402,16 @@ class Config(Section):
                 f"sampling {self.sampling.name!r} has nothing to choose from if all clients take part; "
                 "set training.participation below 1"
             )
+        if not self.algorithm.uses_sampling and self.sampling.name != "uniform":
+            raise ValueError(
+                f"sampling {self.sampling.name!r} would do nothing with {self.algorithm.name}; leave it out"
+            )
+        some = self.training.participation < 1
+        if some and self.algorithm.selects and self.hierarchy.weights == "population":
+            raise ValueError(
+                "hierarchy.weights 'population' counts the clients of each model, and with "
+                f"{self.algorithm.name} those outside the cohort have not chosen theirs; use 'participated'"
+            )
         return self
 
     @model_validator(mode="after")

@@ -429,15 +429,18 @@ class Federation:
 
     def predictions_on(self, on: TestedOn) -> NDArray[np.int64]:
         """How many predictions each client is tested by there ``(N,)``; see :attr:`predictions`."""
-        samples = self.samples
-        targets = samples.targets_train if on == "validation" else samples.targets_test
-        if samples.numeric:
-            targets = None
         if on == "common":
-            every = len(samples.y_test) if targets is None else int((targets != IGNORED).sum())
-            return np.full(self.clients, every)
-        lists = self.validation if on == "validation" else self.test
-        if targets is None:
+            every = self.common_tests(0)
+            return np.full(self.clients, self.predictions_of(Ragged.of([every]), "test")[0])
+        if on == "validation":
+            return self.predictions_of(self.validation, "train")
+        return self.predictions_of(self.test, "test")
+
+    def predictions_of(self, lists: Ragged, part: Part) -> NDArray[np.int64]:
+        """How many predictions there are for each list of samples ``(n,)``: one per sample, or per word."""
+        samples = self.samples
+        targets = samples.targets_train if part == "train" else samples.targets_test
+        if targets is None or samples.numeric:
             return lists.sizes
         words = (targets[lists.values] != IGNORED).sum(axis=1)
         before = np.concatenate([np.zeros(1, np.int64), np.cumsum(words)])

@@ -130,7 +130,7 @@ def local_losses(
     plan = EvaluationPlan.of(clients if own else models, some, servers.batch_size, batches=_PASSES)
     sums = _passes(servers, plan, assignment if own else None, part, personal, local).scores(plan).losses
     with np.errstate(invalid="ignore"):
-        return np.asarray(sums / some.sizes, np.float64)
+        return np.asarray(sums / servers.federation.predictions_of(some, part), np.float64)
 
 
 def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part) -> NDArray[np.float64]:
@@ -144,10 +144,11 @@ def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
     Returns:
         ``(n, K)``; NaN for clients without such samples.
     """
-    plan, k = _of_all_models(servers, clients, ids.take(clients))
+    some = ids.take(clients)
+    plan, k = _of_all_models(servers, clients, some)
     sums = _passes(servers, plan, None, part, (), SGD()).scores(plan).losses
     with np.errstate(invalid="ignore"):
-        return (sums / plan.sizes).reshape(k, len(clients)).T
+        return (sums.reshape(k, len(clients)) / servers.federation.predictions_of(some, part)).T
 
 
 def samples_by_model(

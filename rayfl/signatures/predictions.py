@@ -19,6 +19,7 @@ class Predictions(Signature):
     proximities: ClassVar[tuple[str, ...]] = ("cosine",)
     trained: ClassVar[bool] = True
     uses_features: ClassVar[bool] = False
+    classes_only: ClassVar[bool] = True
 
     name: Literal["predictions"] = "predictions"
     data: ServerData = Field(ServerData(), description="what the models predict")

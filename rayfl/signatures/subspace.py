@@ -37,9 +37,11 @@ class Subspace(Signature):
         return self.per_class
 
     @property
-    def vectors(self) -> int | None:
-        """p; with ``per_class`` it depends on the client's classes."""
-        return None if self.per_class else self.p
+    def vectors(self) -> int:
+        """p; with ``per_class`` too, where clients have p for each class: sums of angles are scaled to p, or
+        clients with many classes would be far from each other.
+        """
+        return self.p
 
     def compute(self, x: NDArray[np.floating], y: NDArray[np.integer], key: int = 0) -> NDArray[np.float32]:
         """``U_p``, ``(D, p')``: fewer columns than p if the samples span fewer dimensions.

@@ -138,11 +138,16 @@ def test_all_models_are_downloaded_and_one_is_sent(run: Run):
     assert shared.bytes(tier="lps_gps", direction="down") == 3 * 3 * FC1 * 4
 
 
-def test_how_often_clients_are_tested_changes_nothing(run: Run):
-    """Before a test everybody chooses; what is trained must not depend on it."""
+@pytest.mark.parametrize("sampling", ["uniform", "curriculum"])
+@pytest.mark.parametrize("name", ["ifca", "fedsem"])
+def test_how_often_clients_are_tested_changes_nothing(run: Run, name: str, sampling: str):
+    """Before a test everybody chooses; what is trained must not depend on it. A sampling by losses ranks
+    clients under the model that they would choose now.
+    """
+    given = {"name": name, "clusters": 3}
     often, seldom = (
-        run({"name": "ifca", "clusters": 3}, f"evaluation.every={every}", "training.participation=0.4")
-        for every in (1, 3)
+        run(given, f"evaluation.every={n}", "training.participation=0.4", f"sampling={sampling}", "rounds=4")
+        for n in (1, 4)
     )
     assert same(often.models, seldom.models)
     assert often.assignment.tolist() == seldom.assignment.tolist()

@@ -121,6 +121,20 @@ def test_per_class_signatures_of_different_widths_are_recovered():
         assert cluster_signatures(clustering, signatures, groups=truth).ari == 1
 
 
+def test_sums_of_angles_do_not_count_classes():
+    """Two clients with five classes, ten degrees apart in each, are nearer than two with one, forty apart."""
+    turn = np.radians([10.0] * 5 + [40.0])
+    first, second = np.eye(12)[:, ::2], np.zeros((12, 6))
+    for k, angle in enumerate(turn):
+        second[2 * k, k], second[2 * k + 1, k] = np.cos(angle), np.sin(angle)
+    signatures = [first[:, :5], second[:, :5], first[:, 5:], second[:, 5:]]
+    clustering = Clustering(
+        signature=Subspace(p=1, per_class=True), proximity="vector_angle_sum", threshold=20.0
+    )
+    found = cluster_signatures(clustering, [s.astype(np.float32) for s in signatures])
+    assert found.labels.tolist() == [0, 0, 1, 2]
+
+
 @pytest.mark.parametrize("proximity", ANGLES)
 def test_huge_and_tiny_thresholds_are_fedavg_and_solo(proximity):
     data, _ = planted_clients()

@@ -219,6 +219,20 @@ def test_a_wrong_value_says_what_would_be_right(override, line):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        (["algorithm=fedsoft", "sampling=curriculum"], "sampling 'curriculum' would do nothing with fedsoft"),
+        (
+            ["algorithm=ifca", "hierarchy={common_layers: 1, weights: population}"],
+            "hierarchy.weights 'population' counts the clients of each model, and with ifca those outside",
+        ),
+    ],
+)
+def test_what_does_nothing_or_is_not_known_with_a_method_is_refused(overrides, line):
+    assert refusal({}, "training.participation=0.5", *overrides).startswith(f"config: {line}")
+
+
+@pytest.mark.parametrize(
     ("override", "line"),
     [
         ("rounds=yes", "rounds: got True; expected an integer >= 1"),

@@ -190,6 +190,18 @@ def test_gaussians_are_fitted_in_common_coordinates() -> None:
     assert lonely > 0
 
 
+def test_a_directed_measure_has_a_matrix_that_is_not_symmetric() -> None:
+    rng = np.random.default_rng(0)
+    parts = [rng.normal(0, scale, (200, 2)) for scale in (1.0, 3.0, 1.5)]
+    federation = federation_of(parts)
+    there, both = (distance_matrix(federation, make("kl", symmetric=each)) for each in (False, True))
+    assert there[0, 1] != pytest.approx(there[1, 0], rel=0.1)
+    np.testing.assert_allclose((there + there.T) / 2, both, rtol=1e-9)
+    for measure in (make("kl", symmetric=False), make("kl")):  # does not depend on who is the first client
+        forward, backward = (average_distance(federation_of(p), measure).mean for p in (parts, parts[::-1]))
+        assert forward == pytest.approx(backward, rel=1e-9)
+
+
 @pytest.mark.parametrize("name", ["kl", "bhattacharyya"])
 def test_data_without_variance_have_no_normal_distribution(name: str) -> None:
     same = np.ones((4, 3))

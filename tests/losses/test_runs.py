@@ -202,6 +202,10 @@ REFUSED: dict[str, list[str]] = {
     "clustering.signature: 'subspace' needs classes": [
         "algorithm=pacfl", "clustering.n_clusters=2", "clustering.signature.per_class=true"
     ],
+    "clustering.signature: 'predictions' needs classes": [
+        "algorithm=pacfl", "clustering.n_clusters=2", "clustering.signature=predictions",
+        "clustering.proximity=cosine",
+    ],
     "loss.name: 'bce' takes labels 0 and 1; the data have ": ["loss=bce"],
 }  # fmt: skip
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,9 +13,11 @@ from numpy.typing import NDArray
 
 from rayfl.api import run
 from rayfl.clients import host
+from rayfl.data import IGNORED, Federation, Ragged
 from rayfl.servers import testing
 from rayfl.training.batches import Batches, KeptSamples
 from tests.runs import SMALL, assert_same
+from tests.training.test_recurrent import texts
 
 
 def ids(*numbers: int) -> NDArray[np.int32]:
@@ -44,6 +48,21 @@ def test_samples_are_read_once_unless_a_network_changes_them() -> None:
         x.add_(1)
     assert kept.read(ids(1, 2), read)[0].tolist() == [1, 1]
     assert asked[3:] == [[1, 2]]
+
+
+def test_losses_of_texts_are_means_over_their_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client is not hard because its texts are long."""
+    long = texts(30, 20, count=2)
+    targets = np.full((2, 30), IGNORED)
+    targets[0, :3], targets[1] = 7, 7
+    lists, none = Ragged.of([ids(0), ids(1)]), Ragged.of([ids(), ids()])
+    federation = Federation(replace(long, targets_train=targets), lists, none, lists)
+    servers: Any = SimpleNamespace(
+        models=[0], places=1, batch_size=7, federation=federation, at=lambda models, clients: models
+    )
+    sums = SimpleNamespace(losses=2.0 * np.array([3, 30]))
+    monkeypatch.setattr(testing, "_passes", lambda *given: SimpleNamespace(scores=lambda plan: sums))
+    assert testing.losses(servers, np.arange(2), lists, "train").tolist() == [[2.0], [2.0]]
 
 
 IFCA: dict[str, Any] = {

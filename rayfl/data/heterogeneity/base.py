@@ -37,6 +37,11 @@ class Measure(Section):
         500, ge=1, description="maximum number of samples per client, drawn at random; null: all"
     )
 
+    @property
+    def directed(self) -> bool:
+        """Whether the value from one client to another may differ from that back."""
+        return False
+
     def common(self, samples: Samples, seed: int) -> Any:
         """What all comparisons share; by default nothing."""
         return None

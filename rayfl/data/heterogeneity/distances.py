@@ -60,7 +60,8 @@ def distance_matrix(
         seed: key of the draws (which samples of a client are used).
 
     Returns:
-        ``(m, m)``, symmetric; the diagonal is 0, or 1 for a similarity.
+        ``(m, m)``, from the client of the row to that of the column, symmetric unless the measure is
+        directed; the diagonal is 0, or 1 for a similarity.
 
     Raises:
         DataError: if the measure is not defined for a client's data.
@@ -77,6 +78,8 @@ def _values(federation: Federation, measure: Measure, ids: NDArray[np.integer], 
     for i, a in enumerate(summaries):
         for j in range(i + 1, len(ids)):
             values[i, j] = values[j, i] = measure.compare(a, summaries[j], common)
+            if measure.directed:
+                values[j, i] = measure.compare(summaries[j], a, common)
     return values
 
 
@@ -129,7 +132,7 @@ def average(federation: Federation, clients: NDArray[np.integer], values: Array)
     if len(clients) < 2:
         raise DataError("a distance needs two clients, there is one; use more clients")
     i, j = np.triu_indices(len(clients), 1)
-    pairs = values[i, j]
+    pairs = (values[i, j] + values[j, i]) / 2
     within = across = None
     if federation.groups is not None:
         groups = federation.groups[clients]

@@ -23,6 +23,11 @@ class Kl(GaussianMeasure):
         True, description="take the mean of both directions; false: from the first to the second"
     )
 
+    @property
+    @override
+    def directed(self) -> bool:
+        return not self.symmetric
+
     @override
     def compare(self, a: Gaussian, b: Gaussian, common: Any) -> float:
         forward = kl_divergence(a, b)
