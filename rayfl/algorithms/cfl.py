@@ -78,7 +78,7 @@ class CFL(Algorithm[CFLState]):
 
     Cost:
         As FedAvg: splitting needs no other messages. The servers keep the latest update of every client, N P
-        parameters, or N ``sketch`` numbers with ``algorithm.sketch``. No client state.
+        parameters; with ``algorithm.sketch`` only sketches are compared. No client state.
 
     Fails when:
         eps1 and eps2 do not fit: they are norms, which belong to the dataset, the model and the number of
@@ -87,7 +87,7 @@ class CFL(Algorithm[CFLState]):
 
     Shown by:
         - experiments/cfl/README.md: thresholds over samples per client, and 20 samples
-        - experiments/pacfl/README.md: with a tenth of the clients in each round it never splits
+        - experiments/pacfl/README.md: with a tenth of the clients in each round it ends with two clusters
     """
 
     name: Literal["cfl"] = "cfl"

@@ -77,8 +77,9 @@ class Hierarchy(Section):
     )
     weights: Literal["participated", "population"] = Field(
         "participated",
-        description="weight of an LPS in a global round: the training samples used since the last "
-        "one, or all that its clients hold (HierFAVG)",
+        description="weight of an LPS in a global round: that of the clients averaged since the last one "
+        "(their training samples; with scaffold, mtl and sub_fedavg their number), or all samples that its "
+        "clients hold (HierFAVG)",
     )
     lps_actors: int = Field(
         2,
@@ -176,7 +177,8 @@ class GlobalStep:
     Attributes:
         layers: ranges of the parameter vector, each with the group ``(L,)`` in which an LPS averages them.
         due: the LPSs that take part ``(L,)``; the others carry their samples over to their next global step.
-        weights: of the LPSs ``(L,)``; None for the training samples used in each since its last global step.
+        weights: of the LPSs ``(L,)``; None for the weights of the clients averaged in each since its last
+            global step: their samples, unless the method averages otherwise.
     """
 
     layers: tuple[tuple[Segments, NDArray[np.int64]], ...]

@@ -121,7 +121,7 @@ def auto_gamma(distances: Distances, clients: int, n_clusters: int | None = None
 
     Args:
         distances: condensed, ``(N (N - 1) / 2,)``.
-        clients: N; at most ``SAMPLE`` of them, drawn at random, are used.
+        clients: N; at most ``SAMPLE`` of them, evenly spaced, are used.
         n_clusters: C if it is given.
     """
     if not len(distances):

@@ -517,7 +517,7 @@ def relevance_distances(
 ) -> Distances:
     """``1 - R`` in condensed form, in tiles: the square matrix is not made.
 
-    The result is ``(N (N - 1) / 2,)``. The result is ``(N (N - 1) / 2,)``. Arguments and errors as
+    The result is ``(N (N - 1) / 2,)``. Arguments and errors as
     :func:`relevance_matrix` and :func:`condensed_distances`.
     """
     clients = len(_square(relations))

@@ -17,10 +17,10 @@ from rayfl.training.curriculum import Family, Pacing, eligible
 
 
 class ClientCurriculum(Sampling):
-    """A client's loss is the mean over its training samples, under the model that it would start from.
+    """A client's loss is the mean over its training samples, under the model with which it is tested.
 
-    Where clients have layers, a mask (Sub-FedAvg) or a whole model (MTL) of their own, that is theirs and not
-    the server's; one that never took part has none yet.
+    That is the server's, with the layers, the mask (Sub-FedAvg) or the whole model (MTL) that the client has
+    of its own; one that never took part has none yet.
 
     All clients are ranked by it, and pacing over the rounds says how many of the ranking are eligible, K(t).
 

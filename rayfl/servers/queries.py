@@ -318,7 +318,7 @@ class ClientQueries:
     ) -> NDArray[np.float32]:
         """Sketches ``(n, size)`` of the updates that clients would make from these models.
 
-        Every client downloads its model and sends the sketch.
+        Every client downloads its model and sends its update, of which the server takes the sketch.
         """
         _, updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=())
         sent = 4 * self.servers.spec.P * len(clients)
