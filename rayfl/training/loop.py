@@ -119,7 +119,16 @@ class LoopEngine:
                 steps[row] = len(plan)
             except Exception:
                 failures[row] = traceback.format_exc()
+        self._reset()
         return TrainedBlock(rows, losses, steps, failures, snapshots)
+
+    def _reset(self) -> None:
+        """Set buffers that are no part of the model to what they were: nothing passes from client to client,
+        nor to the tests of a model.
+        """
+        for name, buffer in self.module.named_buffers():
+            if name in self._rest:
+                buffer.copy_(self._rest[name])
 
     def _client(
         self,
@@ -135,9 +144,7 @@ class LoopEngine:
         x, y = self.batches.train(indices)
         module = self.module.train()
         self.spec.load(module, vector)
-        for name, buffer in module.named_buffers():
-            if name in self._rest:  # no part of the model, so nothing passes from client to client
-                buffer.copy_(self._rest[name])
+        self._reset()
         parameters = list(module.parameters())
         offsets = None if offset is None else self._like(parameters, offset)
         masks = None if mask is None else self._like(parameters, mask)

@@ -163,6 +163,36 @@ def test_nothing_passes_from_client_to_client(engine: Any) -> None:
     assert torch.equal(first, again)
 
 
+class Tired(nn.Module):
+    """An integer counts the steps; outputs shrink with it."""
+
+    seen: torch.Tensor
+
+    def __init__(self, shape: tuple[int, ...], classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(shape[0], classes)
+        self.register_buffer("seen", torch.tensor(0))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen += 1
+        return self.head(x) / (1 + self.seen)
+
+
+def test_tests_do_not_depend_on_who_trained_last() -> None:
+    spec = spec_of(Tired, ROW)
+    engine = LoopEngine(spec, Batches(random_samples(ROW, 30, 3), torch.device("cpu")), 0)
+    start, x = torch.from_numpy(spec.initial()).unsqueeze(0), torch.ones(2, *ROW)
+
+    def tested() -> torch.Tensor:
+        spec.load(engine.module, start[0])
+        return engine.module.eval()(x).detach()
+
+    before = tested()
+    engine.train(LocalWork(2, 3, 0.05), 0, [0], [np.arange(20)], start)
+    assert torch.equal(tested(), before)
+
+
 def test_the_trial_sees_buffers_that_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Next to 7,000 weights that move by a lot, 8 running statistics that do not move at all."""
     spec = spec_of(Skip, (200, 2, 2))
