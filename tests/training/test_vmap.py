@@ -179,6 +179,24 @@ class Tired(nn.Module):
         return self.head(x) / (1 + self.seen)
 
 
+class Late(Tired):
+    """Replaces the number, and shows it only after some steps."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.training:
+            self.seen = self.seen + 1
+        return self.head(x) * (0.1 if self.training and self.seen > 3 else 1.0)
+
+
+def test_buffers_that_would_be_lost_go_to_the_loop() -> None:
+    """The trial of two steps does not see what they do later."""
+    with pytest.raises(Unsupported, match="replaces seen"):
+        VmapNetwork(spec_of(Late, ROW))
+    assert choose_engine(spec_of(Late, ROW))[0] == "loop"
+    VmapNetwork(spec_of(Tired, ROW))  # in place
+    VmapNetwork(spec_of(Skip, IMAGE))  # BatchNorm counts in place
+
+
 def test_tests_do_not_depend_on_who_trained_last() -> None:
     spec = spec_of(Tired, ROW)
     engine = LoopEngine(spec, Batches(random_samples(ROW, 30, 3), torch.device("cpu")), 0)

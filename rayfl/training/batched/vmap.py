@@ -356,12 +356,14 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
         Numbers per sample, not counting weights; and the draws of dropout.
 
     Raises:
-        Unsupported: if the module draws other random numbers.
+        Unsupported: if the module draws other random numbers, or puts another tensor in the place of a buffer
+            that is no part of the model, which would be lost.
     """
     x, _ = spec.model.example(spec.shape, spec.classes, 2, np.random.default_rng(0))
     values: Tensors = dict(module.named_parameters())
     weights = {parameter.data_ptr() for parameter in values.values()}
     values.update((name, buffer.clone()) for name, buffer in module.named_buffers())
+    rest = {name: value for name, value in values.items() if name not in spec.names}
     kept: dict[int, int] = {}
     draws: list[dropout.Draw] = []
 
@@ -377,5 +379,8 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
             output = functional_call(module, values, (inputs.long() if x.dtype == np.int32 else inputs,))
         if before != _drawn():
             raise Unsupported("it draws random numbers")
+    for name, value in rest.items():
+        if values[name] is not value:
+            raise Unsupported(f"it replaces {name}, which is no part of the model")
     del output
     return sum(kept.values()) // 2, draws
