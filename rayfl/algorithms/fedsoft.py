@@ -102,13 +102,13 @@ class FedSoft(Algorithm[FedSoftState]):
     def join(
         self, setup: Setup, state: FedSoftState, newcomers: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
-        """Clients with new data count again at once."""
+        """Newcomers count at once."""
         return self._asked(state, newcomers, clients)
 
     def drift(
         self, setup: Setup, state: FedSoftState, drifted: NDArray[np.int64], clients: Clients
     ) -> FedSoftState:
-        """They are asked at once."""
+        """Clients with new data count again at once."""
         return self._asked(state, drifted, clients)
 
     def recluster(

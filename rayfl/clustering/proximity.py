@@ -517,8 +517,8 @@ def relevance_distances(
 ) -> Distances:
     """``1 - R`` in condensed form, in tiles: the square matrix is not made.
 
-    The result is ``(N (N - 1) / 2,)``. Arguments and errors as
-    :func:`relevance_matrix` and :func:`condensed_distances`.
+    The result is ``(N (N - 1) / 2,)``. Arguments and errors as :func:`relevance_matrix` and
+    :func:`condensed_distances`.
     """
     clients = len(_square(relations))
     distances: Distances = np.empty(clients * (clients - 1) // 2, np.float64 if precise else np.float32)

@@ -18,7 +18,7 @@ from rayfl.config import kinds
 from rayfl.config.mistakes import explain
 from rayfl.config.objects import bring_classes, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
-from rayfl.config.text import NOT_YAML, parse
+from rayfl.config.text import NOT_YAML, parse, problem_of
 from rayfl.config.words import describe, one_line, sections, shown
 from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.paper import Paper
@@ -155,8 +155,7 @@ def _read_yaml(source: str | Path) -> dict[str, Any]:
     except NOT_YAML as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ConfigError(place, f"not YAML: {problem}") from None
+        raise ConfigError(place, f"not YAML: {problem_of(error)}") from None
     if settings is None:
         settings = {}
     if not isinstance(settings, dict):

@@ -13,6 +13,11 @@ NOT_YAML = (yaml.YAMLError, ValueError, RecursionError)
 """What the parser raises: ValueError for bytes that are no text, impossible dates and endless integers."""
 
 
+def problem_of(error: Exception) -> str:
+    """What is wrong with the text, in a line, of an error in :data:`NOT_YAML`."""
+    return " ".join(str(getattr(error, "problem", None) or error).split())
+
+
 def parse(text: str, own: bool = False) -> Any:
     """The value that YAML text holds.
 

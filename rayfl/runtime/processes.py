@@ -185,7 +185,7 @@ class Deadlines:
 
     Args:
         given: seconds; None: twenty times the longest duration of such work so far, but at least five
-            minutes. Of a kind of work that has never been completed the pace of other work is assumed.
+            minutes. For a kind of work that has never been completed it assumes the pace of other work.
         say: called with a line of text.
     """
 
@@ -211,12 +211,17 @@ class Deadlines:
             self._pace = max(self._pace, seconds / work)
 
     def missed(self, method: str, lost: int) -> None:
-        """Record that work that was lost so often before was given up as silent: it may just be slow."""
+        """Record that work was given up because its process was silent, though it may just be slow.
+
+        Args:
+            method: its kind.
+            lost: how often this very work had been lost before.
+        """
         self._missed[method] = max(self._missed.get(method, 0), lost) + 1
 
     def seconds(self, method: str, cost: float = 1.0, lost: int = 0, work: float = 0.0) -> float:
         """The time allowed for such work; doubled each time that it was lost before, because it may just be
-        slow. Where no time is given, so it is for all work of a kind until some is completed.
+        slow. Unless the time is given, all work of that kind gets as much until some of it is completed.
 
         Args:
             method, cost, work: as for :meth:`measured`.

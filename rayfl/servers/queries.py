@@ -107,7 +107,7 @@ class ClientQueries:
         return ids, "test" if split == "test" else "train"
 
     def local_losses(self, clients: NDArray[np.int64], models: Served) -> NDArray[np.float64]:
-        """Mean training loss of each client under the model that it would start from ``(n,)``."""
+        """Mean training loss of each client under its model, with the layers that it keeps ``(n,)``."""
         personal = self.config.algorithm.work(self._setup, self.state).personal
         train = self.federation.train
         return testing.local_losses(

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from rayfl.config.mistakes import explain
-from rayfl.config.text import NOT_YAML, as_value, parse
+from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
 from rayfl.errors import ConfigError, nearest
 from rayfl.settings import Section
 from rayfl.study.claims import parse as parse_claim
@@ -289,13 +289,8 @@ class StudyFile(Section):
 
 
 def _check_label(label: str) -> None:
-    if (
-        " ".join(label.split()) != label
-        or not label
-        or not label.isprintable()
-        or '"' in label
-        or "[" in label
-    ):
+    spaced = " ".join(label.split()) == label
+    if not label or not spaced or not label.isprintable() or '"' in label or "[" in label:
         raise ValueError(
             f"methods: {label[:60]!r} cannot be a label; it has no quotes, brackets, outer spaces or several "
             "spaces in a row, and is not empty"
@@ -476,8 +471,8 @@ def take(
         try:
             changes[key.strip()] = parse(value)
         except NOT_YAML as error:
-            problem = " ".join(str(getattr(error, "problem", None) or error).split())
-            raise ConfigError(text, f"not YAML: {problem}", "expected key=value, e.g. rounds=5") from None
+            what = f"not YAML: {problem_of(error)}"
+            raise ConfigError(text, what, "expected key=value, e.g. rounds=5") from None
         if key.strip() in study.grid or (study.tune and key.strip() in study.tune.space):
             raise ConfigError(text, "is an axis of the grid, or chosen by tune", "change the study file")
     try:
@@ -501,8 +496,7 @@ def _parsed(file: Path) -> Any:
     except NOT_YAML as error:
         mark = getattr(error, "problem_mark", None)
         place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else str(file)
-        problem = " ".join(str(getattr(error, "problem", None) or error).split())
-        raise ConfigError(place, f"not YAML: {problem}") from None
+        raise ConfigError(place, f"not YAML: {problem_of(error)}") from None
 
 
 def _validated(given: Any) -> StudyFile:
