@@ -54,6 +54,14 @@ def test_a_run_directory_holds_what_it_promises(settings: dict[str, Any]) -> Non
     assert federation.clients == 9
 
 
+def test_models_of_fewer_rounds_do_not_stay(settings: dict[str, Any]) -> None:
+    """A run that goes on may end with fewer models."""
+    path = run(settings).path
+    (path / "models" / "model_7.safetensors").write_bytes(b"")
+    resume(path, [f"rounds={settings['rounds'] + 1}"])
+    assert [file.name for file in (path / "models").iterdir()] == ["model_0.safetensors"]
+
+
 def test_evaluation_at_its_cadence_and_always_at_the_end(settings: dict[str, Any]) -> None:
     rounds = run(settings, ["rounds=5", "evaluation.every=2"]).rounds
     assert rounds["accuracy_mean"].notna().tolist() == [False, True, False, True, True]

@@ -14,7 +14,6 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Plan, Regrouping, Served
-from rayfl.algorithms.base import only_asked
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.config import Config
@@ -27,6 +26,7 @@ from rayfl.errors import ConfigError, DataError, RayflError
 from rayfl.evaluation import Ledger, Transfer, accuracy
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
+from rayfl.sampling.uniform import Uniform
 from rayfl.servers import building, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
@@ -438,10 +438,11 @@ class _Newcomers:
 
     def _downloads(self) -> Transfer:
         """The bytes of the models that newcomers receive: one each, or all among which they choose."""
-        algorithm, setup, state = self.config.algorithm, self.setup, self.state
+        algorithm, state = self.config.algorithm, self.state
+        setup = replace(self.setup, sampling=Uniform())  # no cohort is chosen, so nobody is only asked
         models = state.assignment[self.ids]
         plan = Plan(self.ids, models, models)
-        count = algorithm.downloads(setup, state, plan) - only_asked(setup, state, plan)
+        count = algorithm.downloads(setup, state, plan)
         size = 4 * length(complement(algorithm.work(setup, state).personal, setup.spec.P))
         return Transfer(state.round, "client_lps", "down", "model", count * size)
 

@@ -134,6 +134,8 @@ def test_all_models_are_downloaded_and_one_is_sent(run: Run):
     ran = run({"name": "ifca", "clusters": 3}, "training.participation=0.4")
     assert ran.bytes(direction="up", tier="client_lps") == 3 * 4 * P * 4
     assert ran.bytes(direction="down", tier="client_lps") == 3 * 4 * 3 * P * 4
+    ranked = run({"name": "ifca", "clusters": 3}, "training.participation=0.4", "sampling=curriculum")
+    assert ranked.bytes(direction="down", tier="client_lps", round=0) == 3 * N * P * 4  # all are asked
     shared = run({"name": "ifca", "clusters": 3}, "hierarchy.common_layers=1")
     assert shared.bytes(tier="lps_gps", direction="down") == 3 * 3 * FC1 * 4
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from rayfl.api import run
 from rayfl.clients import host
 from rayfl.data import IGNORED, Federation, Ragged
+from rayfl.local.sgd import SGD
 from rayfl.servers import testing
 from rayfl.training.batches import Batches, KeptSamples
 from tests.runs import SMALL, assert_same
@@ -63,6 +64,10 @@ def test_losses_of_texts_are_means_over_their_words(monkeypatch: pytest.MonkeyPa
     sums = SimpleNamespace(losses=2.0 * np.array([3, 30]))
     monkeypatch.setattr(testing, "_passes", lambda *given: SimpleNamespace(scores=lambda plan: sums))
     assert testing.losses(servers, np.arange(2), lists, "train").tolist() == [[2.0], [2.0]]
+    servers.serving = lambda served, clients: (servers, served)
+    served = np.zeros(2, np.int64)
+    own = testing.local_losses(servers, np.arange(2), served, lists, "train", (), SGD())
+    assert own.tolist() == [2.0, 2.0]
 
 
 IFCA: dict[str, Any] = {

@@ -264,6 +264,8 @@ def test_the_key_knows_what_determines_a_run() -> None:
     assert key_of(config) == key_of(same)
     for other in ("rounds=4", "seed=1", "training.lr=0.5", "execution.block_size=3", "evaluation.every=2"):
         assert key_of(config) != key_of(rayfl.load(config, [other])), other
+    # A run that left clients out is none that had to have all.
+    assert key_of(config) != key_of(rayfl.load(config, ["execution.tolerate_failures=1"]))
 
 
 def test_runs_from_before_a_setting_was_there_or_had_its_name_are_found(
