@@ -90,9 +90,12 @@ class FedSEM(Algorithm[FedSEMState]):
         return choose_by_loss(state, unseen, clients, "train") if len(unseen) else state
 
     def downloads(self, setup: Setup, state: FedSEMState, plan: Plan) -> int:
-        """One model each, all C for those who have no center, and those of clients that are only asked."""
-        each = np.where(state.seen[plan.cohort], 1, state.models)
-        return int(each.sum()) + only_asked(setup, state, plan)
+        """One model each, and all C for those who have no center; also by clients that are only asked."""
+        each = np.where(state.seen, 1, state.models)
+        found, asked = int(each[plan.cohort].sum()), only_asked(setup, state, plan)
+        if asked:  # all others, but for a sampling that asks some of them: nobody knows whom
+            found += round(asked * float(each[np.setdiff1d(setup.present, plan.cohort)].mean()))
+        return found
 
     def reports(self, setup: Setup, state: FedSEMState) -> Mapping[str, ClientReport]:
         """Distances among the trained models in round 0, and from then on to the centers."""
@@ -104,11 +107,15 @@ class FedSEM(Algorithm[FedSEMState]):
         return mixing if state.clustered else replace(mixing, parents=np.zeros(self.clusters, np.int64))
 
     def _centers(self, setup: Setup, state: FedSEMState, plan: Plan, reports: Reports) -> NDArray[np.int64]:
-        """The center of each trained model ``(M,)``."""
-        distances = reports["distances"]
+        """The center of each trained model ``(M,)``; 0 for clients that failed, whose distances are NaN."""
+        distances, centers = reports["distances"], np.zeros(len(plan.cohort), np.int64)
+        there = np.flatnonzero(~np.isnan(distances).any(axis=1))
         if state.clustered:
-            return np.asarray(distances.argmin(axis=1), np.int64)
-        return first_centers(distances, self.clusters, setup.seed, setup.sizes[plan.cohort])
+            centers[there] = distances[there].argmin(axis=1)
+        elif len(there):
+            sizes = setup.sizes[plan.cohort[there]]
+            centers[there] = first_centers(distances[np.ix_(there, there)], self.clusters, setup.seed, sizes)
+        return centers
 
     def end(self, setup: Setup, state: FedSEMState, plan: Plan, report: RoundReport) -> FedSEMState:
         """The participants belong to their centers, also in the next round."""

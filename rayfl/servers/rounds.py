@@ -161,7 +161,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     trained = _trained_blocks(servers, tasks, grouped, sums, progress)
     failures = {client: text for done in trained for client, text in done.report.failures.items()}
 
-    reports = _combined_reports(servers, this_round, trained)
+    reports = _combined_reports(servers, this_round, trained, np.isin(plan.cohort, list(failures)))
     mixing = this_round.mixing
     if mixing is None:
         assert this_round.mix is not None
@@ -260,13 +260,22 @@ def _apart(done: Done, group: slice, tasks: Sequence[Task]) -> Iterator[Done]:
         yield replace(done, task=block, report=done.report.blocks[place], refs=refs)
 
 
-def _combined_reports(servers: Servers, this_round: Round, trained: Sequence[Done]) -> Reports:
-    """The reports of the cohort: the blocks' results merged, large ones in a remote task."""
+def _combined_reports(
+    servers: Servers, this_round: Round, trained: Sequence[Done], failed: NDArray[np.bool_]
+) -> Reports:
+    """The reports of the cohort: the blocks' results merged, large ones in a remote task.
+
+    Rows of the clients that ``failed`` ``(M,)`` are NaN.
+    """
     found: dict[str, NDArray[np.float64]] = {}
     for name, asked in this_round.reports.items():
         if asked.report.combined:
             blocks = [done.refs["report", name] for done in trained]
-            found[name] = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
+            whole = servers.backend.get(servers.backend.call(_combined, asked.ref, *blocks))
+            if failed.any():
+                whole = np.array(whole)  # what the object store gives is read-only
+                whole[failed] = np.nan
+            found[name] = whole
         else:
             found[name] = asked.report.combine([done.report.reports[name] for done in trained])
     return found

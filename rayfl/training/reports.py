@@ -148,7 +148,7 @@ class ClientReport(ABC):
     """What the clients of a block report: a frozen dataclass, whose fields are its settings.
 
     Equal reports are sent to the workers once per run. Without :meth:`combine` the result should be small: it
-    is returned with the block's losses, and rows of failed clients are NaN.
+    is returned with the block's losses. In what the algorithm gets, rows of failed clients are NaN.
     """
 
     needs_models: ClassVar[bool] = False
@@ -170,7 +170,11 @@ class ClientReport(ABC):
         """Of a block: ``(B, ...)``."""
 
     def combine(self, blocks: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
-        """Merge the results of blocks, in the order of the cohort ``(M, ...)``; by default, concatenate."""
+        """Merge the results of blocks, in the order of the cohort ``(M, ...)``; by default, concatenate.
+
+        If the report is ``combined``, the blocks hold of a failed client what comes of the model it started
+        from.
+        """
         return np.asarray(np.concatenate(blocks), np.float64)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,11 +109,12 @@ def test_who_has_no_center_takes_the_one_of_least_training_loss():
     cohort = np.array([0, 1, 2, 3])
     assert method.select(s, state, cohort, clients).assignment.tolist() == [0, 2, 1, 2, 0, 0]
     assert method.downloads(s, state, method.plan(s, state, cohort)) == 1 + 1 + 3 + 1
-    # of six clients a client curriculum asks all; the two that do not take part download their own center's
+    # Of six clients a client curriculum asks all. Of the two that do not take part 4 downloads its center's
+    # model, and 5, which has none, all three.
     curriculum = setup(
         "fedsem", rounds=9, training={"participation": 0.6}, sampling={"name": "curriculum", "b": 0.7}
     )
-    assert method.downloads(curriculum, state, method.plan(s, state, cohort)) == 1 + 1 + 3 + 1 + 2
+    assert method.downloads(curriculum, state, method.plan(s, state, cohort)) == 1 + 1 + 3 + 1 + 1 + 3
     state = method.drift(s, state, np.array([3]), clients)
     assert method.select(s, state, cohort, clients).assignment.tolist() == [0, 2, 1, 1, 0, 0]
     assert method.join(s, state, np.array([5]), clients).assignment.tolist() == [0, 2, 0, 2, 0, 1]
@@ -200,6 +202,50 @@ def test_a_model_each_way_and_all_centers_once_for_those_who_come_later(run: Run
     fresh = len(second - first)
     assert fresh > 0
     assert ran.bytes(direction="down") == (4 + 4 + 2 * fresh) * P * 4
+
+
+def test_clients_that_are_only_asked_for_their_loss_and_have_no_center_download_all_models(run: Run):
+    """A client curriculum asks all ten in every round."""
+    method = {"name": "fedsem", "clusters": 3}
+    ran = run(
+        method, "training.participation=0.4", "rounds=2", sampling={"name": "curriculum", "cohorts": "draw"}
+    )
+    assert ran.bytes(direction="down", round=0) == 10 * P * 4
+    assert ran.bytes(direction="down", round=1) == (4 + 3 * 6) * P * 4
+
+
+def test_a_client_that_fails_takes_none_of_the_first_centers():
+    """Client 4 started from w_0, far from all trained models: as a point it would be a center of its own."""
+    s, method = setup("fedsem"), algorithm("fedsem", clusters=2)
+    state = method.begin(s)
+    plan = plan_of(method, s, state)
+    distances = squared(np.array([1.0, 1.1, 7, 7.1, -90, 1.2])[:, None])
+    distances[4] = np.nan
+    after = method.end(s, state, plan, report(plan, 2, failures=[4], reports={"distances": distances}))
+    assert after.assignment.tolist() == [0, 0, 1, 1, 0, 0]
+    assert after.seen.tolist() == [True, True, True, True, False, True]
+
+
+def test_what_the_algorithm_gets_of_a_client_that_failed_is_nan(run: Run, monkeypatch: pytest.MonkeyPatch):
+    """In merged reports too."""
+    from rayfl.algorithms.fedsem import FedSEM
+    from rayfl.training.loop import LoopEngine
+
+    original, mix, seen = LoopEngine.train, FedSEM.mix, []
+
+    def train(self: Any, work: Any, round: int, clients: Any, *rest: Any) -> Any:
+        block = original(self, work, round, clients, *rest)
+        failures = {row: "Traceback\nValueError: boom" for row, c in enumerate(clients) if c == 3}
+        return dataclasses.replace(block, failures=failures)
+
+    def looked_at(self: FedSEM, setup: Any, state: Any, plan: Any, reports: Any) -> Any:
+        seen.append(np.flatnonzero(np.isnan(reports["distances"]).any(axis=1)).tolist())
+        return mix(self, setup, state, plan, reports)
+
+    monkeypatch.setattr(LoopEngine, "train", train)
+    monkeypatch.setattr(FedSEM, "mix", looked_at)
+    run({"name": "fedsem", "clusters": 3}, execution={"backend": "inline", "tolerate_failures": 1, "block_size": 4})
+    assert seen == [[3]] * 3
 
 
 def _setup_of(ran):
