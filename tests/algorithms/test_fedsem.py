@@ -244,7 +244,10 @@ def test_what_the_algorithm_gets_of_a_client_that_failed_is_nan(run: Run, monkey
 
     monkeypatch.setattr(LoopEngine, "train", train)
     monkeypatch.setattr(FedSEM, "mix", looked_at)
-    run({"name": "fedsem", "clusters": 3}, execution={"backend": "inline", "tolerate_failures": 1, "block_size": 4})
+    run(
+        {"name": "fedsem", "clusters": 3},
+        execution={"backend": "inline", "tolerate_failures": 1, "block_size": 4},
+    )
     assert seen == [[3]] * 3
 
 
