@@ -447,7 +447,7 @@ class Clients(Protocol):
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        has_feature_map: bool = False,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> Clusters:
         """Cluster clients by their signatures.
 
@@ -456,7 +456,7 @@ class Clients(Protocol):
             clients: ids ``(n,)``, ascending; default: all present clients.
             known: for each client the round in which it sent the signature that the servers have ``(n,)``; -1
             for a client that sends one now; default: all do. Absent clients cannot send.
-            has_feature_map: whether the clients have received the feature map before.
+            has_feature_map: whether the clients have received the feature map before, all or each ``(n,)``.
 
         Returns:
             The clusters, with labels ``(N,)``: -1 for other clients, and for clients without a signature as
@@ -475,21 +475,30 @@ class Clients(Protocol):
         ...
 
     def distances(
-        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64],
+        known: NDArray[np.int64],
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The ids of the clients that have a signature ``(m,)``, ascending, and their distances.
 
         Distances are by ``clustering.measure``, condensed ``(m (m - 1) / 2,)``, for at most ``BLOCK``
-        clients. ``known`` as for :meth:`cluster`.
+        clients. ``known`` and ``has_feature_map`` as for :meth:`cluster`.
         """
         ...
 
     def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64],
+        known: NDArray[np.int64] | None = None,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> dict[int, NDArray[np.float32]]:
         """The signatures of ``clients`` ``(n,)`` by id, in their order, without clients that have none.
 
-        Their shapes depend on ``clustering.signature``. ``known`` as for :meth:`cluster`.
+        Their shapes depend on ``clustering.signature``. ``known`` and ``has_feature_map`` as for
+        :meth:`cluster`.
         """
         ...
 

@@ -57,7 +57,9 @@ class OneShotClustered(AssignsNewcomers[OS]):
         if features_change(setup, state):
             known[:] = -1  # codes of another encoder compare with none of before
         ids = np.flatnonzero((known >= 0) | (setup.sizes > 0))
-        found = clients.cluster(clustering.for_clients(len(ids)), ids, known[ids], has_feature_map=True)
+        found = clients.cluster(
+            clustering.for_clients(len(ids)), ids, known[ids], state.have_feature_map[ids]
+        )
         return self.regroup(setup, state, found)
 
     @override

@@ -65,7 +65,9 @@ class AssignsNewcomers(Algorithm[OS]):
         present = setup.sizes > 0
         if not len(old):
             clustering = setup.clustering.again().for_clients(int(present.sum()))
-            return self.regroup(setup, state, clients.cluster(clustering))
+            here = setup.present
+            found_anew = clients.cluster(clustering, here, has_feature_map=state.have_feature_map[here])
+            return self.regroup(setup, state, found_anew)
         found = self.find(setup, state, old, strangers, clients)
         here = old[present[old]]
         votes = np.bincount(state.assignment[here if len(here) else old], minlength=state.models)
@@ -129,14 +131,16 @@ class AssignsNewcomers(Algorithm[OS]):
             return of_all(newcomers, theirs.clients, found)
         sent = state.sent(setup, newcomers)
         if clustering.signature.needs_exchange and few and clustering.needs_signatures:
-            ids, distances = clients.distances(clustering, everyone, sent[everyone])
+            ids, distances = clients.distances(
+                clustering, everyone, sent[everyone], state.have_feature_map[everyone]
+            )
             new = np.intersect1d(newcomers, ids)
             labels = np.where(np.isin(ids, old), state.assignment[ids], -1)
             found = assign_by_distances(clustering, distances, labels, state.threshold, state.models)
             return of_all(newcomers, new, found)
         if clustering.needs_signatures and not clustering.embedding.joint:
             clustering = clustering.at(state.threshold)
-        anew = clients.cluster(clustering, everyone, sent[everyone]).labels
+        anew = clients.cluster(clustering, everyone, sent[everyone], state.have_feature_map[everyone]).labels
         return adopt(anew[old], state.assignment[old], anew[newcomers], state.models)
 
     def fit(self, setup: Setup, state: OS, newcomers: NDArray[np.int64], clients: Clients) -> Fit | None:
@@ -146,7 +150,9 @@ class AssignsNewcomers(Algorithm[OS]):
         if not clustering.needs_signatures or self.shuffles or len(everyone) > BLOCK or new.all():
             return None
         clustering = clustering.for_clients(len(everyone))
-        _, distances = clients.distances(clustering, everyone, state.known[everyone])
+        _, distances = clients.distances(
+            clustering, everyone, state.known[everyone], state.have_feature_map[everyone]
+        )
         fit = fit_by_distances(clustering.measure, distances, state.assignment[everyone], new)
         return fit.of_some(state.known[newcomers] >= 0)
 
@@ -160,7 +166,8 @@ class AssignsNewcomers(Algorithm[OS]):
     ) -> tuple[KnownSignatures, KnownSignatures]:
         """The signatures of the old clients ``(m,)`` and of the newcomers ``(n,)``."""
         everyone, sent = np.concatenate([old, newcomers]), state.sent(setup, newcomers)
-        found = clients.signatures(latest(setup, state), everyone, sent[everyone])
+        served = state.have_feature_map[everyone]
+        found = clients.signatures(latest(setup, state), everyone, sent[everyone], served)
         return KnownSignatures.of(old, found), KnownSignatures.of(newcomers, found)
 
 

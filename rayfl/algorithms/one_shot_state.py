@@ -44,6 +44,11 @@ class OneShotState(ServerState):
             known[newcomers] = -1
         return known
 
+    @property
+    def have_feature_map(self) -> NDArray[np.bool_]:
+        """Whether each client has received the feature map: it has sent a signature ``(N,)``."""
+        return self.known >= 0
+
     def flagged(self, who: NDArray[np.int64]) -> Self:
         """The state in which these clients ``(n,)`` have raised a flag."""
         flags = self.flags.copy()

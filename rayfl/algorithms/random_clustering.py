@@ -54,6 +54,8 @@ class RandomClustering(OneShotClustered):
         newcomers: NDArray[np.int64],
         clients: Clients,
     ) -> NDArray[np.int64]:
-        """Newcomers are drawn into clusters by their sizes: into that of an old client each."""
+        """Newcomers send their signatures; each is drawn into the cluster of some old client."""
+        signed = super().find(setup, state, old, newcomers, clients) >= 0
         draws = [generator(setup.seed, "random newcomer", client).random() for client in newcomers.tolist()]
-        return np.asarray(state.assignment[old[(np.array(draws) * len(old)).astype(np.int64)]], np.int64)
+        drawn = state.assignment[old[(np.array(draws) * len(old)).astype(np.int64)]]
+        return np.where(signed, drawn, -1)

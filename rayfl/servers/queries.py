@@ -119,7 +119,7 @@ class ClientQueries:
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        has_feature_map: bool = False,
+        has_feature_map: bool | NDArray[np.bool_] = False,
         keep_distances: bool = False,
     ) -> Clusters:
         """Cluster clients; labels ``(N,)``, -1 for the others.
@@ -157,22 +157,30 @@ class ClientQueries:
         return clusters.among(request.clients, federation.clients)
 
     def distances(
-        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64]
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64],
+        known: NDArray[np.int64],
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The clients that have a signature ``(n,)``, and their distances in condensed form ``(n (n - 1) /
         2,)``.
         """
         exact = max(clustering.exact_up_to, len(clients))
         clustering = clustering.model_copy(update={"exact_up_to": exact})
-        clusters = self.cluster(clustering, clients, known, keep_distances=True)
+        clusters = self.cluster(clustering, clients, known, has_feature_map, keep_distances=True)
         assert clusters.distances is not None, f"of at most {BLOCK} clients"
         return np.flatnonzero(clusters.labels >= 0), clusters.distances
 
     def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64],
+        known: NDArray[np.int64] | None = None,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> dict[int, NDArray[np.float32]]:
-        """The signatures of those ``clients`` ``(n,)`` that have one; ``known`` as for :meth:`cluster`."""
-        found = self._signatures(self._request(clustering, clients, known))
+        """The signatures of those ``clients`` ``(n,)`` that have one; the rest as for :meth:`cluster`."""
+        found = self._signatures(self._request(clustering, clients, known, has_feature_map))
         blocks = self.servers.backend.get(list(found.refs))
         self._account(found, exchanged=False)
         ids = found.request.clients.tolist()
@@ -189,7 +197,7 @@ class ClientQueries:
         clustering: Clustering,
         clients: NDArray[np.int64],
         known: NDArray[np.int64] | None = None,
-        has_feature_map: bool = False,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> SignatureRequest:
         """A request for signatures of the current data, or of the stages in which they were sent."""
         known = np.full(len(clients), -1) if known is None else known
@@ -203,7 +211,8 @@ class ClientQueries:
             active = np.array([stage.active[clients] for stage in self.stages])
             when = np.where(sends, self.state.round, known)
             received = (when[:, None] > when) | active[stages].T
-        return SignatureRequest(clustering, clients, stages, sends, present, received, has_feature_map)
+        served = np.array(np.broadcast_to(has_feature_map, len(clients)), np.bool_)
+        return SignatureRequest(clustering, clients, stages, sends, present, served, received)
 
     def _signatures(self, request: SignatureRequest) -> Signatures:
         """The signatures of all clients that have one; clients without one are left out if so many may fail.

@@ -41,9 +41,9 @@ class SignatureRequest:
         stages: the stage of the federation whose data each signature describes ``(n,)``.
         sends: whether the client sends it now ``(n,)``; the servers already have the others.
         present: whether the client is present ``(n,)``.
+        has_feature_map: whether the client already has the feature map ``(n,)``.
         received: for an exchange, whether client i has received the signature of client j ``(n, n)``; None:
             all have.
-        has_feature_map: whether the clients already have the feature map.
     """
 
     clustering: Clustering
@@ -51,8 +51,8 @@ class SignatureRequest:
     stages: NDArray[np.int64]
     sends: NDArray[np.bool_]
     present: NDArray[np.bool_]
+    has_feature_map: NDArray[np.bool_]
     received: NDArray[np.bool_] | None = None
-    has_feature_map: bool = False
 
     def without(self, clients: Collection[int]) -> SignatureRequest:
         """The same request without some clients."""
@@ -63,6 +63,7 @@ class SignatureRequest:
             stages=self.stages[left],
             sends=self.sends[left],
             present=self.present[left],
+            has_feature_map=self.has_feature_map[left],
             received=None if self.received is None else self.received[np.ix_(left, left)],
         )
 
@@ -98,9 +99,7 @@ class Signatures:
         sends, n = self.request.sends, len(self.request.clients)
         new, present = int(sends.sum()), int(self.request.present.sum())
         sent, everything = int(self.floats[sends].sum()), int(self.floats.sum())
-        up, down = sent, 0
-        if not self.request.has_feature_map:
-            down += self.map_floats * new
+        up, down = sent, self.map_floats * int((sends & ~self.request.has_feature_map).sum())
         # These are computed from a model that the clients receive first
         if self.request.clustering.signature.trained:
             down += sent

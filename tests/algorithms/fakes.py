@@ -116,13 +116,17 @@ class FakeClients:
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        has_feature_map: bool = False,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> Clusters:
         self.asked.append("cluster")
         return clusters(self._labels, threshold=clustering.threshold)
 
     def signatures(
-        self, clustering: Clustering, clients: NDArray[np.int64], known: NDArray[np.int64] | None = None
+        self,
+        clustering: Clustering,
+        clients: NDArray[np.int64],
+        known: NDArray[np.int64] | None = None,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> dict[int, NDArray[np.float32]]:
         self.asked.append("signatures")
         return {c: np.array(self._signatures[c], np.float32) for c in clients.tolist()}

@@ -451,17 +451,27 @@ def test_newcomers_before_the_first_clustering_wait_for_it():
     assert method.join(s, state, np.array([5]), NOBODY) is state
 
 
+class AllAlike(FakeClients):
+    """All clients have signatures, at distance 0."""
+
+    def distances(
+        self, clustering: Any, clients: np.ndarray, known: np.ndarray, has_feature_map: Any = False
+    ) -> tuple[np.ndarray, np.ndarray]:
+        self.asked.append("distances")
+        return clients, np.zeros(len(clients) * (len(clients) - 1) // 2)
+
+
 def test_newcomers_of_random_clustering_are_drawn_by_the_sizes_of_the_clusters():
     """A baseline whose newcomers went to their like would not be one."""
     s, method, clients = (
         setup("random_clustering", sizes=[1] * 410),
         algorithm("random_clustering"),
-        FakeClients(),
+        AllAlike(),
     )
     newcomers = np.arange(10, 410)
     state = clustered([0] * 7 + [1] * 3 + [0] * 400, round=2, newcomers=newcomers, threshold=0.1)
     found = method.join(s, state, newcomers, clients).state
-    assert clients.asked == []
+    assert clients.asked == ["distances"]
     assert found.models == 2
     assert abs((found.assignment[newcomers] == 1).sum() - 120) < 4 * np.sqrt(400 * 0.3 * 0.7)
     assert found.assignment[:10].tolist() == state.assignment[:10].tolist()

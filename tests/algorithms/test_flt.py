@@ -73,7 +73,7 @@ class Related(FakeClients):
         clustering: Clustering,
         clients: NDArray[np.int64] | None = None,
         known: NDArray[np.int64] | None = None,
-        has_feature_map: bool = False,
+        has_feature_map: bool | NDArray[np.bool_] = False,
     ) -> Clusters:
         self.asked.append("cluster")
         present = self.graph.any(axis=1)

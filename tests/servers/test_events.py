@@ -253,6 +253,17 @@ def test_a_newcomer_sends_its_signature_and_nobody_else_does(
     assert signed(result, 1) == {"up": 4 * up, **({"down": 4 * down} if down else {})}
 
 
+def test_newcomers_of_random_clustering_send_what_those_of_mt_hfl_do(settings: dict[str, Any]) -> None:
+    """It costs as much, and only who is beside whom differs."""
+    joins = [JOIN, {**JOIN, "round": 2}]
+    found = [
+        run({**settings, "algorithm": method, "events": joins, "clustering": {"n_clusters": 3}})
+        for method in ("random_clustering", "mt_hfl")
+    ]
+    for t in range(3):
+        assert signed(found[0], t) == signed(found[1], t) != {}
+
+
 def test_of_old_clients_those_send_theirs_again_whose_data_have_changed(settings: dict[str, Any]) -> None:
     drift = {"name": "drift", "round": 1, "kind": "permuted_labels", "clients": [0, 3]}
     events = [drift, {**JOIN, "round": 2}, {**JOIN, "round": 3}]
@@ -269,6 +280,11 @@ def test_the_feature_map_is_sent_once(settings: dict[str, Any]) -> None:
     result = run({**settings, "algorithm": "pca_km_hc", "clustering": clustering, "events": [drift]})
     sent, down = 5 * 10 * 4, (64 + 64 * 10) * 4
     assert [signed(result, t) for t in range(3)] == [{"up": 9 * sent, "down": 9 * down}, {}, {"up": sent}]
+    # So it is where it signs again because others join, who get the map.
+    joined = {"n_clusters": 3, "features": {"name": "pca", "dim": 10}}
+    events = [{**drift, "round": 1}, {**JOIN, "round": 2}]
+    result = run({**settings, "algorithm": "pca_km_hc", "clustering": joined, "events": events})
+    assert [signed(result, t) for t in (1, 2)] == [{}, {"up": 2 * sent, "down": down}]
 
 
 @pytest.mark.parametrize(
