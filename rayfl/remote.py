@@ -272,8 +272,9 @@ class Remote:
             raise Held(f"{self}: another process has resumed this run, because this one did not respond")
         for name in leases:
             del there[name]
-        here = _visible(folder)
-        now = _stamps(here)
+        seen = _visible(folder)
+        now = _stamps(seen)
+        here = {name: seen[name] for name in now}
         new = {name for name in here if there.get(name) != now[name][0] or before.get(name) != now[name]}
         # A changed checkpoint is invalid until its manifest is written again.
         torn = {str(PurePosixPath(name).parent) for name in new if not name.endswith(_LAST)}
@@ -517,10 +518,12 @@ def _stamps(files: Mapping[str, Path]) -> dict[str, list[Any]]:
                 told = json.loads(path.read_text(encoding="utf-8"))["files"]
                 parent = name.rpartition("/")[0]
                 digests.update({f"{parent}/{each}": str(file["sha256"]) for each, file in told.items()})
-    return {
-        name: [path.stat().st_size, path.stat().st_mtime_ns, digests.get(name, "")]
-        for name, path in files.items()
-    }
+    found: dict[str, list[Any]] = {}
+    for name, path in files.items():
+        with contextlib.suppress(FileNotFoundError):  # a log may have been renamed
+            stat = path.stat()
+            found[name] = [stat.st_size, stat.st_mtime_ns, digests.get(name, "")]
+    return found
 
 
 def _known(folder: Path) -> dict[str, Any]:

@@ -161,7 +161,10 @@ class Checkpoint:
                 _discard(former, say)
             files.rename(final, former)
         files.rename(part, final)
-        for old in checkpoints(folder)[:-keep]:
+        there = checkpoints(folder)
+        replaced = [path for path in there if path != final and round_of(path) == self.state.round]
+        kept = [path for path in there if path not in replaced]
+        for old in [*kept[:-keep], *replaced]:
             _discard(old, say)
         collect(folder)
         return final
@@ -532,15 +535,17 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: (round_of(path), not path.name.endswith("~")))
 
 
-def collect(folder: Path, live: Collection[str] = ()) -> None:
+def collect(folder: Path, live: Collection[str] = (), shards: Shards | None = None) -> None:
     """Remove the files of rows of clients that no checkpoint needs.
 
     Args:
         folder: of the checkpoints.
         live: the names of those that the run needs now.
+        shards: the run's, which then know that it has been done.
     """
-    shards = Shards(folder / CLIENTS)
+    shards = shards or Shards(folder / CLIENTS)
     if not shards.folder.is_dir():
+        shards.grown = False
         return
     found = [manifest for path in checkpoints(folder) if (manifest := _manifest(path)) is not None]
     told = [shard for manifest in found for some in _told(manifest).values() for shard in some]

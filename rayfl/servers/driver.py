@@ -164,7 +164,7 @@ class Driver:
             before, servers, records = state, self.servers.snapshot(), self.records.snapshot()
             if self.shards.grown:
                 live = self.servers.states.names | self.servers.updates.names
-                collect(self.run_dir.path / "checkpoints", live)
+                collect(self.run_dir.path / "checkpoints", live, self.shards)
             calls = self.backend.mark()
             try:
                 state = self.round(state)
@@ -268,9 +268,20 @@ class Driver:
         for number in range(self.stage + 1, len(self.stages)):
             stage = self.stages[number]
             changed = np.union1d(stage.joined, stage.drifted)
-            failures = self._queries(state, number).missing_signatures(clustering, changed)
+            failures = self._missing_signatures(state, number, changed)
             if len(failures) > self.config.execution.tolerate_failures:
                 raise DataError(f"after {stage.round} rounds {failures[min(failures)]}")
+
+    def _missing_signatures(
+        self, state: ServerState, stage: int, changed: NDArray[np.int64]
+    ) -> Mapping[int, RayflError]:
+        """Those that have no signature in a stage; asked again if the answers are lost with a node."""
+        for _ in range(_MAX_LOSSES):
+            try:
+                return self._queries(state, stage).missing_signatures(self.config.clustering, changed)
+            except ResultsLost:
+                self.backend.forget()
+        return self._queries(state, stage).missing_signatures(self.config.clustering, changed)
 
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)

@@ -456,6 +456,13 @@ def test_a_half_written_checkpoint_does_not_count_and_the_next_one_removes_it(tm
     assert sorted(path.name for path in tmp_path.iterdir()) == ["history", "round-00001", "round-00002"]
 
 
+def test_of_two_checkpoints_one_is_of_an_earlier_round(tmp_path: Path) -> None:
+    """The last one may be written twice: in the rounds, and when clients have been tested at the end."""
+    for round in (1, 2, 3, 3):
+        _checkpoint(round).save(tmp_path, keep=2)
+    assert [path.name for path in checkpoints(tmp_path)] == ["round-00002", "round-00003"]
+
+
 def test_a_checkpoint_that_cannot_be_removed_does_not_end_the_run(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

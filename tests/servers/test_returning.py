@@ -9,9 +9,10 @@ import pytest
 
 from rayfl.algorithms import OneShotState
 from rayfl.api import Result, resume, run
-from rayfl.errors import DataError
+from rayfl.errors import DataError, ResultsLost
 from rayfl.rundir import RunDirectory
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
+from rayfl.servers.queries import ClientQueries
 from tests.runs import TASKS
 
 GROUPS = [0, 0, 0, 0, 1, 1, 1, 2, 2]
@@ -208,6 +209,23 @@ def test_a_newcomer_without_a_signature_may_be_tolerated(blank: dict[str, Any]) 
         assert entry["labels"] == [0, 0, 0, 0, 1, 1, 1, 2, 0]
     assert last(result, OneShotState).state.known.tolist() == [0] * 8 + [-1]
     assert signed(result) == [8 * VECTORS, 0, 0, 0, 0]
+
+
+def test_signatures_that_are_lost_with_a_node_before_the_first_round_are_asked_for_again(
+    blank: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, found = [0], ClientQueries.missing_signatures
+
+    def lost(self: ClientQueries, clustering: Any, clients: Any) -> Any:
+        asked[0] += 1
+        if asked[0] == 1:
+            raise ResultsLost("a node was lost")
+        return found(self, clustering, clients)
+
+    monkeypatch.setattr(ClientQueries, "missing_signatures", lost)
+    with pytest.raises(DataError, match="client 8: subspace signature"):
+        run(blank)
+    assert asked == [2]
 
 
 def test_at_the_start_too(blank: dict[str, Any]) -> None:

@@ -19,8 +19,9 @@ from rayfl.backend import Backend
 from rayfl.errors import Damaged, DiskError
 from rayfl.events import CheckpointSaved, Note, RoundDone, RunEvent
 from rayfl.runtime.inline import InlineBackend
+from rayfl.servers import driver
 from rayfl.servers import states as states_module
-from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, models_hash
+from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, collect, models_hash
 from rayfl.servers.shards import Shards
 from rayfl.servers.states import ClientStates, Rows
 from tests.runs import METHODS, assert_same
@@ -84,6 +85,18 @@ def test_a_stopped_run_goes_on_with_the_same_bits(every: int, settings: dict[str
     assert shards(path)
     resume(path, ["rounds=4", "execution.state_memory=0.25"])
     assert_same(whole, resume(path, ["rounds=5", "execution.state_memory=0"]))
+
+
+def test_files_that_nobody_needs_are_looked_for_only_when_some_were_written(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in every round of a run with thousands of them."""
+    looked: list[int] = []
+    monkeypatch.setattr(driver, "collect", lambda *of: looked.append(1) or collect(*of))
+    run(keeping(settings, "mt_hfl, scaffold", 0.25, rounds=4))
+    assert len(looked) == 1
+    run(keeping(settings, "mt_hfl, scaffold", 0.0, rounds=4))
+    assert len(looked) == 1 + 4
 
 
 def test_a_crash_before_any_change_of_the_disk_loses_nothing(
