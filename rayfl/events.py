@@ -103,7 +103,7 @@ class RoundDone(RunEvent):
         round: 0-based.
         rounds: planned number.
         row: the row of ``rounds.csv``; columns about tests exist only if clients were tested.
-        worker_seconds: training time of each worker process, by process id.
+        worker_seconds: training time of each worker process, by host and process id (``host:1234``).
         measures: the columns of ``row`` that the loss adds, such as ``rmse_mean``.
         steps: local steps of all clients.
         traffic: bytes by tier and direction: ``client_lps_up``, ``lps_gps_down``, ...
@@ -113,7 +113,7 @@ class RoundDone(RunEvent):
     round: int
     rounds: int
     row: Mapping[str, Any]
-    worker_seconds: Mapping[int, float] = field(default_factory=dict)
+    worker_seconds: Mapping[str, float] = field(default_factory=dict)
     measures: tuple[str, ...] = ()
     steps: int = 0
     traffic: Mapping[str, int] = field(default_factory=dict)

@@ -382,7 +382,7 @@ class RoundReport:
         steps: local steps ``(M,)``.
         reports: the answers to :meth:`Algorithm.reports`, by name ``(M, ...)``; NaN for clients that failed.
         model_changes: how far each model moved ``|w_k' - w_k|``, ``(K,)``; 0 where it was kept.
-        seconds: training time of each worker process, by process id.
+        seconds: training time of each worker process, by host and process id (``host:1234``).
         failures: client id -> traceback.
         bytes_up, bytes_down: what the cohort sent and received.
         gps_bytes_up, gps_bytes_down: what the LPSs sent to the GPS and received from it.
@@ -395,7 +395,7 @@ class RoundReport:
     steps: NDArray[np.int64]
     reports: Reports = field(default_factory=dict)
     model_changes: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
-    seconds: Mapping[int, float] = field(default_factory=dict)
+    seconds: Mapping[str, float] = field(default_factory=dict)
     failures: Mapping[int, str] = field(default_factory=dict)
     bytes_up: int = 0
     bytes_down: int = 0

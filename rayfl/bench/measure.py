@@ -100,7 +100,7 @@ class Rayfl:
 
     driver: Driver
     state: Any
-    worker_seconds: dict[int, float]
+    worker_seconds: dict[str, float]
     trained: list[int]
 
     @property
@@ -141,7 +141,7 @@ def running(
         mark("Ray's own start")
     plan = arithmetic(config, stages[0].federation, host, available(config))
     backend = make_backend(config, plan)
-    worker_seconds: dict[int, float] = {}
+    worker_seconds: dict[str, float] = {}
     trained: list[int] = []
 
     def listen(event: RunEvent) -> None:

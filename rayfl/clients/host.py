@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -159,7 +160,7 @@ class ClientHost:
             reports=small,
             failures={int(job.clients[row]): text for row, text in block.failures.items()},
             seconds=time.perf_counter() - begun,
-            pid=os.getpid(),
+            worker=f"{platform.node()}:{os.getpid()}",
             bytes_up=up,
             bytes_down=down,
             remarks={text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()},

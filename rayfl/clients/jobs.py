@@ -239,7 +239,7 @@ class TrainReport:
         reports: the small reports by name ``(B, ...)``; combined ones are objects ``("report", name)``.
         failures: client id -> traceback.
         seconds: time spent in the job.
-        pid: the process that did it.
+        worker: host and id of the process that did it.
         bytes_up, bytes_down: what the clients sent and received.
         remarks: messages for the user -> ids of the clients concerned.
         scores: the tests of the models that the clients have trained ``(B,)``; zeros for those that failed.
@@ -251,7 +251,7 @@ class TrainReport:
     reports: Mapping[str, NDArray[np.floating]]
     failures: dict[int, str]
     seconds: float
-    pid: int
+    worker: str
     bytes_up: int
     bytes_down: int
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
@@ -271,7 +271,7 @@ class TrainReport:
             reports={},
             failures={client: text for report in reports for client, text in report.failures.items()},
             seconds=sum(report.seconds for report in reports),
-            pid=reports[0].pid,
+            worker=reports[0].worker,
             bytes_up=sum(report.bytes_up for report in reports),
             bytes_down=sum(report.bytes_down for report in reports),
             remarks=remarks,

@@ -405,11 +405,11 @@ def _report(
     tested = trained[0].scores if trained else {}
     scores = {on: Score.zeros(len(plan.cohort), score.sums.shape[1]) for on, score in tested.items()}
     failures: dict[int, str] = {}
-    seconds: dict[int, float] = {}
+    seconds: dict[str, float] = {}
     remarks: dict[str, list[int]] = {}
     for block, report in zip(blocks, trained, strict=True):
         losses[block], steps[block] = report.losses, report.steps
-        seconds[report.pid] = seconds.get(report.pid, 0.0) + report.seconds
+        seconds[report.worker] = seconds.get(report.worker, 0.0) + report.seconds
         failures.update(report.failures)
         for on, score in report.scores.items():
             scores[on].put(block, score)
