@@ -22,6 +22,7 @@ from rayfl.clients.jobs import (
     STATES,
     UPDATES,
     AdaptJob,
+    AdaptReport,
     BlockMixing,
     EvalJob,
     EvalReport,
@@ -153,7 +154,7 @@ class ClientHost:
             numbers * len(job.clients) if each is None else int(each.sum())
             for each in (outcome.bytes_up, outcome.bytes_down)
         )
-        scores = self._local_scores(job, block, outcome.state, indices)
+        scores, unadapted = self._local_scores(job, block, outcome.state, indices)
         report = TrainReport(
             losses=block.losses,
             steps=block.steps,
@@ -166,6 +167,7 @@ class ClientHost:
             remarks={text: job.clients[list(rows)].tolist() for text, rows in outcome.remarks.items()},
             scores=scores,
             memory=resident(),
+            unadapted=unadapted,
         )
         return Answer(report, kept)
 
@@ -346,8 +348,9 @@ class ClientHost:
 
     def _local_scores(
         self, job: TrainJob, block: TrainedBlock, states: torch.Tensor, samples: Ragged
-    ) -> Scores:
-        """Tests of the models that the clients of a block hold after training ``(B,)``, if the job asks.
+    ) -> tuple[Scores, dict[int, str]]:
+        """Tests of the models that the clients of a block hold after training ``(B,)``, if the job asks; and
+        the clients that failed when they adapted them.
 
         Args:
             job: what was asked.
@@ -357,7 +360,8 @@ class ClientHost:
         """
         test, clients = job.test, job.clients
         if test is None:
-            return {}
+            return {}, {}
+        failures: dict[int, str] = {}
         there = np.setdiff1d(np.arange(len(clients)), list(block.failures))
         own = states[torch.from_numpy(there).to(states.device)]
         models = [
@@ -370,10 +374,10 @@ class ClientHost:
             adapted = self.engine.train(
                 test.adaptation, job.round, ids.tolist(), samples.take(there), start, terms
             )
-            _raise_first(adapted, ids, job.round)
-            models = list(adapted.rows)
+            failures = _by_client(adapted, ids)
+            models = list(_or_before(adapted, start))
         scores = self._scores(models, clients[there], job.stage, test.on, test.batch_size)
-        return {on: score.of(there, len(clients)) for on, score in scores.items()}
+        return {on: score.of(there, len(clients)) for on, score in scores.items()}, failures
 
     def _scores(
         self,
@@ -394,19 +398,19 @@ class ClientHost:
         return scores
 
     def adapt(self, job: AdaptJob, objects: Objects) -> Answer:
-        """Fine-tune a block of clients without reporting to the servers: their test results ``(B,)``, and the
+        """Fine-tune a block of clients without reporting to the servers: an :class:`AdaptReport`, and the
         updates."""
-        before, after = self._adapted(job, objects)
+        before, after, failures = self._adapted(job, objects)
         updates = self._sent(updates_of(after, before, self.spec)).cpu().numpy()
         scores = self._scores(after, job.clients, job.stage, job.on, job.batch_size)
-        return Answer(scores, {UPDATES: updates})
+        return Answer(AdaptReport(scores, failures), {UPDATES: updates})
 
     def adapted(self, job: AdaptJob, objects: Objects) -> Answer:
         """The models that :meth:`adapt` tests ``(B, P)``."""
         return Answer(self._adapted(job, objects)[1].cpu().numpy())
 
-    def _adapted(self, job: AdaptJob, objects: Objects) -> tuple[torch.Tensor, torch.Tensor]:
-        """The clients' models before and after they trained on ``(B, P)``."""
+    def _adapted(self, job: AdaptJob, objects: Objects) -> tuple[torch.Tensor, torch.Tensor, dict[int, str]]:
+        """The clients' models before and after they trained on ``(B, P)``, and who failed."""
         rows = self._gather(objects, "model", job.start)
         states, fresh = self._states(job, objects, rows)
         _overlay(rows, job.layout, states, fresh)
@@ -417,8 +421,7 @@ class ClientHost:
         indices = self.stages[job.stage].train.take(job.clients)
         terms = Terms(mask=job.local.held(mine, fresh, self.spec))
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
-        _raise_first(block, job.clients, job.round)
-        return rows, block.rows
+        return rows, _or_before(block, rows), _by_client(block, job.clients)
 
     def _test(
         self,
@@ -547,11 +550,18 @@ class ClientHost:
         return features, samples.labels("train", indices)
 
 
-def _raise_first(block: TrainedBlock, clients: NDArray[np.int64], round: int) -> None:
-    """Raise the first client failure; used where every client must succeed."""
-    if block.failures:
-        row, text = min(block.failures.items())
-        raise ClientError(int(clients[row]), round, text)
+def _by_client(block: TrainedBlock, clients: NDArray[np.int64]) -> dict[int, str]:
+    """The failures of a block by client id."""
+    return {int(clients[row]): text for row, text in block.failures.items()}
+
+
+def _or_before(block: TrainedBlock, start: torch.Tensor) -> torch.Tensor:
+    """The trained models ``(B, P)``; of clients that failed, those that they started from."""
+    if not block.failures:
+        return block.rows
+    rows, failed = block.rows.clone(), list(block.failures)
+    rows[failed] = start[failed].to(rows.device)
+    return rows
 
 
 _CALL = 1 << 14

@@ -238,6 +238,7 @@ class TrainReport:
         steps: local steps of each client, ``(B,)``.
         reports: the small reports by name ``(B, ...)``; combined ones are objects ``("report", name)``.
         failures: client id -> traceback.
+        unadapted: client id -> traceback, of those that failed when they adapted their model to be tested.
         seconds: time spent in the job.
         worker: host and id of the process that did it.
         bytes_up, bytes_down: what the clients sent and received.
@@ -257,6 +258,7 @@ class TrainReport:
     remarks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     scores: Scores = field(default_factory=dict)
     memory: int = 0
+    unadapted: dict[int, str] = field(default_factory=dict)
 
     @classmethod
     def joined(cls, reports: Sequence[TrainReport]) -> TrainReport:
@@ -277,6 +279,7 @@ class TrainReport:
             remarks=remarks,
             scores={on: Score.joined([r.scores[on] for r in reports]) for on in reports[0].scores},
             memory=max(report.memory for report in reports),
+            unadapted={client: text for report in reports for client, text in report.unadapted.items()},
         )
 
 
@@ -317,6 +320,19 @@ class AdaptJob:
     local: LocalObjective
     on: tuple[TestedOn, ...]
     batch_size: int
+
+
+@dataclass(frozen=True)
+class AdaptReport:
+    """What became of a block of clients that adapted their models.
+
+    Attributes:
+        scores: the tests ``(B,)``; of clients that failed, those of the model that they started from.
+        failures: client id -> traceback.
+    """
+
+    scores: Scores
+    failures: dict[int, str]
 
 
 @dataclass(frozen=True)

@@ -427,7 +427,7 @@ class _Newcomers:
         else:
             # In the last round, as the run's own clients
             last = Round.without_clients(work, max(0, self.before.round - 1), len(self.stages) - 1)
-            score = testing.adapt(self.servers, last, self.ids, models[self.ids])[0]["test"]
+            score = testing.adapt(self.servers, last, self.ids, models[self.ids]).scores["test"]
         loss, sizes = self.config.loss, self.federation.test.sizes[self.ids]
         if loss.accurate:
             frame[f"accuracy{ending}"] = accuracy(score.correct, sizes)

@@ -203,7 +203,10 @@ class Execution(Section):
         "to the run directory (with Ray its object store goes to disk)",
     )
     tolerate_failures: int = Field(
-        0, ge=0, description="number of clients that may fail in a round; they are left out of its average"
+        0,
+        ge=0,
+        description="number of clients that may fail in a round, and are left out of its average; as many "
+        "may fail as they adapt their model to be tested, and are tested without that",
     )
 
     @model_validator(mode="after")

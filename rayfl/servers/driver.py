@@ -45,7 +45,7 @@ from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, collect, models_hash, round_of
 from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
-from rayfl.servers.rounds import AskedReport, Progress, Round, train
+from rayfl.servers.rounds import AskedReport, Progress, Round, train, unadapted
 from rayfl.servers.serialisation import flatten
 from rayfl.servers.shards import Shards
 from rayfl.servers.states import ClientStates, Rows
@@ -419,10 +419,14 @@ class Driver:
             line = f"round {state.round + 1}: client {called(names, client)} failed, left out: {line}"
             self.emit(Note(line))
         for text, ids in report.remarks.items():
-            first = [called(names, client) for client in sorted(ids)[:5]]
-            shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
-            self.emit(Note(f"round {state.round + 1}: client {shown}: {text}"))
+            self._remark(state.round, ids, text)
         return new
+
+    def _remark(self, round: int, ids: Sequence[int], text: str) -> None:
+        """Say something of some clients; ``round`` is 0-based."""
+        first = [called(self.federation.names, client) for client in sorted(ids)[:5]]
+        shown = ", ".join(first) + (f" and {len(ids) - 5} more" if ids[5:] else "")
+        self.emit(Note(f"round {round + 1}: client {shown}: {text}"))
 
     def _round_of(self, state: ServerState, plan: Plan) -> Round:
         """Everything that the servers need to run this round."""
@@ -577,7 +581,11 @@ class Driver:
         models = self._tested_with(state)
         adapting = self._adapting(state, this_round, epochs)
         if adapting is not None:
-            return testing.adapt(self.servers, adapting, who, models[who], self._tests_on)[0]
+            tolerate = self.config.execution.tolerate_failures
+            found = testing.adapt(self.servers, adapting, who, models[who], self._tests_on, tolerate)
+            for client, text in sorted(found.failures.items()):
+                self._remark(state.round - 1, [client], unadapted(text))
+            return found.scores
         personal, local = this_round.work.personal, this_round.local
         return {on: testing.evaluate(self.servers, models, personal, local, who, on) for on in self._tests_on}
 

@@ -329,7 +329,7 @@ class ClientQueries:
 
         Every client downloads its model and sends its update, of which the server takes the sketch.
         """
-        _, updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=())
+        updates = testing.adapt(self.servers, self._round(self.state.round), clients, models, on=()).updates
         sent = 4 * self.servers.spec.P * len(clients)
         self.account(Transfer(self.state.round, "client_lps", "down", "model", sent))
         self.account(Transfer(self.state.round, "client_lps", "up", "update", sent))

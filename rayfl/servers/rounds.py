@@ -224,12 +224,21 @@ def _trained_blocks(
     for number, done in enumerate(servers.backend.run(sent)):
         for one in _apart(done, groups[done.task], tasks):
             trained.append(sums.take(one))
-            failures.update(one.report.failures)
-        if len(failures) > servers.tolerate:
-            client, round = min(failures), tasks[0].job.round
-            raise ClientError(client, round, failures[client], called(servers.federation.names, client))
+            failures.update(one.report.failures | one.report.unadapted)
+        refuse_failures(servers, failures, tasks[0].job.round, servers.tolerate)
         progress(number + 1, sent, done)
     return sorted(trained, key=lambda done: done.task)
+
+
+def refuse_failures(servers: Servers, failures: Mapping[int, str], round: int, tolerate: int) -> None:
+    """Raise the error of the first client if more clients failed than may.
+
+    Raises:
+        ClientError
+    """
+    if len(failures) > tolerate:
+        client = min(failures)
+        raise ClientError(client, round, failures[client], called(servers.federation.names, client))
 
 
 def _together(tasks: Sequence[Task]) -> Task:
@@ -397,6 +406,11 @@ def _combined(report: ClientReport, *blocks: NDArray[np.floating]) -> NDArray[np
     return report.combine(blocks)
 
 
+def unadapted(text: str) -> str:
+    """What is said of a client that could not adapt its model, from the traceback."""
+    return f"failed as it adapted its model, and is tested without that: {text.strip().splitlines()[-1]}"
+
+
 def _report(
     plan: Plan, blocks: Sequence[slice], trained: Sequence[TrainReport], reports: Reports
 ) -> RoundReport:
@@ -415,6 +429,8 @@ def _report(
             scores[on].put(block, score)
         for text, clients in report.remarks.items():
             remarks.setdefault(text, []).extend(clients)
+        for client, text in report.unadapted.items():
+            remarks.setdefault(unadapted(text), []).append(client)
     losses[np.isin(plan.cohort, list(failures))] = np.nan
     return RoundReport(
         losses=losses,

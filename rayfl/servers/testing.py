@@ -19,7 +19,7 @@ from rayfl.kept import Kept
 from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.servers.models import Servers
-from rayfl.servers.rounds import Round
+from rayfl.servers.rounds import Round, refuse_failures
 from rayfl.training import Segments
 
 _PASSES = 4
@@ -216,13 +216,29 @@ def _passes(
     )
 
 
+@dataclass(frozen=True)
+class Adapted:
+    """Clients that have adapted the models that they were given.
+
+    Attributes:
+        scores: the tests ``(n,)``; of clients that failed, those of the model that they were given.
+        updates: the updates in blocks: positions in the clients, and the rows ``(B, P)`` by reference.
+        failures: client id -> traceback.
+    """
+
+    scores: Scores
+    updates: list[tuple[NDArray[np.int64], Ref]]
+    failures: dict[int, str]
+
+
 def adapt(
     servers: Servers,
     this_round: Round,
     clients: NDArray[np.int64],
     models: Served,
     on: Sequence[TestedOn] = ("test",),
-) -> tuple[Scores, list[tuple[NDArray[np.int64], Ref]]]:
+    tolerate: int = 0,
+) -> Adapted:
     """Let clients train these models further and test the result; nothing is averaged or kept.
 
     Args:
@@ -230,19 +246,22 @@ def adapt(
         clients: ids ``(n,)``.
         models: the model, or mixture, of each ``(n,)`` or ``(n, K)``.
         on: the data to test on.
+        tolerate: how many clients may fail.
 
-    Returns:
-        The tests ``(n,)``, and the updates in blocks: positions in ``clients``, and the rows ``(B, P)`` by
-        reference.
+    Raises:
+        ClientError: if more clients failed: the first of them.
     """
     blocks, tasks = _adapting(servers, this_round, clients, models, on)
     scores = {data: Score.zeros(len(clients), servers.spec.sums) for data in on}
     updates, everyone = [], np.arange(len(clients))
+    failures: dict[int, str] = {}
     for block, done in zip(blocks, servers.backend.run_in_order(tasks), strict=True):
         for data, score in scores.items():
-            score.put(block, done.report[data])
+            score.put(block, done.report.scores[data])
         updates.append((everyone[block], done.refs[UPDATES]))
-    return scores, updates
+        failures.update(done.report.failures)
+    refuse_failures(servers, failures, this_round.round, tolerate)
+    return Adapted(scores, updates, failures)
 
 
 def client_models(

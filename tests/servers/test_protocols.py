@@ -12,11 +12,13 @@ from torch import nn
 
 from rayfl.config import load
 from rayfl.data import Federation, TestedOn
+from rayfl.errors import ClientError
 from rayfl.evaluation import METRICS
 from rayfl.evaluation.protocols import columns, prefix
 from rayfl.models import ModelSpec
 from rayfl.random import orders
 from rayfl.servers.building import build
+from rayfl.servers.driver import Driver
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
 from tests.runs import METHODS, SMALL, Run
@@ -156,6 +158,44 @@ def test_clients_that_failed_have_none(run: Run, monkeypatch: pytest.MonkeyPatch
     assert np.isnan(never.clients["local_accuracy_last"][2])
     assert never.summary["local_clients"] == 7
     assert once.clients["local_round"].tolist() == [2, 2, 1, *[2] * 5]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "per_fedavg"])
+def test_clients_that_cannot_adapt_are_tested_without_that(
+    algorithm: str, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether before a test, after the last round or right after training."""
+    original, notes = LoopEngine.train, list[tuple[int, list[int], str]]()
+
+    def train(self: LoopEngine, work: Any, round: int, ids: Any, *others: Any) -> Any:
+        block = original(self, work, round, ids, *others)
+        row = {place for place, client in enumerate(ids) if client == 2 and work.epochs != 2}
+        block.rows[list(row)] = float("nan")
+        return replace(block, failures=dict.fromkeys(row, "Traceback\nValueError: boom"))
+
+    def told(self: Driver, round: int, ids: list[int], text: str) -> None:
+        notes.append((round, ids, text))
+
+    asked: dict[str, Any] = {"algorithm": algorithm, "evaluation": {**EVERYTHING, "finetune_epochs": 3}}
+    if algorithm == "per_fedavg":
+        asked["training"] = {**SMALL["training"], "momentum": 0}
+    plain = run("rounds=2", **asked).result
+    monkeypatch.setattr(LoopEngine, "train", train)
+    with pytest.raises(ClientError, match="client 2"):
+        run("rounds=2", **asked, name="another")  # results are kept by their settings
+    asked["execution"] = {**SMALL["execution"], "tolerate_failures": 1}
+    monkeypatch.setattr("rayfl.servers.driver.Driver._remark", told)
+    result = run("rounds=2", **asked).result
+    assert result.summary["models_sha256"] == plain.summary["models_sha256"]
+    assert result.rounds["failures"].tolist() == [0, 0]
+    there = result.clients["client"] != 2
+    for name in ("accuracy_last", "accuracy_finetuned", "local_accuracy_last"):
+        assert result.clients[name].notna().all()
+        assert (result.clients[name][there] == plain.clients[name][there]).all()
+    words = "failed as it adapted its model, and is tested without that: ValueError: boom"
+    assert {(round, *ids, text) for round, ids, text in notes} == (
+        {(1, 2, words)} if algorithm == "fedavg" else {(0, 2, words), (1, 2, words)}
+    )
 
 
 def test_after_an_event_all_begin_again(run: Run) -> None:
