@@ -47,10 +47,13 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError("--out", f"cannot create {folder}: {error.strerror}") from None
+    # The expert knows all training samples, unless inputs are scaled by those of the server.
+    whole = [] if config.data.normalise == "server" else ["data.server_share=0"]
     with tempfile.TemporaryDirectory() as root:
         alone = load(
             config,
             [
+                *whole,
                 "algorithm={name: fedavg}",
                 "local={name: sgd}",
                 "order={name: shuffled}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 import zipfile
@@ -100,8 +99,11 @@ def as_labels(y: NDArray[np.generic], count: int, where: str) -> NDArray[np.int6
     """
     if y.ndim == 2 and y.shape[1] == 1:
         y = y[:, 0]
-    if y.ndim != 1 or y.dtype.kind not in "ui":
-        raise DataError(f"{where} has shape {y.shape} and type {y.dtype}; expected integers of shape (n,)")
+    if y.ndim != 1 or y.dtype.kind not in "uib":
+        how = "; number them: numpy.unique(y, return_inverse=True)[1]" if y.dtype.kind in "USO" else ""
+        raise DataError(
+            f"{where} has shape {y.shape} and type {y.dtype}; expected integers of shape (n,){how}"
+        )
     if len(y) != count:
         raise DataError(f"{where} has {len(y)} entries for {count} samples; the lengths must be equal")
     if y.min() < 0 or y.max() > np.iinfo(np.int32).max:
@@ -252,19 +254,58 @@ def of_arrays(
         targets_train=targets_train, targets_test=targets_test,
         vocabulary=tuple(map(str, range(int(max(x_train.max(), x_test.max())) + 1))) if tokens else (),
     )  # fmt: skip
+    check_classes(samples, where)
     columns = {}
     for key in arrays:
         column = key.removesuffix("_train")
-        if is_column(key) and column != key and len(arrays[key]) == len(x_train):
-            tests = arrays.get(f"{column}_test")
-            tests = None if tests is None or len(tests) != len(x_test) else tests
-            columns[column] = column_of(arrays[key], tests)
+        train = as_column(arrays[key], len(x_train)) if is_column(key) and column != key else None
+        if train is None:
+            continue
+        tests, known = None, arrays.get(f"{column}_test")
+        if known is not None:
+            tests = as_column(known, len(x_test))
+            if tests is None:
+                what = f"has shape {known.shape} and type {known.dtype}"
+                what = "holds objects" if known.dtype.kind == "O" else what
+                raise DataError(
+                    f"{where}: {column}_test {what}; expected integers or text of shape "
+                    f"({len(x_test)},), as {key} has them for the training samples"
+                )
+        columns[column] = column_of(train, tests)
     return replace(samples, columns=columns) if columns else samples
+
+
+def check_classes(samples: Samples, where: str) -> None:
+    """Refuse training samples of one class: whatever is trained is right.
+
+    Raises:
+        DataError
+    """
+    if not samples.numeric and samples.classes < 2:
+        raise DataError(f"{where}: all training samples have label 0; expected two classes or more")
 
 
 def is_column(key: str) -> bool:
     """Whether an array of this name is a column, with further facts about the samples."""
     return key.endswith(("_train", "_test")) and key not in (*_REQUIRED, *_OPTIONAL)
+
+
+def as_column(values: NDArray[np.generic], count: int) -> NDArray[np.generic] | None:
+    """Integers or text ``(n,)`` by which samples can be told apart; None if they are nothing of the kind.
+
+    Args:
+        values: ``(n,)`` or ``(n, 1)``; floats if they are whole.
+        count: n.
+    """
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.shape != (count,) or values.dtype.kind not in "iuUbf":
+        return None
+    if values.dtype.kind == "f":
+        if not (np.isfinite(values) & (values == np.floor(values))).all():
+            return None
+        return values.astype(np.int64)
+    return values
 
 
 def column_of(train: NDArray[np.generic], test: NDArray[np.generic] | None) -> Column:
@@ -291,10 +332,13 @@ def _content(path: Path) -> dict[str, NDArray[np.generic]]:
         for key in content:
             if key in known or not (whole or is_column(key)):
                 continue
-            with contextlib.suppress(Exception):  # objects, which may be code, or anything: not looked at
+            try:
                 more = content[key]
-                if more.ndim == 1 and more.dtype.kind in "iuU":
-                    arrays[key] = more
+            except Exception:  # objects, which may be code, or anything: not looked at
+                more = np.empty(0, np.object_)
+            column = as_column(more, len(more)) if more.ndim else None
+            if column is not None or not whole:  # of two parts, one that does not fit is refused later
+                arrays[key] = more if column is None else column
         return arrays
 
 

@@ -28,7 +28,7 @@ from rayfl.data.federation import (
     with_label_maps,
     worth_naming,
 )
-from rayfl.data.population import Ids, Population, Shares, Wish, new_samples
+from rayfl.data.population import Ids, Population, Shares, Wish, keys_of, new_samples
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
 from rayfl.settings import Section, choice
@@ -398,17 +398,18 @@ def _at_first(
     for ids in newcomers.values():
         active[ids] = False
     rows = np.arange(samples.classes)[None] if samples.label_maps is None else samples.label_maps
+    seen = np.zeros(len(assigned), np.int64) if maps is None else maps
     return Population(
         samples,
         train,
         held_out,
         tests,
         groups,
-        np.zeros(len(assigned), np.int64) if maps is None else maps,
+        seen,
         tuple(tuple(row) for row in rows.tolist()),
         active,
         known=active,
-        first_new_group=0 if groups is None else int(groups.max()) + 1,
+        founded=keys_of(groups, seen),
         names=names,
     )
 
@@ -462,9 +463,7 @@ def _drift(
             raise ConfigError(
                 f"events.{place}.labels", f"names {len(labels)} labels", f"the data have {classes}"
             )
-        old = np.zeros(len(ids)) if population.groups is None else population.groups[ids]
-        population = population.relabelled(ids, np.array(labels, np.int64))
-        population = population.regrouped(ids, [("labels", place, group) for group in old.tolist()])
+        population = population.renamed(ids, np.array(labels, np.int64))
     return population, np.flatnonzero(drifted)
 
 
@@ -490,8 +489,7 @@ def _move(population: Population, moving: Sequence[tuple[int, Drift, Wish]], sha
         if wish.like is None:
             maps = population.maps[wish.ids].tolist()
             keys = [
-                ("classes", *np.unique(y[part]).tolist(), "map", row)
-                for part, row in zip(lists, maps, strict=True)
+                ("classes", *np.unique(y[part]).tolist(), row) for part, row in zip(lists, maps, strict=True)
             ]
             population = population.regrouped(wish.ids, keys)
         else:

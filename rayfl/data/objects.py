@@ -42,11 +42,11 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     """The settings of a partition for each client's training samples, or a function.
 
     Args:
-        thing: a list, or arrays or ranges by the ids of the clients (a mapping with other values are
-            settings).
+        thing: a list, or arrays, ranges or lists of numbers by the ids of the clients (a mapping with other
+            values are settings).
 
     Raises:
-        DataError: if a client has none.
+        DataError: if a client has none, or what it has are no places of samples.
     """
     if callable(thing):
         return {"name": "python", "target": target_of(thing)}
@@ -60,11 +60,20 @@ def partition_of(thing: object) -> dict[str, Any] | None:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["sample", "client"])
     for client, samples in named:
-        if not np.size(samples):
+        places = np.asarray(samples)
+        if not places.size:
             raise DataError(f"partition: client {client} has no samples; leave it out")
-        writer.writerows([sample, client] for sample in np.asarray(samples).reshape(-1).tolist())
+        if not places.ndim or places.dtype.kind not in "iuf":
+            what = f"an array of {places.dtype}" if places.ndim else type(samples).__name__
+            raise DataError(
+                f"partition: client {client} has {what}; expected the places of its training samples, "
+                "integers (masks: numpy.flatnonzero(mask))"
+            )
+        writer.writerows([sample, client] for sample in places.reshape(-1).tolist())
     return {"name": "file", "path": keep(text.getvalue().encode(), ".csv")}
 
 
 def _is_array(thing: object) -> bool:
+    if isinstance(thing, (list, tuple)):
+        return bool(thing) and all(isinstance(each, (int, np.integer)) for each in thing)
     return isinstance(thing, range) or hasattr(thing, "__array__")

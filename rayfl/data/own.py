@@ -129,6 +129,8 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
             "data.test_fraction", f"{where} has no test part", "say what fraction to take, e.g. 0.2"
         )
     y, names = arrays["y"], {key: arrays[key] for key in arrays if key == "class_names"}
+    if not y.ndim:
+        raise DataError(f"{where}: y is a single number; expected one for each sample of x")
     arrays = {key: arrays[key] for key in arrays if key not in names}
     for name, values in arrays.items():
         if values.ndim == 0 or len(values) != len(y):

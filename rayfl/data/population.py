@@ -42,7 +42,8 @@ class Population:
         rows: label maps; the first changes nothing.
         active: who is there ``(N,)``.
         known: who has ever been there ``(N,)``.
-        founded: what the groups behind the partition's have in common, one key a group.
+        founded: what the clients of each group have in common, one key a group, the partition's first: where
+        their samples are from, and the row of ``rows`` (:func:`keys_of`).
         names: the user's ids of the clients ``(N,)`` or None.
     """
 
@@ -55,7 +56,6 @@ class Population:
     rows: tuple[tuple[int, ...], ...]
     active: NDArray[np.bool_]
     known: NDArray[np.bool_]
-    first_new_group: int = 0
     founded: tuple[tuple[object, ...], ...] = ()
     names: Names | None = None
 
@@ -85,15 +85,26 @@ class Population:
             maps[ids[self.maps[ids] == old]] = rows.index(row)
         return replace(self, rows=tuple(rows), maps=maps)
 
+    def renamed(self, ids: Ids, labels: Ids) -> Population:
+        """``ids`` are :meth:`relabelled`, and belong to the groups that see the same samples so, if there are
+        any, or to new ones.
+        """
+        found = self.relabelled(ids, labels)
+        if self.groups is None:
+            return found
+        sources = [self.founded[group][:-1] for group in self.groups[ids].tolist()]
+        keys = [(*source, row) for source, row in zip(sources, found.maps[ids].tolist(), strict=True)]
+        return found.regrouped(ids, keys)
+
     def regrouped(self, ids: Ids, keys: Sequence[tuple[object, ...]]) -> Population:
-        """``ids`` belong to the new groups that ``keys`` stand for, one per client."""
+        """``ids`` belong to the groups that ``keys`` stand for, one per client."""
         if self.groups is None:
             return self
         groups, founded = self.groups.copy(), list(self.founded)
         for client, key in zip(ids.tolist(), keys, strict=True):
             if key not in founded:
                 founded.append(key)
-            groups[client] = self.first_new_group + founded.index(key)
+            groups[client] = founded.index(key)
         return replace(self, groups=groups, founded=tuple(founded))
 
     def follows(self, ids: Ids, like: Ids, before: Population) -> Population:
@@ -137,6 +148,24 @@ class Population:
             self.groups,
             self.names,
         )
+
+
+def keys_of(groups: Ids | None, maps: Ids) -> tuple[tuple[object, ...], ...]:
+    """What the clients of each of a partition's groups have in common: the source of the samples, the map.
+
+    If each group sees its labels through another map, the groups differ in nothing else (CFL's swapped and
+    permuted labels). A number between 0 and the largest group that no client has is a group of its own.
+    """
+    if groups is None:
+        return ()
+    count = int(groups.max()) + 1
+    rows = [
+        int(np.bincount(maps[groups == group]).argmax()) if (groups == group).any() else -1
+        for group in range(count)
+    ]
+    there = [row for row in rows if row >= 0]
+    alike = maps.any() and len(set(there)) == len(there)
+    return tuple(("planted", 0 if alike and row >= 0 else group, row) for group, row in enumerate(rows))
 
 
 @dataclass(frozen=True)

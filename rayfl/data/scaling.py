@@ -73,8 +73,8 @@ class Scaling:
         """Statistics of ``x``, by default of all training samples.
 
         Images have a mean and standard deviation for each channel, pixels in rows (uint8 ``(n, D)``) one for
-        all, tables of floats one for each feature; a feature that never changes has a deviation of 1. Words
-        are left alone.
+        all, tables of floats one for each feature; a channel or feature that never changes has a deviation of
+        1. Words are left alone.
         """
         x, plain = samples.x_train if x is None else x, cls.none(samples)
         if samples.tokens or not len(x):
@@ -84,7 +84,9 @@ class Scaling:
         images = x if x.ndim == 4 else x.reshape(len(x), 1, -1, 1)
         sample = images[:: max(1, len(x) // _SAMPLED)].astype(np.float64) * plain.factor
         mean, std = sample.mean(axis=(0, 2, 3)), sample.std(axis=(0, 2, 3))
-        return cls(plain.factor, tuple(mean.tolist()), tuple(np.maximum(std, 1e-6).tolist()))
+        constant = sample.min(axis=(0, 2, 3)) == sample.max(axis=(0, 2, 3))
+        std = np.where(constant, 1.0, np.maximum(std, 1e-6))
+        return cls(plain.factor, tuple(mean.tolist()), tuple(std.tolist()))
 
     @classmethod
     def none(cls, samples: Inputs) -> Scaling:
@@ -126,6 +128,12 @@ class Scaling:
         slope, shift = (self.factor / std).astype(np.float32), (mean / std).astype(np.float32)
         scaled: NDArray[np.float32] = x.astype(np.float32) * slope - shift
         return scaled
+
+    def undo(self, x: NDArray[np.floating]) -> NDArray[np.float64]:
+        """What :meth:`apply` makes ``x`` of: inputs as they are stored."""
+        shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
+        mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
+        return np.asarray((x * std + mean) / self.factor, np.float64)
 
 
 def _by_feature(x: NDArray[np.generic]) -> tuple[tuple[float, ...], tuple[float, ...]]:

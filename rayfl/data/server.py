@@ -47,7 +47,8 @@ class ServerData(Section):
     def draw(self, samples: Samples, seed: int) -> NDArray[np.generic]:
         """The inputs ``(s, ...)``, of the same shape and type as the run's own.
 
-        Noise is uniform over the values of pixels (or the words of texts), normal for other numbers.
+        Noise is uniform over the values of pixels (or the words of texts). Other numbers are normal, as the
+        models take them: with the mean and deviation by which inputs are scaled.
 
         Raises:
             DataError: if the server has no samples; or those of another dataset are not there, not of the
@@ -60,7 +61,8 @@ class ServerData(Section):
             if np.issubdtype(own.dtype, np.integer):
                 most = 255 if own.dtype == np.uint8 else int(own.max())
                 return rng.integers(0, most, size, dtype=own.dtype, endpoint=True)
-            return rng.standard_normal(size).astype(own.dtype)
+            normal, scaling = rng.standard_normal(size), samples.scaling
+            return (normal if scaling is None else scaling.undo(normal)).astype(own.dtype)
         if self.source == "dataset":
             return samples.public(self.samples, rng)
         part = DATASETS[self.source]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import itertools
 import warnings
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,13 +16,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-def read_table(path: Path, text: bool = False) -> pd.DataFrame:
+def read_table(path: Path, text: bool = False, ids: Collection[str] = ()) -> pd.DataFrame:
     """A table with a header.
 
     Args:
         path: a CSV file (commas, UTF-8), or Parquet if its name ends in ``.parquet``.
         text: all values of a CSV file as the text that is there; by default numbers where a column has
             nothing else, and NaN for what is empty or says so (``NA``, ``nan``).
+        ids: columns that are read as text in any case: ``007`` and ``7`` are two clients.
 
     Returns:
         The rows that are not empty. Row ``i`` of the index is line ``i + 2`` of a CSV file.
@@ -62,7 +64,29 @@ def read_table(path: Path, text: bool = False) -> pd.DataFrame:
     if not len(frame):
         raise DataError(f"{path}: has no rows")
     frame.columns = [str(name).strip() for name in frame.columns]
-    return frame
+    return frame if text or path.suffix == ".parquet" else _with_ids(frame, path, ids)
+
+
+def _with_ids(frame: pd.DataFrame, path: Path, ids: Collection[str]) -> pd.DataFrame:
+    """The table with some columns as the text in the file; whole numbers that were written as floats
+    (``7.0``, as pandas does beside empty cells) stay whole numbers.
+    """
+    import pandas as pd
+
+    if not any(name in ids for name in frame):
+        return frame
+    found = pd.read_csv(
+        path,
+        usecols=lambda name: str(name).strip() in ids,
+        dtype=str,
+        na_filter=False,
+        index_col=False,
+        skip_blank_lines=False,
+        encoding="utf-8-sig",
+    ).loc[frame.index]
+    found.columns = [str(name).strip() for name in found.columns]
+    as_floats = [name for name in found if found[name].str.strip().str.fullmatch(r"(-?\d+\.0)?").all()]
+    return frame.assign(**{str(name): found[name] for name in found if name not in as_floats})
 
 
 def check_file(path: Path) -> None:

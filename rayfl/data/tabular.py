@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ Place = Callable[[int], str]
 
 MOST_VALUES = 1000
 """A column with more different texts is not a category."""
+_NAMELESS = re.compile(r"Unnamed: \d+")
+"""What pandas calls a column without a name."""
 _LONGEST = 200
 """Characters of a value by which clients can be told apart."""
 
@@ -91,6 +94,12 @@ def encode(frame: pd.DataFrame, roles: Roles, where: str, at: Place) -> Encoded:
         if name in roles.exclude:
             raise DataError(f"{where}: column {name!r} is the label; it cannot be excluded")
     names = [name for name in frame.columns if name not in (*predicted, *roles.exclude)]
+    nameless = next((name for name in names if _NAMELESS.fullmatch(str(name))), None)
+    if nameless is not None:
+        raise DataError(
+            f"{where}: column {int(nameless.partition(':')[2]) + 1} has no name, like the row numbers that "
+            f"pandas writes (index=False leaves them out); name it, or add {nameless!r} to exclude"
+        )
     if not names:
         raise DataError(f"{where}: has no column for a feature besides {', '.join(map(repr, predicted))}")
     wrong = set(roles.categorical or ()) - set(names)

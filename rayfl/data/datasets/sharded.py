@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +12,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data import sharded
-from rayfl.data.arrays import as_inputs, as_labels, check_counted
+from rayfl.data.arrays import as_inputs, as_labels, check_classes, check_counted
 from rayfl.data.base import Dataset, Names, Ragged, Ranges, Samples, Stored
 from rayfl.data.scaling import Scaling
 from rayfl.errors import DataError
@@ -40,8 +41,10 @@ class Sharded(Dataset):
 
     name: Literal["sharded"] = "sharded"
     path: Path = Field(description="the folder of the shards")
-    shape: tuple[int, ...] | None = Field(
-        None, description="of a sample, such as [1, 28, 28], for Parquet, which has rows of numbers only"
+    shape: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
+        None,
+        min_length=1,
+        description="of a sample, such as [1, 28, 28], for Parquet, which has rows of numbers only",
     )
     cache_gb: float = Field(1.0, ge=0, description="memory for decoded shards in each process")
 
@@ -71,10 +74,12 @@ class Sharded(Dataset):
         y_train = y_train.astype(
             np.int64 if len(y_train) <= _MANY else np.min_scalar_type(classes), copy=False
         )
-        return Samples(
+        samples = Samples(
             self.path.name, x_train, y_train, x_test, y_test, classes,  # type: ignore[arg-type]
             stored=self._stored(trains, tests),
         )  # fmt: skip
+        check_classes(samples, str(self.path))
+        return samples
 
     @override
     def normalised(self, samples: Samples) -> Samples:
@@ -102,7 +107,13 @@ class Sharded(Dataset):
         return found
 
     def _shaped(self, x: NDArray[np.generic]) -> NDArray[np.generic]:
-        return x if self.shape is None else x.reshape(len(x), *self.shape)
+        if self.shape is None:
+            return x
+        if math.prod(self.shape) != math.prod(x.shape[1:]):
+            raise DataError(
+                f"{self.path}: x of the test files has rows of {x.shape[1:]}; data.shape is {self.shape}"
+            )
+        return x.reshape(len(x), *self.shape)
 
     def _inputs(self, trains: dict[Path, Rows]) -> sharded.ShardedArray:
         _alike(trains)
@@ -111,6 +122,10 @@ class Sharded(Dataset):
         if dtype not in (np.uint8, np.float32):
             raise DataError(f"{files[0]}: x has type {dtype}; shards hold uint8 pixels or float32")
         shape = self.shape or ((1, *first) if len(first) == 2 else first)
+        if len(shape) == 3 and shape[2] in (1, 3) and shape[0] not in (1, 3):
+            raise DataError(
+                f"{files[0]}: x has rows of shape {shape}, which looks like (H, W, C); shards hold (C, H, W)"
+            )
         if np.prod(shape) != np.prod(first) or len(shape) not in (1, 3):
             raise DataError(f"{files[0]}: x has rows of shape {first}; expected (D,), (H, W) or (C, H, W)")
         paths: list[Path] = []

@@ -61,11 +61,11 @@ class Table(Dataset):
             raise ConfigError("data.label", "or data.targets must name what to predict", "give one of them")
         if len(set(self.targets)) < len(self.targets):
             raise ConfigError("data.targets", "names a column twice", "name each once")
-        frame = read_table(self.path)
+        frame = read_table(self.path, ids=self.exclude)
         roles = Roles(self.label, self.exclude, self.categorical, self.targets)
         count, rows, other = len(frame), frame.index.to_numpy(), self.path
         if self.test_path is not None:
-            tests, other = read_table(self.test_path), self.test_path
+            tests, other = read_table(self.test_path, ids=self.exclude), self.test_path
             require(tests, tuple(frame.columns), str(self.test_path))
             rows = np.concatenate([rows, tests.index.to_numpy()])
             frame = pd.concat([frame, tests[frame.columns]], ignore_index=True)
@@ -101,7 +101,7 @@ class Table(Dataset):
         known = pd.concat([each[frames[0].columns] for each in frames], ignore_index=True)
         known = known.drop(columns=[name for name in self.exclude if name in known])
         roles = Roles(self.label, (), self.categorical, self.targets)
-        new = read_table(path)
+        new = read_table(path, ids=self.exclude)
         require(new, tuple(known.columns), str(path))
         rows = new.index.to_numpy()
 

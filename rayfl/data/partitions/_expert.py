@@ -33,8 +33,28 @@ _UNKNOWN = 50.0
 """The loss of a sample whose class the expert has never seen: harder than all others."""
 
 
-def read_losses(path: Path, count: int) -> NDArray[np.float64]:
+def given_losses(path: Path, samples: Samples) -> NDArray[np.float64]:
+    """Losses of the clients' training samples ``(n,)`` from a ``.npy`` file, larger for harder samples.
+
+    The file has one for each training sample of the dataset, also for those that the server holds: which
+    these are depends on the seed.
+
+    Raises:
+        DataError: if it holds something else.
+    """
+    there = _with_clients(samples)
+    held = len(there) - int(there.sum())
+    more = f" (the {held} that the server holds too: data.server_share)" if held else ""
+    return read_losses(path, len(there), more)[there]
+
+
+def read_losses(path: Path, count: int, more: str = "") -> NDArray[np.float64]:
     """Losses ``(count,)`` from a ``.npy`` file, one a training sample, larger for harder samples.
+
+    Args:
+        path: the file.
+        count: how many there must be.
+        more: what is said of these, for errors.
 
     Raises:
         DataError: if it holds something else.
@@ -48,10 +68,21 @@ def read_losses(path: Path, count: int) -> NDArray[np.float64]:
         raise DataError(f"{where}: cannot be read as .npy ({one_line(error)})") from error
     if not isinstance(losses, np.ndarray) or losses.shape != (count,) or losses.dtype.kind not in "uif":
         found = f"shape {losses.shape}" if isinstance(losses, np.ndarray) else "several arrays"
-        raise DataError(f"{where}: holds {found}; expected {count} numbers, one per training sample")
+        raise DataError(f"{where}: holds {found}; expected {count} numbers, one per training sample{more}")
     if not np.isfinite(losses).all():
         raise DataError(f"{where}: holds NaN or infinity; every loss must be finite")
     return losses.astype(np.float64)
+
+
+def _with_clients(samples: Samples) -> NDArray[np.bool_]:
+    """Which training samples of the dataset clients share; the server holds the others."""
+    numbering = samples.numbering
+    if numbering is None:
+        return np.ones(len(samples.y_train), np.bool_)
+    places = numbering.train
+    if numbering.split and numbering.test is not None:
+        places = places[numbering.test < 0]
+    return places >= 0
 
 
 def expert_losses(samples: Samples, kind: Kind) -> NDArray[np.float64]:

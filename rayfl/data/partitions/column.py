@@ -52,4 +52,11 @@ class ByColumn(OwnPartition):
             f"partition: {left_out:,} of {left_out + len(kept):,} values of {self.column} have fewer than "
             f"{self.min_samples} training samples and are left out (partition.min_samples)"
         )
-        return self.assignment(number[column.train], test, names, [note] if left_out else [])
+        notes = [note] if left_out else []
+        without = int((sizes == 0).sum())
+        if without:
+            notes.append(
+                f"partition: {without:,} of {len(sizes):,} values of {self.column} have no training sample "
+                "and are left out (samples may be in the test part, or held by the server: data.server_share)"
+            )
+        return self.assignment(number[column.train], test, names, notes)

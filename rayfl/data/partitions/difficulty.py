@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from rayfl.data.base import Assignment, Partition, Samples
 from rayfl.data.partitions._dealing import Draws, Owners, by_owner, check_labels, dirichlet_owners, only_with
-from rayfl.data.partitions._expert import Kind, expert_losses, read_losses
+from rayfl.data.partitions._expert import Kind, expert_losses, given_losses
 from rayfl.errors import DataError
 from rayfl.random import generator
 
@@ -66,7 +66,7 @@ class Difficulty(Partition):
             )
         before = self._division(labels, seed)
         if self.losses is not None:
-            losses = read_losses(self.losses, len(labels))
+            losses = given_losses(self.losses, samples)
         else:
             losses = expert_losses(samples, self.expert)
         owners = np.empty(len(labels), np.int64)
