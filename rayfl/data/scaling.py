@@ -130,7 +130,7 @@ class Scaling:
         return scaled
 
     def undo(self, x: NDArray[np.floating]) -> NDArray[np.float64]:
-        """What :meth:`apply` makes ``x`` of: inputs as they are stored."""
+        """Inputs as they are stored, of which :meth:`apply` makes ``x`` ``(n, C, H, W)`` or ``(n, D)``."""
         shape = (-1, 1, 1) if x.ndim == 4 else (-1,)
         mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
         return np.asarray((x * std + mean) / self.factor, np.float64)
