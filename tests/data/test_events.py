@@ -339,7 +339,7 @@ def test_permuted_labels_by_hand() -> None:
                 np.testing.assert_array_equal(lists[client], plain[client] + row * count)
     groups = [stage.federation.groups for stage in stages]
     assert all(found is not None for found in groups)
-    # 0 and 1 of group 0, and 5 of group 1, are two new groups; then 0 founds another, and 1 is back in its own.
+    # 0 and 1 of group 0, and 5 of group 1, are two new groups; 0 founds another, 1 returns to its own.
     assert [found[[0, 1, 2, 5]].tolist() for found in groups if found is not None] == [
         [0, 0, 0, 1],
         [3, 3, 0, 4],
