@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rayfl.data import DATASETS, PARTITIONS, Partition, Samples
+from rayfl.data.held_out import hold_out
+from rayfl.data.own import split_numbering
 from rayfl.data.partitions import _expert
 from rayfl.data.partitions._expert import expert_losses
 from rayfl.data.partitions.difficulty import by_rank
@@ -37,6 +40,28 @@ def blobs(n: int = 600, classes: int = 3, seed: int = 0) -> tuple[Samples, np.nd
 def with_losses(folder: Path, losses: np.ndarray, **fields: Any) -> Partition:
     np.save(folder / "losses.npy", losses)
     return difficulty(losses=folder / "losses.npy", **fields)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+@pytest.mark.parametrize("split", [False, True])
+def test_losses_are_those_of_all_training_samples_whichever_the_server_holds(
+    seed: int, split: bool, tmp_path: Path
+) -> None:
+    """Which ones it holds depends on the seed; the expert does not know them."""
+    samples, _ = blobs()
+    losses = samples.x_train[:, 0].astype(np.float64)
+    if split:
+        test = np.arange(600) % 4 == 0
+        left = (samples.x_train[~test], samples.y_train[~test], samples.x_train[test], samples.y_train[test])
+        samples, losses = replace(Samples("blobs", *left, 3), numbering=split_numbering(test)), losses[~test]
+    held = hold_out(samples, 0.2, 0, seed=seed)
+    found = with_losses(tmp_path, losses, clients=4, labels="iid").assign(held, seed)
+    for label in range(3):
+        x = [held.x_train[part[held.y_train[part] == label], 0] for part in found.clients]
+        assert all(one.max() <= other.min() for one, other in pairwise(x))
+    few = with_losses(tmp_path, losses[:-1], clients=4, labels="iid")
+    with pytest.raises(DataError, match=r"one per training sample \(the \d+ that the server holds too"):
+        few.assign(held, seed)
 
 
 def test_ranks_by_hand() -> None:

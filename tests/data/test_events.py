@@ -348,6 +348,24 @@ def test_permuted_labels_by_hand() -> None:
     ]
 
 
+def test_who_sees_the_same_samples_under_the_same_labels_is_of_one_group() -> None:
+    """Whenever it came to that, and though the partition planted it (relabelled clients)."""
+    swap = {"kind": "permuted_labels", "labels": [1, 0, 2, 3, 4, 5]}
+    events = [{"name": "drift", "round": t, "clients": [c], **swap} for t, c in ((1, 0), (2, 1), (3, 0))]
+    stages = stages_of(events)
+    assert [stage.federation.groups[[0, 1]].tolist() for stage in stages] == [  # type: ignore[index]
+        [0, 0], [3, 0], [3, 3], [0, 3],
+    ]  # fmt: skip
+    swaps = make("relabelled", clients=6, clusters=2, swaps=[[0, 1], [2, 3]])
+    by = {"kind": "permuted_labels", "labels": [1, 0, 3, 2, 4, 5]}  # what one swapped, now the other's
+    drift = {"name": "drift", "round": 1, "clients": [0], **by}
+    first, second = stages_of([drift], swaps)
+    assert first.federation.groups is not None
+    assert second.federation.groups is not None
+    assert first.federation.groups[[0, 5]].tolist() == [0, 1]
+    assert second.federation.groups[0] == 1
+
+
 def test_drawn_permutations_change_something_for_all_alike() -> None:
     for seed in range(20):
         _, second = stages_of(

@@ -16,6 +16,9 @@ import torch
 import rayfl
 from rayfl import cli, plugins
 from rayfl.data import DATASETS, PARTITIONS, Samples, build_federation, fingerprint
+from rayfl.data.arrays import column_of
+from rayfl.data.held_out import hold_out
+from rayfl.data.objects import partition_of
 from rayfl.errors import ConfigError, DataError
 from rayfl.servers import building
 from tests.data.test_own_partitions import SMALL
@@ -391,6 +394,82 @@ def test_own_partitions_with_test_samples_and_lists(mine: Callable[[str], str]) 
 
 
 # --- columns --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tests", "said"),
+    [
+        (np.arange(7), r"site_test has shape \(7,\) and type int64"),
+        (np.zeros((8, 2), int), r"site_test has shape \(8, 2\)"),
+        (np.arange(8) + 0.5, "site_test has shape .* type float64"),
+        (np.array([{}] * 8), "site_test holds objects"),
+    ],
+)
+def test_owners_of_test_samples_that_do_not_fit_are_refused(
+    tests: np.ndarray, said: str, tmp_path: Path
+) -> None:
+    """Left out, they would have clients tested on the samples of all."""
+    x, y = np.random.default_rng(0).random((24, 3)), np.arange(24) % 2
+    arrays = {"x_train": x, "y_train": y, "x_test": x[:8], "y_test": y[:8], "site_train": np.arange(24) // 8}
+    np.savez(tmp_path / "mine.npz", **arrays, site_test=tests)
+    with pytest.raises(DataError, match=said):
+        DATASETS["npz"](path=tmp_path / "mine.npz").load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["(n, 1)", "floats", "bools"])
+def test_columns_of_other_kinds_that_mean_the_same(kind: str, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((24, 3)), np.arange(24) % 2 == 1
+    site = np.arange(24) % 3 == 1 if kind == "bools" else np.arange(24) % 3
+    made = {"(n, 1)": site[:, None], "floats": site * 1.0, "bools": site}[kind]
+    np.savez(
+        tmp_path / "mine.npz",
+        x_train=x, y_train=y, x_test=x[:9], y_test=y[:9], site_train=made, site_test=made[:9],
+    )  # fmt: skip
+    data = DATASETS["npz"](path=tmp_path / "mine.npz").load(tmp_path)
+    assert data.y_train.tolist() == y.astype(int).tolist()
+    found = PARTITIONS["column"](column="site").assign(data, 0)
+    assert found.test is not None
+    for value, (train, test) in enumerate(zip(found.clients, found.test, strict=True)):
+        assert train.tolist() == np.flatnonzero(site == value).tolist()
+        assert test.tolist() == np.flatnonzero(site[:9] == value).tolist()
+
+
+def test_one_class_is_nothing_to_learn(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((24, 3)), np.zeros(24, int)
+    np.savez(tmp_path / "mine.npz", x_train=x, y_train=y, x_test=x, y_test=y)
+    with pytest.raises(DataError, match="all training samples have label 0; expected two classes or more"):
+        DATASETS["npz"](path=tmp_path / "mine.npz").load(tmp_path)
+
+
+def test_values_of_a_column_that_the_server_has_alone_are_noted() -> None:
+    x, y = np.random.default_rng(0).random((40, 3)).astype(np.float32), np.arange(40) % 2
+    column = column_of(np.arange(40) // 2, None)
+    data = hold_out(Samples("mine", x, y, x, y, 2, columns={"site": column}), 0.5, 0, seed=0)
+    found = PARTITIONS["column"](column="site").assign(data, 0)
+    gone = 20 - len(found.clients)
+    assert gone > 0
+    assert found.notes == (
+        f"partition: {gone} of 20 values of site have no training sample and are left out (samples may be in "
+        "the test part, or held by the server: data.server_share)",
+    )
+
+
+def test_clients_by_lists_of_places_and_what_is_none() -> None:
+    given = {"b": [0, 2], "a": [1, 3]}
+    assert partition_of(given) == partition_of({name: np.array(places) for name, places in given.items()})
+    assert partition_of({"name": "tasks", "clients": 4}) is None
+    for wrong, said in (
+        ([np.array([True, False])], "client 0 has an array of bool; .*flatnonzero"),
+        ([0, 1, 0, 1], "client 0 has int; expected the places of its training samples"),
+    ):
+        with pytest.raises(DataError, match=said):
+            partition_of(wrong)
+
+
+def test_a_single_label_is_refused_in_a_line(tmp_path: Path) -> None:
+    np.savez(tmp_path / "mine.npz", x=np.ones((4, 2)), y=np.array(3))
+    with pytest.raises(DataError, match="y is a single number; expected one for each sample"):
+        DATASETS["npz"](path=tmp_path / "mine.npz", test_fraction=0.5).load(tmp_path)
 
 
 def test_clients_by_a_column_of_an_npz(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import rayfl
 from rayfl.config import load
 from rayfl.data import DATASETS, Dataset, Samples
 from rayfl.data.scaling import GivenScaling, Scaling
+from rayfl.data.server import ServerData
 from rayfl.errors import ConfigError
 from rayfl.rundir import RunDirectory
 
@@ -53,6 +55,30 @@ def test_every_feature_of_a_table_has_its_own_mean_and_deviation() -> None:
     np.testing.assert_allclose(seen.mean(axis=0), 0, atol=1e-3)
     np.testing.assert_allclose(seen.std(axis=0), [1, 1, 1, 0], atol=1e-3)
     np.testing.assert_allclose(scaling.mean, x.mean(axis=0, dtype=np.float64))
+
+
+def test_a_channel_that_never_changes_has_a_deviation_of_1() -> None:
+    """A pixel of a test image that is 0.01 brighter must not become 10,000."""
+    x = images() / np.float32(255)
+    x[:, 1] = 0.3
+    scaling = Scaling.of(samples(x))
+    assert scaling.std[1] == 1.0
+    assert np.abs(scaling.apply(x + np.float32(0.01))[:, 1]).max() < 0.02
+
+
+@pytest.mark.parametrize("x", [table(), images()])
+def test_undone_scaling_gives_what_is_stored(x: np.ndarray) -> None:
+    scaling = Scaling.of(samples(x))
+    np.testing.assert_allclose(scaling.undo(scaling.apply(x)), x, rtol=1e-4, atol=1e-3)
+
+
+def test_the_noise_that_models_predict_is_noise_to_them() -> None:
+    """Of features with units, too."""
+    data = replace(samples(table()), scaling=Scaling.of(samples(table())))
+    noise = ServerData(source="noise", samples=2000).draw(data, 0)
+    seen = Scaling.of(samples(table())).apply(noise)
+    np.testing.assert_allclose(seen.mean(axis=0), 0, atol=0.1)
+    np.testing.assert_allclose(seen.std(axis=0), 1, atol=0.1)
 
 
 def test_pixels_in_rows_are_pixels() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
 import rayfl
 from rayfl.data import DATASETS, Samples, fingerprint, write_npz
@@ -175,6 +176,33 @@ def test_ids_of_clients_are_their_names(tmp_path: Path) -> None:
     assert stored.test.sizes[:3].tolist() == [1, 2, 0]
 
 
+def channels_last(folder: Path) -> None:
+    for path in folder.glob("*.npz"):
+        with np.load(path) as content:
+            arrays = dict(content)
+        np.savez(path, **arrays | {"x": np.zeros((len(arrays["y"]), 6, 6, 3), np.uint8)})
+
+
+def one_class(folder: Path) -> None:
+    for path in folder.glob("*.npz"):
+        with np.load(path) as content:
+            arrays = dict(content)
+        np.savez(path, **arrays | {"y": 0 * arrays["y"]})
+
+
+@pytest.mark.parametrize("shape", [[], [-1, 4], [0]])
+def test_a_shape_has_lengths(shape: list[int], tmp_path: Path) -> None:
+    with pytest.raises(ValidationError):
+        DATASETS["sharded"](path=tmp_path, shape=shape)
+
+
+def test_rows_of_the_test_files_must_have_the_shape(tmp_path: Path) -> None:
+    np.savez(tmp_path / "train-0.npz", x=np.zeros((4, 4), np.float32), y=np.arange(4) % 2)
+    np.savez(tmp_path / "test-0.npz", x=np.zeros((4, 3), np.float32), y=np.arange(4) % 2)
+    with pytest.raises(DataError, match=r"x of the test files has rows of \(3,\); data.shape is \(1, 2, 2\)"):
+        load(tmp_path, shape=(1, 2, 2))
+
+
 @pytest.mark.parametrize(
     ("break_it", "said"),
     [
@@ -199,6 +227,8 @@ def test_ids_of_clients_are_their_names(tmp_path: Path) -> None:
         (lambda f: np.savez(f / "train-0.npz", x=np.array(3), y=Y[:1], client=CLIENT[:1]), "single number"),
         (lambda f: np.savez(f / "test-0.npz", x=X[:0], y=Y[:0], client=CLIENT[:0]), "has no test samples"),
         (lambda f: flipped(f / "train-1.npz"), "train-1.npz: cannot be read .*CRC"),
+        (lambda f: channels_last(f), r"rows of shape \(6, 6, 3\), which looks like \(H, W, C\)"),
+        (lambda f: one_class(f), "all training samples have label 0; expected two classes"),
     ],
 )
 def test_mistakes_are_one_line(break_it: Any, said: str, tmp_path: Path) -> None:

@@ -89,6 +89,40 @@ def test_clients_by_an_excluded_column_or_by_a_table_of_owners(tmp_path: Path) -
         assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "ids", [["007", "7", "1E2", "100"], ["1.50", "1.5", "2", "x"], ["true", "TRUE", "NA", "None"]]
+)
+def test_ids_of_clients_are_the_text_in_the_file(ids: list[str], tmp_path: Path) -> None:
+    """Though all of them could be numbers, or nothing."""
+    data = frame().assign(hospital=ids * 10)
+    found = PARTITIONS["column"](column="hospital").assign(table(tmp_path / "people.csv", data), 0)
+    assert found.names is not None
+    assert sorted(found.names.tolist()) == sorted(ids)
+    (tmp_path / "owners.csv").write_text("hospital,client\n" + "".join(f"{name},{name}\n" for name in ids))
+    owners = PARTITIONS["file"](path=tmp_path / "owners.csv", by="hospital")
+    same = owners.assign(table(tmp_path / "people.csv", data), 0)
+    assert [part.tolist() for part in same.clients] == [part.tolist() for part in found.clients]
+
+
+def test_whole_numbers_beside_gaps_are_whole_numbers(tmp_path: Path) -> None:
+    """pandas writes them as floats."""
+    data = frame().assign(hospital=[1.0, 2.0, np.nan, 10.0] * 10)
+    column = table(tmp_path / "people.csv", data).columns["hospital"]
+    assert column.values.tolist() == ["", "1", "10", "2"]
+
+
+def test_row_numbers_that_pandas_writes_are_no_feature(tmp_path: Path) -> None:
+    """Of a table in the order of its classes they would say all."""
+    frame().to_csv(tmp_path / "people.csv")
+    with pytest.raises(
+        DataError, match=r"column 1 has no name, .*index=False.* or add 'Unnamed: 0' to exclude"
+    ):
+        load(tmp_path / "people.csv", label="outcome", exclude=["hospital"], test_fraction=0.2)
+    exclude = ["hospital", "Unnamed: 0"]
+    found = load(tmp_path / "people.csv", label="outcome", exclude=exclude, test_fraction=0.2)
+    assert found.shape == (5,)
+
+
 def test_a_column_without_a_client_or_that_is_a_feature_is_no_division(tmp_path: Path) -> None:
     """The message says which row, counted as in the file, and what would be right."""
     data = frame()
