@@ -137,6 +137,7 @@ def resume(
         plugins.restore(plugin, plugin.folder, KINDS.values())
         what = directory.changed_files(plugin)
         on_event(Note(f"plug-in {plugin.given} has changed since the run began{what}"))
+    overrides = [overrides] if isinstance(overrides, str) else list(overrides)
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
             raise ConfigError(

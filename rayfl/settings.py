@@ -11,6 +11,7 @@ each part.
 
 import importlib
 import inspect
+import math
 import os
 import pkgutil
 import re
@@ -23,6 +24,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 from annotated_types import Le, Lt
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     GetCoreSchemaHandler,
     GetJsonSchemaHandler,
@@ -33,6 +35,43 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 from typing_extensions import override
+
+
+def _as_written(value: Any, name: str) -> Any:
+    """A value as it comes back from ``config.yaml``.
+
+    Raises:
+        ValueError: if it would come back as another.
+    """
+    if hasattr(value, "item") and getattr(value, "ndim", None) == 0:  # a number of NumPy or PyTorch
+        value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{name} is {value}; config.yaml has finite numbers only")
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, (list, tuple)):
+        return [_as_written(each, f"{name}.{place}") for place, each in enumerate(value)]
+    if isinstance(value, Mapping):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"{name} has the key {key!r}; config.yaml has text only: quote it")
+        return {key: _as_written(each, f"{name}.{key}".removeprefix("it.")) for key, each in value.items()}
+    kind = type(value).__name__
+    raise ValueError(
+        f"{name} is of type {kind}; config.yaml has numbers, text, true and false, null, lists and sections "
+        "(a date: quote it)"
+    )
+
+
+def _kwargs(given: Any) -> Any:
+    return _as_written(given, "it") if isinstance(given, Mapping) else given
+
+
+Kwargs = Annotated[dict[str, Any], BeforeValidator(_kwargs)]
+"""Keyword arguments of a user's function or class, as they are in ``config.yaml``: a resumed run has the
+same."""
 
 
 class Section(BaseModel):

@@ -85,7 +85,7 @@ def load(
     Raises:
         ConfigError: one line: where, what, and what would be right.
     """
-    settings = {**read(source), **plain(parts)}
+    settings, overrides = {**read(source), **plain(parts)}, names_first(overrides)
     wanted = with_overrides(settings, overrides)
     bring_plugins(wanted)
     if algorithm_of(wanted) is not algorithm_of(settings):
@@ -195,6 +195,32 @@ def with_overrides(settings: Mapping[str, Any], overrides: Iterable[str]) -> dic
             _assign(result, other.split("."), None)  # a default of the algorithm must not bring it back
         _assign(result, _present(result, keys), parsed)
     return result
+
+
+def names_first(overrides: Sequence[str]) -> list[str]:
+    """The overrides such that what is said of a part is said after its name: ``partition.clients=6
+    partition=iid`` means six clients, too.
+    """
+    if isinstance(overrides, str):
+        return [overrides]
+    found: list[str] = []
+    for text in overrides:
+        part, value = _part_named(text)
+        place = len(found)
+        before = [_part_named(each)[0] == part for each in found]
+        if part and value and not any(before):  # else what was said of the part that was named is dropped
+            under = (at for at, each in enumerate(found) if each.strip().startswith(f"{part}."))
+            place = next(under, place)
+        found.insert(place, text)
+    return found
+
+
+def _part_named(text: str) -> tuple[str, bool]:
+    """The section that an override sets as a whole, or by its name, if it could be one; and whether its value
+    is a name.
+    """
+    path, _, value = text.partition("=")
+    return path.strip().removesuffix(".name"), re.fullmatch(r"\s*[A-Za-z_][\w.:/-]*\s*", value) is not None
 
 
 def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:

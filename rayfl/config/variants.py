@@ -7,7 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from rayfl.algorithms import ALGORITHMS, Algorithm
-from rayfl.config.reading import algorithm_of, bring_plugins, load, read, resolve, used, with_overrides
+from rayfl.config.reading import (
+    algorithm_of,
+    bring_plugins,
+    load,
+    names_first,
+    read,
+    resolve,
+    used,
+    with_overrides,
+)
 from rayfl.config.schema import Config
 
 _OF_SIGNATURES = (
@@ -37,7 +46,7 @@ def variant(
     Raises:
         ConfigError: as :func:`load`.
     """
-    given = read(source)
+    given, overrides = read(source), names_first(overrides)
     bring_plugins(with_overrides(given, overrides))
     settings = _for_another(given, algorithm)
     settings = with_overrides(settings, [*overrides, f"algorithm={algorithm}"])

@@ -133,7 +133,9 @@ class Drift(ClientEvent):
         return self.kind != "group"
 
     name: Literal["drift"] = "drift"
-    fraction: float | None = Field(None, gt=0, le=1, description="fraction of the present clients")
+    fraction: float | None = Field(
+        None, gt=0, le=1, description="fraction of the present clients; with to, of those in other groups"
+    )
     kind: Literal["new_classes", "permuted_labels", "group"] = Field(description="what changes")
     classes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         None,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field, JsonValue, field_validator
+from pydantic import Field, field_validator
 from typing_extensions import override
 
 from rayfl.errors import ConfigError, nearest
 from rayfl.models.base import Model, one_line, random_texts, task_of
+from rayfl.settings import Kwargs
 from rayfl.torchvision_shim import torchvision_models
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class OwnNetwork(Model):
     Every parameter is trained. Floating-point buffers that persist are averaged like parameters.
     """
 
-    kwargs: dict[str, JsonValue] = Field(
+    kwargs: Kwargs = Field(
         {}, description="keyword arguments of the class or function that builds the network"
     )
     norm: Literal["batch", "group"] = Field(

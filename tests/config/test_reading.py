@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from rayfl.config import Config, load, presets, with_overrides
 from rayfl.config.text import parse
+from rayfl.config.variants import variant
 from rayfl.errors import ConfigError
 from rayfl.models import MODELS
 from tests.config.common import refusal
@@ -180,7 +184,7 @@ def test_an_override_drops_the_setting_that_it_excludes():
 def test_overrides_leave_the_source_alone():
     source = {"training": {"lr": 0.1}, "model": {"name": "mlp", "hidden": [3]}}
     before = yaml.safe_dump(source)
-    overrides = ["training.lr=0.5", "model.hidden=[9]", "algorithm=mt_hfl", "model.name=linear"]
+    overrides = ["training.lr=0.5", "model.hidden=[9]", "algorithm=mt_hfl", "model.name=mlp"]
     load(source, overrides)
     with_overrides(source, overrides)
     assert yaml.safe_dump(source) == before
@@ -211,3 +215,60 @@ def test_settings_without_a_name_belong_to_the_default_part():
     assert (config.partition.name, config.partition.clients) == ("label_skew", 7)
     assert (config.clustering.signature.name, config.clustering.signature.p) == ("subspace", 5)
     assert (config.model.name, config.model.hidden) == ("mlp", (5,))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["partition.clients=6", "partition=iid"], {"name": "iid", "clients": 6}),
+        (["partition=iid", "partition.clients=6"], {"name": "iid", "clients": 6}),
+        (
+            ["partition.clients=6", "partition.name=dirichlet", "partition.alpha=0.1"],
+            {"name": "dirichlet", "clients": 6, "alpha": 0.1},
+        ),
+        # Of two names the last one counts, and what was said of the first is dropped.
+        (["partition=iid", "partition.samples=9", "partition=shards"], {"name": "shards", "clients": 100}),
+        # A whole section is meant as it stands.
+        (["partition.clients=6", "partition={name: iid, clients: 7}"], {"name": "iid", "clients": 7}),
+    ],
+)
+def test_what_is_said_of_a_part_holds_for_the_part_that_is_named(
+    overrides: list[str], expected: dict[str, Any]
+) -> None:
+    """In whichever order they stand; of a comparison's other methods too."""
+    for config in (load("digits-demo", overrides), variant("digits-demo", overrides, "fedavg")):
+        assert {name: getattr(config.partition, name) for name in expected} == expected
+
+
+def test_a_setting_that_the_named_part_lacks_is_refused_wherever_it_stands() -> None:
+    for overrides in (["partition.rho=0.3", "partition=iid"], ["partition=iid", "partition.rho=0.3"]):
+        with pytest.raises(ConfigError, match=r"partition\.rho: no such setting in partition \(iid\)"):
+            load("digits-demo", overrides)
+
+
+@pytest.mark.parametrize("part", ["data", "partition", "model"])
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({"a": (1, 2), "b": {"c": [True, None, "x"]}}, {"a": [1, 2], "b": {"c": [True, None, "x"]}}),
+        ({"a": np.int64(3), "b": np.float32(0.5), "c": np.bool_(True)}, {"a": 3, "b": 0.5, "c": True}),
+        ({"path": Path("/x")}, {"path": "/x"}),
+        ({"a": datetime.date(2020, 1, 1)}, r"a is of type date; .* \(a date: quote it\)"),
+        ({"a": [1.0, float("inf")]}, r"a\.1 is inf; config.yaml has finite numbers only"),
+        ({"a": {1: 2}}, "a has the key 1; config.yaml has text only"),
+        ({"a": np.arange(3)}, "a is of type ndarray"),
+        ({"a": len}, "a is of type builtin_function_or_method"),
+        ({"a": b"x"}, "a is of type bytes"),
+    ],
+)
+def test_arguments_of_own_functions_are_those_that_a_resumed_run_has(
+    part: str, given: dict[str, Any], kept: dict[str, Any] | str
+) -> None:
+    own = {"name": "module" if part == "model" else "python", "target": "mine:it", "kwargs": given}
+    if isinstance(kept, str):
+        with pytest.raises(ConfigError, match=rf"^{part}\.kwargs: {kept}"):
+            load({part: own})
+        return
+    config = load({part: own})
+    assert getattr(config, part).kwargs == kept
+    assert Config.model_validate(yaml.safe_load(config.to_yaml())) == config

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import Field
@@ -17,6 +16,7 @@ from rayfl.data.datasets._images import ImageDataset
 from rayfl.data.own import as_arrays, call, divide, seeded
 from rayfl.errors import DataError
 from rayfl.plugins import resolve
+from rayfl.settings import Kwargs
 
 
 class FromPython(ImageDataset):
@@ -37,7 +37,7 @@ class FromPython(ImageDataset):
 
     name: Literal["python"] = "python"
     target: str = Field(description="module:function or path/to/file.py:function")
-    kwargs: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+    kwargs: Kwargs = Field(default_factory=dict, description="keyword arguments of the function")
     test_fraction: float | None = Field(
         None, gt=0, lt=1, description="fraction of each class for tests, if there is no test part"
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ from rayfl.data.partitions._own import OwnPartition, fault
 from rayfl.errors import DataError, type_of
 from rayfl.plugins import resolve
 from rayfl.random import generator
+from rayfl.settings import Kwargs
 
 _EXPECTED = "expected a list with the samples of each client, or a dictionary from ids to samples"
 
@@ -32,7 +33,7 @@ class FromPython(OwnPartition):
 
     name: Literal["python"] = "python"
     target: str = Field(description="module:function or path/to/file.py:function")
-    kwargs: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+    kwargs: Kwargs = Field(default_factory=dict, description="keyword arguments of the function")
 
     @override
     def check(self) -> None:
