@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.config.reading import load
+from rayfl.config.reading import item, load
 from rayfl.config.schema import CHANGEABLE, USED_BY_SOME, Config
 from rayfl.errors import ConfigError
 
@@ -67,7 +67,7 @@ def _differing(path: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> 
 
 def _at(settings: Any, path: str) -> Any:
     for key in path.split("."):
-        settings = settings.get(key) if isinstance(settings, Mapping) else None
+        settings = item(settings, key)
     return settings
 
 

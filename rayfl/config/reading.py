@@ -227,34 +227,74 @@ def _present(settings: Mapping[str, Any], path: Sequence[str]) -> list[str]:
     """The present names of a dotted setting (:attr:`~rayfl.settings.Section.renamed`)."""
     found: list[str] = []
     section: type[BaseModel] | None = Config
+    choices: Mapping[Any, type[BaseModel]] = {}
     node: Any = settings
     for key in path:
         names = section.renamed if section is not None and issubclass(section, Section) else {}
         found.append(names.get(key, key))
         field = section.model_fields.get(found[-1]) if section is not None else None
-        node = node.get(found[-1]) if isinstance(node, Mapping) else None
         default = field.get_default(call_default_factory=True) if field else None
+        choices = choices if isinstance(node, (list, tuple)) else _choices(field)
+        node = item(node, found[-1])
         chosen = node.get("name") if isinstance(node, Mapping) else node
         if not isinstance(chosen, str) and isinstance(default, Section):
             chosen = named({}, default).get("name")
-        choices = sections(field.annotation, field.metadata) if field else {}
         section = choices.get(None) or (choices.get(chosen) if isinstance(chosen, str) else None)
     return found
 
 
-def _assign(settings: dict[str, Any], path: list[str], value: Any) -> None:
-    node = settings
-    for part in path[:-1]:
-        inner = node.get(part)
+def item(node: object, key: str) -> Any:
+    """What settings have under a key, a list at a place counted from 0; None if they have nothing there."""
+    if isinstance(node, Mapping):
+        return node.get(key)
+    if isinstance(node, (list, tuple)) and key.isdecimal() and int(key) < len(node):
+        return node[int(key)]
+    return None
+
+
+def _choices(field: FieldInfo | None) -> Mapping[Any, type[BaseModel]]:
+    return sections(field.annotation, field.metadata) if field else {}
+
+
+def _assign(settings: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    """Set what is at ``path``, in place. A part of the path that is a number is a place of a list.
+
+    Raises:
+        ConfigError: if a list has no such place.
+    """
+    node: Any = settings
+    for depth, part in enumerate(path[:-1]):
+        if isinstance(node, list):
+            _refuse_place(node, path, depth)
+        inner = item(node, part)
         if isinstance(inner, str):  # the short form 'algorithm: pacfl'
             inner = {"name": inner}
-        node[part] = inner if isinstance(inner, dict) else {}
-        node = node[part]
-    last, old = path[-1], node.get(path[-1])
-    if last == "name" and len(path) > 1 and node.get("name") not in (None, value):
+        elif isinstance(inner, tuple):
+            inner = list(inner)
+        inner = inner if isinstance(inner, (dict, list)) else {}
+        node[int(part) if isinstance(node, list) else part] = inner
+        node = inner
+    last, old = path[-1], item(node, path[-1])
+    if isinstance(node, list):
+        _refuse_place(node, path, len(path) - 1)
+    elif last == "name" and len(path) > 1 and node.get("name") not in (None, value):
         node.clear()
     renames = isinstance(old, dict) and isinstance(value, str) and old.get("name") == value
-    node[last] = old if renames else value
+    node[int(last) if isinstance(node, list) else last] = old if renames else value
+
+
+def _refuse_place(items: list[Any], path: Sequence[str], depth: int) -> None:
+    """Refuse a path that goes into a list where there is no item.
+
+    Raises:
+        ConfigError: if that part of the path is not a place of the list.
+    """
+    place, count = path[depth], len(items)
+    if not place.isdecimal() or int(place) >= count:
+        whole = ".".join(path[:depth])
+        what = f"{whole} is a list of {count} item{'' if count == 1 else 's'}"
+        places = f"its items are {whole}.0 to {whole}.{count - 1}" if count > 1 else f"its item is {whole}.0"
+        raise ConfigError(".".join(path), what, places if count else f"give {whole} as a whole")
 
 
 def resolve(settings: Mapping[str, Any]) -> Config:

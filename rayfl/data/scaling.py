@@ -106,9 +106,11 @@ class Scaling:
                 "data.normalise", f"{samples.name} has words, which have no mean", "leave it out"
             )
         if len(given.mean) not in (1, wanted):
-            kind = "channels" if len(samples.shape) == 3 else "features"
+            kind = ("channel" if len(samples.shape) == 3 else "feature") + ("" if wanted == 1 else "s")
             raise ConfigError(
-                "data.normalise", f"{len(given.mean)} means for {wanted} {kind}", f"give {wanted} or one"
+                "data.normalise",
+                f"{len(given.mean)} means for {wanted} {kind}",
+                "give one" if wanted == 1 else f"give {wanted} or one",
             )
         return cls(cls.none(samples).factor, given.mean, given.std)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from rayfl.config import Config, load, presets, with_overrides
+from rayfl.config.changes import changes
 from rayfl.config.text import parse
 from rayfl.config.variants import variant
 from rayfl.errors import ConfigError
@@ -166,6 +168,42 @@ def test_nested_overrides_and_lists():
     assert config.output.root == Path("a/b")
     assert load(config, ["training.lr=0.25"]).training.lr == 0.25
     assert load({}, ["rounds=1", "rounds=2"]).rounds == 2  # the last one counts
+
+
+LEAVES_AND_JOINS = {
+    "data": "digits",
+    "rounds": 5,
+    "events": [{"name": "leave", "round": 2, "clients": [1]}, {"name": "join", "round": 3, "clients": [1]}],
+}
+
+
+def test_an_item_of_a_list_is_set_by_its_place():
+    before = load(LEAVES_AND_JOINS)
+    leave, join = load(before, ["events.1.round=4"]).events
+    assert (leave, join.round) == (before.events[0], 4)
+    assert load(LEAVES_AND_JOINS, ["events.0={name: join, round: 1, clients: [2]}"]).events[0].clients == (2,)
+    drift = ["events.0.name=drift", "events.0.kind=group", "events.0.round=1", "events.0.fraction=0.5"]
+    assert load(LEAVES_AND_JOINS, drift).events[0].clients is None  # said of the leave that was there
+    assert load({"model": {"name": "mlp", "hidden": (8, 4)}}, ["model.hidden.1=2"]).model.hidden == (8, 2)
+    assert before == load(LEAVES_AND_JOINS)
+    early = load(before, ["events.0.round=1"])
+    assert early.events[0].round == 1
+    assert changes(early, before, ["events.0.round=1"]) == ("round=1",)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("events.2.round=3", "events is a list of 2 items; its items are events.0 to events.1"),
+        ("events.last.round=3", "events is a list of 2 items"),
+        ("events.round=3", "events.round: events is a list of 2 items"),
+        ("events.-1.round=3", "events is a list of 2 items"),
+        ("events.0.rond=3", "did you mean 'round'?"),
+    ],
+)
+def test_a_place_that_a_list_does_not_have(override, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        load(LEAVES_AND_JOINS, [override])
 
 
 def test_an_override_drops_the_setting_that_it_excludes():

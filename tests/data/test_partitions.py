@@ -179,6 +179,12 @@ def test_seeds_matter_and_impossible_requests_are_refused(partition: Partition) 
     assert "must lie in range(10)" in refusal(partition, labels - 1, domains, 10)
 
 
+def test_the_clients_of_tasks_are_counted_as_they_are_read() -> None:
+    """Numbers in quotes are read as numbers, there too."""
+    counts = [{"labels": [0, 1], "clients": "3"}, {"labels": [2], "clients": 4}]
+    assert make("tasks", tasks=counts).clients == 7
+
+
 # --- IID and sizes --------------------------------------------------------------------------------------
 
 

@@ -68,6 +68,7 @@ class Tasks(SizedPartition):
             task.get("clients") if isinstance(task, dict) else getattr(task, "clients", None)
             for task in data["tasks"]
         ]
+        counts = [int(count) if isinstance(count, str) and count.isdecimal() else count for count in counts]
         return {**data, "clients": sum(counts)} if all(isinstance(count, int) for count in counts) else data
 
     @model_validator(mode="after")
