@@ -584,6 +584,8 @@ def test_domains_errors() -> None:
         ("iid", {"spread": 2}, "spread 2.0 would change nothing; it belongs to sizes=lognormal or power"),
         ("tasks", {"tasks": [{"labels": [0], "clients": 1}], "spread": 2}, "it belongs to sizes=lognormal"),
         ("domains", {"alpha": 0.1}, "alpha 0.1 would change nothing; it belongs to labels=dirichlet"),
+        ("domains", {"attempts": 9}, "attempts 9 would change nothing; it belongs to labels=dirichlet"),
+        ("difficulty", {"labels": "iid", "attempts": 9}, "attempts 9 would change nothing"),
         ("difficulty", {"alpha": 0.1, "labels": "iid"}, "alpha 0.1 would change nothing"),
         ("difficulty", {"expert": "logistic", "losses": "x.npy"}, "losses stand in for an expert"),
         ("sc_niid", {"shards_per_client": 3, "rho": 0.5}, "with rho a client has labels, not shards"),

@@ -99,7 +99,7 @@ def test_none_and_given() -> None:
     with pytest.raises(ConfigError, match="2 means for 3 channels; give 3 or one"):
         Scaling.given(data, GivenScaling(mean=(0.5, 0.5), std=(1.0, 1.0)))
     grey = replace(data, x_train=data.x_train[:, :1], x_test=data.x_test[:, :1])
-    with pytest.raises(ConfigError, match="2 means for 1 channel; give one$"):
+    with pytest.raises(ConfigError, match=r"2 means for 1 channel; give one$"):
         Scaling.given(grey, GivenScaling(mean=(0.5, 0.5), std=(1.0, 1.0)))
 
 

@@ -61,7 +61,8 @@ class Domains(SizedPartition):
             )
         if self.labels == "dirichlet" and self.sizes != "equal":
             raise ValueError("labels=dirichlet decides the sizes of the clients itself; leave sizes out")
-        only_with(self, "alpha", self.labels == "dirichlet", "it belongs to labels=dirichlet")
+        for setting in ("alpha", "attempts"):
+            only_with(self, setting, self.labels == "dirichlet", "it belongs to labels=dirichlet")
         return self
 
     @override
