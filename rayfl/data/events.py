@@ -32,6 +32,7 @@ from rayfl.data.population import Ids, Population, Shares, Wish, keys_of, new_sa
 from rayfl.errors import ConfigError, DataError
 from rayfl.random import generator
 from rayfl.settings import Section, choice
+from rayfl.units import counted
 
 
 class BaseEvent(Section):
@@ -237,7 +238,7 @@ def build_stages(
         if event.round > last:
             raise ConfigError(
                 f"events.{place}.round",
-                f"it would happen after {event.round} of {rounds} rounds",
+                f"it would happen after {event.round} of {counted(rounds, 'round')}",
                 f"it must lie in 1..{last}" if last else "a single round has no room for such events",
             )
     assignment = assigned_by(partition, samples, seed)
@@ -429,7 +430,7 @@ def _leave(population: Population, event: Leave, place: int, seed: int) -> Popul
     ids = choose(event, place, population.active, population.groups, rng, population.names)
     population = population.left(ids)
     if not population.active.any():
-        raise ConfigError(f"events.{place}", f"no client would be left after {event.round} rounds")
+        raise ConfigError(f"events.{place}", f"no client would be left after {counted(event.round, 'round')}")
     return population
 
 
@@ -510,7 +511,7 @@ def _targets(population: Population, event: Drift, place: int, ids: Ids, rng: np
         if event.to not in there:
             raise ConfigError(
                 where,
-                f"no client is in group {event.to} after {event.round} rounds",
+                f"no client is in group {event.to} after {counted(event.round, 'round')}",
                 f"there are groups {', '.join(map(str, there.tolist()))}",
             )
         return np.full(len(ids), event.to)
@@ -531,6 +532,9 @@ def permutation(count: int, rng: np.random.Generator) -> Ids:
     """A random permutation of ``count >= 2`` labels that is not the identity."""
     drawn = rng.permutation(count)
     return np.roll(drawn, 1) if (drawn == np.arange(count)).all() else drawn
+
+
+_ABSENT = "those whom a join names are absent before it, unless it has returning: true"
 
 
 def choose(
@@ -568,9 +572,15 @@ def choose(
                 "leave": "is absent",
                 "drift": "is absent, or drifts twice",
             }
+            remedy = {
+                "join": "leave returning out for clients that are new",
+                "leave": _ABSENT,
+                "drift": _ABSENT,
+            }
             raise ConfigError(
                 f"{where}.clients",
-                f"client {called(names, wrong[0])} {state[event.name]} after {event.round} rounds",
+                f"client {called(names, wrong[0])} {state[event.name]} after {counted(event.round, 'round')}",
+                remedy[event.name],
             )
         return ids
     pool = np.flatnonzero(among)
@@ -585,7 +595,7 @@ def choose(
     if not len(pool):
         of = "" if event.group is None else f" of group {event.group}"
         there = "has left" if isinstance(event, Join) and event.returning else "is left for it"
-        raise ConfigError(where, f"no client{of} {there} after {event.round} rounds")
+        raise ConfigError(where, f"no client{of} {there} after {counted(event.round, 'round')}")
     count = len(pool)
     if event.share is not None:
         count = max(1, round(event.share * len(pool)))
@@ -594,7 +604,7 @@ def choose(
         if count > len(pool):
             raise ConfigError(
                 f"{where}.clients",
-                f"{count} clients are wanted after {event.round} rounds, there are {len(pool)}",
+                f"{count} clients are wanted after {counted(event.round, 'round')}, there are {len(pool)}",
                 f"use at most {len(pool)}",
             )
     return np.sort(rng.choice(pool, count, replace=False)).astype(np.int64)

@@ -498,7 +498,7 @@ def test_what_does_not_fit_the_federation() -> None:
     assert "the partition plants no groups" in refusal([{"name": "leave", "round": 1, "group": 0}], iid)
     drift = {"name": "drift", "round": 1, "clients": 1}
     assert "the partition plants no groups" in refusal([{**drift, "kind": "group"}], iid)
-    assert "no client is in group 9 after 1 rounds; there are groups 0, 1, 2" in refusal(
+    assert "no client is in group 9 after 1 round; there are groups 0, 1, 2" in refusal(
         [{**drift, "kind": "group", "to": 9}]
     )
     assert "no training sample has class 6" in refusal([{**drift, "kind": "new_classes", "classes": [6]}])
@@ -522,8 +522,8 @@ def test_joins_that_cannot_be() -> None:
         [{**join, "clients": [2]}, {**join, "round": 3, "clients": [2]}]
     )
     assert "all 10 clients would join later" in refusal([{**join, "clients": list(range(10))}])
-    assert "client 2 has not left after 1 rounds" in refusal([{**join, "clients": [2], "returning": True}])
-    assert "no client has left after 1 rounds" in refusal([{**join, "returning": True}])
+    assert "client 2 has not left after 1 round" in refusal([{**join, "clients": [2], "returning": True}])
+    assert "no client has left after 1 round" in refusal([{**join, "returning": True}])
 
 
 def test_texts_cannot_be_relabelled() -> None:

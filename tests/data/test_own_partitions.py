@@ -429,7 +429,7 @@ EVENTS = [
     ),
     (
         {"name": "join", "round": 1, "returning": True, "clients": ["zoe"]},
-        "client 'zoe' has not left after 1 rounds",
+        "client 'zoe' has not left after 1 round; leave returning out for clients that are new",
     ),
 ]
 

@@ -186,7 +186,7 @@ def test_every_stage_is_what_the_run_will_have(tmp_path: Path) -> None:
         assert facts["sizes"]["n"]["min"] > 0
     assert facts["drifted"] == [3]
     assert pd.read_csv(tmp_path / "round-3" / "distances.csv")["client"].tolist() == [1, 1, 1, 2, 2, 3]
-    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 1 rounds"):
+    with pytest.raises(ConfigError, match=r"events\.0\.round: it would happen after 2 of 1 round"):
         partition.views(load({**DIGITS, "rounds": 1, "events": events[:1]}))
 
 
