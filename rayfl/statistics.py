@@ -53,7 +53,8 @@ class Difference(Interval):
     """Mean paired difference.
 
     Attributes:
-        p: two-sided p-value of Student's paired t-test; NaN where there are fewer than two pairs.
+        p: two-sided p-value of Student's paired t-test; NaN where there are fewer than two pairs, or all of
+        them differ by the same (as bytes do), since the test divides by their spread.
     """
 
     p: float = math.nan
@@ -150,7 +151,7 @@ def _p_value(differences: NDArray[np.float64]) -> float:
 
     if len(differences) < 2:
         return math.nan
-    # The test divides by it; of differences that are equal up to rounding it would only see the rounding
+    # The test divides by their spread: two seeds that happen to agree would be beyond all doubt
     if differences.std() <= _EQUAL * np.abs(differences).max():
-        return 0.0 if differences.any() else 1.0
+        return math.nan
     return float(ttest_1samp(differences, 0.0).pvalue)

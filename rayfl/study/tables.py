@@ -176,7 +176,8 @@ def comparison_table(results: Results) -> TextTable | None:
             rows[line] += [cell(each.difference, column, len(results.seeds)), _p(each.p)]
     caption = (
         f"Differences to {results.reference}, paired over seeds, ± half of the 95 % interval; p-values of "
-        "paired t-tests, adjusted by Holm's method for all comparisons of a column."
+        "paired t-tests, adjusted by Holm's method for all comparisons of a column; none where all seeds "
+        "differ by the same."
     )
     return TextTable(tuple(header), tuple(map(tuple, rows)), 1 + len(axes), caption, values)
 
