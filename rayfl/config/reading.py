@@ -100,6 +100,8 @@ def reload(path: Path) -> Config:
         ConfigError: as :func:`load`.
     """
     settings = read(path)
+    if not settings:
+        raise ConfigError(str(path), "is empty", "it held the settings of a run, and is lost")
     bring_plugins(settings)
     return resolve(used(settings, algorithm_of(settings)))
 

@@ -167,3 +167,12 @@ def test_runs_from_before_can_be_read(tmp_path):
     path.write_text(yaml.safe_dump(settings))
     assert refusal(path).startswith("clustering.signature: would do nothing")
     assert reload(path) == load("digits-demo", ["algorithm=fedavg"])
+
+
+def test_the_config_of_a_run_is_not_empty(tmp_path):
+    """An empty file of a user means the defaults; that of a run has been damaged."""
+    path = tmp_path / "config.yaml"
+    path.touch()
+    assert load(path) == load({})
+    with pytest.raises(ConfigError, match=r"config\.yaml: is empty; it held the settings of a run"):
+        reload(path)
