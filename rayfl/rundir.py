@@ -359,10 +359,7 @@ class RunDirectory:
         try:
             return Scaling.from_dict(values)
         except (KeyError, TypeError, ValueError) as error:
-            raise RayflError(
-                f"{self.path / 'normalisation.json'}: is damaged ({one_line(error)}); "
-                "delete it if the data are as they were"
-            ) from None
+            raise _damaged(self.path / "normalisation.json", one_line(error)) from None
 
     def division(self, stages: Sequence[Stage]) -> dict[str, str]:
         """What ``environment.json`` says of the data and of who has which: as it was when the run began."""
@@ -460,9 +457,9 @@ class RunDirectory:
         try:
             found = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError, RecursionError) as error:
-            raise Damaged(f"{path}: is damaged ({one_line(error)})") from None
+            raise _damaged(path, one_line(error)) from None
         if not isinstance(found, dict):
-            raise Damaged(f"{path}: is damaged (it holds a {type(found).__name__})")
+            raise _damaged(path, f"it holds a {type(found).__name__}")
         return found
 
     def table(
@@ -550,6 +547,17 @@ class GrowingTable:
             DiskError
         """
         files.cut(self.path, self.bytes)
+
+
+_REMEDIES = {
+    "summary.json": "delete it and resume the run, which writes it again",
+    "normalisation.json": "delete it if the data are as they were",
+}
+
+
+def _damaged(path: Path, why: str) -> Damaged:
+    remedy = _REMEDIES.get(path.name)
+    return Damaged(f"{path}: is damaged ({why}){f'; {remedy}' if remedy else ''}")
 
 
 def name_of(config: Config, changed: Sequence[str], stamp: str) -> str:

@@ -134,6 +134,19 @@ class Report(Section):
         None, description="the method with which all others are compared; default: the first"
     )
 
+    @field_validator("columns")
+    @classmethod
+    def _in_quotes(cls, columns: tuple[str | dict[str, float], ...]) -> tuple[str | dict[str, float], ...]:
+        """``"rounds_to: 80"`` in quotes is text to YAML, and means the same."""
+        matches = [
+            re.fullmatch(r"(\w+):\s*(\d+(?:\.\d+)?)", each) if isinstance(each, str) else None
+            for each in columns
+        ]
+        return tuple(
+            {match[1]: float(match[2])} if match else each
+            for match, each in zip(matches, columns, strict=True)
+        )
+
     @property
     def names(self) -> tuple[str, ...]:
         """The columns, each as one name: ``rounds_to_80``."""

@@ -64,6 +64,11 @@ def test_a_study_file_is_read_whole(tmp_path: Path) -> None:
     assert len(prepared.candidates) == 3 * 2
 
 
+def test_a_column_with_a_number_may_be_in_quotes(tmp_path: Path) -> None:
+    study = take(parse(GOOD.replace("rounds_to: 80", '"rounds_to: 80", "bytes_to: 7.5"')), tmp_path)
+    assert study.report.names == ("accuracy_mean", "rounds_to_80", "bytes_to_7.5")
+
+
 def test_a_size_replaces_what_it_names(tmp_path: Path) -> None:
     study = take(parse(GOOD), tmp_path, "smoke")
     assert study.seeds == (0,)
