@@ -25,6 +25,11 @@ def key(seed: int, purpose: str, *ids: int) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
+def moment(round: int, phase: int = 0) -> tuple[int, ...]:
+    """The part of a key that says when clients draw: the round, and which of its trainings but the first."""
+    return (round, phase) if phase else (round,)
+
+
 def generator(seed: int, purpose: str, *ids: int) -> np.random.Generator:
     """A generator that depends on ``(seed, purpose, *ids)`` alone."""
     return np.random.Generator(np.random.Philox(key=key(seed, purpose, *ids)))
@@ -74,7 +79,12 @@ def uniforms(
 
 
 def orders(
-    seed: int, round: int, clients: Sequence[int] | NDArray[np.integer], sizes: Sequence[int], epochs: int
+    seed: int,
+    round: int,
+    clients: Sequence[int] | NDArray[np.integer],
+    sizes: Sequence[int],
+    epochs: int,
+    phase: int = 0,
 ) -> list[NDArray[np.intp]]:
     """The order in which each client visits its samples, one permutation an epoch.
 
@@ -84,25 +94,26 @@ def orders(
         clients: client ids.
         sizes: each client's number of training samples ``n_i``.
         epochs: local epochs ``E``.
+        phase: see :class:`~rayfl.training.LocalWork`.
 
     Returns:
         For each client an array ``(E, n_i)`` whose rows are permutations of ``range(n_i)``. It depends
-        on (seed, round, client, n_i) alone, not on which other clients are asked for.
+        on (seed, round, phase, client, n_i) alone, not on which other clients are asked for.
     """
     ids, counts = np.asarray(clients), np.asarray(sizes)
     result: list[NDArray[np.intp]] = [np.empty((epochs, 0), np.intp)] * len(ids)
     for n in np.unique(counts[counts > 0]).tolist():
         where = np.flatnonzero(counts == n)
         for place, order in zip(
-            where.tolist(), orders_of_size(seed, round, ids[where], n, epochs), strict=True
+            where.tolist(), orders_of_size(seed, round, ids[where], n, epochs, phase), strict=True
         ):
             result[place] = order
     return result
 
 
 def orders_of_size(
-    seed: int, round: int, clients: NDArray[np.integer], size: int, epochs: int
+    seed: int, round: int, clients: NDArray[np.integer], size: int, epochs: int, phase: int = 0
 ) -> NDArray[np.intp]:
     """The same orders for clients of one size, side by side: ``(B, E, n)``."""
-    draws = hashes(key(seed, "sample order", round), clients, epochs * size)
+    draws = hashes(key(seed, "sample order", *moment(round, phase)), clients, epochs * size)
     return np.argsort(draws.reshape(len(clients), epochs, size), axis=-1, kind="stable")

@@ -48,7 +48,7 @@ from rayfl.memory import resident
 from rayfl.models.flat import as_tensor
 from rayfl.ordering import Arrival
 from rayfl.random import key
-from rayfl.training import LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, complement, gather, length, scatter_
 from rayfl.training.batched.linear_kernels import weighted_sum
 from rayfl.training.batches import Batches, KeptSamples, raw_features
 from rayfl.training.device import on_gpu, open_device
@@ -133,12 +133,16 @@ class ClientHost:
             sizes=indices.sizes,
             test=partial(self._validate, job),
         )
-        visits = job.order.visits(self._arrival(job, start, layout.order(states), indices))
-        terms = replace(local.terms(start), visits=visits)
-        own_start = local.begin(start)
-        begin = rows if own_start is None else own_start
-        block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, begin, terms)
-        outcome = local.finish(start, block)
+        arrival, phases = self._arrival(job, start, layout.order(states), indices), list[TrainedBlock]()
+
+        def train(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
+            if terms.visits is None:
+                terms = replace(terms, visits=job.order.visits(replace(arrival, work=work)))
+            phases.append(self.engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
+            return phases[-1]
+
+        block, outcome = local.train(start, train)
+        block = _of_phases(block, phases)
         if job.sends_updates:
             outcome = replace(outcome, rows=_moved(outcome.rows, start.models, spec.n_parameters))
 
@@ -690,6 +694,14 @@ def _partial(mixing: BlockMixing, place: int, sent: _Sent, statistics: int) -> P
         return Partial(total, each, keep, statistics=statistics)
     sums, _ = partial_product((weights > 0).astype(np.float64), sent.vectors)
     return Partial(total, each, keep, sums, statistics)
+
+
+def _of_phases(block: TrainedBlock, phases: Sequence[TrainedBlock]) -> TrainedBlock:
+    """What is reported of clients that trained several times: their first failure, and the steps of all."""
+    if len(phases) < 2:
+        return block
+    failures = {row: text for phase in reversed(phases) for row, text in phase.failures.items()}
+    return replace(block, failures=failures, steps=np.sum([phase.steps for phase in phases], axis=0))
 
 
 def _of_samples(values: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """What a client optimises in a round: the local objective, composed with any algorithm."""
 
-from rayfl.local.base import LocalObjective, Outcome, Start
+from rayfl.local.base import LocalObjective, Outcome, Start, Train
 from rayfl.settings import Registry
 
 OBJECTIVES = Registry("local objective", "rayfl.local", LocalObjective)
 
-__all__ = ["OBJECTIVES", "LocalObjective", "Outcome", "Start"]
+__all__ = ["OBJECTIVES", "LocalObjective", "Outcome", "Start", "Train"]

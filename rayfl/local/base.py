@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.models import ModelSpec
 from rayfl.settings import Section
-from rayfl.training import LocalWork, Terms, TrainedBlock, Training
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, Training
 
 if TYPE_CHECKING:
     import torch
@@ -56,6 +56,19 @@ class Start:
     fresh: NDArray[np.bool_]
     sizes: NDArray[np.int64]
     test: Test
+
+
+class Train(Protocol):
+    """Trains the clients of a block on their samples."""
+
+    def __call__(self, work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
+        """Train each client from its row of ``models`` ``(B, P)``, which stays as it is.
+
+        Args:
+            work: what to do; ``replace(start.work, phase=1)`` for a second training in the round.
+            models: to start from.
+            terms: what enters the gradient; without ``visits`` samples come in the order of the run.
+        """
 
 
 @dataclass(frozen=True)
@@ -161,6 +174,19 @@ class LocalObjective(Section):
     def finish(self, start: Start, block: TrainedBlock) -> Outcome:
         """What the clients keep and send."""
         return Outcome(block.rows, start.state, start.server)
+
+    def train(self, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
+        """The clients' round: they train once. Override it for several phases (a part of the model after
+        another, or two models), and call ``train`` for each.
+
+        A client that fails in one phase counts as failed; its local steps are those of all phases.
+
+        Returns:
+            The training whose models and losses are reported, and what the clients keep and send.
+        """
+        terms, own = self.terms(start), self.begin(start)
+        block = train(start.work, start.models if own is None else own, terms)
+        return block, self.finish(start, block)
 
     def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
         """The client's own model ``(P,)``, from the server's and the client's state ``(S,)``."""

@@ -219,6 +219,31 @@ class ModelSpec:
                 raise ConfigError("model", what, nearest(name, self.layers))
         return _joined(place for name in set(chosen) for place in self.layers[name])
 
+    def frozen(self, segments: Iterable[Interval]) -> frozenset[str]:
+        """Names of the parameters that lie in intervals of the flat vector.
+
+        Raises:
+            ValueError: if an interval holds a part of a parameter, or all parameters lie in them: nothing is
+                left to train.
+        """
+        parts = list(segments)
+        if not parts:
+            return frozenset()
+        inside = np.zeros(self.P, np.bool_)
+        for start, stop in parts:
+            inside[start:stop] = True
+        found = []
+        for name, place in zip(self.names, self.slices, strict=True):
+            if place.start >= self.n_parameters:
+                break
+            if inside[place].any():
+                if not inside[place].all():
+                    raise ValueError(f"frozen: a part of {name}; whole tensors can be frozen")
+                found.append(name)
+        if inside[: self.n_parameters].all():
+            raise ValueError("frozen: all parameters; nothing is left to train")
+        return frozenset(found)
+
     def mask(self, names: Iterable[str] | None = None, *, first: int | None = None) -> NDArray[np.bool_]:
         """Mask of the parameters of the given layers, ``(P,)``; arguments as in :meth:`segment`."""
         mask = np.zeros(self.P, np.bool_)

@@ -74,7 +74,7 @@ class Engine(Protocol):
             terms: per-client offsets, masks and visits.
 
         Raises:
-            ValueError: if the terms are not of this block.
+            ValueError: if the terms are not of this block, or ``work.frozen`` does not fit the model.
         """
 
     def one_by_one(self, clients: int) -> bool:
@@ -296,6 +296,13 @@ def _trial(
     return float(np.nanmin(gaps)), apart
 
 
+def _first_layer(spec: ModelSpec) -> list[list[tuple[int, int]]]:
+    """The first layer, as part of the vector; none if it holds all parameters."""
+    part = spec.segment(first=1) if spec.layers else []
+    held = sum(min(b, spec.n_parameters) - a for a, b in part if a < spec.n_parameters)
+    return [part] if 0 < held < spec.n_parameters else []
+
+
 def try_recording(
     spec: ModelSpec,
     make: Callable[[ModelSpec, Batches, int], Engine],
@@ -304,8 +311,8 @@ def try_recording(
 ) -> float:
     """The largest gap between an engine whose steps are recorded and one whose are not.
 
-    Two rounds each of plain SGD; of everything that enters an ordinary step; and of Per-FedAvg. All kinds of
-    steps come up often enough to be replayed.
+    Two rounds each of plain SGD; of everything that enters an ordinary step; of Per-FedAvg; and with the
+    first layer frozen, if there are several. All kinds of steps come up often enough to be replayed.
 
     Raises:
         Exception: if steps cannot be recorded.
@@ -317,6 +324,7 @@ def try_recording(
         (plain, NO_TERMS),
         (replace(plain, momentum=0.5, weight_decay=0.01, proximal=0.1), Terms(offset=1e-3 * ones, mask=ones)),
         (replace(plain, inner_lr=1e-2), NO_TERMS),
+        *((replace(plain, momentum=0.5, frozen=tuple(part)), NO_TERMS) for part in _first_layer(spec)),
     ):
         recorded, ordinary = make(spec, batches, 0), make(spec, batches, 0)
         assert isinstance(recorded, BatchedEngine)

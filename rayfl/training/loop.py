@@ -9,6 +9,7 @@ import contextlib
 import random
 import traceback
 from collections.abc import Iterator, Sequence
+from itertools import compress
 
 import numpy as np
 import torch
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from rayfl.models import ModelSpec
-from rayfl.random import key, orders
+from rayfl.random import key, moment, orders
 from rayfl.training.batches import Batches
 from rayfl.training.precision import Precision, forward
 from rayfl.training.work import (
@@ -95,18 +96,19 @@ class LoopEngine:
             terms: per-client offsets, masks and visits.
 
         Raises:
-            ValueError: if the terms are not of this block.
+            ValueError: if the terms are not of this block, or ``work.frozen`` does not fit the model.
         """
         terms.check(start)
+        self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
         rows = start.clone(memory_format=torch.contiguous_format)
         losses, steps = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         failures: dict[int, str] = {}
         snapshots = rows.clone() if work.snapshot_epoch else None
-        shuffled = orders(self.seed, round, clients, [len(i) for i in indices], work.epochs)
+        shuffled = orders(self.seed, round, clients, [len(i) for i in indices], work.epochs, work.phase)
         for row, client in enumerate(clients):
             try:
                 plan = _steps(work, shuffled[row], None if terms.visits is None else terms.visits[row])
-                with _draws(key(self.seed, "train", round, client)):
+                with _draws(key(self.seed, "train", *moment(round, work.phase), client)):
                     losses[row] = self._client(
                         work,
                         indices[row],
@@ -149,8 +151,12 @@ class LoopEngine:
         offsets = None if offset is None else self._like(parameters, offset)
         masks = None if mask is None else self._like(parameters, mask)
         _hold_at_zero(parameters, masks)
-        anchor = _copies(parameters) if work.proximal else None
-        velocity: list[torch.Tensor | None] = [None] * len(parameters)
+        frozen = self.spec.frozen(work.frozen)
+        moving = [name not in frozen for name in self.spec.names[: len(parameters)]]
+        trained = list(compress(parameters, moving))
+        offsets = None if offsets is None else list(compress(offsets, moving))
+        anchor = _copies(trained) if work.proximal else None
+        velocity: list[torch.Tensor | None] = [None] * len(trained)
         total, seen = torch.zeros((), dtype=torch.float64, device=x.device), 0
         snapshot_step, kept = work.snapshot_step(len(indices), len(plan)), None
 
@@ -161,19 +167,19 @@ class LoopEngine:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
             loss = self.spec.loss.mean(forward(module, inputs, self._precision), y[batch])
             # A parameter that the network does not use has a gradient of zero.
-            return loss.detach(), torch.autograd.grad(loss, parameters, materialize_grads=True)
+            return loss.detach(), torch.autograd.grad(loss, trained, materialize_grads=True)
 
         for step, batches in enumerate(plan):
             if work.inner_lr:
-                weights = _copies(parameters)
+                weights = _copies(trained)
                 _, gradients = descent(batches[0])
-                _look_ahead(parameters, gradients, work.inner_lr)
+                _look_ahead(trained, gradients, work.inner_lr)
                 _hold_at_zero(parameters, masks)
                 loss, gradients = descent(batches[1])
-                _assign(parameters, weights)
+                _assign(trained, weights)
             else:
                 loss, gradients = descent(batches[0])
-            sgd_step(parameters, gradients, velocity, work, work.rate(step), anchor, offsets)
+            sgd_step(trained, gradients, velocity, work, work.rate(step), anchor, offsets)
             _hold_at_zero(parameters, masks)
             total += loss * len(batches[-1])
             seen += len(batches[-1])

@@ -46,6 +46,10 @@ class LocalWork:
         lr_alpha, lr_power: the learning rate inside a round, ``eta (1 + lr_alpha i)^-lr_power`` for the
             local steps i = 0, 1, ... (Vahidian's thesis, ch. 2).
         snapshot_epoch: keep each client's model after this many epochs; 0: do not.
+        frozen: the part of the model whose parameters stay as they are; whole tensors. Running statistics of
+            BatchNorm move there, too.
+        phase: of clients that train several times in a round, which time this is (0-based): each shuffles
+            differently.
 
     Raises:
         ValueError: for ``inner_lr`` together with ``momentum``: momentum over gradients at two points is not
@@ -63,6 +67,8 @@ class LocalWork:
     lr_alpha: float = 0.0
     lr_power: float = 1.0
     snapshot_epoch: int = 0
+    frozen: Segments = ()
+    phase: int = 0
 
     def __post_init__(self) -> None:
         if self.inner_lr and self.momentum:

@@ -1,5 +1,6 @@
 """What methods of kinds that rayfl does not have yet need of the contract, each against a plain loop: noise
-and clipping (DP-FedAvg), and clients that start from models of earlier rounds (FedAsync, FedBuff)."""
+and clipping (DP-FedAvg), clients that start from models of earlier rounds (FedAsync, FedBuff), and clients
+that train several times in a round (Ditto, FedRep)."""
 
 from __future__ import annotations
 
@@ -10,13 +11,17 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Clients, Mixing, Plan, RoundReport, ServerState, Setup
 from rayfl.api import run
+from rayfl.local import LocalObjective, Outcome, Start, Train
+from rayfl.models import ModelSpec
 from rayfl.random import generator
 from rayfl.server_step import Averaged, ServerStep, Vectors
+from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, complement
 from rayfl.training.reports import ClientReport, Reports, UpdateLengths
 from tests.servers.test_hierarchy import EPOCHS, GROUPS, LR, Data, last, load_initial
 
@@ -206,3 +211,155 @@ def test_updates_of_clients_that_start_from_their_model(
         ALGORITHMS[method], "plan", lambda self, *given: replace(plan(self, *given), updates=True)
     )
     np.testing.assert_allclose(last(run(settings)).models, plain, rtol=0, atol=2e-6)
+
+
+# --- Ditto (Li et al. 2021, Algorithm 1): the common model, then the client's own beside it -------------
+
+
+class Beside(LocalObjective):
+    """``v <- v - eta (grad F_i(v) + lambda (v - w))``, w as received."""
+
+    name: Literal["beside"] = "beside"
+    personal: ClassVar[bool] = True
+    lam: float = 0.3
+
+    def state_size(self, spec: ModelSpec) -> int:
+        return spec.P
+
+    def train(self, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
+        shared = train(start.work, start.models)
+        fresh = torch.from_numpy(start.fresh)[:, None]
+        own = torch.where(fresh, start.models, start.state)
+        work = replace(start.work, proximal=self.lam, phase=1)
+        mine = train(work, own, Terms(offset=self.lam * (own - start.models)))
+        return shared, Outcome(shared.rows, mine.rows, start.server)
+
+    def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
+        return state
+
+
+class Ditto(Algorithm):
+    name: Literal["ditto"] = "ditto"
+    objectives: ClassVar[tuple[str, ...] | None] = ("beside",)
+    defaults: ClassVar[Mapping[str, Any]] = {"local": {"name": "beside"}}
+
+
+def test_two_models_trained_by_each_client(softmax: dict[str, Any]) -> None:
+    data, w = Data(softmax), load_initial(softmax)
+    own = [w] * len(GROUPS)
+    for _ in range(ROUNDS):
+        for i, v in enumerate(own):
+            for _ in range(EPOCHS):  # whole gradients; of the term that pulls to w, too
+                v = v - LR * (data.gradient(i, v) + 0.3 * (v - w))
+            own[i] = v
+        w = np.average([data.local(i, w) for i in range(len(GROUPS))], axis=0, weights=data.sizes)
+    result = run({**softmax, "algorithm": Ditto(), "local": Beside()})
+    np.testing.assert_allclose(last(result).models, w[None], rtol=0, atol=2e-5)
+    for i, v in enumerate(own):
+        found = np.concatenate([p.detach().numpy().ravel() for p in result.model(client=i).parameters()])
+        np.testing.assert_allclose(found, v, rtol=0, atol=2e-5)
+        assert np.abs(v - w).max() > 0.01
+
+
+# --- FedRep (Collins et al. 2021, Algorithm 1): the head with the body held, then the body -----------------
+
+
+class HeadFirst(LocalObjective):
+    name: Literal["head_first"] = "head_first"
+    head: tuple[str, ...] = ("fc2",)
+    head_epochs: int = 3
+
+    def train(self, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
+        head = tuple(start.spec.segment(self.head))
+        body = complement(head, start.spec.P)
+        first = train(replace(start.work, epochs=self.head_epochs, frozen=body), start.models)
+        block = train(replace(start.work, frozen=head, phase=1), first.rows)
+        return block, self.finish(start, block)
+
+
+class FedRep(Algorithm):
+    name: Literal["fedrep"] = "fedrep"
+    objectives: ClassVar[tuple[str, ...] | None] = ("head_first",)
+    defaults: ClassVar[Mapping[str, Any]] = {"local": {"name": "head_first"}}
+
+    def work(self, setup: Setup, state: ServerState) -> LocalWork:
+        assert isinstance(setup.local, HeadFirst)
+        return replace(super().work(setup, state), personal=tuple(setup.spec.segment(setup.local.head)))
+
+
+class Network(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.fc2 = nn.Linear(64, 5), nn.Linear(5, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden: torch.Tensor = self.fc1(x.flatten(1)).tanh()
+        logits: torch.Tensor = self.fc2(hidden)
+        return logits
+
+
+def test_a_part_of_the_model_after_another(softmax: dict[str, Any]) -> None:
+    """Against PyTorch with ``requires_grad`` and whole gradients in double precision."""
+    settings = {**softmax, "algorithm": FedRep(), "local": HeadFirst(), "model": Network()}
+    data, body = Data(softmax), load_initial(settings)
+    module, heads = Network().double(), [body[64 * 5 + 5 :]] * len(GROUPS)
+    body = body[: 64 * 5 + 5]
+
+    def descend(part: nn.Module, x: torch.Tensor, y: torch.Tensor, epochs: int) -> None:
+        for _ in range(epochs):
+            loss = nn.functional.cross_entropy(module(x), y)
+            gradients = torch.autograd.grad(loss, list(part.parameters()))
+            with torch.no_grad():
+                for p, g in zip(part.parameters(), gradients, strict=True):
+                    p -= LR * g
+
+    for _ in range(ROUNDS):
+        bodies = []
+        for i in range(len(GROUPS)):
+            x, y = torch.from_numpy(data.x[i]), torch.from_numpy(data.y[i].argmax(1))
+            nn.utils.vector_to_parameters(
+                torch.from_numpy(np.concatenate([body, heads[i]])), module.parameters()
+            )
+            descend(module.fc2, x, y, 3)
+            descend(module.fc1, x, y, EPOCHS)
+            trained = nn.utils.parameters_to_vector(module.parameters()).detach().numpy().copy()
+            bodies.append(trained[: len(body)])
+            heads[i] = trained[len(body) :]
+        body = np.average(bodies, axis=0, weights=data.sizes)
+    result = run(settings)
+    for i, head in enumerate(heads):
+        found = np.concatenate([p.detach().numpy().ravel() for p in result.model(client=i).parameters()])
+        np.testing.assert_allclose(found, np.concatenate([body, head]), rtol=0, atol=1e-4)
+
+
+class FailsOnce(Beside):
+    """The second training of clients with ``size`` samples starts from NaN."""
+
+    name: Literal["beside", "fails_once"] = "fails_once"
+    size: int = 0
+
+    def train(self, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
+        def broken(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
+            if work.phase:
+                models = models.clone()
+                models[torch.from_numpy(start.sizes == self.size)] = float("nan")
+            return train(work, models, terms)
+
+        return super().train(start, broken)
+
+
+class FailingDitto(Ditto):
+    name: Literal["ditto", "failing_ditto"] = "failing_ditto"
+    objectives: ClassVar[tuple[str, ...] | None] = ("fails_once",)
+    defaults: ClassVar[Mapping[str, Any]] = {"local": {"name": "fails_once"}}
+
+
+def test_a_client_that_fails_in_its_second_training_has_failed(softmax: dict[str, Any]) -> None:
+    data, w = Data(softmax), load_initial(softmax)
+    size = next(n for n in data.sizes if data.sizes.count(n) == 1)
+    there = [i for i in range(len(GROUPS)) if data.sizes[i] != size]
+    execution = {**softmax.get("execution", {}), "tolerate_failures": 1}
+    settings = {**softmax, "rounds": 1, "execution": execution}
+    result = run({**settings, "algorithm": FailingDitto(), "local": FailsOnce(size=size)})
+    mean = np.average([data.local(i, w) for i in there], axis=0, weights=[data.sizes[i] for i in there])
+    np.testing.assert_allclose(last(result).models, mean[None], rtol=0, atol=2e-5)

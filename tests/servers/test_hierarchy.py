@@ -58,14 +58,18 @@ class Data:
 
     def local(self, client: int, w: NDArray[np.float64]) -> NDArray[np.float64]:
         """Local updates with all of the client's samples."""
-        x, y = self.x[client], self.y[client]
         for _ in range(EPOCHS):
-            matrix, bias = w[: D * CLASSES].reshape(CLASSES, D), w[D * CLASSES :]
-            logits = x @ matrix.T + bias
-            p = np.exp(logits - logits.max(axis=1, keepdims=True))
-            delta = (p / p.sum(axis=1, keepdims=True) - y) / len(x)
-            w = w - LR * np.concatenate([(delta.T @ x).ravel(), delta.sum(axis=0)])
+            w = w - LR * self.gradient(client, w)
         return w
+
+    def gradient(self, client: int, w: NDArray[np.float64]) -> NDArray[np.float64]:
+        """That of the mean loss of all of the client's samples ``(P,)``."""
+        x, y = self.x[client], self.y[client]
+        matrix, bias = w[: D * CLASSES].reshape(CLASSES, D), w[D * CLASSES :]
+        logits = x @ matrix.T + bias
+        p = np.exp(logits - logits.max(axis=1, keepdims=True))
+        delta = (p / p.sum(axis=1, keepdims=True) - y) / len(x)
+        return np.concatenate([(delta.T @ x).ravel(), delta.sum(axis=0)])
 
 
 def mean(parts: Sequence[Weighted]) -> NDArray[np.float64]:

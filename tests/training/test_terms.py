@@ -39,6 +39,9 @@ OPTIONS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {  # name -> change
     "inner": ({"inner_lr": 0.05}, ()),
     "rate": ({"lr_alpha": 0.3, "lr_power": 0.75}, ()),
     "snapshot": ({"snapshot_epoch": 1}, ()),
+    "frozen": ({"frozen": True, "phase": 1}, ()),
+    "frozen-all": ({"frozen": True, "proximal": 0.5, "lr_alpha": 0.3}, ("offset", "mask", "visits")),
+    "frozen-maml": ({"frozen": True, "inner_lr": 0.05}, ("offset", "mask")),
     "scaffold-prox": ({"proximal": 0.5, "lr_alpha": 0.3}, ("offset", "mask", "visits")),
     "maml-all": (
         {"proximal": 0.5, "lr_alpha": 0.3, "inner_lr": 0.05, "snapshot_epoch": 1},
@@ -52,6 +55,12 @@ EXTRAS: dict[str, dict[str, Any]] = {
     "decay": {"weight_decay": 0.1},
     "both": {"momentum": 0.5, "weight_decay": 0.1},
 }
+
+
+def make_work(work: LocalWork, spec: ModelSpec, changes: dict[str, Any]) -> LocalWork:
+    """The work with these changes; of ``frozen`` models the first layer is."""
+    frozen = tuple(spec.segment(first=1)) if changes.get("frozen") else ()
+    return replace(work, **{**changes, "frozen": frozen})
 
 
 def make_terms(names: tuple[str, ...], spec: ModelSpec, sizes: list[int], seed: int = 0) -> Terms:
@@ -127,7 +136,8 @@ def test_every_option_equals_the_loop(case: str, option: str, extra: str) -> Non
             replace(PLAIN, **changes, **EXTRAS[extra])
         return
     spec, sizes = make_case(case)
-    assert_equal(spec, replace(PLAIN, **changes, **EXTRAS[extra]), sizes, make_terms(terms, spec, sizes))
+    work = make_work(PLAIN, spec, {**changes, **EXTRAS[extra]})
+    assert_equal(spec, work, sizes, make_terms(terms, spec, sizes))
 
 
 @pytest.mark.parametrize("option", ["scaffold-prox", "maml-all"])
@@ -143,7 +153,7 @@ def test_vmap_equals_the_loop(option: str) -> None:
     changes, terms = OPTIONS[option]
     samples = make_samples((1, 4, 4), 60, 5)
     spec, sizes = make_spec("mlp", samples, hidden=[9]), [11, 6, 3, 8]
-    work = replace(PLAIN, weight_decay=0.1, **changes)
+    work = make_work(PLAIN, spec, {"weight_decay": 0.1, **changes})
     assert_equal(spec, work, sizes, make_terms(terms, spec, sizes), VmapNetwork(spec))
 
 
@@ -488,3 +498,38 @@ def test_losses_of_visits_are_weighted_by_batch_size(make: Callable[..., Engine]
     block = engine.train(replace(FULL, lr=1e-30), 0, [0], [ALL], start, Terms(visits=visits))
     assert block.losses[0] == pytest.approx((losses([0, 1, 2, 3, 4]) + losses([2]) + losses([7, 2])) / 8)
     assert block.steps[0] == 3
+
+
+@pytest.mark.parametrize("engine", [LoopEngine, BatchedEngine])
+def test_what_is_frozen_stays_and_the_rest_moves(engine: Callable[..., Engine]) -> None:
+    """The rest as if the frozen values were constants: a step of a network without its first layer."""
+    spec, sizes = make_case("mlp")
+    samples = make_samples((1, 4, 4), 60, 5)
+    batches = Batches(samples, torch.device("cpu"))
+    indices = [np.arange(n) for n in sizes]
+    start = torch.from_numpy(spec.initial()).expand(len(sizes), -1)
+    first = spec.mask(first=1)
+    work = replace(PLAIN, frozen=tuple(spec.segment(first=1)), weight_decay=0.1, momentum=0.5)
+    made = engine(spec, batches, 0)
+    block = made.train(work, 0, range(len(sizes)), indices, start)
+    assert not block.failures
+    moved = (block.rows != start).numpy()
+    assert not moved[:, first].any()
+    assert moved[:, ~first].mean() > 0.5
+    other = made.train(replace(work, phase=1), 0, range(len(sizes)), indices, start)
+    assert not torch.equal(other.rows, block.rows)  # another order of samples
+
+
+@pytest.mark.parametrize(
+    ("frozen", "message"),
+    [(((0, 5),), "a part of"), (((0, 10**9),), "nothing is left to train")],
+)
+@pytest.mark.parametrize("engine", [LoopEngine, BatchedEngine])
+def test_parts_that_cannot_be_frozen(
+    engine: Callable[..., Engine], frozen: tuple[tuple[int, int], ...], message: str
+) -> None:
+    spec, _ = make_case("mlp")
+    batches = Batches(make_samples((1, 4, 4), 60, 5), torch.device("cpu"))
+    start = torch.from_numpy(spec.initial())[None]
+    with pytest.raises(ValueError, match=message):
+        engine(spec, batches, 0).train(replace(PLAIN, frozen=frozen), 0, [0], [np.arange(4)], start)

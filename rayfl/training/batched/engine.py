@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rayfl.data import Ragged
 from rayfl.models import ModelSpec
-from rayfl.random import key
+from rayfl.random import key, moment
 from rayfl.training.batched.calls import clients_in_a_call, clients_in_the_cache
 from rayfl.training.batched.graphs import RecordedSteps, Recorder, Unrecordable
 from rayfl.training.batched.layers import Step
@@ -90,6 +90,7 @@ class BatchedEngine:
         :meth:`LoopEngine.train`.
         """
         terms.check(start)
+        self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
         on_device = replace(
             terms,
             offset=None if terms.offset is None else terms.offset.to(start),
@@ -204,8 +205,9 @@ class BatchedEngine:
             samples = samples[plan.places[0, : plan.active[0], : plan.widths[0]].reshape(-1)]
         x, y = self.batches.train(samples)
         # What dropout and the like draw is keyed per client and round, as in the plain loop.
+        when = moment(block.round, work.phase)
         generators = [
-            torch.Generator(device=device).manual_seed(key(self.seed, "train", block.round, c) >> 1)
+            torch.Generator(device=device).manual_seed(key(self.seed, "train", *when, c) >> 1)
             for c in (clients.tolist() if network.draws else ())
         ]
         places, weights = torch.from_numpy(plan.places).to(device), torch.from_numpy(plan.weights).to(device)

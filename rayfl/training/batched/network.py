@@ -88,9 +88,9 @@ class Network:
         self._values = self._take(models, rows, into=self._values)
         offsets = self._take(offset, rows, names) if offset is not None else {}
         masks = self._take(mask, rows, names) if mask is not None else {}
-        alike = models.stride(0) == 0
+        alike, frozen = models.stride(0) == 0, self.spec.frozen(sgd.frozen)
         self.parameters = {
-            n: Parameter(value, sgd, offsets.get(n), masks.get(n), alike)
+            n: Parameter(value, sgd, offsets.get(n), masks.get(n), alike, n in frozen)
             for n, value in self._values.items()
             if n in names
         }

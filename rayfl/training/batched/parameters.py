@@ -10,7 +10,7 @@ import torch
 
 from rayfl.training.batched.linear_kernels import descend
 from rayfl.training.device import on_gpu
-from rayfl.training.work import LocalWork
+from rayfl.training.work import LocalWork, Segments
 
 _THIN = 32
 """Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no
@@ -32,6 +32,7 @@ class Sgd:
         proximal: mu of FedProx.
         inner_lr: alpha of Per-FedAvg: every other gradient only determines the point where the next one is
             taken.
+        frozen: the part of the model that stays as it is.
     """
 
     lr: float
@@ -39,11 +40,14 @@ class Sgd:
     weight_decay: float = 0.0
     proximal: float = 0.0
     inner_lr: float = 0.0
+    frozen: Segments = ()
 
     @classmethod
     def of(cls, work: LocalWork) -> Sgd:
         """The step for the work of a round."""
-        return cls(work.lr, work.momentum, work.weight_decay, work.proximal, work.inner_lr)
+        return cls(
+            work.lr, work.momentum, work.weight_decay, work.proximal, work.inner_lr, tuple(work.frozen)
+        )
 
 
 @dataclass
@@ -89,6 +93,7 @@ class Parameter:
         offset: added to every gradient, ``(C, *shape)``.
         mask: multiplied into the tensor, now and after every step, ``(C, *shape)``; of zeros and ones.
         alike: whether all clients have the same value now.
+        frozen: whether it stays as it is; the mask still holds.
 
     Attributes:
         value: where the next gradient is taken: the weights, or those that Per-FedAvg looks ahead to.
@@ -103,7 +108,11 @@ class Parameter:
         offset: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
         alike: bool = False,
+        frozen: bool = False,
     ) -> None:
+        self._frozen = frozen
+        if frozen:
+            sgd, offset = Sgd(sgd.lr), None
         self._sgd, self.lr, self.looking_ahead = sgd, sgd.lr, False
         if mask is not None:
             value.mul_(mask)
@@ -146,6 +155,8 @@ class Parameter:
     def descend(self, gradient: torch.Tensor) -> None:
         """One SGD step along ``gradient`` ``(C, *shape)``."""
         now = self._now
+        if self._frozen:
+            return
         if self.looking_ahead:
             assert now.ahead is not None
             torch.add(now.weights, gradient, alpha=-self._sgd.inner_lr, out=now.ahead)
@@ -169,6 +180,8 @@ class Parameter:
             right: ``(C, k, n)``, for a parameter ``(C, m, n)``.
         """
         now = self._now
+        if self._frozen:
+            return
         if self.looking_ahead:
             assert now.ahead is not None
             torch.baddbmm(now.weights, left, right, alpha=-self._sgd.inner_lr, out=now.ahead)
@@ -197,6 +210,8 @@ class Parameter:
             gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
         """
         now = self._now
+        if self._frozen:
+            return
         if self.looking_ahead or now.velocity is not None or on_gpu(rows):
             # On a GPU adding up in place would depend on the order of threads; accumulation does not.
             full = torch.zeros_like(now.weights)

@@ -81,7 +81,8 @@ class StepPlan:
             same = np.flatnonzero(sizes == n)
             s = -(-n // batch)
             padded = np.zeros((len(same), epochs, s * batch), np.int64)
-            padded[:, :, :n] = orders_of_size(seed, round, ids[same], n, epochs) + firsts[same, None, None]
+            found = orders_of_size(seed, round, ids[same], n, epochs, work.phase)
+            padded[:, :, :n] = found + firsts[same, None, None]
             batches = padded.reshape(len(same), epochs, s, batch)[:, :, :, : self.places.shape[2]]
             ends = np.minimum(batch, n - batch * np.arange(s))
             if s % self._per_step:  # an odd last one is paired with the first
