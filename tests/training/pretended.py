@@ -38,7 +38,7 @@ from rayfl.training.batches import Batches
 from rayfl.training.engine import ENGINES, open_engine
 from rayfl.training.precision import Precision
 from tests.training.test_graphs import LARGE, PLAIN, Tape, arguments, make_case
-from tests.training.test_terms import EXTRAS, OPTIONS, make_terms
+from tests.training.test_terms import EXTRAS, OPTIONS, make_terms, make_work
 
 NAME = "pretended"
 
@@ -215,7 +215,7 @@ def setting(
     sizes = [2, 1] if case == "resnet9" else [5, 2] if case in LARGE else [6, 3, 2, 7, 4]
     changes, names = OPTIONS[option] if option else ({}, ())
     epochs = 1 if case in LARGE else 3
-    work = replace(PLAIN, epochs=epochs, **changes, **EXTRAS[extra])
+    work = make_work(replace(PLAIN, epochs=epochs), spec, {**changes, **EXTRAS[extra]})
     return spec, samples, sizes, work, make_terms(names, spec, sizes)
 
 

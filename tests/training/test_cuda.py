@@ -22,7 +22,7 @@ from rayfl.training.loop import LoopEngine
 from tests.runs import METHODS, TASKS
 from tests.training.conftest import make_samples
 from tests.training.test_graphs import MODEL_CASES, PLAIN, make_case
-from tests.training.test_terms import EXTRAS, OPTIONS, make_terms
+from tests.training.test_terms import EXTRAS, OPTIONS, make_terms, make_work
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -98,7 +98,8 @@ def test_graphs_equal_the_engine_for_every_option(option: str, extra: str, gpu: 
     changes, names = OPTIONS[option]
     if "inner_lr" in changes and "momentum" in EXTRAS[extra]:
         return
-    assert recorded_and_not("lenet5-bn", replace(PLAIN, **changes, **EXTRAS[extra]), names, gpu)[1][-1] < 1e-5
+    work = make_work(PLAIN, make_case("lenet5-bn")[0], {**changes, **EXTRAS[extra]})
+    assert recorded_and_not("lenet5-bn", work, names, gpu)[1][-1] < 1e-5
 
 
 def test_graphs_on_the_default_stream(gpu: torch.device) -> None:

@@ -43,7 +43,7 @@ from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth
 from tests.training.conftest import make_samples
 from tests.training.test_recurrent import texts
-from tests.training.test_terms import EXTRAS, OPTIONS, make_terms
+from tests.training.test_terms import EXTRAS, OPTIONS, make_terms, make_work
 
 CPU = torch.device("cpu")
 PLAIN = LocalWork(epochs=6, batch_size=4, lr=0.02)
@@ -264,8 +264,9 @@ def test_every_option(option: str, extra: str, as_on_a_gpu: None) -> None:
     changes, names = OPTIONS[option]
     if "inner_lr" in changes and "momentum" in EXTRAS[extra]:
         return
-    work = replace(PLAIN, **changes, **EXTRAS[extra])
-    engine = compare("lenet5-bn" if extra == "both" else "mlp", Tape(), work, names)
+    case = "lenet5-bn" if extra == "both" else "mlp"
+    work = make_work(PLAIN, make_case(case)[0], {**changes, **EXTRAS[extra]})
+    engine = compare(case, Tape(), work, names)
     assert engine.recorded is not None
     if "visits" not in names and "lr_alpha" not in changes:  # hardly any step has its like
         assert engine.recorded.replays > 4
