@@ -248,6 +248,10 @@ def study(
         bool,
         typer.Option("--check", help="exit code 0 if all claims hold, 1 if one fails, 3 if one is undecided"),
     ] = False,
+    archive: Annotated[
+        Path | None,
+        typer.Option(help="folder of finished runs, a zip file each: reuse them, and add new ones"),
+    ] = None,
 ) -> None:
     """Run methods x settings x seeds on the same clients, and check the claims.
 
@@ -262,12 +266,12 @@ def study(
     if check and not prepared.statements:
         raise ConfigError("--check", "the study claims nothing", "add claims, or figures with a tolerance")
     if dry_run:
-        _show_estimate(prepared, jobs)
+        _show_estimate(prepared, jobs, archive)
         return
     folder = out_folder or folder_of(prepared.study, size, only or [], seeds, overrides or [])
     _say(prepared.study.title or prepared.study.name)
     with StudyDisplay(out) as display:
-        found = execute(prepared, folder, inline, jobs, display.watch)
+        found = execute(prepared, folder, inline, jobs, display.watch, archive)
     if found.stopped and not found.results.runs:
         print("stopped while settings were chosen; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
@@ -287,7 +291,7 @@ def study(
         raise typer.Exit(claim_rules.EXIT_CODES[found.verdict])
 
 
-def _show_estimate(prepared: Any, jobs: int | None) -> None:
+def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> None:
     from rayfl.study.estimate import estimate
     from rayfl.study.preparation import as_chosen, check_clients
     from rayfl.study.searching import most_runs
@@ -297,7 +301,7 @@ def _show_estimate(prepared: Any, jobs: int | None) -> None:
         if runs:
             check_clients(runs)
             _say(f"{title}:")
-            for line in estimate(runs, jobs).lines():
+            for line in estimate(runs, jobs, archive).lines():
                 _say(f"  {line}")
     if (drawn := most_runs(prepared.study)) > 0:
         _say(f"before these, a search of settings: at most {counted(drawn, 'run')}, which are not counted")

@@ -93,15 +93,18 @@ def load(
     return resolve(wanted)
 
 
-def reload(path: Path) -> Config:
+def reload(source: Path | Mapping[str, Any]) -> Config:
     """The config of an earlier run, ignoring settings its algorithm does not use (older versions took them).
+
+    Args:
+        source: its file, or what that holds.
 
     Raises:
         ConfigError: as :func:`load`.
     """
-    settings = read(path)
+    settings = read(source)
     if not settings:
-        raise ConfigError(str(path), "is empty", "it held the settings of a run, and is lost")
+        raise ConfigError(str(source), "is empty", "it held the settings of a run, and is lost")
     bring_plugins(settings)
     return resolve(used(settings, algorithm_of(settings)))
 

@@ -24,6 +24,7 @@ from rayfl.runtime.driving import arithmetic, make_backend
 from rayfl.servers.building import build, check
 from rayfl.servers.driver import Driver, Interrupted
 from rayfl.servers.rounds import Round
+from rayfl.study import archive as archives
 from rayfl.study.plan import PlannedRun
 from rayfl.study.running import allocate, directory_of, fetch, is_finished, rounds_done
 from rayfl.units import duration, size
@@ -85,12 +86,15 @@ class _Cost:
     disk: float = 0.0
 
 
-def estimate(runs: Sequence[PlannedRun], jobs: int | None = None) -> Estimate:
+def estimate(runs: Sequence[PlannedRun], jobs: int | None = None, archive: Path | None = None) -> Estimate:
     """Look at existing runs, and time the second round of every method whose speed is not known yet.
 
-    A round may train few clients and test thousands: a few are tested, and the time is scaled.
+    A round may train few clients and test thousands: a few are tested, and the time is scaled. Runs in the
+    ``archive`` are unpacked.
     """
     fetch(runs)
+    if archive is not None:
+        archives.restore(runs, archive)
     by_key = {run.key: run for run in runs}
     there = [run for run in by_key.values() if is_finished(run)]
     left = [run for run in by_key.values() if not is_finished(run)]

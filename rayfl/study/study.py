@@ -17,6 +17,7 @@ from rayfl.config.text import dump
 from rayfl.errors import ConfigError
 from rayfl.events import RunEvent
 from rayfl.rundir import clean
+from rayfl.study import archive as archives
 from rayfl.study import searching, tuning
 from rayfl.study.file import StudyFile, read, take
 from rayfl.study.outcome import Study
@@ -68,6 +69,7 @@ class Runner:
         inline: run everything in this process, one run after another.
         jobs: number of parallel runs; None to choose.
         watch: callbacks.
+        archive: a folder of finished runs to take from and to add to; None for none.
         errors: errors of failed runs by key; filled.
         stopped: whether it was stopped; set.
     """
@@ -76,6 +78,7 @@ class Runner:
     inline: bool
     jobs: int | None
     watch: Watch
+    archive: Path | None = None
     errors: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
 
@@ -92,6 +95,9 @@ class Runner:
     def run(self, title: str, runs: Sequence[PlannedRun]) -> None:
         """Execute the runs that are not finished."""
         fetch(runs)
+        if self.archive is not None:
+            archives.restore(runs, self.archive)
+            archives.add(runs, self.archive)
         missing = unfinished(runs)
         if not missing or self.stopped:
             return
@@ -117,6 +123,8 @@ class Runner:
                 outcome = replace(outcome, state="failed", error=f"{outcome.path}: {elsewhere}")
             if outcome.state == "failed":
                 self.errors[job.key] = outcome.error
+            elif self.archive is not None:
+                archives.add([by_key[job.key]], self.archive)
             self.stopped = self.stopped or outcome.state == "stopped"
             self.watch.done(by_key[job.key], outcome)
 
@@ -193,6 +201,7 @@ def execute(
     inline: bool = False,
     jobs: int | None = None,
     watch: Watch | None = None,
+    archive: Path | None = None,
 ) -> Study:
     """Execute a study and write its results.
 
@@ -202,6 +211,7 @@ def execute(
         inline: run everything in this process, without Ray.
         jobs: number of parallel runs; None to choose.
         watch: callbacks.
+        archive: a folder of finished runs to take from and to add to (:mod:`rayfl.study.archive`).
 
     Raises:
         ConfigError, DataError: if the clients of a run cannot be given their data, before anything runs.
@@ -212,7 +222,7 @@ def execute(
     files.write(folder / "study.yaml", dump(prepared.study.model_dump(mode="json")))
     for root in {run.config.output.folder for run in prepared.runs}:
         files.make(root, parents=True)
-    runner = Runner(folder.absolute(), inline, jobs, watch or Watch())
+    runner = Runner(folder.absolute(), inline, jobs, watch or Watch(), archive)
     study = prepared.study
     chosen: tuning.Chosen = {}
     tuned: list[dict[str, Any]] = []

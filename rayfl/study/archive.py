@@ -1,0 +1,139 @@
+"""An archive of finished runs: a folder with one small zip file for each, without models.
+
+It carries the runs of a study to another machine, or publishes them next to a table: whoever repeats the
+study with it runs only what is missing, for instance further seeds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rayfl import files
+from rayfl.config import reload
+from rayfl.config.text import NOT_YAML, dump, parse
+from rayfl.errors import ConfigError, Damaged, Held
+from rayfl.rundir import RunDirectory
+from rayfl.study.plan import PlannedRun, key_of
+from rayfl.study.running import directory_of, is_finished, name_of
+
+_CONFIG, _SUMMARY, _ENVIRONMENT = "config.yaml", "summary.json", "environment.json"
+
+_TABLES = (
+    "rounds.csv",
+    "clients.csv",
+    "groups.csv",
+    "communication.csv",
+    "labels.csv",
+    "diagnostics.csv",
+    "clusters.json",
+    "normalisation.json",
+)
+"""Further files of a run that studies and reports read."""
+
+_TOLD = ("python", "processor", "cores", "versions", "dataset", "data", "clients", "engine", "precision")
+"""What is kept of the environment: what may matter to the numbers."""
+
+_EARLIEST = (1980, 1, 1, 0, 0, 0)
+"""The time of all files in an archive, so that the same run gives the same bytes."""
+
+
+def add(runs: Sequence[PlannedRun], archive: Path) -> list[Path]:
+    """Put finished runs into an archive, unless they are there; the new files.
+
+    Paths of this machine are left out: ``output.root``, and the folders of plug-ins.
+
+    Raises:
+        Damaged: if a file of a run cannot be read.
+        DiskError
+    """
+    known = _files(archive)
+    missing = {run.key: run for run in runs if run.key not in known and is_finished(run)}
+    if missing:
+        files.make(archive, parents=True)
+    return [_pack(run, archive / f"{name_of(run)}.zip") for run in missing.values()]
+
+
+def _pack(run: PlannedRun, path: Path) -> Path:
+    directory = RunDirectory(directory_of(run))
+    contents = {name: directory.path / name for name in _TABLES}
+    read = {name: path.read_bytes() for name, path in contents.items() if path.is_file()}
+    environment = directory.read_json(_ENVIRONMENT) or {}
+    read[_ENVIRONMENT] = _json({name: environment[name] for name in _TOLD if name in environment})
+    read[_SUMMARY] = _json(directory.read_json(_SUMMARY))
+    read[_CONFIG] = _portable(run).encode()
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as packed:
+        for name in sorted(read):
+            packed.writestr(zipfile.ZipInfo(name, _EARLIEST), read[name], zipfile.ZIP_DEFLATED)
+    files.write(path, buffer.getvalue())
+    return path
+
+
+def restore(runs: Sequence[PlannedRun], archive: Path) -> list[PlannedRun]:
+    """Unpack the runs that are not finished here but in the archive; those that were unpacked.
+
+    A run that was begun here is replaced. One that another process is running is left to it.
+
+    Raises:
+        Damaged: if a file of the archive is not what was written.
+        ConfigError: if a file holds another run than its name says.
+        DiskError
+    """
+    known, found = _files(archive), []
+    for run in {run.key: run for run in runs if run.key in known and not is_finished(run)}.values():
+        contents = _unpacked(known[run.key], run)
+        directory = RunDirectory(directory_of(run))
+        files.make(directory.path, parents=True)
+        with contextlib.suppress(Held), directory.locked():
+            directory.write_config(run.config)  # the paths of this machine
+            for name, data in contents.items():
+                if name not in (_CONFIG, _SUMMARY):
+                    files.write(directory.path / name, data)
+            files.write(directory.path / _SUMMARY, contents[_SUMMARY])  # last: with it the run is finished
+            found.append(run)
+    return found
+
+
+def _files(archive: Path) -> dict[str, Path]:
+    """The files by the keys of their runs; other studies may have named them otherwise."""
+    return {path.stem.rpartition("-")[2]: path for path in sorted(archive.glob("*-*.zip"), reverse=True)}
+
+
+def _unpacked(path: Path, run: PlannedRun) -> dict[str, bytes]:
+    """The files of an archived run.
+
+    Raises:
+        Damaged, ConfigError
+    """
+    known = {_CONFIG, _SUMMARY, _ENVIRONMENT, *_TABLES}
+    try:
+        with zipfile.ZipFile(files.regular(path)) as packed:
+            contents = {name: packed.read(name) for name in packed.namelist() if name in known}
+        settings = parse(contents[_CONFIG].decode())
+        rounds = json.loads(contents[_SUMMARY])["rounds"]
+    except (OSError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error, *NOT_YAML) as error:
+        why = " ".join(str(error).split()) or type(error).__name__
+        raise Damaged(f"{path}: cannot be read ({why}); remove it, and the run is done again") from None
+    settings["plugins"] = []  # the study has imported them
+    if key_of(reload(settings)) != run.key or rounds != run.config.rounds:
+        raise ConfigError(str(path), "holds another run than its name says", "remove it")
+    return contents
+
+
+def _portable(run: PlannedRun) -> str:
+    """The run's config without the paths of this machine."""
+    settings: dict[str, Any] = run.config.to_dict()
+    settings["plugins"] = [Path(name).name for name in settings["plugins"]]
+    settings["output"] = {**settings["output"], "root": "runs"}
+    return dump(settings)
+
+
+def _json(values: Any) -> bytes:
+    return (json.dumps(values, indent=1) + "\n").encode()

@@ -1,0 +1,142 @@
+"""Archives of finished runs: nothing is run again on another machine, and what is damaged is not taken."""
+
+from __future__ import annotations
+
+import shutil
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rayfl.errors import ConfigError, Damaged
+from rayfl.rundir import RunDirectory
+from rayfl.study import Watch, archive, execute, prepare, take
+from rayfl.study.estimate import estimate
+from rayfl.study.running import is_finished
+
+STUDY: dict[str, Any] = {
+    "name": "archived",
+    "settings": {
+        "rounds": 2,
+        "training.epochs": 1,
+        "partition": {"name": "label_skew", "clients": 6},
+        "output": {"report": False, "tensorboard": False},
+    },
+    "methods": {"FedAvg": {"algorithm": "fedavg"}, "SOLO": {"algorithm": "solo"}},
+    "seeds": [0],
+    "report": {"columns": ["accuracy_mean", {"rounds_to": 20}]},
+    "claims": ["FedAvg.bytes_up > 0"],
+}
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Matplotlib takes seconds."""
+    monkeypatch.setattr("rayfl.study.writing.write_figures", lambda results, folder: [])
+
+
+def run(root: Path, folder: Path | None, **changes: Any) -> Any:
+    """The study with its runs below ``root``, and the titles of the runs that were done."""
+    prepared = prepare(take({**STUDY, **changes}, root, settings=[f"output.root={root / 'runs'}"]))
+    began: list[str] = []
+    watch = Watch(stage=lambda title, runs, shared: began.extend(run.title for run in runs))
+    return execute(prepared, root / "out", inline=True, watch=watch, archive=folder), began
+
+
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("rayfl.study.writing.write_figures", lambda results, folder: [])
+        study, _ = run(root, root / "archive")
+    return study, root
+
+
+def without_paths(study: Any) -> Any:
+    return study.runs.drop(columns=["path"])
+
+
+def test_another_machine_runs_only_what_is_missing(first: Any, tmp_path: Path) -> None:
+    study, root = first
+    shutil.copytree(root / "archive", tmp_path / "archive")
+    again, began = run(tmp_path, tmp_path / "archive")
+    assert began == []
+    assert without_paths(again).equals(without_paths(study))
+    assert (tmp_path / "out" / "table.md").read_bytes() == (root / "out" / "table.md").read_bytes()
+    more, began = run(tmp_path, tmp_path / "archive", seeds=[0, 1])
+    assert sorted(began) == ["FedAvg, seed 1", "SOLO, seed 1"]
+    assert more.results.finished == 4
+    assert len(list((tmp_path / "archive").iterdir())) == 4  # each was added when it had finished
+
+
+def test_archived_runs_name_no_path_of_the_machine(first: Any) -> None:
+    _, root = first
+    paths = sorted((root / "archive").iterdir())
+    assert len(paths) == 2
+    for path in paths:
+        with zipfile.ZipFile(path) as packed:
+            assert not any(name.startswith(("checkpoints", "models", "log")) for name in packed.namelist())
+            text = b"".join(packed.read(name) for name in packed.namelist())
+        assert str(root).encode() not in text
+        assert path.stat().st_size < 20_000
+
+
+def test_the_same_run_gives_the_same_bytes(first: Any, tmp_path: Path) -> None:
+    study, root = first
+    made = archive.add(study.results.runs, tmp_path)
+    assert [path.read_bytes() for path in made] == [
+        (root / "archive" / path.name).read_bytes() for path in made
+    ]
+    assert archive.add(study.results.runs, tmp_path) == []  # they are there
+
+
+def test_a_run_that_was_begun_is_replaced(first: Any, tmp_path: Path) -> None:
+    _, root = first
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    begun = prepared.runs[0]
+    directory = RunDirectory.create_as(begun.config, f"earlier-name-{begun.key}")
+    assert not is_finished(begun)
+    assert len(archive.restore(prepared.runs, root / "archive")) == 2
+    assert is_finished(begun)
+    assert (directory.path / "summary.json").is_file()
+    assert directory.config == begun.config
+
+
+def test_a_run_of_another_process_is_left_alone(first: Any, tmp_path: Path) -> None:
+    _, root = first
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    held = prepared.runs[0]
+    with RunDirectory.create_as(held.config, f"held-{held.key}").locked():
+        assert archive.restore(prepared.runs, root / "archive") == [prepared.runs[1]]
+    assert not is_finished(held)
+
+
+def test_an_estimate_counts_them(first: Any, tmp_path: Path) -> None:
+    _, root = first
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    assert estimate(prepared.runs, 1, root / "archive").there == 2
+
+
+def test_damage_is_seen(first: Any, tmp_path: Path) -> None:
+    _, root = first
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    whole = sorted((root / "archive").iterdir())[0]
+    data = whole.read_bytes()
+    copy = tmp_path / whole.name
+    flipped = bytearray(data)
+    flipped[len(data) // 2] ^= 1
+    for broken in (b"", data[: len(data) // 2], bytes(flipped), b"no zip file at all"):
+        copy.write_bytes(broken)
+        with pytest.raises(Damaged, match=r"remove it, and the run is done again"):
+            archive.restore(prepared.runs, tmp_path)
+    assert not any(map(is_finished, prepared.runs))
+
+
+def test_a_file_under_another_name_is_refused(first: Any, tmp_path: Path) -> None:
+    _, root = first
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    one, other = sorted((root / "archive").iterdir())
+    shutil.copy(one, tmp_path / other.name)
+    with pytest.raises(ConfigError, match="holds another run than its name says"):
+        archive.restore(prepared.runs, tmp_path)
