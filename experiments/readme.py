@@ -42,8 +42,8 @@ a study and keep its table and verdicts:
     rayfl study experiments/mt_hfl/digits.yaml --size smoke
     python experiments/readme.py studies/digits-smoke
 
-Of the longest studies `results/runs` holds the finished runs: with `--archive experiments/results/runs` a study starts
-from these, and runs what is missing.
+Of the longest studies `results/runs` holds the finished runs: with `--archive experiments/results/runs` a
+study starts from these, and runs what is missing.
 
 A claim *holds* if its whole 95 % interval over seeds satisfies it, *fails* if no part of the interval does,
 and is *undecided* otherwise. Claims come from the papers, or from longer runs of rayfl. The smoke size has
