@@ -7,7 +7,7 @@ import platform
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, complement,
 from rayfl.training.batched.linear_kernels import weighted_sum
 from rayfl.training.batches import Batches, KeptSamples, raw_features
 from rayfl.training.device import on_gpu, open_device
-from rayfl.training.engine import Engine, open_engine
+from rayfl.training.engine import Engine, open_engine, open_guided
 from rayfl.training.reports import ClientReport, Trained, updates_of
 from rayfl.training.work import length_from
 
@@ -73,6 +73,13 @@ class ClientHost:
         self.engine, self._about = open_engine(
             host.engine, self.spec, self.batches, host.seed, host.cuda_graphs, host.precision
         )
+
+    @cached_property
+    def _guided(self) -> Engine:
+        """The engine for losses that look at other models."""
+        if self.host.engine == "loop":
+            return self.engine
+        return open_guided(self.spec, self.batches, self.host.seed, self.host.precision)
 
     def pid(self) -> int:
         """The process id."""
@@ -138,7 +145,8 @@ class ClientHost:
         def train(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
             if terms.visits is None:
                 terms = replace(terms, visits=job.order.visits(replace(arrival, work=work)))
-            phases.append(self.engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
+            engine = self.engine if terms.guides is None else self._guided
+            phases.append(engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
             return phases[-1]
 
         block, outcome = local.train(start, train)

@@ -5,6 +5,7 @@ This package imports no PyTorch. The code that trains is in its modules ``batche
 """
 
 from rayfl.training.config import Training
+from rayfl.training.guides import Guides, Seen
 from rayfl.training.work import (
     NO_TERMS,
     LocalWork,
@@ -20,7 +21,9 @@ from rayfl.training.work import (
 
 __all__ = [
     "NO_TERMS",
+    "Guides",
     "LocalWork",
+    "Seen",
     "Segments",
     "Terms",
     "TrainedBlock",

@@ -21,6 +21,7 @@ from rayfl.training.batched.graphs import WARM_UPS, CudaRecorder, Recorder
 from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.vmap import VmapEngine
 from rayfl.training.batches import Batches
+from rayfl.training.guides import Guides, Seen
 from rayfl.training.loop import LoopEngine
 from rayfl.training.precision import Precision, check_device
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
@@ -208,6 +209,40 @@ def open_engine(
         return engine, f"{name} on {where} without graphs: {problem}"
     engine.record(CudaRecorder(device))
     return engine, f"{name} on {where} with graphs"
+
+
+def open_guided(spec: ModelSpec, batches: Batches, seed: int, precision: Precision = "float32") -> Engine:
+    """The engine for local losses that look at other models (:class:`~rayfl.training.Guides`).
+
+    The first of vmap and the plain loop that trains such a loss; in a short trial it must agree with the
+    plain loop. The choice depends only on the model and the device.
+    """
+    try:
+        engine = VmapEngine(spec, batches, seed, precision=precision)
+        if engine.network.guided and _guided_gap(spec, precision, batches.device) <= TOLERANCE:
+            return engine
+    except Exception:  # a model that torch.func cannot vectorise fails in its own ways
+        pass
+    return LoopEngine(spec, batches, seed, precision=precision)
+
+
+def _guided_gap(spec: ModelSpec, precision: Precision, device: torch.device) -> float:
+    """As :func:`_trial`, with a loss that pulls outputs and features to those of another model."""
+
+    def pull(own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
+        gaps = own.features - others[0].features, own.outputs - others[0].outputs
+        return sum((0.1 * gap.flatten(1).square().mean(1) for gap in gaps), own.features.new_zeros(()))
+
+    other = torch.from_numpy(spec.initial(index=1)).to(device).expand(2, -1)
+    work, gaps = LocalWork(epochs=1, batch_size=3, lr=1e-2), [math.inf]
+    for seed in range(TRIALS):
+        batches, terms = _example(spec, device, seed), Terms(guides=Guides((other,), pull))
+        engine = VmapEngine(spec, batches, 0, least=1, precision=precision)
+        expected = _train(LoopEngine(spec, batches, 0, precision=precision), work, 0, terms)
+        gaps.append(_gap(_train(engine, work, 0, terms), expected, spec))
+        if gaps[-1] <= TOLERANCE:
+            break
+    return float(np.nanmin(gaps))
 
 
 def _problem(gap: Callable[[], float], other: str) -> str:

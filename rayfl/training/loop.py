@@ -8,17 +8,22 @@ from __future__ import annotations
 import contextlib
 import random
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from itertools import compress
+from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.func import functional_call
 
 from rayfl.models import ModelSpec
 from rayfl.random import key, moment, orders
 from rayfl.training.batches import Batches
+from rayfl.training.guides import Guides, watching
 from rayfl.training.precision import Precision, forward
 from rayfl.training.work import (
     NO_TERMS,
@@ -30,6 +35,8 @@ from rayfl.training.work import (
     check_diverged,
     check_visits,
 )
+
+_Compare: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @contextlib.contextmanager
@@ -71,6 +78,7 @@ class LoopEngine:
         self.module = spec.build().to(batches.device)
         self._channels_last = channels_last and len(spec.shape) == 3
         self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
+        self._judge: nn.Module | None = None  # what guides compute with, in evaluation mode
 
     def one_by_one(self, clients: int) -> bool:
         """It always does."""
@@ -93,13 +101,16 @@ class LoopEngine:
             clients: ids of the B clients.
             indices: each client's training samples.
             start: start models ``(B, P)`` float32; left as they are.
-            terms: per-client offsets, masks and visits.
+            terms: per-client offsets, masks, visits and guides.
 
         Raises:
             ValueError: if the terms are not of this block, or ``work.frozen`` does not fit the model.
+            ConfigError: if the network has no such layer as the guides name.
         """
         terms.check(start)
         self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
+        if terms.guides is not None:
+            terms.guides.check(self.module)
         rows = start.clone(memory_format=torch.contiguous_format)
         losses, steps = np.zeros(len(clients)), np.zeros(len(clients), np.int64)
         failures: dict[int, str] = {}
@@ -114,8 +125,7 @@ class LoopEngine:
                         indices[row],
                         plan,
                         rows[row],
-                        None if terms.offset is None else terms.offset[row],
-                        None if terms.mask is None else terms.mask[row],
+                        _OwnTerms.of(terms, row),
                         None if snapshots is None else snapshots[row],
                     )
                 steps[row] = len(plan)
@@ -138,8 +148,7 @@ class LoopEngine:
         indices: NDArray[np.integer],
         plan: Sequence[Sequence[NDArray[np.intp]]],
         vector: torch.Tensor,
-        offset: torch.Tensor | None,
-        mask: torch.Tensor | None,
+        own: _OwnTerms,
         snapshot: torch.Tensor | None,
     ) -> float:
         """Train one client, whose model is ``vector``, in place; mean loss over the samples of its steps."""
@@ -148,8 +157,8 @@ class LoopEngine:
         self.spec.load(module, vector)
         self._reset()
         parameters = list(module.parameters())
-        offsets = None if offset is None else self._like(parameters, offset)
-        masks = None if mask is None else self._like(parameters, mask)
+        offsets = None if own.offset is None else self._like(parameters, own.offset)
+        masks = None if own.mask is None else self._like(parameters, own.mask)
         _hold_at_zero(parameters, masks)
         frozen = self.spec.frozen(work.frozen)
         moving = [name not in frozen for name in self.spec.names[: len(parameters)]]
@@ -165,26 +174,29 @@ class LoopEngine:
             inputs = x[batch]
             if self._channels_last:
                 inputs = inputs.contiguous(memory_format=torch.channels_last)
-            loss = self.spec.loss.mean(forward(module, inputs, self._precision), y[batch])
+            outputs = forward(module, inputs, self._precision)
+            loss = self.spec.loss.mean(outputs, y[batch])
+            whole = loss if compare is None else loss + compare(outputs, inputs, y[batch]).mean()
             # A parameter that the network does not use has a gradient of zero.
-            return loss.detach(), torch.autograd.grad(loss, trained, materialize_grads=True)
+            return loss.detach(), torch.autograd.grad(whole, trained, materialize_grads=True)
 
-        for step, batches in enumerate(plan):
-            if work.inner_lr:
-                weights = _copies(trained)
-                _, gradients = descent(batches[0])
-                _look_ahead(trained, gradients, work.inner_lr)
+        with self._comparing(own.guides) as compare:
+            for step, batches in enumerate(plan):
+                if work.inner_lr:
+                    weights = _copies(trained)
+                    _, gradients = descent(batches[0])
+                    _look_ahead(trained, gradients, work.inner_lr)
+                    _hold_at_zero(parameters, masks)
+                    loss, gradients = descent(batches[1])
+                    _assign(trained, weights)
+                else:
+                    loss, gradients = descent(batches[0])
+                sgd_step(trained, gradients, velocity, work, work.rate(step), anchor, offsets)
                 _hold_at_zero(parameters, masks)
-                loss, gradients = descent(batches[1])
-                _assign(trained, weights)
-            else:
-                loss, gradients = descent(batches[0])
-            sgd_step(trained, gradients, velocity, work, work.rate(step), anchor, offsets)
-            _hold_at_zero(parameters, masks)
-            total += loss * len(batches[-1])
-            seen += len(batches[-1])
-            if step + 1 == snapshot_step:
-                kept = torch.from_numpy(self.spec.flatten(module))
+                total += loss * len(batches[-1])
+                seen += len(batches[-1])
+                if step + 1 == snapshot_step:
+                    kept = torch.from_numpy(self.spec.flatten(module))
         mean = float(total) / max(1, seen)
         numbers = (*parameters, *(b for name, b in module.named_buffers() if name not in self._rest))
         norms = torch.stack([torch.linalg.vector_norm(t.detach()) for t in numbers])
@@ -194,10 +206,56 @@ class LoopEngine:
             snapshot.copy_(kept)
         return mean
 
+    @contextlib.contextmanager
+    def _comparing(self, guides: Guides | None) -> Iterator[_Compare | None]:
+        """What is added to the loss of each sample ``(n,)``: a function of outputs, samples and targets; None
+        without guides, whose models are ``(P,)`` here.
+        """
+        if guides is None:
+            yield None
+            return
+        if self._judge is None:
+            self._judge = self.spec.build().to(next(self.module.parameters())).eval()
+        judge, term, like = self._judge, guides.term, next(self.module.parameters())
+        values = [self.spec.to_state_dict(each) for each in guides.models]
+        networks = [partial(functional_call, judge, {n: t.to(like) for n, t in v.items()}) for v in values]
+        with watching(self.module, guides.layer) as own, watching(judge, guides.layer) as others:
+
+            def compare(outputs: torch.Tensor, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+                mine = own(outputs)
+                with torch.no_grad():
+                    theirs = [others(forward(_on(each), x, self._precision)) for each in networks]
+                return term(mine, theirs, y)
+
+            yield compare
+
     def _like(self, parameters: Sequence[nn.Parameter], vector: torch.Tensor) -> list[torch.Tensor]:
         """The parts of a vector ``(P,)`` that belong to the parameters (they come first), shaped as they."""
         places = self.spec.slices[: len(parameters)]
         return [vector[s].view_as(p).to(p) for s, p in zip(places, parameters, strict=True)]
+
+
+@dataclass(frozen=True)
+class _OwnTerms:
+    """The terms of one client: ``(P,)`` in place of ``(B, P)``."""
+
+    offset: torch.Tensor | None
+    mask: torch.Tensor | None
+    guides: Guides | None
+
+    @classmethod
+    def of(cls, terms: Terms, row: int) -> _OwnTerms:
+        guides = terms.guides
+        return cls(
+            None if terms.offset is None else terms.offset[row],
+            None if terms.mask is None else terms.mask[row],
+            None if guides is None else replace(guides, models=tuple(each[row] for each in guides.models)),
+        )
+
+
+def _on(call: Callable[[tuple[torch.Tensor]], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A function of the samples alone."""
+    return lambda x: call((x,))
 
 
 def _steps(work: LocalWork, order: NDArray[np.intp], visits: Visits | None) -> list[list[NDArray[np.intp]]]:

@@ -14,6 +14,8 @@ from rayfl.data import Ragged
 if TYPE_CHECKING:
     import torch
 
+    from rayfl.training.guides import Guides
+
 Segments = tuple[tuple[int, int], ...]
 """Ranges ``(start, stop)`` of the flat parameter vector, ascending and disjoint."""
 
@@ -108,11 +110,13 @@ class Terms:
             for Per-FedAvg), instead of shuffled epochs; ``LocalWork.epochs`` is then ignored.
             Clients may differ in their number of steps; batches may have any length above zero. A client
             whose batches are equally long may give one array ``(T, b)``.
+        guides: other models with which the client's is compared in its loss.
     """
 
     offset: torch.Tensor | None = None
     mask: torch.Tensor | None = None
     visits: Sequence[Visits] | NDArray[np.intp] | None = None
+    guides: Guides | None = None
 
     def check(self, start: torch.Tensor) -> None:
         """Refuse terms that are not of the block whose start models ``(B, P)`` are given.
@@ -120,7 +124,8 @@ class Terms:
         Raises:
             ValueError: if a shape does not fit.
         """
-        for name, values in (("offset", self.offset), ("mask", self.mask)):
+        others = () if self.guides is None else self.guides.models
+        for name, values in (("offset", self.offset), ("mask", self.mask), *(("guides", m) for m in others)):
             if values is not None and values.shape != start.shape:
                 raise ValueError(
                     f"{name}: a tensor {tuple(start.shape)} is needed, not {tuple(values.shape)}"

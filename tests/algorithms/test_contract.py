@@ -1,10 +1,10 @@
 """What methods of kinds that rayfl does not have yet need of the contract, each against a plain loop: noise
-and clipping (DP-FedAvg), clients that start from models of earlier rounds (FedAsync, FedBuff), and clients
-that train several times in a round (Ditto, FedRep)."""
+and clipping (DP-FedAvg), clients that start from models of earlier rounds (FedAsync, FedBuff), clients that
+train several times in a round (Ditto, FedRep), and losses that look at other networks (MOON)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -21,7 +21,7 @@ from rayfl.local import LocalObjective, Outcome, Start, Train
 from rayfl.models import ModelSpec
 from rayfl.random import generator
 from rayfl.server_step import Averaged, ServerStep, Vectors
-from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, complement
+from rayfl.training import NO_TERMS, Guides, LocalWork, Seen, Terms, TrainedBlock, complement
 from rayfl.training.reports import ClientReport, Reports, UpdateLengths
 from tests.servers.test_hierarchy import EPOCHS, GROUPS, LR, Data, last, load_initial
 
@@ -330,6 +330,81 @@ def test_a_part_of_the_model_after_another(softmax: dict[str, Any]) -> None:
     for i, head in enumerate(heads):
         found = np.concatenate([p.detach().numpy().ravel() for p in result.model(client=i).parameters()])
         np.testing.assert_allclose(found, np.concatenate([body, head]), rtol=0, atol=1e-4)
+
+
+# --- MOON (Li et al. 2021, Algorithm 1): features near the received model's, far from the last own ------
+
+
+class Contrast(LocalObjective):
+    name: Literal["contrast"] = "contrast"
+    mu: float = 2.0
+    temperature: float = 0.5
+
+    def state_size(self, spec: ModelSpec) -> int:
+        return spec.P
+
+    def terms(self, start: Start) -> Terms:
+        fresh = torch.from_numpy(start.fresh)[:, None]
+        return Terms(
+            guides=Guides((start.models, torch.where(fresh, start.models, start.state)), self.contrast)
+        )
+
+    def contrast(self, own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
+        near, far = (
+            nn.functional.cosine_similarity(own.features, other.features) / self.temperature
+            for other in others
+        )
+        return self.mu * nn.functional.softplus(far - near)
+
+    def finish(self, start: Start, block: TrainedBlock) -> Outcome:
+        return Outcome(block.rows, block.rows.clone(), start.server)
+
+
+class MOON(Algorithm):
+    name: Literal["moon"] = "moon"
+    objectives: ClassVar[tuple[str, ...] | None] = ("contrast",)
+    defaults: ClassVar[Mapping[str, Any]] = {"local": {"name": "contrast"}}
+
+
+@pytest.mark.parametrize("engine", ["auto", "loop"])
+def test_a_loss_that_looks_at_other_networks(softmax: dict[str, Any], engine: str) -> None:
+    """Against PyTorch with the paper's formula and whole gradients in double precision."""
+    settings = {**softmax, "algorithm": MOON(), "local": Contrast(), "model": Network()}
+    settings["training"] = {**softmax["training"], "engine": engine}
+    data, w = Data(softmax), load_initial(settings)
+    own, glob, prev = (Network().double() for _ in range(3))
+    last_model: list[Vector | None] = [None] * len(GROUPS)
+
+    def features(network: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = network.fc1(x).tanh()
+        return found / found.norm(dim=1, keepdim=True)
+
+    def put(network: nn.Module, vector: Vector) -> None:
+        nn.utils.vector_to_parameters(torch.from_numpy(vector), network.parameters())
+
+    for _ in range(ROUNDS):
+        trained = []
+        for i in range(len(GROUPS)):
+            x, y = torch.from_numpy(data.x[i]), torch.from_numpy(data.y[i].argmax(1))
+            before = last_model[i]
+            for network, vector in ((own, w), (glob, w), (prev, w if before is None else before)):
+                put(network, vector.copy())
+            for _ in range(EPOCHS):
+                z = features(own, x)
+                near, far = ((z * features(n, x).detach()).sum(1) / 0.5 for n in (glob, prev))
+                term = -torch.log(near.exp() / (near.exp() + far.exp()))
+                loss = nn.functional.cross_entropy(own(x), y) + 2.0 * term.mean()
+                gradients = torch.autograd.grad(loss, list(own.parameters()))
+                with torch.no_grad():
+                    for p, g in zip(own.parameters(), gradients, strict=True):
+                        p -= LR * g
+            trained.append(nn.utils.parameters_to_vector(own.parameters()).detach().numpy().copy())
+            last_model[i] = trained[-1]
+        w = np.average(trained, axis=0, weights=data.sizes)
+    found = last(run(settings)).models[0]
+    np.testing.assert_allclose(found, w, rtol=0, atol=1e-4)
+    plain = last(run({**settings, "local": Contrast(mu=0.0)})).models[0]
+    assert np.abs(plain - w).max() > 0.01
 
 
 class FailsOnce(Beside):

@@ -141,7 +141,7 @@ class Truth:
         """The arguments are those of an engine and of its ``train``; ``start`` and ``terms`` on the CPU."""
         engines = [ExactLoop(spec, batches, seed, level) for level in (0.0, LEVEL, -LEVEL)]
         block, *noisy = (e.train(work, round, clients, indices, start, terms) for e in engines)
-        assert not block.failures
+        assert not block.failures, block.failures
         steps = np.sqrt(block.steps + 1.0)
         first = start.clone()
         if terms.mask is not None:

@@ -91,10 +91,13 @@ class BatchedEngine:
         """
         terms.check(start)
         self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
+        if terms.guides is not None:
+            terms.guides.check(self.module)
         on_device = replace(
             terms,
             offset=None if terms.offset is None else terms.offset.to(start),
             mask=None if terms.mask is None else terms.mask.to(start),
+            guides=None if terms.guides is None else terms.guides.to(start),
         )
         snapshots = start.clone(memory_format=torch.contiguous_format) if work.snapshot_epoch else None
         rows = torch.empty_like(start, memory_format=torch.contiguous_format)
@@ -179,7 +182,8 @@ class BatchedEngine:
             visits = visits[rows] if isinstance(visits, np.ndarray) else [visits[r] for r in rows]
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
-        self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask)
+        guides = None if terms.guides is None else terms.guides.take(where)
+        self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask, guides)
         means = self._together(block, ids, samples.values, plan, where)
         for mean, length in zip(means.tolist(), self.network.lengths().tolist(), strict=True):
             check_diverged(mean, length)
@@ -214,7 +218,8 @@ class BatchedEngine:
         counts = torch.from_numpy(plan.counts).to(device)
         totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
         per_step, changing = work.batches_a_step, bool(work.inner_lr or work.lr_alpha)
-        recorded, snapshots = self.recorded, block.result.snapshots
+        snapshots = block.result.snapshots
+        recorded = None if block.terms.guides is not None else self.recorded
         if recorded is not None:
             terms = block.terms.offset is not None, block.terms.mask is not None
             recorded.begin(network, (Sgd.of(work), terms), *plan.places.shape[1:], x, y)

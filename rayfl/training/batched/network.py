@@ -25,6 +25,7 @@ from rayfl.training.batched.layers import Chain, Layer, Residual, Step
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.parameters import Parameter, Sgd
 from rayfl.training.device import on_gpu
+from rayfl.training.guides import Guides
 
 _TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.Linear: layers.Linear,
@@ -53,11 +54,13 @@ class Network:
     Attributes:
         draws: whether a step draws random numbers.
         counts: whether a step needs to know how many samples of a client are not padding.
+        guided: whether a loss may look at other models.
         parameters, buffers: by their names in the module; valid after :meth:`load`.
     """
 
     draws = False
     counts = False
+    guided = False
 
     def __init__(self, spec: ModelSpec) -> None:
         self.spec = spec
@@ -73,6 +76,7 @@ class Network:
         sgd: Sgd,
         offset: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        guides: Guides | None = None,
     ) -> None:
         """Take the models of C clients; the copy is contiguous tensor by tensor, on a CPU where that of the
         last C clients was: of a large model new memory costs more than copying.
@@ -83,7 +87,13 @@ class Network:
             sgd: the step.
             offset: added to the gradients, shaped as ``models``; entries of buffers are ignored.
             mask: 0 where a weight is held at zero, of the same shape.
+            guides: of these C clients.
+
+        Raises:
+            Unsupported: for guides, if the network computes no such loss.
         """
+        if guides is not None and not self.guided:
+            raise Unsupported("its kernels have no losses that look at other models")
         names = self._parameter_names
         self._values = self._take(models, rows, into=self._values)
         offsets = self._take(offset, rows, names) if offset is not None else {}
@@ -213,8 +223,9 @@ class BatchedNetwork(Network):
         sgd: Sgd,
         offset: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        guides: Guides | None = None,
     ) -> None:
-        super().load(models, rows, sgd, offset, mask)
+        super().load(models, rows, sgd, offset, mask, guides)
         self._bind()
 
     @override

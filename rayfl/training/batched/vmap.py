@@ -28,6 +28,7 @@ from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import Network, Unsupported, loss_of, predictions
 from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batches import Batches
+from rayfl.training.guides import Guides, watching
 from rayfl.training.loop import LoopEngine
 from rayfl.training.precision import Precision, forward
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock
@@ -95,6 +96,8 @@ class VmapNetwork(Network):
         inputs = 0, 0, None, 0, 0, 0, 0
         self._gradients: Any = vmap(grad_and_value(self._loss, has_aux=True), in_dims=inputs)
         self._outputs_of_all: Any = vmap(self._outputs, in_dims=(0, 0, None, 0, 0, 0))
+        self._guides: Guides | None = None
+        self._judge: nn.Module | None = None  # what guides compute with, in evaluation mode
 
     def takes_channels_last(self) -> bool:
         """Whether the network takes images in the channels-last layout, in which ``x.view(...)`` of what a
@@ -149,8 +152,10 @@ class VmapNetwork(Network):
         sgd: Sgd,
         offset: torch.Tensor | None = None,
         mask: torch.Tensor | None = None,
+        guides: Guides | None = None,
     ) -> None:
-        super().load(models, rows, sgd, offset, mask)
+        super().load(models, rows, sgd, offset, mask, guides)
+        self._guides = guides
         self._current = {name: b.to(models.device, copy=True) for name, b in self._rest.items()}
 
     @override
@@ -160,7 +165,9 @@ class VmapNetwork(Network):
         buffers = {name: buffer[:clients] for name, buffer in self.buffers.items()}
         self._lengths = step.lengths
         given = x, dropout.drawn(self._draws, clients, x.shape[1], step, x), weights
-        if task_of(self.spec.model) == "words":
+        if self._guides is not None:
+            gradients, losses, after = self._guided(self._guides, values, buffers, given, y)
+        elif task_of(self.spec.model) == "words":
             gradients, losses, after = self._words(values, buffers, given, y)
         else:
             gradients, (losses, after) = self._gradients(values, buffers, self._current, *given, y)
@@ -170,6 +177,49 @@ class VmapNetwork(Network):
             self.parameters[name].descend(gradient)
         assert isinstance(losses, torch.Tensor)
         return losses
+
+    @property
+    @override
+    def guided(self) -> bool:  # type: ignore[override]
+        """All but networks that predict every word: their losses are computed apart."""
+        return task_of(self.spec.model) != "words"
+
+    def _guided(
+        self, guides: Guides, values: Tensors, buffers: Tensors, given: _Given, y: torch.Tensor
+    ) -> tuple[Tensors, torch.Tensor, Tensors]:
+        """Gradients of the loss with the term of the guides, losses without it ``(C,)``, and buffers."""
+        if self._judge is None:
+            self._judge = self.spec.build().to(y.device).eval()
+        judge, term, clients = self._judge, guides.term, len(y)
+        others = [self._named(each[:clients]) for each in guides.models]
+        with watching(self._module, guides.layer) as own, watching(judge, guides.layer) as watched:
+
+            def loss(
+                parameters: Tensors, kept: Tensors, rest: Tensors, models: Sequence[Tensors],
+                given: _Given, y: torch.Tensor,
+            ) -> tuple[torch.Tensor, tuple[torch.Tensor, Tensors]]:  # fmt: skip
+                """One client's."""
+                x, factors, weights = given
+                outputs, after = self._outputs(parameters, kept, rest, x, factors, weights)
+                mine = own(outputs)
+                theirs = [
+                    watched(forward(partial(functional_call, judge, each), x, self._precision, cached=False))
+                    for each in models
+                ]
+                plain = (self.spec.loss.each(outputs, y) * weights).sum()
+                return plain + (term(mine, theirs, y) * weights).sum(), (plain, after)
+
+            step: Any = vmap(grad_and_value(loss, has_aux=True), in_dims=(0, 0, None, 0, 0, 0))
+            gradients, (_, (losses, after)) = step(values, buffers, self._current, others, given, y)
+        return gradients, losses, after
+
+    def _named(self, models: torch.Tensor) -> Tensors:
+        """The tensors ``(C, *shape)`` of models ``(C, P)``, by name."""
+        spec = self.spec
+        return {
+            name: models[:, place].reshape(len(models), *shape)
+            for name, shape, place in zip(spec.names, spec.shapes, spec.slices, strict=True)
+        }
 
     def _words(
         self, values: Tensors, buffers: Tensors, given: _Given, y: torch.Tensor
