@@ -1,6 +1,6 @@
 """Local losses that compare a client's network with others on the same batch: distillation, contrast.
 
-Shapes: B clients of a block, P numbers of a model, n samples of a batch, K outputs, F features, L words.
+Shapes: B clients of a block, P numbers of a model, n samples of a batch, K outputs, D features, L words.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Seen:
 
     Attributes:
         outputs: ``(n, K)``; of texts ``(n, K, L)``.
-        features: what enters the layer that :attr:`Guides.layer` names, ``(n, F)``: the representation.
+        features: what enters the layer that :attr:`Guides.layer` names, ``(n, D)``: the representation.
     """
 
     outputs: torch.Tensor

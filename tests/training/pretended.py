@@ -12,7 +12,7 @@ The device is registered for the whole process, hence all of this runs in a proc
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -32,10 +32,10 @@ from rayfl.data import Samples
 from rayfl.events import Note, RunEvent
 from rayfl.models import ModelSpec
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.training import LocalWork, Terms, TrainedBlock
+from rayfl.training import Guides, LocalWork, Seen, Terms, TrainedBlock
 from rayfl.training import engine as engines
 from rayfl.training.batches import Batches
-from rayfl.training.engine import ENGINES, open_engine
+from rayfl.training.engine import ENGINES, open_engine, open_guided
 from rayfl.training.precision import Precision
 from tests.training.test_graphs import LARGE, PLAIN, Tape, arguments, make_case
 from tests.training.test_terms import EXTRAS, OPTIONS, make_terms, make_work
@@ -205,6 +205,28 @@ def trained(
             snapshots=None if block.snapshots is None else block.snapshots.cpu(),
         )
         return Outcome(said, there, 0 if recorded is None else recorded.replays)
+
+
+def guided(case: str) -> tuple[str, TrainedBlock]:
+    """Train on the device with a loss that looks at another model; the engine that does, and the models."""
+    spec, samples, sizes, work, _ = setting(case)
+    with pretended_device() as device:
+        engine = open_guided(spec, Batches(samples, device), 0)
+        round, clients, indices, start = arguments(spec, sizes, 0)
+        block = engine.train(work, round, clients, indices, start.to(device), pulled(spec, len(sizes)))
+        assert isinstance(block.rows, PretendedTensor), "the models are not on the device"
+        return type(engine).__name__, replace(block, rows=block.rows.cpu())
+
+
+def pulled(spec: ModelSpec, clients: int) -> Terms:
+    """Outputs and features are pulled to those of another model."""
+
+    def pull(own: Seen, others: Sequence[Seen], targets: torch.Tensor) -> torch.Tensor:
+        outputs = (own.outputs - others[0].outputs).square().mean(1)
+        return outputs + (own.features - others[0].features).square().mean(1)
+
+    other = torch.from_numpy(spec.initial(index=1)).expand(clients, -1)
+    return Terms(guides=Guides((other,), pull))
 
 
 def setting(

@@ -77,6 +77,15 @@ def test_every_option_trains_there(option: str, elsewhere: Callable[..., Any]) -
     check(elsewhere(pretended.trained, "mlp", "batched", option, extra), "mlp", option, extra)
 
 
+@pytest.mark.parametrize(("case", "engine"), [("mlp", "VmapEngine"), ("lenet5-bn", "VmapEngine")])
+def test_losses_that_look_at_other_models(case: str, engine: str, elsewhere: Callable[..., Any]) -> None:
+    opened, block = elsewhere(pretended.guided, case)
+    assert opened == engine
+    spec, samples, sizes, work, _ = pretended.setting(case)
+    terms = pretended.pulled(spec, len(sizes))
+    Truth.of(spec, Batches(samples, CPU), 0, work, *arguments(spec, sizes, 0), terms).check(block)
+
+
 @pytest.mark.parametrize("engine", ["vmap", "loop"])
 def test_reduced_precision_trains_there(engine: str, elsewhere: Callable[..., Any]) -> None:
     """As near to the plain loop in float32 as engines in bfloat16 on the CPU have to be."""
