@@ -13,6 +13,7 @@ who trains from which model, and what ``A`` is; the servers train, multiply and 
       reports        what clients say of their trained models, by name   ClientReport -> arrays (M, ...)
       mix            A, from the plan (and the reports)                  Mixing
       server_step    what each server does with its average              ServerStep, with vectors it keeps
+      server_training  training with the server's samples afterwards     ServerTraining
       global_step    what the GPS averages over the servers              GlobalStep
     end, split       after the round                                     the state, new clusters
 
@@ -107,6 +108,7 @@ from rayfl.server_step import ServerStep
 from rayfl.settings import Section
 from rayfl.training import LocalWork, complement
 from rayfl.training.reports import ClientReport, Reports
+from rayfl.training.server import ServerTraining
 
 if TYPE_CHECKING:
     from rayfl.coresets.graphs import Graph
@@ -263,6 +265,12 @@ class Algorithm(Section, Generic[S]):
 
     def server_step(self, setup: Setup, state: S) -> ServerStep | None:
         """What each LPS does with the average, before the GPS sees it."""
+        return None
+
+    def server_training(self, setup: Setup, state: S) -> ServerTraining | None:
+        """What servers do with their models after all averages of the round, with samples of their own; None
+        for nothing.
+        """
         return None
 
     def global_step(self, setup: Setup, state: S) -> GlobalStep | None:

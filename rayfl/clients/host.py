@@ -54,6 +54,7 @@ from rayfl.training.batches import Batches, KeptSamples, raw_features
 from rayfl.training.device import on_gpu, open_device
 from rayfl.training.engine import Engine, open_engine, open_guided
 from rayfl.training.reports import ClientReport, Trained, updates_of
+from rayfl.training.server import ServerTrainingJob, train_model
 from rayfl.training.work import length_from
 
 
@@ -548,6 +549,17 @@ class ClientHost:
         )
         rows = job.signature.relate_all(clients, everyone)
         return Answer(None, {RELATIONS: rows})
+
+    def train_model(self, job: ServerTrainingJob, objects: Objects) -> Answer:
+        """What a server does with its model: see :class:`~rayfl.training.server.ServerTrainingJob`."""
+        training, model = objects["training", 0], as_tensor(objects["model", 0])
+        try:
+            found = train_model(training, job, model, self.spec, self.batches, self.host.seed)
+        except Exception as error:
+            name = type(training).__name__
+            told = f"round {job.round + 1}, model {job.model}: {type(error).__name__}: {error}"
+            return Answer(ConfigError(f"{name}.train", " ".join(told.split())), {("model", 0): None})
+        return Answer(None, {("model", 0): found})
 
     def call(self, function: Callable[..., Any], objects: Objects) -> Answer:
         """Call a plain function here, see :meth:`rayfl.backend.Task.calling`."""

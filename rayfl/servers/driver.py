@@ -51,6 +51,7 @@ from rayfl.servers.shards import Shards
 from rayfl.servers.states import ClientStates, Rows
 from rayfl.training import complement, length
 from rayfl.training.reports import ClientReport, Reports
+from rayfl.training.server import ServerTraining
 from rayfl.units import counted
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ class Driver:
         self._nothing = self.servers.snapshot()
         self.records = self._blank()
         self._enter(0)
-        self._reports: dict[ClientReport, Ref] = {}
+        self._stored: dict[ClientReport | ServerTraining, Ref] = {}
         self._coreset: tuple[int, Coreset, NDArray[np.int64]] | None = None
         self._seconds_before = 0.0
         self._begun = time.perf_counter()
@@ -437,6 +438,7 @@ class Driver:
             return hooks.mix(algorithm, setup, state, plan, reports)
 
         server_step, global_step = hooks.steps(algorithm, setup, state)
+        training = hooks.server_training(algorithm, setup, state)
         asked = hooks.reports(algorithm, setup, state)
         return Round(
             round=state.round,
@@ -446,6 +448,7 @@ class Driver:
             mix=mix if waits else None,
             server_step=server_step,
             step=global_step,
+            training=None if training is None else self._prepared(training),
             stage=self.stage,
             local=self.config.local,
             order=self.config.order,
@@ -463,12 +466,15 @@ class Driver:
         return LocalTest(self._tests_on, self.servers.batch_size, adaptation)
 
     def _asked(self, report: ClientReport) -> AskedReport:
-        """A report, prepared and stored; most are the same in every round and are sent once."""
-        if report not in self._reports:
-            self._reports[report] = self.backend.put(
-                report.prepare(self.federation.samples, self.config.seed)
-            )
-        return AskedReport(report, self._reports[report])
+        """A report by reference."""
+        return AskedReport(report, self._prepared(report))
+
+    def _prepared(self, part: ClientReport | ServerTraining) -> Ref:
+        """It is prepared and stored; most are the same in every round and are sent once."""
+        if part not in self._stored:
+            prepared = part.prepare(self.federation.samples, self.config.seed)
+            self._stored[part] = self.backend.put(prepared)
+        return self._stored[part]
 
     def _queries(self, state: ServerState, stage: int | None = None) -> ClientQueries:
         """The queries that the algorithm may make now, or would make in a later stage."""

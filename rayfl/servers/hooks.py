@@ -29,12 +29,13 @@ from rayfl.server_step import ServerStep
 from rayfl.servers import mixing
 from rayfl.training import LocalWork
 from rayfl.training.reports import ClientReport, Reports
+from rayfl.training.server import ServerTraining
 
 T = TypeVar("T")
 
 _HOOKS = (
     *("begin", "join", "drift", "recluster", "cohort", "select", "plan", "work", "reports", "mix"),
-    *("server_step", "global_step", "end", "split", "tested_with"),
+    *("server_step", "server_training", "global_step", "end", "split", "tested_with"),
 )
 """The steps that methods override."""
 
@@ -185,6 +186,21 @@ def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerSt
     if common is not None:
         _returned(f"{algorithm.name}.global_step", common, GlobalStep)
     return local, common
+
+
+def server_training(algorithm: Algorithm[Any], setup: Setup, state: Any) -> ServerTraining | None:
+    """What servers do with their models after averaging.
+
+    Raises:
+        ConfigError: if it is something else, and not None; or if the servers see permuted models.
+    """
+    where = f"{algorithm.name}.server_training"
+    found = algorithm.server_training(setup, state)
+    if found is None:
+        return None
+    if algorithm.permutes:
+        raise ConfigError(where, "the servers see permuted models, which they cannot train")
+    return _returned(where, found, ServerTraining)  # type: ignore[type-abstract]
 
 
 def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report: RoundReport) -> Any:

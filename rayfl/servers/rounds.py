@@ -41,6 +41,7 @@ from rayfl.servers.mixing import block_mixings, scales, without
 from rayfl.servers.models import Servers
 from rayfl.training import LocalWork, complement
 from rayfl.training.reports import ClientReport, Reports
+from rayfl.training.server import ServerTrainingJob
 
 Progress = Callable[[int, Sequence[Task], Done], None]
 """Called with (number of finished tasks, all tasks, the task that finished last)."""
@@ -99,6 +100,7 @@ class Round:
         updates: whether the servers keep the clients' updates.
         server_step: what an LPS does with the average, if anything.
         step: what the GPS averages over the LPSs; None for methods without a GPS.
+        training: what servers do with their models after all averages, by reference; None for nothing.
         test: how clients test what they have trained, if they do.
     """
 
@@ -115,6 +117,7 @@ class Round:
     updates: bool = False
     server_step: ServerStep | None = None
     step: GlobalStep | None = None
+    training: Ref | None = None
     test: LocalTest | None = None
 
     def layout(self, spec: ModelSpec) -> StateLayout:
@@ -206,8 +209,38 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
             gather(servers, step, learned)
         if step is not None and averaging.common:
             up, down = share(servers, step, averaging.common, learned)
+    if this_round.training is not None:
+        _train_models(servers, this_round, without(mixing, plan, failures).weights, reports)
     report = _report(plan, blocks, [done.report for done in trained], reports)
     return replace(report, model_changes=changes, gps_bytes_up=up, gps_bytes_down=down)
+
+
+def _train_models(servers: Servers, this_round: Round, weights: sp.csr_array, reports: Reports) -> None:
+    """Let servers train the models to which clients have contributed, with ``weights`` ``(K, M)``.
+
+    Raises:
+        ConfigError: of the first model whose training failed.
+    """
+    weights, tasks = weights.tocsr(), []
+    models = np.flatnonzero(np.diff(weights.indptr)).tolist()
+    for model in models:
+        row = slice(weights.indptr[model], weights.indptr[model + 1])
+        columns = weights.indices[row]
+        order = np.argsort(columns)
+        who = columns[order]
+        job = ServerTrainingJob(
+            model=model,
+            clients=this_round.plan.cohort[who],
+            weights=weights.data[row][order],
+            reports={name: values[who] for name, values in reports.items()},
+            round=this_round.round,
+        )
+        objects: dict[Key, Ref] = {("model", 0): servers.models[model], ("training", 0): this_round.training}
+        tasks.append(Task("train_model", job, objects, (("model", 0),)))
+    for model, done in zip(models, servers.backend.run_in_order(tasks), strict=True):
+        if done.report is not None:
+            raise done.report
+        servers.models[model] = done.refs["model", 0]
 
 
 def _trained_blocks(

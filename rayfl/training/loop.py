@@ -40,7 +40,7 @@ _Compare: TypeAlias = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch
 
 
 @contextlib.contextmanager
-def _draws(key: int) -> Iterator[None]:
+def seeded(key: int) -> Iterator[None]:
     """Dropout and the like draw from torch's generator, own networks also from Python's and NumPy's."""
     states = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=[]):
@@ -119,7 +119,7 @@ class LoopEngine:
         for row, client in enumerate(clients):
             try:
                 plan = _steps(work, shuffled[row], None if terms.visits is None else terms.visits[row])
-                with _draws(key(self.seed, "train", *moment(round, work.phase), client)):
+                with seeded(key(self.seed, "train", *moment(round, work.phase), client)):
                     losses[row] = self._client(
                         work,
                         indices[row],

@@ -5,7 +5,8 @@ train several times in a round (Ditto, FedRep), and losses that look at other ne
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -17,12 +18,18 @@ from torch import nn
 
 from rayfl.algorithms import ALGORITHMS, Algorithm, Clients, Mixing, Plan, RoundReport, ServerState, Setup
 from rayfl.api import run
+from rayfl.config import load
+from rayfl.data import Samples
+from rayfl.data.held_out import read
+from rayfl.data.server import ServerData
 from rayfl.local import LocalObjective, Outcome, Start, Train
 from rayfl.models import ModelSpec
 from rayfl.random import generator
 from rayfl.server_step import Averaged, ServerStep, Vectors
 from rayfl.training import NO_TERMS, Guides, LocalWork, Seen, Terms, TrainedBlock, complement
-from rayfl.training.reports import ClientReport, Reports, UpdateLengths
+from rayfl.training.batches import Batches
+from rayfl.training.reports import ClientReport, Reports, Trained, UpdateLengths
+from rayfl.training.server import AtServer, ServerTraining
 from tests.servers.test_hierarchy import EPOCHS, GROUPS, LR, Data, last, load_initial
 
 Vector = NDArray[np.float64]
@@ -438,3 +445,110 @@ def test_a_client_that_fails_in_its_second_training_has_failed(softmax: dict[str
     result = run({**settings, "algorithm": FailingDitto(), "local": FailsOnce(size=size)})
     mean = np.average([data.local(i, w) for i in there], axis=0, weights=[data.sizes[i] for i in there])
     np.testing.assert_allclose(last(result).models, mean[None], rtol=0, atol=2e-5)
+
+
+# --- FedDF (Lin et al. 2020, Algorithm 1): the server distils its clients' models into their average ------
+
+
+@dataclass(frozen=True)
+class Logits(ClientReport):
+    """What each trained model says of the server's samples ``(B, s, C)``."""
+
+    combined = True
+
+    data: ServerData
+    inputs: NDArray[np.generic] | None = field(default=None, compare=False)
+
+    def prepare(self, samples: Samples, seed: int) -> Logits:
+        return replace(self, inputs=self.data.draw(samples, seed))
+
+    def compute(self, trained: Trained) -> NDArray[np.floating]:
+        assert self.inputs is not None
+        x = trained.batches.inputs(self.inputs)
+        return np.stack([trained.outputs(row, x).cpu().numpy() for row in trained.rows])
+
+
+@dataclass(frozen=True)
+class Distil(ServerTraining):
+    """Steps on ``KL(softmax(mean of the clients' logits) || student)``."""
+
+    data: ServerData
+    steps: int
+    lr: float
+    inputs: NDArray[np.generic] | None = field(default=None, compare=False)
+
+    def prepare(self, samples: Samples, seed: int) -> Distil:
+        return replace(self, inputs=self.data.draw(samples, seed))
+
+    def train(self, at: AtServer) -> None:
+        assert self.inputs is not None
+        x = at.batches.inputs(self.inputs)
+        teacher = torch.from_numpy(at.reports["logits"].mean(axis=0)).to(x).softmax(1)
+        parameters = list(at.module.parameters())
+        for batch in at.shuffled(len(x), len(x), self.steps):
+            logs = at.module(x[batch]).log_softmax(1)
+            loss = nn.functional.kl_div(logs, teacher[batch], reduction="batchmean")
+            for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                p.data -= self.lr * g
+
+
+SERVER_SAMPLES = 100
+
+
+class FedDF(Algorithm):
+    name: Literal["feddf"] = "feddf"
+    steps: int = 4
+    lr: float = 0.5
+
+    @property
+    def public_samples(self) -> int:
+        return SERVER_SAMPLES
+
+    def reports(self, setup: Setup, state: ServerState) -> Mapping[str, ClientReport]:
+        return {"logits": Logits(ServerData(samples=SERVER_SAMPLES))}
+
+    def server_training(self, setup: Setup, state: ServerState) -> ServerTraining:
+        return Distil(ServerData(samples=SERVER_SAMPLES), self.steps, self.lr)
+
+
+def distilled(data: Data, w: Vector, clients: Sequence[int], x: Vector) -> Vector:
+    """A round of FedDF with softmax regression, in NumPy."""
+
+    def logits(v: Vector) -> Vector:
+        matrix, bias = v[:-10].reshape(10, -1), v[-10:]
+        return np.asarray(x @ matrix.T + bias)
+
+    def softmax_of(z: Vector) -> Vector:
+        e = np.exp(z - z.max(axis=1, keepdims=True))
+        return np.asarray(e / e.sum(axis=1, keepdims=True))
+
+    locals_ = [data.local(i, w) for i in clients]
+    w = np.average(locals_, axis=0, weights=[data.sizes[i] for i in clients])
+    teacher = softmax_of(np.mean([logits(v) for v in locals_], axis=0))
+    for _ in range(4):
+        delta = (softmax_of(logits(w)) - teacher) / len(x)
+        w = w - 0.5 * np.concatenate([(delta.T @ x).ravel(), delta.sum(axis=0)])
+    return w
+
+
+def public_inputs(settings: dict[str, Any]) -> Vector:
+    config = load(settings)
+    samples = read(config.data, Path(), config.public_samples, config.seed)
+    drawn = ServerData(samples=SERVER_SAMPLES).draw(samples, config.seed)
+    x = Batches(samples, torch.device("cpu")).inputs(drawn)
+    return np.asarray(x.reshape(len(x), -1).double().numpy())
+
+
+def test_training_at_the_server(softmax: dict[str, Any]) -> None:
+    settings = {
+        **softmax,
+        "algorithm": FedDF(),
+        "data": {**softmax.get("data", {}), "server_share": SERVER_SAMPLES},
+    }
+    data, w, x = Data(settings), load_initial(settings), public_inputs(settings)
+    for _ in range(ROUNDS):
+        w = distilled(data, w, range(len(GROUPS)), x)
+    found = last(run(settings)).models
+    np.testing.assert_allclose(found, w[None], rtol=0, atol=5e-5)
+    plain = last(run({**settings, "algorithm": FedDF(steps=0)})).models
+    assert np.abs(plain - found).max() > 1e-3

@@ -21,6 +21,7 @@ from rayfl.api import Result, run
 from rayfl.clients.partial import Partial, Weight
 from rayfl.config import load
 from rayfl.data.events import build_stages
+from rayfl.data.held_out import hold_out
 from rayfl.errors import ConfigError
 from rayfl.local.sgd import SGD
 from rayfl.runtime.inline import InlineBackend
@@ -44,7 +45,9 @@ class Data:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         config = load(settings)
-        samples = config.data.load(Path())
+        samples = hold_out(
+            config.data.load(Path()), config.data.server_share, config.public_samples, config.seed
+        )
         part = config.partition
         (stage, *_) = build_stages(
             samples, part, (), validation=part.validation, test_samples=None, seed=config.seed, rounds=1

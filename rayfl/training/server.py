@@ -1,0 +1,120 @@
+"""Training at the servers: what becomes of a model after averaging, with samples that the server has.
+
+FedDF (distillation from the clients' models) is a complete example in ``docs/your/method.md``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.data import Samples
+from rayfl.models import ModelSpec
+from rayfl.random import generator, key
+from rayfl.training.reports import Reports
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from rayfl.training.batches import Batches
+
+
+@dataclass(frozen=True)
+class AtServer:
+    """A model right after averaging, and what its server has.
+
+    Attributes:
+        spec: the model's layout.
+        module: a module of that layout, in training mode, which holds the model.
+        batches: turns samples into what the model takes.
+        model: its index among the servers' models.
+        clients: ids of those whose models were averaged ``(m,)``.
+        weights: with which they were ``(m,)``, not normalised.
+        reports: what they reported, by name ``(m, ...)``.
+        round: 0-based.
+        seed: the run's seed.
+    """
+
+    spec: ModelSpec
+    module: nn.Module
+    batches: Batches
+    model: int
+    clients: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    reports: Reports
+    round: int
+    seed: int
+
+    def shuffled(self, samples: int, batch_size: int, epochs: int) -> Iterator[NDArray[np.int64]]:
+        """The positions of each batch ``(b,)`` in shuffled epochs; other models and rounds, other orders."""
+        rng = generator(self.seed, "server training", self.round, self.model)
+        for _ in range(epochs):
+            order = rng.permutation(samples)
+            for begin in range(0, samples, batch_size):
+                yield order[begin : begin + batch_size]
+
+
+class ServerTraining(ABC):
+    """What a server does with its model after averaging: a frozen dataclass whose fields are its settings.
+
+    A method returns one from :meth:`rayfl.algorithms.Algorithm.server_training`. It is computed on a client
+    actor, one task a model, after all averages of the round, for the models that clients have trained.
+    """
+
+    def prepare(self, samples: Samples, seed: int) -> ServerTraining:
+        """The same with what it needs of the server's data; called once, by the driver."""
+        return self
+
+    @abstractmethod
+    def train(self, at: AtServer) -> None:
+        """Train ``at.module``: clients continue with what it holds in the end.
+
+        PyTorch's generator is seeded by the run's seed, the round and the model.
+        """
+
+
+@dataclass(frozen=True)
+class ServerTrainingJob:
+    """Train a model ``("model", 0)`` with the :class:`ServerTraining` ``("training", 0)``.
+
+    Attributes:
+        others: as of :class:`AtServer`.
+    """
+
+    model: int
+    clients: NDArray[np.int64]
+    weights: NDArray[np.float64]
+    reports: Reports
+    round: int
+
+
+def train_model(
+    training: ServerTraining,
+    job: ServerTrainingJob,
+    model: torch.Tensor,
+    spec: ModelSpec,
+    batches: Batches,
+    seed: int,
+) -> NDArray[np.float32]:
+    """The model ``(P,)`` after its server has trained it.
+
+    Raises:
+        FloatingPointError: if it is not finite.
+    """
+    from rayfl.training.loop import seeded  # deferred: it needs torch
+
+    module = spec.build().to(batches.device).train()
+    spec.load(module, model)
+    at = AtServer(spec, module, batches, job.model, job.clients, job.weights, job.reports, job.round, seed)
+    with seeded(key(seed, "server training", job.round, job.model)):
+        training.train(at)
+    found = spec.flatten(module)
+    if not np.isfinite(found).all():
+        raise FloatingPointError(f"{type(training).__name__}.train: the model is not finite any more")
+    return found
