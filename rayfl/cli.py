@@ -782,7 +782,7 @@ def compare(
         _say("not ranked: these runs do not have the same clients with the same data; they differ in")
         for line in found.differences:
             _say(f"  {line}")
-    out.print(comparison_table(found.table().texts(), found.caption(), out.width))
+    out.print(comparison_table(found.table().texts(), found.caption(), out.width, found.naming))
     if not found.differences and not found.seeds:
         named = [{**r.summary, "algorithm": g.name} for r, g in zip(results, found.groups, strict=True)]
         for table in (group_table(named, kind, out.width) for kind in ("group", "cluster")):

@@ -255,22 +255,54 @@ def closing_table(summaries: Sequence[Mapping[str, Any]], width: int | None = No
 
 
 def comparison_table(
-    columns: Sequence[tuple[str, Sequence[str]]], caption: str, width: int | None = None
-) -> Table:
+    columns: Sequence[tuple[str, Sequence[str]]], caption: str, width: int | None = None, naming: int = 1
+) -> Table | Group:
     """Runs side by side: one row per run, or per group of runs that differ only in their seeds.
 
     Args:
-        columns: headings and cells; the first names the rows.
+        columns: headings and cells.
         caption: what the numbers are.
-        width: of the terminal, see :func:`fitted`.
+        width: of the terminal. A table that is wider is continued below, where the columns that name the rows
+            are repeated. If these alone are too wide, see :func:`fitted`.
+        naming: number of the first columns that name the rows together.
     """
-    table = Table(caption=escape(caption), caption_justify="left", padding=(0, 0))
-    headings, cells = zip(*columns, strict=True)
-    rows = zip(*([escape(cell) for cell in column] for column in cells), strict=True)
-    return fitted(table, [tuple(map(escape, headings)), *rows], width)
+    texts = [(escape(name), list(map(escape, cells))) for name, cells in columns]
+    turned = [[name, *cells] for name, cells in texts]
+    alone = naming == 1  # so that rows may become columns
+    whole = alone and width is not None and _width(turned) <= width
+    parts = [texts] if whole else _parts(texts, width, naming)
+    tables = []
+    for part in parts:
+        headings, cells = zip(*part, strict=True)
+        table = Table(caption_justify="left", padding=(0, 0))
+        tables.append(fitted(table, [headings, *zip(*cells, strict=True)], width, alone))
+    if len(tables) > 1:
+        return Group(*tables, Text(caption, style="italic"))
+    tables[0].caption = escape(caption)
+    return tables[0]
 
 
-def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None) -> Table:
+def _parts(
+    columns: Sequence[tuple[str, Sequence[str]]], width: int | None, naming: int
+) -> list[list[tuple[str, Sequence[str]]]]:
+    """Columns, divided so that each part fits into the width; all together if that cannot be."""
+    names, rest = list(columns[:naming]), list(columns[naming:])
+
+    def fits(part: Sequence[tuple[str, Sequence[str]]]) -> bool:
+        return width is None or _width([[name, *cells] for name, cells in part], columns=True) <= width
+
+    if fits(columns) or not all(fits([*names, each]) for each in rest):
+        return [list(columns)]
+    parts: list[list[tuple[str, Sequence[str]]]] = []
+    for each in rest:
+        if parts and fits([*parts[-1], each]):
+            parts[-1].append(each)
+        else:
+            parts.append([*names, each])
+    return parts
+
+
+def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None, turn: bool = True) -> Table:
     """Fill a table so that every number can be read.
 
     Args:
@@ -278,8 +310,9 @@ def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None) -> T
         lines: the headings, then the rows; the first cell of each names it.
         width: of the terminal; None: any. A table that is wider is transposed. If it is still too wide, its
             rows are shown one below the other, with two columns for heading and value.
+        turn: whether the table may be transposed: its first column alone names the rows.
     """
-    turned: Sequence[Sequence[str]] = list(zip(*lines, strict=True))
+    turned: Sequence[Sequence[str]] = list(zip(*lines, strict=True)) if turn else lines
     fits = [lines] if width is None else [each for each in (lines, turned) if _width(each) <= width]
     if not fits:
         table.show_header = False
@@ -300,10 +333,10 @@ def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None) -> T
     return table
 
 
-def _width(lines: Sequence[Sequence[str]]) -> int:
-    """Of a table of these lines, with a border at each column and at the end."""
-    columns = zip(*lines, strict=True)
-    return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in columns)
+def _width(lines: Sequence[Sequence[str]], columns: bool = False) -> int:
+    """Of a table of these lines, or columns, with a border at each column and at the end."""
+    found = lines if columns else zip(*lines, strict=True)
+    return 1 + sum(1 + max(Text.from_markup(cell).cell_len for cell in column) for column in found)
 
 
 def _clustered(summary: Mapping[str, Any]) -> bool:

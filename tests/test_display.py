@@ -219,6 +219,22 @@ def test_every_number_can_be_read_however_narrow_the_terminal(width: int) -> Non
         assert f"{61.5 + i} (1.0)" in printed
 
 
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_wide_comparison_goes_on_below_and_names_its_rows_again(width: int) -> None:
+    """Where only several columns tell the rows apart, each part has all of these."""
+    columns = [("method", ["fedavg", "mt_hfl", "mt_hfl"]), ("n_clusters", ["–", "2", "3"])]
+    columns += [(f"number {i}", [f"{10 * i + k}.5 % ± 1.0" for k in range(3)]) for i in range(7)]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(comparison_table(columns, "What the numbers are.", width, naming=2))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in printed.splitlines())
+    assert printed.count("What the numbers are.") == 1
+    for i in range(7):
+        rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
+        (row,) = [row for row in rows if f"{10 * i + 1}.5 % ± 1.0" in row]
+        assert row[1:3] == ["mt_hfl", "2"]
+
+
 def _fail(*events, error: Exception | None = None) -> None:
     with Display(Console(file=io.StringIO()), "title") as display:
         for event in events:

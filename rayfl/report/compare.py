@@ -85,11 +85,26 @@ class Comparison:
         """Whether some runs differ only in the seed."""
         return any(len(group.runs) > 1 for group in self.groups)
 
+    @property
+    def settings(self) -> list[str]:
+        """The settings that differ between groups, by dotted name."""
+        return list(dict.fromkeys(name for group in self.groups for name in group.settings))
+
+    @property
+    def _named(self) -> bool:
+        """Whether settings are not enough to tell the groups apart."""
+        return not self.settings or any(group.name != _name(group.settings) for group in self.groups)
+
+    @property
+    def naming(self) -> int:
+        """Number of the first columns of :meth:`table` that name the rows together."""
+        return self._named + len(self.settings)
+
     def table(self) -> Table:
         """One row per group: what differs, and the columns that readers compare, without empty ones."""
-        settings = list(dict.fromkeys(name for group in self.groups for name in group.settings))
+        settings = self.settings
         columns = []
-        if not settings or any(group.name != _name(group.settings) for group in self.groups):
+        if self._named:
             columns.append(Column("run", [group.name for group in self.groups]))
         for name in settings:
             values = [group.settings.get(name) for group in self.groups]
@@ -102,7 +117,7 @@ class Comparison:
             columns.append(Column("seeds", [len(group.runs) for group in self.groups], "number:0"))
         shown = [
             ("accuracy_mean", "accuracy, last", _percent if self.seeds else _percent_of_clients),
-            ("accuracy_mean_max", "best", _percent),
+            ("accuracy_mean_max", "best round", _percent),
             ("accuracy_worst10", "worst 10 %", _percent),
             ("accuracy_var", "variance, %²", _plain(1)),
             ("local_accuracy_mean", "local models", _percent),
@@ -114,8 +129,8 @@ class Comparison:
             ("perplexity_mean", "perplexity", _plain(1)),
             ("clusters", "clusters", _count),
             ("ari", "ARI", _plain(2)),
-            ("bytes_up", "up", lambda group, column: size(group.interval(column).mean)),
-            ("bytes_down", "down", lambda group, column: size(group.interval(column).mean)),
+            ("bytes_up", "sent up", lambda group, column: size(group.interval(column).mean)),
+            ("bytes_down", "sent down", lambda group, column: size(group.interval(column).mean)),
             ("seconds", "time", lambda group, column: duration(group.interval(column).mean)),
         ]
         for column, title, written in shown:
@@ -133,11 +148,11 @@ class Comparison:
         """What the numbers of :meth:`table` are."""
         text = (
             "Accuracy is the mean over clients, each on its own test samples with the model that it would "
-            "use, at the last evaluation; best is that of the best round in which all clients were tested, "
-            "chosen on these test samples and so biased upwards; "
+            "use, at the last evaluation. The best round is chosen among those in which all clients were "
+            "tested, on these same test samples, so its accuracy is biased upwards. "
         )
         text += (
-            f"means over seeds, ± half of their {LEVEL:.0%} interval (Student's t; a single run has none)."
+            f"Means over seeds, ± half of their {LEVEL:.0%} interval (Student's t; a single run has none)."
             if self.seeds
             else "± is the standard error over clients."
         )

@@ -299,6 +299,9 @@ def parse(text: str, labels: Iterable[str], axes: Mapping[str, Iterable[str]]) -
     comparison = reader.take(_COMPARISON)
     if comparison is None:
         rest = reader.text[reader.place :]
+        if rest.startswith("*"):
+            remedy = "columns are multiplied by numbers only, which stand first: 2 * A.accuracy_mean"
+            raise reader.fail(f"{rest!r} is unexpected", remedy)
         raise reader.fail(
             f"{rest!r} is not a comparison" if rest else "it compares nothing", "one of > < >= <= ~"
         )
@@ -335,7 +338,11 @@ def judge(statement: Statement, point: Point, values: Values) -> Judgement:
         return Judgement(statement, point, interval, "undecided", "one seed has no interval")
     verdict = _verdict(statement, interval)
     return Judgement(
-        statement, point, interval, verdict, "the interval holds the bound" if verdict == "undecided" else ""
+        statement,
+        point,
+        interval,
+        verdict,
+        "the interval contains the bound" if verdict == "undecided" else "",
     )
 
 

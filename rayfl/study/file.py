@@ -14,7 +14,7 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 
 from rayfl.config.mistakes import explain
 from rayfl.config.text import NOT_YAML, as_value, parse, problem_of
-from rayfl.errors import ConfigError, nearest
+from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.settings import Section
 from rayfl.study.claims import parse as parse_claim
 
@@ -147,6 +147,16 @@ class Report(Section):
             for match, each in zip(matches, columns, strict=True)
         )
 
+    @model_validator(mode="after")
+    def _one_number_each(self) -> Report:
+        for each in self.columns:
+            if isinstance(each, dict):
+                _check_target(each)
+        for name in self.names:
+            if self.names.count(name) > 1:
+                raise ValueError(f"columns: {name} is named twice")
+        return self
+
     @property
     def names(self) -> tuple[str, ...]:
         """The columns, each as one name: ``rounds_to_80``."""
@@ -154,6 +164,16 @@ class Report(Section):
             name if isinstance(name, str) else "_".join(f"{key}_{value:g}" for key, value in name.items())
             for name in self.columns
         )
+
+
+def _check_target(column: Mapping[str, float]) -> None:
+    """Refuse a column such as ``rounds_to: 80`` that is another, or of an accuracy that cannot be."""
+    remedy = "expected rounds_to or bytes_to and an accuracy in %, such as rounds_to: 80"
+    if len(column) != 1 or not column.keys() <= {"rounds_to", "bytes_to"}:
+        raise ValueError(f"columns: {{{', '.join(f'{k}: {v:g}' for k, v in column.items())}}}: {remedy}")
+    ((name, target),) = column.items()
+    if not 0 < target <= 100:
+        raise ValueError(f"columns: {name}: {target:g}: {remedy}")
 
 
 class Expected(Section):
@@ -221,9 +241,7 @@ _FILE_NAME = r"^[A-Za-z0-9_-][A-Za-z0-9._-]*$"
 class StudyFile(Section):
     """A study: methods x grid x seeds, and what is reported and claimed."""
 
-    name: str = Field(
-        min_length=1, max_length=80, pattern=_FILE_NAME, description="name of the folder with its results"
-    )
+    name: str = Field(description="name of the folder with its results")
     title: str = Field("", description="a line for the page and the table")
     base: str = Field(
         "", description="the preset or config file from which all runs start; default: the default settings"
@@ -247,6 +265,32 @@ class StudyFile(Section):
     def _seeds(cls, value: Any) -> Any:
         return seeds_of(value)
 
+    @field_validator("name")
+    @classmethod
+    def _names_a_folder(cls, name: str) -> str:
+        if not re.fullmatch(_FILE_NAME, name) or len(name) > _LONGEST_NAME:
+            raise ValueError(
+                f"{name[:60]!r} cannot be the name of a folder; expected letters, digits, - _ and ., at most "
+                f"{_LONGEST_NAME} of them"
+            )
+        return name
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _labelled(cls, methods: Any) -> Any:
+        if not isinstance(methods, Mapping):
+            return methods
+        if not methods:
+            raise ValueError(
+                "there are none; expected labels with settings, such as FedAvg: {algorithm: fedavg}"
+            )
+        for label, settings in methods.items():
+            if not isinstance(label, str):
+                raise ValueError(f"the label {label} is not text; put it in quotes: '{label}'")
+            if isinstance(settings, str):
+                raise ValueError(f"expected settings, such as {label}: {{algorithm: {settings}}}")
+        return methods
+
     @model_validator(mode="after")
     def _coherent(self) -> StudyFile:
         """Refuse labels that cannot be told apart, and unknown names."""
@@ -262,9 +306,14 @@ class StudyFile(Section):
             _check_axis(axis, points)
         _check_shared(self.settings, "settings")
         _check_apart(self)
-        for size in self.sizes:
+        for size, chosen in self.sizes.items():
             if not re.fullmatch(_FILE_NAME, size):
                 raise ValueError(f"sizes: {size!r} cannot be a name; it has letters, digits, - and _")
+            for label in chosen.only:
+                if label not in self.methods:
+                    raise ValueError(
+                        f"sizes.{size}.only: no method {label!r}; {nearest(label, self.methods)}"
+                    )
         for axis in self.report.by:
             if axis not in self.grid:
                 raise ValueError(f"report.by: the grid has no {axis!r}; {nearest(axis, self.grid)}")
@@ -314,6 +363,9 @@ def _check_label(label: str) -> None:
 
 _LONGEST = 100
 """Characters of a label, or of a point of the grid."""
+
+_LONGEST_NAME = 80
+"""Characters of the name of a study."""
 
 _COLUMNS = (
     *("method", "seed", "state", "key", "path", "rayfl", "error"),
@@ -514,7 +566,7 @@ def _parsed(file: Path) -> Any:
 
 def _validated(given: Any) -> StudyFile:
     if not isinstance(given, Mapping):
-        raise ConfigError("study", f"holds {'nothing' if given is None else type(given).__name__}", _EXPECTED)
+        raise ConfigError("study", "holds nothing" if given is None else f"is {type_of(given)}", _EXPECTED)
     try:
         return StudyFile.model_validate(given)
     except ValidationError as error:

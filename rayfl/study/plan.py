@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from rayfl import plugins
+from rayfl.algorithms import ALGORITHMS
 from rayfl.config import BLOCK_SETTINGS, Config, load, on_the_same_data, variant
 from rayfl.config.reading import algorithm_of, read
 from rayfl.config.text import as_value
@@ -254,6 +255,8 @@ def resolved(
         return load(first, [*overrides_of({**inner, **own}), *changes])
     except ConfigError as error:
         where = f"methods.{label}"
+        if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
+            raise ConfigError(f"{where}: algorithm", error.what, error.remedy) from None
         for part, given in (("base", usual), ("settings", [*usual, *settings]), ("grid", shared)):
             if str(_mistake(base, given, name)) == str(error):
                 where = part

@@ -84,6 +84,9 @@ def known_numbers() -> frozenset[str]:
     return frozenset(found)
 
 
+_USUAL = ("accuracy_mean", "accuracy_worst10", "loss_mean", "bytes_up", "seconds", "rounds_to_80")
+"""Numbers that are named where none is near to what was written."""
+
 _UNTIL = re.compile(r"(rounds|bytes)_to_(\d+(?:\.\d+)?)")
 _GROUP = re.compile(r"accuracy_group_\d+")
 
@@ -123,7 +126,10 @@ def check_columns(columns: Sequence[str], where: str, configs: Sequence[Config])
     known = known_numbers()
     for column in columns:
         if column not in known and not _UNTIL.fullmatch(column) and not _GROUP.fullmatch(column):
-            raise ConfigError(where, f"no run has a number named {column!r}", nearest(column, known))
+            remedy = nearest(column, known)
+            if not remedy.startswith("did"):  # there are hundreds
+                remedy = f"such as {', '.join(_USUAL)}; a run's summary.json has all of them"
+            raise ConfigError(where, f"no run has a number named {column!r}", remedy)
         for part, (setting, has) in NEEDS.items():
             if part in column and not any(map(has, configs)):
                 raise ConfigError(
@@ -351,9 +357,16 @@ def written(column: str) -> Callable[[float], str]:
         return size
     if column == "seconds":
         return duration
-    digits = 0 if column in ("clusters", "fallbacks") or column.startswith("rounds_to") else 2
-    digits = 1 if "accuracy" in column and "group" not in column else digits
+    counts = column in ("clusters", "fallbacks", "newcomers", "distinct_test_samples")
+    if counts or column.startswith("rounds_to") or "round_best_" in column:
+        return _count
+    digits = 1 if "accuracy" in column and "group" not in column else 2
     return lambda value: number(float(value), digits)
+
+
+def _count(value: float) -> str:
+    """Whole numbers as they are; their means with a digit more: ``2.7``."""
+    return number(float(value), 0 if float(value).is_integer() else 1)
 
 
 _WORDS = {

@@ -52,7 +52,7 @@ class TextTable:
         body = [" & ".join(map(_tex, row)) + r" \\" for row in self.rows]
         head = " & ".join(map(_tex, self.header)) + r" \\"
         inner = "\n".join([r"\toprule", head, r"\midrule", *body, r"\bottomrule"])
-        caption = f"% {self.caption}\n" if self.caption else ""
+        caption = f"% {_one_line(self.caption)}\n" if self.caption else ""
         return f"{caption}\\begin{{tabular}}{{{columns}}}\n{inner}\n\\end{{tabular}}\n"
 
 
@@ -67,10 +67,17 @@ _TEX = {
     "²": r"$^2$",
     "–": "--",
 }
+_TEX_SIGNS = {" - ": " $-$ ", "+-": r"$\pm$"}
+"""Of claims."""
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(letter, letter) for letter in _one_line(text))
+    """A cell or heading; the minus of a number is one, not a hyphen."""
+    pieces = re.split(r"( - |\+-|(?<![\w.-])-(?=\d))", _one_line(text))
+    return "".join(
+        _TEX_SIGNS.get(piece, "$-$") if place % 2 else "".join(_TEX.get(letter, letter) for letter in piece)
+        for place, piece in enumerate(pieces)
+    )
 
 
 def _markdown(text: str) -> str:
@@ -211,10 +218,11 @@ def claim_table(judgements: Sequence[Judgement]) -> TextTable:
         interval, bounded = each.interval, each.interval.known
         value = number(interval.mean, 2) if interval.n else UNKNOWN
         between = f"{number(interval.low, 2)} to {number(interval.high, 2)}" if bounded else UNKNOWN
-        where = ", ".join(each.point.values())
+        where = ", ".join(spoken(axis, name) for axis, name in each.point.items())
+        verdict = f"{each.verdict}: {each.why}" if each.why else each.verdict
         said = "; ".join(filter(None, (each.source, each.protocol)))
-        rows.append((each.statement.text, where or UNKNOWN, each.verdict, value, between, each.why or said))
-    return TextTable(("claim", "at", "verdict", "value", "95 % interval", "source, or why"), tuple(rows), 3)
+        rows.append((each.statement.text, where or UNKNOWN, verdict, said or UNKNOWN, value, between))
+    return TextTable(("claim", "at", "verdict", "source", "value", "95 % interval"), tuple(rows), 4)
 
 
 def claim_lines(judgements: Sequence[Judgement]) -> list[str]:

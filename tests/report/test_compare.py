@@ -133,7 +133,7 @@ def test_estimates_are_marked_and_no_best(make_run: MakeRun, tmp_path: Path):
     assert table["estimated_from"].tolist() == [8.0, None]
     page = write_comparison([estimated, whole], tmp_path / "c.html").read_text()
     row = dict(zip(*rows(page)[:2], strict=True))
-    assert (row["accuracy, last"], row["worst 10 %"], row["best"]) == ("≈ 85.0 %", "≈ 65.0 %", "–")
+    assert (row["accuracy, last"], row["worst 10 %"], row["best round"]) == ("≈ 85.0 %", "≈ 65.0 %", "–")
     assert "≈ marks an estimate" in page
     assert "≈" not in text_of(write_comparison([whole], tmp_path / "d.html").read_text())
 

@@ -114,13 +114,19 @@ def test_seeds_as_people_write_them(given: Any, seeds: tuple[int, ...]) -> None:
 
 BAD: list[tuple[dict[str, Any], str]] = [
     (changed(name=...), "name: missing"),
-    (changed(name="a/b"), "name: got 'a/b'"),
+    (changed(name="a/b"), "name: 'a/b' cannot be the name of a folder; expected letters, digits"),
+    (changed(name=""), "name: '' cannot be the name of a folder"),
     (changed(nmae=1), "nmae: no such setting"),
     (changed(methods=...), "methods: missing"),
-    (changed(methods={}), "methods: got a section"),
+    (changed(methods={}), "methods: there are none; expected labels with settings"),
+    (changed(methods={3: {"algorithm": "fedavg"}}), "methods: the label 3 is not text; put it in quotes"),
+    (changed(methods={"A": "fedavg"}), "methods: expected settings, such as A: {algorithm: fedavg}"),
     (changed(methods__FedAvg=[1]), "methods.FedAvg: got [1]; expected a section"),
     (changed(sizes={"smoke": {"setings": {}}}), "sizes.smoke.setings: no such setting in sizes.smoke; did"),
-    (changed(methods__FedAvg={"algorithm": "fedagv"}), "did you mean 'fedavg'?"),
+    (
+        changed(methods__FedAvg={"algorithm": "fedagv"}),
+        "methods.FedAvg: algorithm: no algorithm named 'fedagv'; did",
+    ),
     (changed(methods__FedAvg={"algorithm": 3}), "methods.FedAvg.algorithm: expected the name"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.lrr": 1}), "methods.FedAvg: training.lrr"),
     (changed(methods__FedAvg={"algorithm": "fedavg", "training.momentum": -1}), "expected a number >= 0"),
@@ -153,6 +159,13 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(grid={"training.lr": {"low": 0.1}}), "grid.training.lr.low: expected settings"),
     (changed(report={"by": ["lr"]}), "report.by: the grid has no 'lr'; valid: training.lr"),
     (changed(report={"columns": ["acuracy_mean"]}), "no run has a number named 'acuracy_mean'; did you mean"),
+    (changed(report={"columns": ["acc"]}), "named 'acc'; such as accuracy_mean, accuracy_worst10"),
+    (changed(report={"columns": ["ari", "ari"]}), "report: columns: ari is named twice"),
+    (changed(report={"columns": [{"rounds_to": 800}]}), "rounds_to: 800: expected rounds_to or bytes_to"),
+    (changed(report={"columns": [{"rounds_to": 50, "bytes_to": 60}]}), "{rounds_to: 50, bytes_to: 60}: exp"),
+    (changed(report={"columns": [{"hours_to": 50}]}), "{hours_to: 50}: expected rounds_to or bytes_to"),
+    (changed(sizes={"smoke": {"only": ["PACLF"]}}), "sizes.smoke.only: no method 'PACLF'; did you mean"),
+    (changed(claims=["FedAvg.ari * 2 > 1"]), "columns are multiplied by numbers only, which stand first"),
     (changed(report={"reference": "FedAgv"}), "report.reference: no method 'FedAgv'; did you mean 'FedAvg'?"),
     (changed(tune={"on": "test", "training.lr": [1]}), "tune.on: got 'test'"),
     (changed(tune={"on": "validation"}), "names no setting to choose"),
@@ -182,7 +195,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (changed(settings={"training.momentum": datetime.date(2020, 1, 1)}), "got 2020-01-01 (date)"),
     (changed(methods={" FedAvg": {}}), "outer spaces"),
     (changed(methods={"x" * 1000: {}}), "is too long for a label"),
-    (changed(name=".."), "name: got '..'"),
+    (changed(name=".."), "name: '..' cannot be"),
+    (changed(name="x" * 81), "at most 80 of them"),
     (changed(sizes={"../x": {}}), "sizes: '../x' cannot be a name"),
     (changed(expected=[{"source": "x", "figures": {"FedAvg": {0.7: 1}}}]), "the grid has no point '0.7'"),
     (changed(claims=["PACFL.accuracy_mean"]), "it compares nothing"),
@@ -275,7 +289,7 @@ def test_bad_options_are_refused_in_a_line(arguments: dict[str, Any], text: str,
 
 @pytest.mark.parametrize(
     ("content", "text"),
-    [("", "holds nothing"), ("[1, 2]", "holds list"), ("a: [1", "not YAML"), (None, "cannot be read")],
+    [("", "holds nothing"), ("[1, 2]", "study: is a list"), ("a: [1", "not YAML"), (None, "cannot be read")],
 )
 def test_what_is_no_study_at_all(content: str | None, text: str, tmp_path: Path) -> None:
     path = tmp_path / "study.yaml"

@@ -5,13 +5,17 @@ from __future__ import annotations
 import importlib
 import math
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from rayfl.statistics import mean_interval
+from rayfl.study.claims import judge, parse
 from rayfl.study.page import _table_of
-from rayfl.study.tables import TextTable, rank_table
+from rayfl.study.results import cell
+from rayfl.study.tables import TextTable, claim_table, rank_table
 
 WILD = TextTable(
     ("method", "100 % & more_1"),
@@ -28,10 +32,36 @@ def test_markdown_has_a_line_a_row_and_keeps_bars_in_cells() -> None:
 def test_latex_escapes_what_means_something_to_it() -> None:
     lines = WILD.latex().splitlines()
     assert lines[3] == r"method & 100 \% \& more\_1 \\"
-    assert lines[5] == r"{[}a] \{x\}\^{}2 \# \$5 & $\sim$ 3 +- 1 \\"
+    assert lines[5] == r"{[}a] \{x\}\^{}2 \# \$5 & $\sim$ 3 $\pm$ 1 \\"
     assert lines[6] == r"{*}b$|$c\textbackslash{}d & two lines $<$b$>$ \\"
     text = re.sub(r"\\[{}]", "", WILD.latex())
     assert text.count("{") == text.count("}")
+
+
+def test_minus_signs_are_no_hyphens_in_latex() -> None:
+    table = TextTable(("claim", "value"), (("FedAvg-M.ari - B.ari > -0.5", "-2.0 ± 1.5"), ("k-means", "–")))
+    lines = table.latex().splitlines()
+    assert lines[4] == r"FedAvg-M.ari $-$ B.ari $>$ $-$0.5 & $-$2.0 $\pm$ 1.5 \\"
+    assert lines[5] == r"k-means & -- \\"
+
+
+def test_means_of_counts_have_a_digit_more_than_counts() -> None:
+    assert cell(mean_interval([2, 3, 3]), "rounds_to_80") == "2.7 ± 1.4"
+    assert cell(mean_interval([3, 3, 3]), "rounds_to_80") == "3"
+    assert cell(mean_interval([1, 2]), "clusters", 3) == "1.5 ± 6.4 (2 of 3)"
+
+
+def test_claims_say_point_source_and_why_they_are_undecided() -> None:
+    statement = parse("A.ari > 0.5", ["A"], {"partition.alpha": ["0.1"], "who": ["all"]})
+    found = judge(statement, {"partition.alpha": "0.1", "who": "all"}, lambda m, p, c: {0: 0.4, 1: 0.7})
+    table = claim_table([replace(found, source="a paper, Table 1", protocol="last round")])
+    assert table.header == ("claim", "at", "verdict", "source", "value", "95 % interval")
+    assert table.rows[0][:4] == (
+        "A.ari > 0.5",
+        "alpha 0.1, all",
+        "undecided: the interval contains the bound",
+        "a paper, Table 1; last round",
+    )
 
 
 def test_pages_sort_cells_by_their_numbers_whatever_the_units() -> None:
