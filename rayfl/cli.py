@@ -258,6 +258,7 @@ def study(
     Existing runs are reused, also those that other studies have left below output.root. A study that was
     stopped continues.
     """
+    from rayfl.display import text_tables
     from rayfl.study import claims as claim_rules
     from rayfl.study import execute, folder_of, prepare, read, tables
     from rayfl.study.progress import StudyDisplay
@@ -276,7 +277,8 @@ def study(
         print("stopped while settings were chosen; the same command resumes the study", file=sys.stderr)
         raise typer.Exit(130)
     _say("")
-    out.print(_table_of(tables.main_table(found.results, tall=True)))
+    main = tables.main_table(found.results, tall=True)
+    out.print(text_tables(main.header, main.rows, main.left, main.caption, out.width))
     for line in tables.claim_lines(found.judgements):
         _say(line)
     _say(f"results: {short(found.folder)}/ with study.html, table.md, runs.csv, claims.json, figures")
@@ -305,16 +307,6 @@ def _show_estimate(prepared: Any, jobs: int | None, archive: Path | None) -> Non
                 _say(f"  {line}")
     if (drawn := most_runs(prepared.study)) > 0:
         _say(f"before these, a search of settings: at most {counted(drawn, 'run')}, which are not counted")
-
-
-def _table_of(text: Any) -> Table:
-    """A study's table for the terminal."""
-    table = Table(caption=text.caption or None, caption_justify="left", padding=(0, 1))
-    for place, heading in enumerate(text.header):
-        table.add_column(heading, justify="left" if place < text.left else "right", overflow="fold")
-    for row in text.rows:
-        table.add_row(*map(escape, row))
-    return table
 
 
 @app.command()

@@ -8,7 +8,7 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from rich.console import Console, Group
 from rich.markup import escape
@@ -300,6 +300,51 @@ def _parts(
         else:
             parts.append([*names, each])
     return parts
+
+
+_LABEL = 24
+"""Characters of a label in a cell that need not be broken into lines."""
+
+
+def text_tables(
+    header: Sequence[str], rows: Sequence[Sequence[str]], left: int, caption: str, width: int
+) -> Group:
+    """A table whose headings and labels may be broken at spaces, but not its numbers.
+
+    Args:
+        header: titles of the columns.
+        rows: cells.
+        left: number of the first columns, which name the rows and are aligned to the left.
+        caption: below the table.
+        width: of the terminal. A wider table is continued below, where the first columns are repeated.
+    """
+
+    def least(place: int) -> int:
+        words = max(map(len, header[place].split()), default=1)
+        cells = [row[place] for row in rows]
+        if place >= left:
+            return max(words, *map(len, cells), 1)
+        broken = max((len(word) for cell in cells for word in cell.split()), default=1)
+        return max(words, broken, min(_LABEL, max(map(len, cells), default=1)))
+
+    widths = [least(place) for place in range(len(header))]
+    parts: list[list[int]] = []
+    for place in range(left, len(header)):
+        names = [*range(left)]
+        if parts and 1 + sum(3 + widths[i] for i in (*names, *parts[-1], place)) <= width:
+            parts[-1].append(place)
+        else:
+            parts.append([place])
+    tables = []
+    for part in parts:
+        table = Table(padding=(0, 1))
+        for place in (*range(left), *part):
+            side: Literal["left", "right"] = "left" if place < left else "right"
+            table.add_column(escape(header[place]), justify=side, min_width=widths[place], overflow="fold")
+        for row in rows:
+            table.add_row(*(escape(row[place]) for place in (*range(left), *part)))
+        tables.append(table)
+    return Group(*tables, *([Text(caption, style="italic")] if caption else []))
 
 
 def fitted(table: Table, lines: Sequence[Sequence[str]], width: int | None, turn: bool = True) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from rayfl.display import Display, closing, closing_table, comparison_table, group_table
+from rayfl.display import Display, closing, closing_table, comparison_table, group_table, text_tables
 from rayfl.errors import ConfigError, Damaged, OtherFormat
 from rayfl.events import Begun, BlockDone, Clustered, Finished, Note, RoundDone, RunEvent, Stopped
 from rayfl.monitor import Pace
@@ -233,6 +233,20 @@ def test_a_wide_comparison_goes_on_below_and_names_its_rows_again(width: int) ->
         rows = [[cell.strip() for cell in line.split("│")] for line in printed.splitlines()]
         (row,) = [row for row in rows if f"{10 * i + 1}.5 % ± 1.0" in row]
         assert row[1:3] == ["mt_hfl", "2"]
+
+
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_a_wide_table_of_a_study_breaks_headings_but_no_numbers(width: int) -> None:
+    header = ["method", "foreign", *(f"mean accuracy (%), models as clients trained {i}" for i in range(8))]
+    rows = [[label, "0.1", *(f"9{i}.5 ± 17.2 (2 of 3)" for i in range(8))] for label in ("A, two", "B [x]")]
+    console = Console(file=io.StringIO(), width=width)
+    console.print(text_tables(header, rows, 2, "The caption.", width))
+    printed = console.file.getvalue()  # type: ignore[attr-defined]
+    assert all(len(line) <= width for line in printed.splitlines())
+    for i in range(8):
+        assert printed.count(f"9{i}.5 ± 17.2 (2 of 3)") == 2
+    assert printed.count("A, two") == printed.count("B [x]") >= 1 + (width < 200)
+    assert printed.rstrip().endswith("The caption.")
 
 
 def _fail(*events, error: Exception | None = None) -> None:

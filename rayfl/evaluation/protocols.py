@@ -32,7 +32,7 @@ choice       (none)              after the last round
 
 So ``local_accuracy_worst10_best_validation`` is the mean accuracy of the worst 10 % of the clients, each on
 its own test samples with the model that it trained itself, after the round in which these models were best on
-the clients' validation samples; ``local_round_best_validation`` is that round (from 0).
+the clients' validation samples; ``local_round_best_validation`` is that round, the first is 1.
 
 The best round is chosen among the rounds after the last event in which all clients were tested; for
 ``local_`` among those in which as many clients had trained as at the end. Of equally good rounds the first is
@@ -106,7 +106,7 @@ def best(
             known = _known_in(rounds, [f"{judge}{metric}", *(f"{before}{name}" for name in metrics)], model)
             if known:
                 chosen = max(known, key=lambda row: sign * row[f"{judge}{metric}"])
-                found[f"{before}round_best_{choice}"] = chosen["round"]
+                found[f"{before}round_best_{choice}"] = chosen["round"] + 1
                 found |= {f"{before}{m}_best_{choice}": chosen[f"{before}{m}"] for m in metrics}
     return found
 

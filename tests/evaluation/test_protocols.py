@@ -27,11 +27,11 @@ def row(round: int, test: float, validation: float | None, **more: float) -> dic
 def test_validation_chooses_the_round_and_test_data_are_reported() -> None:
     found = best([row(2, 80, 70), row(5, 90, 75), row(8, 60, 75), row(11, 85, 60)])
     assert found == {
-        "round_best_validation": 5,  # the first of two
+        "round_best_validation": 6,  # the first of two; in rounds.csv they count from 0
         "accuracy_mean_best_validation": 90,
         "accuracy_worst10_best_validation": 40,
         "accuracy_var_best_validation": 4,
-        "round_best_test": 5,
+        "round_best_test": 6,
         "accuracy_mean_best_test": 90,
         "accuracy_worst10_best_test": 40,
         "accuracy_var_best_test": 4,
@@ -50,5 +50,5 @@ def test_local_models_are_compared_over_equally_many_clients() -> None:
         local = {f"{begin}{name}": value for begin in begins for name, value in metrics.items()}
         rounds.append(row(number, 50, 50, **local, local_clients=clients))
     found = best(rounds)
-    assert found["local_round_best_test"] == found["local_round_best_validation"] == 2
+    assert found["local_round_best_test"] == found["local_round_best_validation"] == 3
     assert found["local_accuracy_mean_best_test"] == 91

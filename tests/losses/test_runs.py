@@ -145,7 +145,7 @@ def test_the_best_round_has_the_lowest_loss(tmp_path: Path) -> None:
     rounds, found = result.rounds, result.summary
     for choice, column in (("validation", "validation_loss_mean"), ("test", "loss_mean")):
         best = int(rounds[column].argmin())
-        assert found[f"round_best_{choice}"] == best
+        assert found[f"round_best_{choice}"] == best + 1
         for metric in ("loss_mean", "rmse_mean", "r2_mean"):
             assert found[f"{metric}_best_{choice}"] == rounds[metric].iloc[best]
     assert found["local_loss_mean_best_test"] == rounds["local_loss_mean"].min()
