@@ -13,7 +13,10 @@ def number(value: object, digits: int = 2) -> str:
     """A number with ``digits`` decimals, an integer without; a dash for what is unknown."""
     if isinstance(value, bool) or not isinstance(value, Real) or value != value:
         return UNKNOWN
-    return f"{value:,}" if isinstance(value, Integral) else f"{value:,.{digits}f}"
+    if isinstance(value, Integral):
+        return f"{value:,}"
+    text = f"{value:,.{digits}f}"
+    return text if text.strip("-0.") else text.lstrip("-")  # not -0.0
 
 
 def counted(count: int, noun: str) -> str:

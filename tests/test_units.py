@@ -84,6 +84,8 @@ def test_durations(seconds: object, text: str) -> None:
     [
         (number(12345), "12,345"),
         (number(0.934), "0.93"),
+        (number(-0.04, 1), "0.0"),
+        (number(-0.06, 1), "-0.1"),
         (number(97.46, 1), "97.5"),
         (number(1234.5, 1), "1,234.5"),
         (number(np.int64(1000)), "1,000"),

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from rayfl import api
 from rayfl.config import Config, load
-from rayfl.data import IGNORED, Samples
+from rayfl.data import IGNORED, Samples, held_out
 from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.servers import building
@@ -72,8 +72,11 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
         model = folder / "expert.safetensors"
         shutil.copyfile(trained, model)
     (stage, *_), host = building.build(alone)
-    losses = folder / "losses.npy"
-    np.save(losses, losses_of(model, host.spec, stage.federation.samples))
+    samples, losses = stage.federation.samples, folder / "losses.npy"
+    if samples.x_server is not None:  # the file has losses of these, too: other seeds give the server others
+        everything = alone.data.model_copy(update={"server_share": 0.0})
+        samples = held_out.read(everything, building.data_root(alone), 0, alone.seed, samples.scaling)
+    np.save(losses, losses_of(model, host.spec, samples))
     return model, losses
 
 

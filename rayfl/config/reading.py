@@ -20,6 +20,7 @@ from rayfl.config.objects import bring_classes, plain
 from rayfl.config.schema import EXCLUDED, USED_BY_SOME, Config
 from rayfl.config.text import NOT_YAML, parse, problem_of
 from rayfl.config.words import describe, one_line, sections, shown
+from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, nearest, type_of
 from rayfl.paper import Paper
 from rayfl.settings import Section, named
@@ -94,7 +95,7 @@ def load(
 
 
 def reload(source: Path | Mapping[str, Any]) -> Config:
-    """The config of an earlier run, ignoring settings its algorithm does not use (older versions took them).
+    """The config of an earlier run, ignoring settings that have no effect and that older versions took.
 
     Args:
         source: its file, or what that holds.
@@ -106,6 +107,10 @@ def reload(source: Path | Mapping[str, Any]) -> Config:
     if not settings:
         raise ConfigError(str(source), "is empty", "it held the settings of a run, and is lost")
     bring_plugins(settings)
+    data = settings.get("data")
+    dataset = DATASETS.get(str(data.get("name"))) if isinstance(data, dict) else None
+    if isinstance(data, dict) and dataset is not None and dataset.elsewhere:
+        data.pop("root", None)  # nothing was ever read there
     return resolve(used(settings, algorithm_of(settings)))
 
 

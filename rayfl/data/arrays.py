@@ -8,14 +8,14 @@ import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.data.base import Column, Samples, in_order
 from rayfl.data.sharded import ShardedArray
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.given import called
 
 Layout = Literal["auto", "hwc", "chw"]
@@ -40,6 +40,7 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
         if ``x`` is uint8, else float32 (a table, in which integers are ordinary numbers).
 
     Raises:
+        ConfigError: if a layout is given for other inputs than images with four axes.
         DataError: if the shape, the type or the values fit none of these.
     """
     if x.dtype.kind not in "uif":
@@ -48,6 +49,8 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
         raise DataError(
             f"{where} has shape {x.shape}; expected (n, D), (n, H, W), (n, H, W, C) or (n, C, H, W)"
         )
+    if layout != "auto" and x.ndim != 4:
+        _refuse_layout(layout, f"{where} has shape {x.shape}")
     if x.dtype.kind == "f":
         with np.errstate(over="ignore"):
             x = x.astype(np.float32, copy=False)
@@ -64,6 +67,14 @@ def as_inputs(x: NDArray[np.generic], where: str, layout: Layout = "auto") -> ND
     if x.dtype != np.uint8 and (x.min() < 0 or x.max() > 255):
         raise DataError(f"{where} holds integers from {x.min()} to {x.max()}; pixels must lie in 0..255")
     return np.ascontiguousarray(x, dtype=np.uint8)
+
+
+def _refuse_layout(layout: Layout, what: str) -> NoReturn:
+    raise ConfigError(
+        "data.layout",
+        f"{layout} would change nothing: {what}",
+        "leave it out; it is for images (n, H, W, C) or (n, C, H, W)",
+    )
 
 
 def as_tokens(x: NDArray[np.generic], where: str) -> NDArray[np.int32]:
@@ -214,6 +225,8 @@ def of_arrays(
     Raises:
         DataError: if they do not fit together.
     """
+    if tokens and layout != "auto":
+        _refuse_layout(layout, f"{where} has texts")
     x_train, x_test = (
         as_tokens(arrays[key], f"{where}: {key}")
         if tokens

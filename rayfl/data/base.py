@@ -10,14 +10,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union
+from typing import Annotated, Any, ClassVar, Literal, Union
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rayfl.data.scaling import GivenScaling, Normalise, Scaling
-from rayfl.errors import DataError
+from rayfl.errors import ConfigError, DataError
 from rayfl.losses.base import IGNORED, Task
 from rayfl.settings import Section
 
@@ -497,6 +497,8 @@ class Dataset(Section):
     """A source of samples, chosen by name; subclasses are files of ``rayfl/data/datasets``."""
 
     name: str = ""
+    elsewhere: ClassVar[str] = ""
+    """Where the samples come from, such as ``data.path``, if not from ``root``."""
 
     root: Path | None = Field(
         None, description="folder of downloaded datasets; by default $RAYFL_DATA, else ~/.cache/rayfl"
@@ -514,6 +516,12 @@ class Dataset(Section):
         "fraction or a number, at most a tenth; auto: as many as the method needs, at "
         "most a tenth",
     )
+
+    @model_validator(mode="after")
+    def _no_root_in_vain(self) -> Dataset:
+        if self.elsewhere and self.root is not None:
+            raise ValueError(f"root would change nothing; the samples come from {self.elsewhere}")
+        return self
 
     @classmethod
     def needs_settings(cls) -> bool:
@@ -539,6 +547,10 @@ class Dataset(Section):
         """
         if isinstance(self.normalise, GivenScaling):
             return replace(samples, scaling=Scaling.given(samples, self.normalise))
+        if self.normalise == "server" and samples.tokens:
+            raise ConfigError(
+                "data.normalise", f"{samples.name} has words, which have no mean", "leave it out"
+            )
         fitted_on = samples.x_server if self.normalise == "server" else samples.x_train
         scaling = Scaling.none(samples) if self.normalise == "none" else Scaling.of(samples, fitted_on)
         return replace(samples, scaling=scaling)

@@ -16,6 +16,7 @@ from rayfl.data.base import Numbering
 from rayfl.errors import ConfigError, DataError
 from rayfl.plugins import broken, resolve
 from rayfl.random import generator, key
+from rayfl.settings import Section
 
 Arrays = dict[str, NDArray[np.generic]]
 EXPECTED = (
@@ -142,6 +143,17 @@ def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tup
         f"{n}_{part}": v[at] for n, v in arrays.items() for part, at in (("train", ~test), ("test", test))
     }
     return parts | names, split_numbering(test)
+
+
+def check_seed(dataset: Section) -> None:
+    """Refuse a seed of the draw of test samples where none are drawn.
+
+    Raises:
+        ValueError: which pydantic turns into the refusal of the config.
+    """
+    seed, fraction = (getattr(dataset, name) for name in ("seed", "test_fraction"))
+    if fraction is None and seed != type(dataset).model_fields["seed"].default:
+        raise ValueError(f"seed {seed} would change nothing; it draws the test samples of test_fraction")
 
 
 def drawn(labels: NDArray[np.generic], fraction: float, seed: int, where: str) -> NDArray[np.bool_]:

@@ -329,6 +329,55 @@ def scatter(points: Points, alt: str, colours: Sequence[Colour] = (), height: in
     )
 
 
+Ends = tuple[float, float, float]
+"""A value, and the ends of its interval."""
+
+_LETTER, _LINE = 0.007, 0.05
+"""Width and height of a label's letter, as fractions of a chart of 1,000 by 300 pixels."""
+
+_SIDES = ("right", "left", "top", "bottom")
+
+
+def _last(line: Line, metric: Metric) -> Ends:
+    """The last value of a line, and the ends of its interval, or that value; NaN if it has none."""
+    found = [line.columns.get(name) for name in (metric.column, metric.low, metric.high)]
+    values = [math.nan if not values or values[-1] is None else float(values[-1]) for values in found]
+    value, low, high = values
+    return value, value if math.isnan(low) else low, value if math.isnan(high) else high
+
+
+def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> list[str]:
+    """On which side of its point each label has room; empty where it has none, the legend has all names."""
+
+    def shares(values: Sequence[Ends]) -> list[float]:
+        ends = [end for each in values for end in each if not math.isnan(end)]
+        least, most = (min(ends), max(ends)) if ends else (0.0, 1.0)
+        return [(each[0] - least) / ((most - least) or 1.0) for each in values]
+
+    taken: list[tuple[float, float, float, float]] = []
+    points = list(zip(shares(xs), shares(ys), strict=True))
+    taken += [(u - 0.008, v - 0.025, u + 0.008, v + 0.025) for u, v in points]
+    found = []
+    for name, (u, v) in zip(names, points, strict=True):
+        wide, side = _LETTER * len(name), ""
+        for side in _SIDES:
+            left = {"right": u + 0.01, "left": u - 0.01 - wide}.get(side, u - wide / 2)
+            middle = v + {"top": 0.06, "bottom": -0.06}.get(side, 0.0)
+            box = (left, middle - _LINE / 2, left + wide, middle + _LINE / 2)
+            inside = box[0] >= -0.05 and box[2] <= 1.05
+            if inside and not any(_overlap(box, other) for other in taken):
+                taken.append(box)
+                break
+        else:
+            side = ""
+        found.append(side)
+    return found
+
+
+def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, float, float]) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
+
+
 def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 380) -> Chart:
     """A point for each line's last row, with intervals on both axes; a line joins the Pareto front.
 
@@ -340,6 +389,9 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
         height: CSS pixels.
     """
     tip = [[m.label, m.column, m.format] for m in (y, x)]
+    places = _labels(
+        [line.name for line in lines], [_last(line, x) for line in lines], [_last(line, y) for line in lines]
+    )
     series: list[dict[str, Any]] = []
     for i, line in enumerate(lines):
         one = {
@@ -350,8 +402,7 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
             "z": 3,
             "encode": {"x": x.column, "y": y.column},
             "itemStyle": {"color": f"${i % COLOURS}"},
-            "label": {"show": True, "position": "right", "color": "$ink", "formatter": "{a}"},
-            "labelLayout": {"moveOverlap": "shiftY", "hideOverlap": False},
+            "label": {"show": bool(places[i]), "position": places[i], "color": "$ink", "formatter": "{a}"},
             "symbol": ("circle", "diamond", "triangle", "rect")[i // COLOURS % 4],
             "tip": {"rows": tip},
         }
@@ -648,6 +699,7 @@ def _interval(axis: str, x: str, y: str, low: str, high: str, sideways: bool = F
     return {
         "type": "custom",
         "renderItem": "interval",
+        "clip": True,
         "interval": [axis, low, high],
         "encode": across,
         "silent": True,

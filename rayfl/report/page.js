@@ -28,7 +28,7 @@ function element(tag, attributes = {}, ...children) {
 function digits(value, count) {
   const longer = value.toFixed(count + 1), cut = longer.slice(0, count ? -1 : -2);
   const between = longer.endsWith("5") && Number(longer) === value && Number.isInteger(value * 2 ** (count + 1));
-  const [whole, part] = (between && "02468".includes(cut.at(-1)) ? cut : value.toFixed(count)).split(".");
+  const [whole, part] = (between && "02468".includes(cut.at(-1)) ? cut : value.toFixed(count)).replace(/^-(?=[0.]+$)/, "").split(".");
   return whole.replace(/\B(?=(\d{3})+$)/g, ",") + (part === undefined ? "" : `.${part}`);
 }
 
@@ -242,6 +242,8 @@ class Chart {
         ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel,
       },
       ...(across && axis.type === "value" ? { splitNumber: narrow ? 3 : 6 } : {}),
+      // An interval may end beyond 100 %, which no accuracy reaches.
+      ...(format?.startsWith("percent") && axis.type === "value" ? { max: (found) => (found.max > 100 ? 100 : null) } : {}),
       ...(format === "number:0" ? { minInterval: 1 } : {}),  // nothing counts half a round
     });
     delete axis.format;
@@ -280,11 +282,7 @@ class Chart {
       const few = source[series.hollow];
       return { ...series, symbol: (value, params) => few[params.dataIndex] ? "emptyCircle" : "circle" };
     }
-    if (series.labelLayout) {  // names stay inside of the chart
-      const place = (label) => label.labelRect.x + label.labelRect.width <= this.canvas.clientWidth ? series.labelLayout
-        : { ...series.labelLayout, x: label.rect.x - 5, align: "right" };
-      return { ...series, labelLayout: place };
-    }
+    if (series.label && series.type === "scatter" && this.narrow) return { ...series, label: { show: false } };  // the legend has the names
     if (series.colour) {
       const rule = series.colour, values = source[rule.by], colour = this.colourOf(rule, values);
       return { ...series, itemStyle: { ...series.itemStyle, color: (params) => colour(values[params.dataIndex]) } };

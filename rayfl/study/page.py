@@ -24,6 +24,8 @@ from rayfl.study.running import directory_of, is_finished
 from rayfl.study.tables import TextTable
 from rayfl.units import UNKNOWN
 
+_WORDS = {"holds": "claims hold", "fails": "claims fail", "undecided": "claims undecided"}
+
 MOST_LINES = 28
 """Methods in one chart."""
 
@@ -49,7 +51,7 @@ def page_of(study: Study) -> Page:
         ("runs", f"{results.finished} of {len(results.runs)}"),
         ("methods", str(len(results.study.methods))),
         ("seeds", str(len(results.seeds))),
-        *((f"claims: {verdict}", str(count)) for verdict, count in counts.items() if count),
+        *((_WORDS[verdict], str(count)) for verdict, count in counts.items() if count),
     ]
     sections = [
         _claims(study),
@@ -184,6 +186,7 @@ def _numbers(results: Results) -> Section | None:
             if not any(each.n for each in found.values()):
                 continue
             format = "size" if "bytes" in column else "duration" if column == "seconds" else "number:2"
+            format = "percent:1" if "(%)" in title_of(column) else format
             bounds = (
                 [each.low if each.known else None for each in found.values()],
                 [each.high if each.known else None for each in found.values()],

@@ -135,7 +135,18 @@ def _caption(results: Results) -> str:
     if n < 2:
         return f"One seed: no intervals, and no claim can be decided.{mixed}"
     few = " With so few seeds the intervals are wide." if n < FEW else ""
-    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{mixed}"
+    found = [
+        results.interval(label, point, column).n
+        for label, point, column in itertools.product(
+            results.study.methods, results.points, results.study.report.names
+        )
+    ]
+    some = next((k for k in found if 0 < k < n), 0)
+    lacking = (
+        f" ({some} of {n}): only {some} of the {n} seeds have the number; the mean is over these."
+        * bool(some)
+    )
+    return f"Mean over {n} seeds ± half of its 95 % interval (Student's t).{few}{lacking}{mixed}"
 
 
 def _sources(results: Results, column: str) -> list[str]:

@@ -15,6 +15,8 @@ import rayfl
 from rayfl import cli
 from rayfl.commands.expert import train_expert
 from rayfl.config import load
+from rayfl.data import DATASETS
+from rayfl.data.held_out import read
 from rayfl.servers.building import build
 from rayfl.training.batches import Batches
 
@@ -63,6 +65,26 @@ def test_curricula_take_it(trained: tuple[Path, Path], tmp_path: Path) -> None:
     (stage, *_), _ = build(ran.config)
     means = [np.load(losses)[ids].mean() for ids in stage.federation.train]
     assert (np.diff(means) > 0).all()  # the first client has the easiest samples
+
+
+def test_losses_of_samples_that_the_server_holds_are_there_too(tmp_path: Path) -> None:
+    """The server takes others with another seed; a run with the file therefore needs all of them."""
+    settings = {**SETTINGS, "data": {"name": "digits", "normalise": "server"}}
+    model, losses = train_expert(load(settings), 2, tmp_path)
+    found = np.load(losses)
+    everything = DATASETS["digits"]().load(Path())
+    assert found.shape == everything.y_train.shape
+    partition = {"name": "difficulty", "clients": 8, "labels": "iid", "losses": str(losses)}
+    (stage, *_), host = build(load({**settings, "partition": partition}))
+    own = read(load(settings).data, Path(), load(settings).public_samples, 0)
+    np.testing.assert_array_equal(own.x_train, stage.federation.samples.x_train)
+    assert own.numbering is not None
+    module = host.spec.build().eval()
+    module.load_state_dict(load_file(model), strict=False)
+    x, y = Batches(own, torch.device("cpu")).train(np.arange(len(own.y_train)))
+    with torch.inference_mode():
+        expected = functional.cross_entropy(module(x), y, reduction="none").double().numpy()
+    np.testing.assert_allclose(found[own.numbering.train >= 0], expected, rtol=1e-4, atol=1e-6)
 
 
 def test_the_command_says_what_it_wrote(

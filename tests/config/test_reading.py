@@ -66,7 +66,7 @@ def test_integers_are_bounded_even_where_a_setting_is_not():
 def test_paths_are_expanded_and_can_be_paths(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load({}, ["output.root=~/runs"]).output.root == tmp_path / "runs"
-    assert load({}, ["data.root='~'"]).data.root == tmp_path
+    assert load({}, ["data.name=cifar10", "data.root='~'"]).data.root == tmp_path
     (tmp_path / "own.yaml").write_text("rounds: 3")
     assert load("~/own.yaml").rounds == 3
     with pytest.raises(ConfigError, match=r"output.root: '\\x00' cannot be a path"):

@@ -11,7 +11,7 @@ import pytest
 
 import rayfl
 from rayfl.report import charts, page
-from rayfl.report.charts import Line, Metric
+from rayfl.report.charts import Line, Metric, pareto
 from rayfl.report.page import Column, Data, Page, Section, Table
 from tests.report.reading import rows, titles, values
 
@@ -108,3 +108,22 @@ def test_dark_is_alike(dark: str, first: str) -> None:
     assert option["matrix"] == [[0, 2], [2, 0]]
     assert option["visualMap"]["inRange"]["color"][0] == first
     assert (option["visualMap"]["min"], option["visualMap"]["max"]) == (0, 2)
+
+
+def test_names_in_a_trade_off_do_not_lie_on_one_another() -> None:
+    """Two methods at one place are named on two sides; one at the right edge, to the left of its point."""
+    columns = [{"x": [x], "y": [y], "low": [y - 20], "high": [y + 20]} for x, y in PLACES]
+    lines = [Line(name, each) for name, each in zip(("A", "B", "long name " * 9, "C"), columns, strict=True)]
+    chart = pareto(
+        lines, Metric("x", "bytes", "size"), Metric("y", "accuracy", "percent:1", "low", "high"), ""
+    )
+    labels = [series["label"] for series in chart.option["series"] if series["type"] == "scatter"]
+    assert [label["position"] for label in labels] == ["right", "left", "left", "right"]
+    crowd = pareto(
+        [Line(str(i), columns[0]) for i in range(9)], Metric("x", "", "size"), Metric("y", "", "size"), ""
+    )
+    shown = [s["label"]["show"] for s in crowd.option["series"] if s["type"] == "scatter"]
+    assert shown == [True] * 4 + [False] * 5
+
+
+PLACES = [(2.5, 80), (2.5, 80), (9, 90), (2, 20)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,8 @@ class Digits(ImageDataset):
 
     The grey levels 0..16 become 0..255. A fixed fifth of every class is the test set.
     """
+
+    elsewhere: ClassVar[str] = "scikit-learn"
 
     name: Literal["digits"] = "digits"
 

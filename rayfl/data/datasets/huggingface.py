@@ -17,7 +17,7 @@ from typing_extensions import override
 
 from rayfl.data.arrays import Layout, as_inputs, one_line
 from rayfl.data.base import Dataset, Samples
-from rayfl.data.own import drawn, split_numbering
+from rayfl.data.own import check_seed, drawn, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.data.tables import require
 from rayfl.data.tabular import Encoded, Place, Roles, as_text, encode, labels_of
@@ -87,6 +87,11 @@ class HuggingFace(Dataset):
             data = {**data, "path": _absolute(path)}
         return data
 
+    @model_validator(mode="after")
+    def _no_seed_in_vain(self) -> HuggingFace:
+        check_seed(self)
+        return self
+
     @override
     def available(self, root: Path) -> bool:
         return importlib.util.find_spec("datasets") is not None
@@ -109,6 +114,10 @@ class HuggingFace(Dataset):
             raise DataError(f"{self.path}: {self.split} and {self.test_split} have other columns or types")
         count = len(parts[0])
         kind, column = self._input(parts[0])
+        if kind in ("table", "image") and self.layout != "auto":
+            raise ConfigError(
+                "data.layout", f"{self.layout} would change nothing", "leave it out; it is for arrays"
+            )
         if kind == "table":
             found = self._table(parts)
             x: NDArray[np.generic] = found.x

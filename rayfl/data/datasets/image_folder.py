@@ -10,12 +10,12 @@ from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.arrays import column_of
 from rayfl.data.base import Dataset, MoreSamples, Names, Samples
-from rayfl.data.own import drawn, split_numbering
+from rayfl.data.own import check_seed, drawn, split_numbering
 from rayfl.data.pictures import Opened, read_pictures
 from rayfl.errors import ConfigError, DataError
 
@@ -46,6 +46,11 @@ class ImageFolder(Dataset):
         None, description="1: grey, 3: colours; default: colours if any image has colours"
     )
     seed: int = Field(0, description="seed of the draw of the test samples")
+
+    @model_validator(mode="after")
+    def _no_seed_in_vain(self) -> ImageFolder:
+        check_seed(self)
+        return self
 
     @override
     def available(self, root: Path) -> bool:

@@ -6,7 +6,7 @@ import json
 import math
 import string
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class Leaf(ImageDataset):
     length, and labels ``y``. Users are the domains of the samples, numbered in the order of their names;
     with the partition ``natural`` every client is a user. Pixels that are k/255 are kept as bytes.
     """
+
+    elsewhere: ClassVar[str] = "data.folder"
 
     name: Literal["leaf"] = "leaf"
     folder: Path = Field(description="folder with train/*.json and test/*.json")

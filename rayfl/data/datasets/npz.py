@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.arrays import Layout, of_arrays, read_arrays
 from rayfl.data.base import Samples
 from rayfl.data.datasets._images import ImageDataset
-from rayfl.data.own import divide
+from rayfl.data.own import check_seed, divide
 from rayfl.given import called
 
 
@@ -28,6 +28,8 @@ class Npz(ImageDataset):
     (``normalise``).
     """
 
+    elsewhere: ClassVar[str] = "data.path"
+
     name: Literal["npz"] = "npz"
     path: Path = Field(description="the .npz file")
     layout: Layout = Field("auto", description="axes of colour images; auto: the channels are 1 or 3")
@@ -38,6 +40,11 @@ class Npz(ImageDataset):
         None, gt=0, lt=1, description="fraction of each class for tests, if the file has x and y only"
     )
     seed: int = Field(0, description="seed of the draw of the test samples")
+
+    @model_validator(mode="after")
+    def _no_seed_in_vain(self) -> Npz:
+        check_seed(self)
+        return self
 
     @override
     def available(self, root: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
@@ -34,6 +34,8 @@ class FromPython(ImageDataset):
     Everything is read once, before anything starts, with the global generators of Python, NumPy and PyTorch
     seeded.
     """
+
+    elsewhere: ClassVar[str] = "data.target"
 
     name: Literal["python"] = "python"
     target: str = Field(description="module:function or path/to/file.py:function")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +12,7 @@ from pydantic import Field
 from typing_extensions import override
 
 from rayfl.data import sharded
-from rayfl.data.arrays import as_inputs, as_labels, check_classes, check_counted
+from rayfl.data.arrays import Layout, as_inputs, as_labels, check_classes, check_counted
 from rayfl.data.base import Dataset, Names, Ragged, Ranges, Samples, Stored
 from rayfl.data.scaling import Scaling
 from rayfl.errors import DataError
@@ -39,6 +39,8 @@ class Sharded(Dataset):
     evenly spaced.
     """
 
+    elsewhere: ClassVar[str] = "data.path"
+
     name: Literal["sharded"] = "sharded"
     path: Path = Field(description="the folder of the shards")
     shape: tuple[Annotated[int, Field(ge=1)], ...] | None = Field(
@@ -61,7 +63,9 @@ class Sharded(Dataset):
         trains, tests = self._filled("train"), self._filled("test")
         x_train = self._inputs(trains)
         _alike(tests)
-        x_test = as_inputs(self._shaped(_all(list(tests), "x")), f"{self.path}: x of the test files", "chw")
+        shaped = self._shaped(_all(list(tests), "x"))
+        layout: Layout = "chw" if shaped.ndim == 4 else "auto"
+        x_test = as_inputs(shaped, f"{self.path}: x of the test files", layout)
         if x_test.shape[1:] != x_train.shape[1:] or x_test.dtype != x_train.dtype:
             raise DataError(
                 f"{self.path}: x is {x_train.dtype} {x_train.shape[1:]} a sample in the training files, "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +31,8 @@ class Synthetic(Dataset):
 
     Classes and sources are equally frequent; with the partition ``domains`` each client has one source.
     """
+
+    elsewhere: ClassVar[str] = "random numbers"
 
     name: Literal["synthetic"] = "synthetic"
     clusters: int = Field(3, ge=1, description="number of sources (domains)")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 from typing_extensions import override
 
 from rayfl.data.base import Dataset, MoreSamples, Samples
-from rayfl.data.own import drawn, split_numbering
+from rayfl.data.own import check_seed, drawn, split_numbering
 from rayfl.data.tables import check_file, line_of, read_table, require
 from rayfl.data.tabular import Roles, as_text, encode, known_values
 from rayfl.errors import ConfigError
@@ -24,6 +24,8 @@ class Table(Dataset):
     table, or a fraction of each class. An empty cell is refused. ``targets`` name columns of numbers to
     predict in place of a class (``loss=mse``; 0 and 1: ``loss=bce``).
     """
+
+    elsewhere: ClassVar[str] = "data.path"
 
     name: Literal["table"] = "table"
     path: Path = Field(description="a .csv or .parquet file with a header")
@@ -42,6 +44,11 @@ class Table(Dataset):
         None, description="columns to encode one-hot; default: those with text"
     )
     seed: int = Field(0, description="seed of the draw of the test samples")
+
+    @model_validator(mode="after")
+    def _no_seed_in_vain(self) -> Table:
+        check_seed(self)
+        return self
 
     @override
     def available(self, root: Path) -> bool:

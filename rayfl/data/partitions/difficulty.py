@@ -54,6 +54,7 @@ class Difficulty(Partition):
         for setting in ("alpha", "attempts"):
             only_with(self, setting, self.labels == "dirichlet", "it belongs to labels=dirichlet")
         only_with(self, "expert", self.losses is None, "losses stand in for an expert")
+        only_with(self, "expert", self.ordered > 0, "with ordered=0 nothing is assigned by difficulty")
         return self
 
     @override
