@@ -255,8 +255,8 @@ def study(
 ) -> None:
     """Run methods x settings x seeds on the same clients, and check the claims.
 
-    Existing runs are reused, also those that other studies have left below output.root. A study that was
-    stopped continues.
+    Finished runs below output.root are used again, also those of other studies. The same command continues a
+    study that was stopped.
     """
     from rayfl.display import text_tables
     from rayfl.study import claims as claim_rules
@@ -758,7 +758,11 @@ def compare(
     runs: Annotated[list[Path], typer.Argument(help="two or more run directories")],
     page: Annotated[Path, typer.Option("--out", help="the HTML page to write")] = Path("comparison.html"),
 ) -> None:
-    """Compare finished runs: a table, and a page with their curves."""
+    """Compare finished runs: a table, and a page with their curves.
+
+    Only the settings that differ are shown. Runs that differ only in the seed are one row, with the mean and
+    its 95 % interval.
+    """
     from rayfl.display import comparison_table, group_table
     from rayfl.report.compare import Comparison
     from rayfl.results import Result

@@ -365,7 +365,7 @@ def test_dry_run_prints_a_config_that_can_be_run(rayfl, tmp_path, extra):
     answer = rayfl("run", "digits-demo", "rounds=7", "--dry-run", *extra)
     assert (answer.code, answer.err) == (0, "")
     assert list(tmp_path.iterdir()) == []
-    assert "# 20 clients, 20 a round, in 4 or more blocks of 5 on " in answer.out
+    assert "# 20 clients, 20 per round, in at least 4 blocks of 5 on " in answer.out
     parts = ("\n" + answer.out).split("\nname: ")[1:]
     assert len(parts) == (3 if "--beside" in extra else 1)
     (tmp_path / "again.yaml").write_text("name: " + parts[0])

@@ -553,4 +553,15 @@ def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[s
     if len(runs_of) < 2:
         return []
     short = {text: text if len(text) <= 40 else f"{text[:37]}..." for text in runs_of}
-    return [f"{what}: " + "; ".join(f"{short[text]} ({', '.join(of)})" for text, of in runs_of.items())]
+    return [f"{what}: " + "; ".join(f"{short[text]} ({_some(of)})" for text, of in runs_of.items())]
+
+
+def _some(names: Sequence[str]) -> str:
+    """Names of runs; of many the first, and how many there are."""
+    if len(names) <= _NAMED:
+        return ", ".join(names)
+    return f"{', '.join(names[: _NAMED - 1])} and {len(names) - _NAMED + 1} more"
+
+
+_NAMED = 4
+"""Runs that a line names."""

@@ -307,7 +307,7 @@ class ResourcePlan:
                 "'execution.fan_in' has client actors add them first"
             )
         return [
-            f"{counted(self.clients, 'client')}, {self.cohort:,} a round, in {self.blocks:,} or more blocks "
+            f"{counted(self.clients, 'client')}, {self.cohort:,} per round, in at least {self.blocks:,} blocks "
             f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
             *self._memory(),
             *([self.keeping.line()] if self.keeping and self.keeping.all > WHOLE else []),

@@ -64,7 +64,7 @@ class Estimate:
             f"{self.rounds:,} rounds"
         ]
         if left:
-            side = f"{duration(self.seconds / self.jobs)} with {self.jobs} side by side"
+            side = f"{duration(self.seconds / self.jobs)} with {self.jobs} at a time"
             found.append(f"about {duration(self.seconds)} of work, {side} ({self.how})")
             found.append(f"about {size(self.disk)} of disk, {size(self.memory)} of memory")
         return found

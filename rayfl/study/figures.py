@@ -136,10 +136,7 @@ class StudyPlots:
         return figure
 
     def _point(self, at: Mapping[str, str] | None) -> dict[str, str]:
-        point = dict(at or self._results.points[0])
-        if point not in self._results.points:
-            raise RayflError(f"the grid has no point {point}; valid: {self._results.points}")
-        return point
+        return self._results.point(at) if at else dict(self._results.points[0])
 
     def _drawn(self, draw: Draw, at: Mapping[str, str] | None) -> Picture:
         point = self._point(at)
@@ -234,7 +231,7 @@ def _look(place: int) -> tuple[str, str, str]:
 def _legend(figure: Picture, axes: Any) -> None:
     """Where it hides nothing: in a free corner if it is short, otherwise below, in a taller figure."""
     names = [text for _, text in zip(*axes.get_legend_handles_labels(), strict=True)]
-    if len(names) <= _INSIDE:
+    if len(names) <= _INSIDE and not axes.containers:  # error bars: Matplotlib's free corner ignores them
         axes.legend(fontsize=6)
         return
     columns = 2 if max(len(line) for name in names for line in name.splitlines()) <= _WIDTH // 2 else 1

@@ -8,12 +8,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rayfl.errors import ConfigError, nearest
+from rayfl.results import Result
 from rayfl.study import tables
 from rayfl.study.claims import Judgement, Verdict, overall
 from rayfl.study.results import Results
+from rayfl.study.running import directory_of, is_finished
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    import torch
+    from numpy.typing import NDArray
 
     from rayfl.study.figures import StudyPlots
 
@@ -52,6 +58,59 @@ class Study:
         from rayfl.study.figures import StudyPlots
 
         return StudyPlots(self.results)
+
+    def result(self, method: str, seed: int | None = None, at: Mapping[str, Any] | None = None) -> Result:
+        """One of its runs.
+
+        Args:
+            method: the label.
+            seed: default: the first.
+            at: the point of the grid, such as ``{"alpha": 0.1}``; of axes that are not named, the first.
+
+        Raises:
+            ConfigError: if the study has no such run, or it is not finished.
+        """
+        study, point = self.results.study, self.results.point(at or {})
+        if method not in study.methods:
+            raise ConfigError("method", f"no method {method!r}", nearest(method, study.methods))
+        seed = study.seeds[0] if seed is None else seed
+        for run in self.results.runs:
+            if (run.method, run.seed, dict(run.point)) == (method, seed, point):
+                if not is_finished(run):
+                    raise ConfigError(run.title, "is not finished", "the study's command resumes it")
+                return Result(directory_of(run))
+        raise ConfigError("seed", f"no run with seed {seed}", f"valid: {', '.join(map(str, study.seeds))}")
+
+    def model(
+        self,
+        method: str,
+        client: int | str | None = None,
+        cluster: int | str | None = None,
+        seed: int | None = None,
+        at: Mapping[str, Any] | None = None,
+    ) -> torch.nn.Module:
+        """The model of a client or cluster in one of its runs, see :meth:`result`."""
+        return self.result(method, seed, at).model(client, cluster)
+
+    def predict(
+        self,
+        x: NDArray[np.generic],
+        method: str,
+        client: int | str | None = None,
+        cluster: int | str | None = None,
+        seed: int | None = None,
+        at: Mapping[str, Any] | None = None,
+    ) -> NDArray[np.generic]:
+        """What a model of one of its runs predicts, see :meth:`rayfl.Result.predict` and :meth:`result`.
+
+        Args:
+            x: inputs as the dataset stores them ``(n, *shape)``.
+            method, client, cluster, seed, at: whose model of which run.
+
+        Returns:
+            Classes ``(n,)``; for texts words ``(n, L)``; for numbers floats ``(n, D)``.
+        """
+        return self.result(method, seed, at).predict(x, client, cluster)
 
     @property
     def claims(self) -> list[dict[str, Any]]:

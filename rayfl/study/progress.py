@@ -69,7 +69,7 @@ class StudyDisplay:
         self._runs, self._told, self._finished = list(runs), set(), 0
         self._paths = {run.key: directory_of(run) for run in runs}
         self._before, self._first = sum(map(rounds_done, self._paths.values())), None
-        side = f", {allocation.jobs} side by side" if allocation.jobs > 1 else ""
+        side = f", {allocation.jobs} at a time" if allocation.jobs > 1 else ""
         each = f", {allocation.actors} client actors each" if allocation.actors else ""
         todo = f": {len(runs)} to do" if runs else ""
         self._say(f"{title}{todo}{side}{each}")

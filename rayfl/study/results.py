@@ -22,7 +22,8 @@ from rayfl.losses import LOSSES
 from rayfl.report.compare import flat
 from rayfl.rundir import RunDirectory
 from rayfl.statistics import Difference, Interval, holm, mean_interval, mean_ranks, paired_difference
-from rayfl.study.file import StudyFile
+from rayfl.study.claims import axis_of, point_of
+from rayfl.study.file import StudyFile, shown
 from rayfl.study.plan import PlannedRun, points
 from rayfl.study.running import directory_of, is_finished
 from rayfl.units import UNKNOWN, duration, number, size
@@ -228,6 +229,23 @@ class Results:
     def points(self) -> list[dict[str, str]]:
         """Of the grid."""
         return points(self.study)
+
+    def point(self, at: Mapping[str, Any]) -> dict[str, str]:
+        """A point of the grid, as users name it: ``{"alpha": 0.1}``; of other axes the first.
+
+        Raises:
+            ConfigError: if the grid has no such axis or point.
+        """
+        axes = {axis: list(found) for axis, found in self.study.axes.items()}
+
+        def fail(what: str, remedy: str) -> ConfigError:
+            return ConfigError("at", what, remedy)
+
+        given = {}
+        for name, value in at.items():
+            axis = axis_of(str(name), axes, fail)
+            given[axis] = point_of(axis, shown(value), axes, fail)
+        return {axis: given.get(axis, found[0]) for axis, found in axes.items()}
 
     @property
     def seeds(self) -> list[int]:

@@ -234,3 +234,9 @@ def test_perplexity_is_shown_where_a_run_has_one(make_run: MakeRun, tmp_path: Pa
     for run, shown in ((texts, True), (images, False)):
         metrics = choices(charts(write_report(run).read_text())["Over rounds"], "metric")
         assert ("test perplexity, mean over clients" in metrics) is shown
+
+
+def test_a_difference_of_many_runs_names_the_first() -> None:
+    names = [f"run-{i}" for i in range(9)]
+    (line,) = _different(names, "partition.alpha", [0.1] * 3 + [0.3] * 6)
+    assert line == "partition.alpha: 0.1 (run-0, run-1, run-2); 0.3 (run-3, run-4, run-5 and 3 more)"

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 import rayfl
 from rayfl import plugins
 from rayfl.algorithms import ServerState
+from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RoundDone
 from rayfl.rundir import RunDirectory
@@ -194,10 +196,32 @@ def test_figures_for_notebooks(done: Any) -> None:
     runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2'")
     means = [pd.read_csv(Path(path) / "rounds.csv")["accuracy_mean"] for path in runs["path"]]
     assert lines["SOLO"] == pytest.approx(np.mean(means, axis=0))
-    with pytest.raises(rayfl.RayflError, match="the grid has no point"):
+    short = study.plot.accuracy({"lr": 0.2})  # as in claims
+    assert [line.get_ydata().tolist() for line in short.axes[0].lines] == [y.tolist() for y in lines.values()]
+    with pytest.raises(rayfl.RayflError, match=r"at: training\.lr has no point '0\.3'; valid: 0\.05, 0\.2"):
         study.plot.clients({"training.lr": "0.3"})
-    with pytest.raises(rayfl.RayflError, match="no point"):
-        study.plot.clusters({"training.lr": "0.3"})
+    with pytest.raises(rayfl.RayflError, match="at: the grid has no axis 'momentum'"):
+        study.plot.clusters({"momentum": "0.3"})
+
+
+def test_a_study_gives_its_runs_and_their_models(done: Any) -> None:
+    study, _ = done
+    runs = study.runs.query("method == 'SOLO' and `training.lr` == '0.2' and seed == 1")
+    result = study.result("SOLO", seed=1, at={"lr": 0.2})
+    assert str(result.path) == runs["path"].item()
+    assert study.result("FedAvg").config.seed == 0
+    x = DATASETS["digits"]().load(Path()).x_test[:4]
+    where: dict[str, Any] = {"client": 3, "seed": 1, "at": {"lr": 0.2}}
+    assert isinstance(study.model("SOLO", **where), torch.nn.Module)
+    np.testing.assert_array_equal(study.predict(x, "SOLO", **where), result.predict(x, client=3))
+    for arguments, text in (
+        (("SOLLO",), "method: no method 'SOLLO'; did you mean 'SOLO'?"),
+        (("SOLO", 7), "seed: no run with seed 7; valid: 0, 1"),
+        (("SOLO", 0, {"lr": 3}), "at: training.lr has no point '3'; valid: 0.05, 0.2"),
+    ):
+        with pytest.raises(rayfl.RayflError) as raised:
+            study.result(*arguments)
+        assert str(raised.value) == text
 
 
 def test_the_map_of_each_method_s_clusters(tmp_path: Path) -> None:

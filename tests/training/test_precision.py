@@ -180,7 +180,7 @@ def test_auto_takes_one_that_can_and_says_so() -> None:
     name, why = choose_engine(spec, precision="bf16")
     assert (name, why) == (
         "vmap",
-        "equals the plain loop in a trial; not batched: its kernels, which are faster for small networks, "
+        "in a trial it agrees with the plain loop; not batched: its kernels, which are faster for small networks, "
         "compute in float32",
     )
     assert open_engine(name, spec, Batches(samples, CPU), 0, precision="bf16")[1] == "vmap on cpu in bf16"
