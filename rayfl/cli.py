@@ -437,6 +437,7 @@ KINDS = (
     "local",
     "order",
     "sampling",
+    "aggregation",
     "models",
     "losses",
     "datasets",

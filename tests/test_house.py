@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1] / "rayfl"
 FLOORS = (
     "angles backend errors events kept linalg memory random server_step settings torchvision_shim units "
     "version",
-    "given losses plugins statistics",
+    "aggregation given losses plugins statistics",
     "data files models paper remote",
     "evaluation loggers training",
     "coresets local ordering signatures",

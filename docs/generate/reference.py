@@ -35,6 +35,11 @@ CHOSEN = {
     "local": ("local", "Local objectives", "`local:` says what a client minimises in a round."),
     "order": ("order", "Orders of samples", "`order:` says in which order a client visits its samples."),
     "sampling": ("sampling", "Sampling of clients", "`sampling:` says who takes part in a round."),
+    "aggregation": (
+        "aggregation",
+        "Aggregation rules",
+        "`aggregation:` says how a server turns its clients' models into one.",
+    ),
     "loss": ("losses", "Losses", "`loss:` says what models are trained for."),
     "clustering.signature": ("signatures", "Signatures", "`clustering.signature:` says what clients reveal."),
     "clustering.features": ("features", "Features", "`clustering.features:` comes before the signature."),

@@ -146,6 +146,10 @@ class Algorithm(Section, Generic[S]):
     takes_momentum: ClassVar[bool] = True
     """Whether ``training.momentum`` makes sense with it."""
 
+    takes_aggregation: ClassVar[bool] = True
+    """Whether an aggregation rule other than the mean makes sense with it: not if nothing is averaged, or the
+    old model is a part of the average."""
+
     takes: ClassVar[tuple[str, ...]] = ()
     """Of the config sections ``clustering`` and ``hierarchy``, which only some methods use: its own."""
 

@@ -53,6 +53,7 @@ class QFedAvg(Algorithm):
     name: Literal["qfedavg"] = "qfedavg"
     mixes_by_reports: ClassVar[bool] = True
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd",)
+    takes_aggregation: ClassVar[bool] = False
 
     q: float = Field(1.0, ge=0, description="exponent of the loss (q); 0: FedAvg, larger: fairer")
 

@@ -44,6 +44,7 @@ class Solo(Algorithm):
     sampled: bool = Field(False, description="train only the sampled cohort in a round, as FedAvg would")
 
     objectives: ClassVar[tuple[str, ...] | None] = ("sgd",)
+    takes_aggregation: ClassVar[bool] = False
 
     def cohort(
         self, setup: Setup, state: ServerState, clients: Clients

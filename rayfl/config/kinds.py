@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rayfl import plugins
+from rayfl.aggregation import AGGREGATIONS
 from rayfl.algorithms import ALGORITHMS
 from rayfl.clustering.config import EMBEDDINGS, FEATURES, SIGNATURES
 from rayfl.data import DATASETS, PARTITIONS
@@ -25,6 +26,7 @@ KINDS: Mapping[str, Registry[Any]] = {
     "local": OBJECTIVES,
     "order": ORDERINGS,
     "sampling": SAMPLINGS,
+    "aggregation": AGGREGATIONS,
     "models": MODELS,
     "losses": LOSSES,
     "datasets": DATASETS,

@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import numpy as np
 from pydantic import Field, field_validator, model_validator
 from typing_extensions import override
 
+from rayfl.aggregation import AGGREGATIONS, Aggregation
 from rayfl.algorithms import ALGORITHMS, Algorithm, Hierarchy
 from rayfl.clustering.config import Clustering
 from rayfl.clustering.plane import MapMethod
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
     LocalChoice = LocalObjective
     OrderChoice = Ordering
     SamplingChoice = Sampling
+    AggregationChoice = Aggregation
     LoggerChoice = Logger
     LossChoice = Loss
 else:
@@ -47,6 +50,7 @@ else:
     ModelChoice, AlgorithmChoice = choice(MODELS), choice(ALGORITHMS)
     LoggerChoice, LossChoice = choice(LOGGERS), choice(LOSSES)
     LocalChoice, OrderChoice, SamplingChoice = choice(OBJECTIVES), choice(ORDERINGS), choice(SAMPLINGS)
+    AggregationChoice = choice(AGGREGATIONS)
 
 USED_BY_SOME = {
     "clustering": tuple(Clustering.model_fields),
@@ -379,6 +383,10 @@ class Config(Section):
     sampling: SamplingChoice = Field(
         default_factory=lambda: SAMPLINGS["uniform"](), description="who takes part in a round"
     )
+    aggregation: AggregationChoice = Field(
+        default_factory=lambda: AGGREGATIONS["mean"](),
+        description="how a server turns its clients' models into one",
+    )
     events: tuple[Event, ...] = Field(
         (), description="events during the run: clients join, leave or drift, servers drop out"
     )
@@ -415,6 +423,28 @@ class Config(Section):
                 "hierarchy.weights 'population' counts the clients of each model, and with "
                 f"{self.algorithm.name} those outside the cohort have not chosen theirs; use 'participated'"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _aggregated(self) -> Config:
+        """Refuse an aggregation rule where models are not plain averages."""
+        rule, local = self.aggregation.name, self.local
+        if self.aggregation.is_mean:
+            return self
+        if not self.algorithm.takes_aggregation:
+            what, mean = f"{rule!r} makes no sense with {self.algorithm.name}", "it must be 'mean'"
+            raise ConfigError("aggregation.name", what, mean)
+        one = np.ones(1, np.int64)
+        why = {
+            "leave parameters out of the average": local.masks,
+            "add to a vector of the server": type(local).server_size is not LocalObjective.server_size,
+            "count in the average when they are absent": local.counts_absent,
+            "keep a part of the old model": local.weights(one, one * 0, self.training)[1] is not None,
+        }
+        for what, true in why.items():
+            if true:
+                what = f"{rule!r} makes no sense with local objective {local.name!r}, whose clients {what}"
+                raise ConfigError("aggregation.name", what, "it must be 'mean'")
         return self
 
     @model_validator(mode="after")

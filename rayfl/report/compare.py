@@ -27,7 +27,7 @@ _PLACES = ("data.root", "data.path")
 """Settings of a dataset that say where it is stored, not what it is."""
 _ASIDE = ("name", "seed", "plugins", "execution", "output", "paper")
 """Settings and sections that do not affect results, or over which results are averaged."""
-_OF_METHODS = ("algorithm", "clustering", "hierarchy", "local", "order", "sampling")
+_OF_METHODS = ("aggregation", "algorithm", "clustering", "hierarchy", "local", "order", "sampling")
 """Sections that depend on the method; differences that follow from the method are not listed."""
 MOST_SETTINGS = 12
 """The largest number of columns for settings; if there are more differences, the first are shown."""

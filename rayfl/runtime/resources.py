@@ -127,6 +127,11 @@ class Available:
         return sum(shares)
 
 
+def sends_models(config: Config) -> bool:
+    """Whether the clients' trained models are sent, and not the sums of blocks."""
+    return config.algorithm.mixes_by_reports or not config.aggregation.is_mean
+
+
 @dataclass(frozen=True)
 class Copies:
     """The largest number of copies of the model (4 P bytes each).
@@ -151,7 +156,7 @@ class Copies:
         method, fan_in = config.algorithm, config.execution.fan_in
         states = type(config.local).state_size is not LocalObjective.state_size
         kept = states + method.keeps_updates  # of each client, between rounds
-        rows = method.mixes_by_reports  # trained models are sent, not sums
+        rows = sends_models(config)  # trained models are sent, not sums
         large = parameters >= LARGE
         work = config.local.work(LocalWork(1, 1, 1.0, momentum=config.training.momentum))
         calls = min(block, clients_in_a_call(parameters))
@@ -247,13 +252,15 @@ class ResourcePlan:
         worker_gb: estimated memory of a client actor.
         store_gb: estimated object store: the data once per node, the models, a round's partial products.
         store_there_gb: the smallest object store of a node; None if it is not known yet.
-        sums: how many sums of blocks one local server may receive for a model in a round.
+        sums: how many sums of blocks one local server may receive for a model in a round; or, if the
+            clients' models are sent, how many of these.
         copies: of the model, in each process.
         node_actors: client actors on the node with the most of them.
         node_gb: estimated memory of that node's processes, if LPSs and driver are there too.
         node_there_gb: the free memory of that node; None if unknown.
         inline: whether everything is one process.
         in_tree: whether client actors add sums before they send them.
+        unsummed: whether the clients' models are sent, and not sums.
         keeping: what clients keep between rounds; None for nothing.
     """
 
@@ -277,12 +284,14 @@ class ResourcePlan:
     node_there_gb: float | None = None
     inline: bool = False
     in_tree: bool = False
+    unsummed: bool = False
     keeping: Keeping | None = None
 
     @property
     def sums_gb(self) -> float:
-        """Estimated memory of the sums that one local server may receive in a round."""
-        return (4e-9 if self.block_size == 1 and not self.in_tree else 8e-9) * self.parameters * self.sums
+        """Estimated memory of the sums, or models, that one local server may receive in a round."""
+        single = self.unsummed or (self.block_size == 1 and not self.in_tree)
+        return (4e-9 if single else 8e-9) * self.parameters * self.sums
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -291,7 +300,8 @@ class ResourcePlan:
         more = f", up to {self.most_actors} as nodes join" if self.most_actors > self.actors else ""
         short = []
         if self.store_there_gb is not None and self.store_gb > self.store_there_gb:
-            fewer = " 'execution.fan_in' sends fewer sums," if self.sums > 2 and not self.in_tree else ""
+            many = self.sums > 2 and not self.in_tree and not self.unsummed
+            fewer = " 'execution.fan_in' sends fewer sums," if many else ""
             short = [
                 f"the object store of a node has {size(1e9 * self.store_there_gb)} only: the rest is written "
                 f"to disk, which is slow;{fewer} 'ray start --object-store-memory' makes it larger"
@@ -302,10 +312,10 @@ class ResourcePlan:
                 "('execution.actors'), a smaller 'execution.block_size' or a smaller model need less"
             )
         if self.sums_gb > _MANY_GB and self.sums > 2:
-            short.append(
-                f"a local server may get {self.sums:,} sums of a model, {size(1e9 * self.sums_gb)}; "
-                "'execution.fan_in' has client actors add them first"
-            )
+            what, how = "sums of a model", "'execution.fan_in' has client actors add them first"
+            if self.unsummed:
+                what, how = "models of clients", "a lower 'training.participation' sends fewer"
+            short.append(f"a local server may get {self.sums:,} {what}, {size(1e9 * self.sums_gb)}; {how}")
         return [
             f"{counted(self.clients, 'client')}, {self.cohort:,} per round, in at least {self.blocks:,} blocks "
             f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
@@ -405,6 +415,7 @@ def plan_resources(
         )
     model = 4.0 * parameters
     copies = Copies.of(config, clients, parameters, block, blocks, actors, models)
+    unsummed = sends_models(config)
     worker = WORKER_BYTES + copies.client * model
     store = data_bytes + copies.store * model
     rooms = [(node.room(e.cpus_per_actor, e.gpus_per_actor), node) for node in available.nodes]
@@ -436,8 +447,9 @@ def plan_resources(
         worker_gb=worker / 1e9,
         store_gb=store / 1e9,
         store_there_gb=None if available.store is None or e.backend == "inline" else available.store / 1e9,
-        sums=min(blocks, e.fan_in or blocks),
-        in_tree=e.fan_in is not None,
+        sums=cohort if unsummed else min(blocks, e.fan_in or blocks),
+        in_tree=e.fan_in is not None and not unsummed,
+        unsummed=unsummed,
         copies=copies,
         node_actors=on_node,
         node_gb=max(running, WORKER_BYTES + _TRIAL * model) / 1e9,

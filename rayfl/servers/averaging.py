@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.aggregation import Aggregation
 from rayfl.algorithms import Mixing
 from rayfl.backend import RESULT, Done, Key, Ref, Task
 from rayfl.clients.jobs import ROWS
@@ -23,6 +24,7 @@ from rayfl.servers.lps import (
     Optimizer,
     ReduceJob,
 )
+from rayfl.servers.mixing import check_rule
 from rayfl.servers.models import Servers
 from rayfl.training import Segments
 from rayfl.training.work import length_from
@@ -98,6 +100,7 @@ class Averaging:
         optimizer: the server step, if any, for all models.
         needs_norms: whether the GPS needs the norms of the models' updates.
         updates: whether the clients have sent updates instead of models.
+        rule: the aggregation rule; None for the weighted mean.
     """
 
     shared: Segments
@@ -108,6 +111,7 @@ class Averaging:
     optimizer: Optimizer | None
     needs_norms: bool
     updates: bool = False
+    rule: Aggregation | None = None
 
     def own_optimizer(self, models: Sequence[int]) -> Optimizer | None:
         """The server step for some models."""
@@ -187,9 +191,11 @@ def _added(*partials: Partial) -> Partial:
 
 
 def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list[Ref]:
-    """The LPSs multiply A by the trained rows, a few models per call; returns by reference what the GPS may
-    be told.
+    """The LPSs multiply A by the trained rows, or apply the aggregation rule to them, a few models per call;
+    returns by reference what the GPS may be told.
     """
+    if averaging.rule is not None:
+        check_rule(mixing, averaging.rule)
     weights, blocks = mixing.weights.tocsr(), averaging.blocks
     keep: NDArray[np.float64] = np.zeros(weights.shape[0])
     kept = None if mixing.keep is None else mixing.keep.tocsr()
@@ -217,6 +223,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
             optimizer=averaging.own_optimizer(some),
             needs_norm=averaging.needs_norms,
             updates=averaging.updates,
+            rule=averaging.rule,
         )
         objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in some}
         objects.update({("rows", b): averaging.trained[b].refs[ROWS] for b in wanted})

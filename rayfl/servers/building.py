@@ -92,6 +92,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     check_loss(spec)
     check_hierarchy(config, spec, stages[0].federation)
     check_clustering(config, *clustered(stages[0].federation))
+    check_aggregation(config, stages)
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
     config.order.check(spec)
@@ -185,6 +186,17 @@ def check_hierarchy(config: Config, spec: ModelSpec, federation: Federation) -> 
                 f"there is no edge {max(event.servers)}",
                 f"use 0 to {edges - 1}",
             )
+
+
+def check_aggregation(config: Config, stages: Sequence[Stage]) -> None:
+    """Refuse an aggregation rule for which the cohorts are too small, even if all contribute to one model.
+
+    Raises:
+        ConfigError
+    """
+    for stage in stages:
+        present = int((stage.federation.sizes > 0).sum())
+        call_part(config.aggregation, "check", config.training.cohort(present))
 
 
 def clustered(federation: Federation) -> tuple[int, bool, tuple[int, ...]]:

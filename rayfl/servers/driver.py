@@ -43,6 +43,7 @@ from rayfl.rundir import RunDirectory, clean
 from rayfl.servers import hooks, testing
 from rayfl.servers.building import servers_of, setup_of, stage_of
 from rayfl.servers.checkpoint import CLIENTS, Checkpoint, checkpoints, collect, models_hash, round_of
+from rayfl.servers.mixing import check_rule
 from rayfl.servers.queries import HISTOGRAM, ClientQueries
 from rayfl.servers.records import Records
 from rayfl.servers.rounds import AskedReport, Progress, Round, train, unadapted
@@ -435,7 +436,8 @@ class Driver:
         waits = algorithm.mixes_by_reports
 
         def mix(reports: Reports) -> Mixing:
-            return hooks.mix(algorithm, setup, state, plan, reports)
+            mixing = hooks.mix(algorithm, setup, state, plan, reports)
+            return check_rule(mixing, self.config.aggregation)
 
         server_step, global_step = hooks.steps(algorithm, setup, state)
         training = hooks.server_training(algorithm, setup, state)
@@ -452,6 +454,7 @@ class Driver:
             stage=self.stage,
             local=self.config.local,
             order=self.config.order,
+            aggregation=self.config.aggregation,
             assignment=state.assignment,
             reports={name: self._asked(r) for name, r in asked.items()},
             updates=algorithm.keeps_updates,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -17,9 +17,11 @@ from numpy.typing import NDArray
 
 from rayfl.backend import Answer, Key, Objects
 from rayfl.clients.partial import LARGE, PIECE, Partial, Weight, added, sum_piece, summed
+from rayfl.errors import ConfigError, type_of
 from rayfl.server_step import Averaged, ServerStep
 
 if TYPE_CHECKING:
+    from rayfl.aggregation import Aggregation
     from rayfl.training import Segments
 
 
@@ -123,6 +125,7 @@ class CombineJob:
             :class:`~rayfl.clients.partial.Partial`.
         optimizer: the server step, if any.
         needs_norm, updates: as for :class:`ReduceJob`.
+        rule: the aggregation rule; None for the weighted mean.
     """
 
     shared: Segments
@@ -136,6 +139,7 @@ class CombineJob:
     optimizer: Optimizer | None = None
     needs_norm: bool = True
     updates: bool = False
+    rule: Aggregation | None = None
 
 
 class LocalServer:
@@ -164,7 +168,10 @@ class LocalServer:
 
     def combine(self, job: CombineJob, objects: Objects) -> Answer:
         """See :class:`CombineJob`."""
-        product = _Product(job, [objects["rows", block] for block in job.blocks])
+        blocks = [objects["rows", block] for block in job.blocks]
+        if job.rule is not None:
+            return self._by_rule(job, job.rule, objects, blocks)
+        product = _Product(job, blocks)
         models = [
             _Next(job, objects["model", k], row, _own_step(job.optimizer, objects, place, k, k))
             for place, (k, row) in enumerate(zip(job.models, product.rows(), strict=True))
@@ -176,6 +183,27 @@ class LocalServer:
                     model.take(place, total)
 
         every_piece(_length(job.shared), take)
+        return self._next(job, models)
+
+    def _by_rule(
+        self, job: CombineJob, rule: Aggregation, objects: Objects, blocks: Sequence[NDArray[np.float32]]
+    ) -> Answer:
+        """The same by an aggregation rule: one model after another, so that one model's rows are read."""
+        models = []
+        for place, k in enumerate(job.models):
+            old = objects["model", k]
+            ruled = _Ruled(job, rule, [part[[place]] for part in job.weights], blocks, old)
+            model = _Next(job, old, ruled.row, _own_step(job.optimizer, objects, place, k, k))
+
+            def put(number: int, piece: slice, ruled: _Ruled = ruled, model: _Next = model) -> None:
+                model.put(piece, ruled.piece(piece))
+
+            if model.trained:
+                every_piece(_length(job.shared), put)
+            models.append(model)
+        return self._next(job, models)
+
+    def _next(self, job: CombineJob, models: Sequence[_Next]) -> Answer:
         found: dict[Key, Any] = {}
         facts: dict[int, Reduced] = {}
         for k, model in zip(job.models, models, strict=True):
@@ -281,6 +309,136 @@ class _Product:
         return total
 
 
+class _Ruled:
+    """A row by an aggregation rule, from the rows of the clients that count in it.
+
+    Args:
+        job: what was asked.
+        rule: what reduces them.
+        weights: for each block its part of this row of A, ``(1, B)``.
+        blocks: their trained rows, each ``(B, S)``.
+        model: the old model ``(P,)``.
+
+    Attributes:
+        row: what is known of it before its numbers: the weight of the clients counts at the GPS.
+    """
+
+    def __init__(
+        self,
+        job: CombineJob,
+        rule: Aggregation,
+        weights: Sequence[NDArray[np.float64]],
+        blocks: Sequence[NDArray[np.float32]],
+        model: NDArray[np.float32],
+    ) -> None:
+        counted, self._rows = _delivered(weights, blocks)
+        self.row = Row(float(counted.sum()), 0.0, 0.0, job.statistics)
+        self._rule, self._updates, self._old = rule, job.updates, _take(model, job.shared)
+        self._end = len(self._old) - job.statistics  # running statistics begin there
+        self._weights, self._kept = counted[0], 0.0
+        if rule.reweighs and len(self._weights):
+            self._reweigh()
+
+    def _reweigh(self) -> None:
+        """The first stage: other weights, and only the rows that count with them."""
+        gram, weights = self._gram(), np.zeros(len(self._weights))
+        finite = np.isfinite(gram.diagonal())
+        if not finite.any():  # as of any mean, the result is not finite
+            return
+        found = self._rule.reweigh(gram[np.ix_(finite, finite)], self._weights[finite])
+        weights[finite], self._kept = _checked_weights(self._rule, found, int(finite.sum()))
+        count = np.flatnonzero(weights)
+        each = [view[i : i + 1] for view in self._rows for i in range(len(view))]
+        self._weights, self._rows = weights[count], [each[i] for i in count.tolist()]
+
+    def _gram(self) -> NDArray[np.float64]:
+        """Inner products of the updates ``(m, m)``: of one piece after another, with one thread each, so that
+        they are summed in the same order on any machine.
+        """
+        from rayfl.linalg import one_thread  # deferred: it imports SciPy, which few rules need
+
+        def of_piece(start: int) -> NDArray[np.float64]:
+            total = np.zeros((len(self._weights), len(self._weights)))
+            for part in _parts(slice(start, min(start + PIECE, self._end))):
+                updates = _columns(self._rows, part)
+                if not self._updates:
+                    updates -= self._old[part]
+                with np.errstate(over="ignore", invalid="ignore"):  # what clients send may not be finite
+                    total += updates @ updates.T
+            return total
+
+        gram = np.zeros((len(self._weights), len(self._weights)))
+        starts, together = range(0, self._end, PIECE), _threads(self._end)
+        with one_thread(), ThreadPoolExecutor(together) as threads:
+            for first in range(0, len(starts), together):  # so that few products wait to be added
+                for product in threads.map(of_piece, starts[first : first + together]):
+                    gram += product
+        return gram
+
+    def piece(self, place: slice) -> NDArray[np.float64]:
+        """The new numbers at a place."""
+        found = np.empty(place.stop - place.start)
+        if not len(self._weights):  # the old model has all the weight
+            found[:] = self._old[place]
+            return found
+        for part in _parts(place):
+            found[part.start - place.start : part.stop - place.start] = self._combined(part)
+        return found
+
+    def _combined(self, place: slice) -> NDArray[np.float64]:
+        values, old = _columns(self._rows, place), self._old[place].astype(np.float64)
+        statistics = max(0, self._end - place.start)  # where they begin
+        if self._updates:
+            values[:, :statistics] += old[:statistics]
+        least, most = _range(values[:, statistics:], old[statistics:])
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = np.array(self._rule.combine(values, self._weights, old))
+        if found.shape != old.shape or found.dtype.kind != "f":
+            what = f"returned {found.dtype} {found.shape}"
+            raise ConfigError(f"{self._rule.name}.combine", what, f"expected an array of floats {old.shape}")
+        if self._kept:
+            weight = float(self._weights.sum())
+            found = (weight * found + self._kept * old) / (weight + self._kept)
+        found[statistics:] = np.clip(found[statistics:], least, most)
+        return found
+
+
+def _parts(place: slice) -> Iterator[slice]:
+    """A place in parts of so many columns as are made at once."""
+    for first in range(place.start, place.stop, _COLUMNS):
+        yield slice(first, min(first + _COLUMNS, place.stop))
+
+
+def _range(
+    values: NDArray[np.float64], old: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The least and the largest of the clients' and the old values, NaN aside."""
+    return np.fmin(np.fmin.reduce(values, axis=0), old), np.fmax(np.fmax.reduce(values, axis=0), old)
+
+
+def _checked_weights(rule: Aggregation, found: Any, count: int) -> tuple[NDArray[np.float64], float]:
+    """What a rule's first stage has returned for this many clients.
+
+    Raises:
+        ConfigError: if these are not weights, and the weight of the old model.
+    """
+    where, expected = f"{rule.name}.reweigh", f"expected weights ({count},) and that of the old model"
+    if not isinstance(found, tuple) or len(found) != 2:
+        raise ConfigError(where, f"returned {type_of(found)}", expected)
+    weights, keep = np.asarray(found[0], np.float64), float(found[1])
+    if weights.shape != (count,):
+        raise ConfigError(where, f"returned weights of shape {weights.shape}", expected)
+    total = float(weights.sum()) + keep
+    if not (np.isfinite(total) and (weights >= 0).all() and keep >= 0 and total > 0):
+        raise ConfigError(where, "returned weights that are negative, not finite, or all zero", expected)
+    return weights, keep
+
+
+def _threads(size: int) -> int:
+    """How many threads work on a vector of this size."""
+    return 1 if size < LARGE else min(_THREADS, os.cpu_count() or 1)
+
+
 def every_piece(size: int, do: Callable[[int, slice], None]) -> None:
     """Do something for each piece of a vector, whose order does not matter: its number, and its place.
 
@@ -293,7 +451,7 @@ def every_piece(size: int, do: Callable[[int, slice], None]) -> None:
         for number, place in enumerate(places):
             do(number, place)
         return
-    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as threads:
+    with ThreadPoolExecutor(_threads(size)) as threads:
         list(threads.map(do, range(len(places)), places))
 
 
@@ -396,8 +554,15 @@ class _Next:
             total = _where_any(total, averages, weight)
         else:
             averages = total / weight
+        self._store(place, averages, total)
+
+    def put(self, place: slice, averages: NDArray[np.float64]) -> None:
+        """A piece of the row that is averaged already."""
+        self._store(place, averages, averages * self._weight)
+
+    def _store(self, place: slice, averages: NDArray[np.float64], total: NDArray[np.float64]) -> None:
         if self._averages is None:
-            _put(self._new, parts, averages)
+            _put(self._new, _within(self._job.shared, place), averages)
         else:
             self._averages[place] = averages
         if self._totals is not None:

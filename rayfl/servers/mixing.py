@@ -9,6 +9,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from rayfl.aggregation import Aggregation
 from rayfl.algorithms import Mixing, Plan
 from rayfl.clients.jobs import BlockMixing
 from rayfl.errors import ConfigError, type_of
@@ -48,6 +49,28 @@ def check(mixing: Mixing, method: str, models: int, clients: int) -> Mixing:
     if len(wrong):
         what = f"the weights of model {wrong[0]} sum to {sums[wrong[0]]:g}"
         raise ConfigError(f"{method}.mix", what, "expected a positive sum: rows are divided by it")
+    return mixing
+
+
+def check_rule(mixing: Mixing, rule: Aggregation) -> Mixing:
+    """Refuse a matrix whose rows mean nothing to an aggregation rule.
+
+    Raises:
+        ConfigError: if a model keeps a part of its old values, a weight is negative, or the rule's settings
+            do not fit the number of clients that contribute to a model.
+    """
+    if rule.is_mean:
+        return mixing
+    if mixing.keep is not None:
+        what = f"{rule.name!r} makes no sense with an average that keeps a part of the old model"
+        raise ConfigError("aggregation.name", what, "it must be 'mean'")
+    if (mixing.weights.data < 0).any():
+        what = f"{rule.name!r} makes no sense with negative weights"
+        raise ConfigError("aggregation.name", what, "it must be 'mean'")
+    weights = mixing.weights.tocsr()
+    clients = np.bincount(weights.tocoo().coords[0], weights.data != 0, minlength=weights.shape[0])
+    for count in np.unique(clients[clients > 0]).astype(np.int64).tolist():
+        rule.check(count)
     return mixing
 
 

@@ -10,6 +10,8 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from rayfl.aggregation import Aggregation
+from rayfl.aggregation.mean import Mean
 from rayfl.algorithms import GlobalStep, Mixing, Plan, RoundReport
 from rayfl.backend import Done, Key, Ref, Task
 from rayfl.clients.jobs import (
@@ -93,6 +95,7 @@ class Round:
         mixing: A, if it is known before training.
         stage: the federation's stage.
         local, order: the local objective, and the order of samples.
+        aggregation: the rule that turns clients' models into one.
         assignment: the model of each client ``(N,)``; for objectives with vectors at the servers, and those
             whose average includes absent clients.
         reports: additional reports of the clients, by name.
@@ -111,6 +114,7 @@ class Round:
     stage: int = 0
     local: LocalObjective = SGD()  # noqa: RUF009 (frozen)
     order: Ordering = Shuffled()  # noqa: RUF009
+    aggregation: Aggregation = Mean()  # noqa: RUF009
     assignment: NDArray[np.int64] | None = None
     reports: Mapping[str, AskedReport] = field(default_factory=dict)
     mix: Callable[[Reports], Mixing] | None = None
@@ -146,7 +150,9 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     if has_vectors and not servers.vectors:
         zeros = servers.backend.put(np.zeros(local.server_size(servers.spec), np.float32))
         servers.vectors = [zeros] * len(servers.models)
-    cut = None if this_round.mixing is None else block_mixings(this_round.mixing, blocks)
+    rule = None if this_round.aggregation.is_mean else this_round.aggregation
+    known = this_round.mixing if rule is None else None  # a rule needs the trained rows
+    cut = None if known is None else block_mixings(known, blocks)
     # If a block would send more sums than it has clients, it sends the trained rows instead.
     deliver = cut is None or sum(len(part.rows) for part in cut) > len(plan.cohort)
     parts: Sequence[BlockMixing | None] = [None] * len(blocks) if cut is None or deliver else cut
@@ -187,6 +193,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
         optimizer=_optimizer_of(servers, this_round, failures),
         needs_norms=learns,
         updates=plan.updates,
+        rule=rule,
     )
     if deliver:
         facts = combine_rows(servers, without(mixing, plan, failures, local), averaging)

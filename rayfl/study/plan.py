@@ -88,6 +88,8 @@ def key_of(config: Config) -> str:
         del settings["data"]["test_fraction"], settings["data"]["seed"]
     if settings["training"]["precision"] == "float32":
         del settings["training"]["precision"]
+    if settings["aggregation"] == {"name": "mean"}:
+        del settings["aggregation"]
     criteria = settings["algorithm"].get("criteria")
     if isinstance(criteria, dict) and "name" in criteria:
         criteria["norms"] = criteria.pop("name")

@@ -1,0 +1,30 @@
+"""The coordinate-wise median. Yin, Chen, Ramchandran, Bartlett, ICML 2018, Definition 1 and Option I."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rayfl.aggregation.base import Aggregation
+
+
+class Median(Aggregation):
+    """The median of each parameter over the clients; the mean of the middle two if their number is even.
+
+    It withstands clients that send anything, as long as they are fewer than half. As in the paper every
+    client counts the same: the number of its samples, which a malicious client could invent, does not
+    count. NaN is taken for larger than every number.
+    """
+
+    name: Literal["median"] = "median"
+
+    def combine(
+        self, values: NDArray[np.float64], weights: NDArray[np.float64], old: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """``med{w_j : j}``, of each parameter."""
+        upper = len(values) // 2
+        lower = (len(values) - 1) // 2
+        ordered = np.partition(values, (lower, upper), axis=0)
+        return np.asarray(ordered[lower : upper + 1].mean(axis=0), np.float64)
