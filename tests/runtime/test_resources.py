@@ -73,6 +73,20 @@ def test_it_says_how_many_copies_of_a_model_there_are():
     assert planned(10**8, "local=scaffold").copies.store >= 200
 
 
+def test_it_counts_the_clients_models_where_these_are_sent():
+    """An aggregation rule needs the models of a round, 100 here, whatever the blocks."""
+    for block in (1, 4):
+        plan = planned(10**8, "aggregation=median", "execution.fan_in=4", block=block, memory=1e13)
+        assert plan.copies.store == 2 + 100
+        assert plan.copies.client == 1 + 3 + block  # a block's models wait for their sending
+        assert plan.sums_gb == pytest.approx(40)
+        (line,) = [line for line in plan.lines() if "local server" in line]
+        assert line.endswith("100 models of clients, 40.0 GB; a lower 'training.participation' sends fewer")
+    short = planned(10**8, "aggregation=median", memory=10e9).lines()
+    assert any("is written to disk" in line for line in short)
+    assert not any("fan_in" in line for line in short)
+
+
 def test_it_says_where_a_model_does_not_fit():
     lines = planned(10**8, memory=5e9).lines()
     assert any(
