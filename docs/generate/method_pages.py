@@ -77,8 +77,9 @@ def index() -> str:
         "",
         "Each method is one file in [rayfl/algorithms](repo:rayfl/algorithms) that reads like its paper.",
         "Methods, [local objectives](../reference/parts.md#local), [orders of",
-        "samples](../reference/parts.md#order) and [samplings of clients](../reference/parts.md#sampling)",
-        "combine freely: see [Running](../running.md#combine-parts).",
+        "samples](../reference/parts.md#order), [samplings of clients](../reference/parts.md#sampling) and",
+        "[aggregation rules](../reference/parts.md#aggregation) combine freely: see",
+        "[Running](../running.md#combine-parts).",
         "",
     ]
     for title, names in groups().items():

@@ -78,7 +78,7 @@ def test_it_counts_the_clients_models_where_these_are_sent():
     for block in (1, 4):
         plan = planned(10**8, "aggregation=median", "execution.fan_in=4", block=block, memory=1e13)
         assert plan.copies.store == 2 + 100
-        assert plan.copies.client == 1 + 3 + block  # a block's models wait for their sending
+        assert plan.copies.client == 3 + block
         assert plan.sums_gb == pytest.approx(40)
         (line,) = [line for line in plan.lines() if "local server" in line]
         assert line.endswith("100 models of clients, 40.0 GB; a lower 'training.participation' sends fewer")

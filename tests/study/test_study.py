@@ -304,7 +304,7 @@ def test_runs_from_before_a_setting_was_there_or_had_its_name_are_found(
     config = rayfl.load({"rounds": 3, "algorithm": {"name": "cfl", "criteria": "relative"}})
     assert key_of(config) != key_of(rayfl.load(config, ["training.precision=bf16"]))
     assert key_of(config) != key_of(rayfl.load(config, ["aggregation=median"]))
-    default, reduced, median = (text for text in told if '"rounds": 3' in text)
+    default, reduced, _, median = (text for text in told if '"rounds": 3' in text)
     assert "precision" not in default
     assert "aggregation" not in default
     assert '"aggregation": {"name": "median"}' in median
