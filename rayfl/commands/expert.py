@@ -58,6 +58,7 @@ def train_expert(config: Config, epochs: int, folder: Path) -> tuple[Path, Path]
                 "local={name: sgd}",
                 "order={name: shuffled}",
                 "sampling={name: uniform}",
+                "aggregation={name: mean}",
                 "partition={name: iid, clients: 1, validation: 0}",
                 "events=[]",
                 f"rounds={epochs}",

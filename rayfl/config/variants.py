@@ -39,9 +39,9 @@ def variant(
 
     What the source says of comparing signatures is left out if the other algorithm has signatures of another
     kind: degrees between subspaces mean nothing to it; and what its own defaults say otherwise: PCA+kM+HC has
-    no encoder where FLT was given one. So is momentum where it makes no sense. What ``overrides`` say holds
-    for every algorithm; but sections that it does not use are dropped, even if set by an override: the number
-    of clusters is for those that cluster.
+    no encoder where FLT was given one. So are momentum and an aggregation rule where they make no sense. What
+    ``overrides`` say holds for every algorithm; but sections that it does not use are dropped, even if set by
+    an override: the number of clusters is for those that cluster.
 
     Raises:
         ConfigError: as :func:`load`.
@@ -81,6 +81,8 @@ def _for_another(settings: Mapping[str, Any], algorithm: str) -> dict[str, Any]:
         }
     if isinstance(training, Mapping) and not part.takes_momentum:
         kept["training"] = {key: training[key] for key in training if key != "momentum"}
+    if not part.takes_aggregation:
+        kept.pop("aggregation", None)
     return kept
 
 

@@ -28,7 +28,8 @@ SETTINGS: dict[str, Any] = {
     "local": "fedprox",
     "order": "curriculum",
     "sampling": "curriculum",
-    "training": {"participation": 0.5, "batch_size": 20, "lr": 0.1, "epochs": 3},
+    "aggregation": "krum",  # of several clients
+    "training": {"participation": 0.9, "batch_size": 20, "lr": 0.1, "epochs": 3},
     "execution": {"backend": "inline"},
 }
 

@@ -74,6 +74,11 @@ def test_a_variant_leaves_out_what_means_nothing_to_it():
     assert variant("pacfl-fmnist", [], "fedprox").training.momentum == 0.5
     with pytest.raises(ConfigError, match=r"momentum 0\.9 makes no sense with per_fedavg"):
         variant("pacfl-fmnist", ["training.momentum=0.9"], "per_fedavg")
+    robust = {"algorithm": "pacfl", "aggregation": {"name": "trimmed_mean", "share": 0.2}}
+    assert variant(robust, [], "ifca").aggregation == load(robust).aggregation
+    assert variant(robust, [], "solo").aggregation.name == "mean"
+    with pytest.raises(ConfigError, match="'median' makes no sense with solo"):
+        variant(robust, ["aggregation=median"], "solo")
     source = {"algorithm": "pacfl", "clustering": {"signature": {"p": 5}, "threshold": 6, "n_clusters": None}}
     assert variant(source, [], "pacfl").clustering.signature.p == 5
     assert variant(source, [], "mt_hfl").clustering.signature.name == "spectrum"
