@@ -24,7 +24,7 @@ class Aggregation(Section):
        gives the clients other weights. Clients that get weight 0 are left out of what follows.
     2. :meth:`combine` gets the parameters themselves, some at a time, and reduces each over the clients.
 
-    A client with NaN or infinity among its parameters gets weight 0 in the first stage. In the second stage
+    A client with NaN or infinity among what it sends gets weight 0 in the first stage. In the second stage
     the rule has to deal with it.
 
     Running statistics (BatchNorm) take no part in the first stage. They are combined as the parameters are,

@@ -24,7 +24,6 @@ class Median(Aggregation):
         self, values: NDArray[np.float64], weights: NDArray[np.float64], old: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """``med{w_j : j}``, of each parameter."""
-        upper = len(values) // 2
-        lower = (len(values) - 1) // 2
-        ordered = np.partition(values, (lower, upper), axis=0)
+        lower, upper = (len(values) - 1) // 2, len(values) // 2
+        ordered = np.sort(values, axis=0)  # for a few clients much faster than np.partition
         return np.asarray(ordered[lower : upper + 1].mean(axis=0), np.float64)

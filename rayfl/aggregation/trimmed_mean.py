@@ -32,5 +32,5 @@ class TrimmedMean(Aggregation):
         m = len(values)
         removed = int(self.share * m + 1e-9)  # 0.29 * 100 is 28.999999999999996
         if removed:
-            values = np.partition(values, (removed, m - removed - 1), axis=0)[removed : m - removed]
+            values = np.sort(values, axis=0)[removed : m - removed]
         return np.asarray(values.mean(axis=0), np.float64)

@@ -2,7 +2,8 @@
 
 **The idea.** Every aggregation is ``W_new = A W``: the rows of ``W`` are the models trained in a round; row
 ``k`` of the mixing matrix ``A`` says how output model ``k`` is averaged. A method never sees a model. It says
-who trains from which model, and what ``A`` is; the servers train, multiply and keep the models.
+who trains from which model, and what ``A`` is; the servers train, multiply and keep the models. An
+aggregation rule other than the mean (:mod:`rayfl.aggregation`) takes the place of the product, row by row.
 
 **The round.** Each step is a hook, a method of :class:`Algorithm`; override those that are yours::
 

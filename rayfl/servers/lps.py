@@ -343,6 +343,7 @@ class _Ruled:
         """The first stage: other weights, and only the rows that count with them."""
         gram, weights = self._gram(), np.zeros(len(self._weights))
         finite = np.isfinite(gram.diagonal())
+        finite &= np.isfinite(_columns(self._rows, slice(self._end, None))).all(axis=1)
         if not finite.any():  # as of any mean, the result is not finite
             return
         found = self._rule.reweigh(gram[np.ix_(finite, finite)], self._weights[finite])

@@ -94,6 +94,16 @@ def test_running_statistics(name: str) -> None:
         assert found.tobytes() == one(RULES[name], rows).tobytes()
 
 
+@pytest.mark.parametrize("name", RULES)
+def test_a_client_whose_statistics_are_no_numbers(name: str) -> None:
+    rows = np.abs(W)
+    rows[3, 5] = np.nan
+    found = one(RULES[name], rows, statistics=2)
+    assert np.isfinite(found).all()
+    if RULES[name].reweighs:
+        assert found.tobytes() == one(RULES[name], np.delete(rows, 3, axis=0), statistics=2).tobytes()
+
+
 class Beyond(Aggregation):
     """Twice as far as the mean: a rule that leaves the range of what clients send."""
 
