@@ -12,6 +12,7 @@ Failures are handled as follows:
 from __future__ import annotations
 
 import gc
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -47,6 +48,20 @@ from rayfl.runtime.resources import PerActor
 
 _TASK = ray.remote(num_cpus=0, max_retries=0, num_returns=2, **UNRECORDED)(acknowledge)
 """A remote task. Ray never frees a remote function, so one serves all."""
+
+
+def _references(keys: dict[Any, Any]) -> list[int]:
+    """References to each key, these of this function included."""
+    return [sys.getrefcount(key) for key in keys]
+
+
+_ONLY_KEY = _references({object(): None})[0]
+"""What :func:`_references` counts for an object to which nothing but the dictionary refers."""
+
+
+def _unreferenced(keys: dict[Any, Any]) -> list[Any]:
+    """The keys to which nothing but the dictionary refers. (Ray's refs cannot be referred to weakly.)"""
+    return [key for key, count in zip(keys, _references(keys), strict=True) if count <= _ONLY_KEY]
 
 
 def settle() -> None:
@@ -166,7 +181,7 @@ class RayBackend(Backend):
         self.deadlines = Deadlines(deadline, lambda text: self.say(text))
         self._pending: deque[_Pending] = deque()
         self._calls = 0
-        self._instead: dict[Ref, Ref] = {}  # lost results -> those of the second attempt
+        self._instead: dict[Ref, Ref] = {}  # lost results in use -> those of the second attempt
 
     @override
     def put(self, value: Any) -> Ref:
@@ -230,6 +245,12 @@ class RayBackend(Backend):
 
     def _settle(self) -> None:
         """Wait for all calls of servers and remote tasks, and repeat those whose process died."""
+        self._complete()
+        # Each replacement may be a model, so only those are kept whose lost result is still referred to.
+        for lost in _unreferenced(self._instead):
+            del self._instead[lost]
+
+    def _complete(self) -> None:
         most = 0  # many calls may be lost with one death, which counts once
         while self._pending:
             call, error = self._pending[0], None
@@ -243,7 +264,8 @@ class RayBackend(Backend):
             except RayError as raised:
                 if not died(raised):
                     raise
-                error = raised
+                # Ray's frames in the traceback refer to the error, and this one to the call: a cycle.
+                error = raised.with_traceback(None)
             if call.lost == most:
                 most += 1
                 self._deaths.one(error)

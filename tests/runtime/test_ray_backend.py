@@ -180,6 +180,29 @@ def test_a_server_that_dies_with_many_calls_dies_once(
         backend.close()
 
 
+@pytest.mark.ray
+def test_what_replaces_lost_results_is_kept_only_as_long_as_these(backend: RayBackend) -> None:
+    """A model of every round whose server is killed would be kept otherwise."""
+    model = np.zeros(50_000, np.float32)  # Ray stores smaller ones in the message
+    ref, kept = backend.put(model), list[int]()
+    process: psutil.Process | None = None
+    before = {p.pid for p in _servers()}
+    backend.get(backend.serve(0, "install", (), {MODEL: ref, VALUES: model[:0]}, [MODEL])[MODEL])
+    for _ in range(6):
+        (process,) = [p for p in _servers() if p.pid not in before]
+        process.suspend()
+        before.add(process.pid)
+        lost = ref = backend.serve(0, "install", (), {MODEL: ref, VALUES: model[:0]}, [MODEL])[MODEL]
+        process.kill()
+        np.testing.assert_array_equal(backend.get(ref), model)
+        ref = backend.serve(0, "install", (), {MODEL: ref, VALUES: model[:0]}, [MODEL])[MODEL]
+        np.testing.assert_array_equal(backend.get(lost), model)  # it may be used as long as it is held
+        del lost
+        backend.get(ref)
+        kept.append(len(backend._instead))
+    assert kept == [0] * 6
+
+
 def _die_once(mark: Path, value: np.ndarray) -> np.ndarray:
     if not mark.exists():
         mark.touch()
