@@ -6,6 +6,10 @@
 
 Runs inline, in this process; an MLP 64-1333-10 has 99,985 parameters. ``--memory`` is
 ``execution.state_memory``, the share of the memory beyond which states are written to disk.
+
+``--store GB`` runs on Ray, with two client actors and an object store of that size, which goes to disk by
+itself. ``peak_memory_all_mb`` is then the memory of all processes together, Ray's included: their
+proportional set size, with the pages of the object store counted once.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -36,9 +41,24 @@ def _written() -> int:
     return int(line.split()[1])
 
 
+def _start_ray(store: float) -> None:
+    """Start Ray on this machine with an object store of so many GB."""
+    import ray
+
+    os.environ.setdefault("RAY_worker_niceness", "0")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        object_store_memory=int(store * 1e9),
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+    )
+
+
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run rounds and checkpoints."""
-    from rayfl.bench.measure import running
+    from rayfl.bench.measure import PeakMemory, running
     from rayfl.bench.population import workload
 
     model = {"name": "mlp", "hidden": [_HIDDEN]}
@@ -47,8 +67,11 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     execution: dict[str, Any] = {"backend": "inline"}
     if options.memory is not None:
         execution["state_memory"] = options.memory
+    if options.store is not None:
+        execution = {"backend": "ray", "actors": 2}
+        _start_ray(options.store)
     checkpoints, own, cpu = [], 0, []
-    with running(task, folder, execution) as rayfl:
+    with PeakMemory() as peak, running(task, folder, execution) as rayfl:
         start = _status("RssAnon")
         for number in range(1, options.rounds + 1):
             rayfl.round()
@@ -80,6 +103,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "disk_mb": sum(on_disk.values()) / 1e6,
         "start_own_memory_mb": start / 1e6,
         "peak_own_memory_mb": own / 1e6,
+        "peak_memory_all_mb": peak.gb * 1e3,
         "peak_memory_with_files_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
     }
 
@@ -92,6 +116,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--every", type=int, default=10)
     parser.add_argument("--memory", type=float, default=None)
+    parser.add_argument("--store", type=float, default=None, help="on Ray; GB of its object store")
     parser.add_argument(
         "--folder", type=Path, default=None, help="where the run lies; default: a temporary folder"
     )
