@@ -7,6 +7,7 @@ start-up.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import statistics
 import subprocess
@@ -23,6 +24,7 @@ from rayfl.bench.measure import PeakMemory, Rayfl, running
 from rayfl.bench.profile import by_process_now
 from rayfl.bench.workloads import Workload
 from rayfl.clients.host import ClientHost
+from rayfl.evaluation import EvaluationPlan
 from rayfl.servers.lps import LocalServer
 
 CASES = (
@@ -79,19 +81,19 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
 
     Returns:
         CPU seconds of the start (without writing the data), of a round by process (inline: of the driver's
-        code and of the code of clients and LPSs), of a checkpoint and of the final tables; the median seconds
-        of a round; and the memory of the process tree in GB during one more round and while everything is
-        written.
+        code and of the code of clients and LPSs), of a checkpoint and of the final tables; the driver's share
+        of a round's CPU time, and that of planning tests; the median seconds of a round; and the memory of
+        the process tree in GB during one more round and while everything is written.
     """
     task.config(folder)
     begun = time.process_time()
     with running(task, folder, execution) as rayfl:
         rayfl.round()
         start = time.process_time() - begun
-        before, seconds = _cpu(rayfl), []
+        before, planned, seconds = _cpu(rayfl), _planning[0], []
         for _ in range(rounds):
             seconds.append(rayfl.round())
-        after = _cpu(rayfl)
+        after, planned = _cpu(rayfl), _planning[0] - planned
         # Not while rounds are timed: sampling the memory takes CPU time of this process
         with PeakMemory() as peak:
             rayfl.round()
@@ -112,26 +114,29 @@ def measured(task: Workload, rounds: int, execution: dict[str, Any], folder: Pat
         "tables_cpu": tables,
         **{f"{who}_cpu": value for who, value in used.items()},
         "driver_percent": 100 * used["driver"] / sum(used.values()),
+        "test_plans_percent": 100 * planned / rounds / sum(used.values()),
         "round_seconds": statistics.median(seconds),
         "memory_gb": peak.gb,
     }
 
 
-_inside = [0.0]
-"""CPU seconds that this process has spent in the code of clients and LPSs (inline backend)."""
+_inside, _planning = [0.0], [0.0]
+"""CPU seconds that this process has spent in the code of clients and LPSs (inline backend), and for plans of
+tests."""
 
 
-def _watched(kind: type, name: str) -> None:
+def _watched(kind: type, name: str, into: list[float]) -> None:
     method = getattr(kind, name)
 
-    def timed(*args: Any) -> Any:
+    def timed(*args: Any, **named: Any) -> Any:
         begun = time.process_time()
         try:
-            return method(*args)
+            return method(*args, **named)
         finally:
-            _inside[0] += time.process_time() - begun
+            into[0] += time.process_time() - begun
 
-    setattr(kind, name, timed)
+    bound = inspect.ismethod(method)  # a class method
+    setattr(kind, name, staticmethod(timed) if bound else timed)
 
 
 def _cpu(rayfl: Rayfl) -> dict[str, float]:
@@ -159,11 +164,12 @@ def main() -> None:
     parser.add_argument("--backend", default="ray", choices=("ray", "inline"))
     parser.add_argument("--folder", type=Path, help="folder in which the data are kept for the next time")
     options = parser.parse_args()
+    _watched(EvaluationPlan, "of", _planning)
     if options.backend == "inline":
         for name in ("train", "evaluate"):
-            _watched(ClientHost, name)
+            _watched(ClientHost, name, _inside)
         for name in ("reduce", "combine"):
-            _watched(LocalServer, name)
+            _watched(LocalServer, name, _inside)
     task = workload(options.clients, options.cohort, options.every, options.tests)
     task = replace(task, samples=options.samples, sharded=options.sharded)
     with tempfile.TemporaryDirectory(prefix="rayfl-bench-") as folder:

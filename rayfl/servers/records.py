@@ -516,40 +516,42 @@ class Records:
         for table in self._tables.values():
             table.cut()
         self._write_labels()
-        groups = self.federation.groups
-        frame = pd.DataFrame(
-            {
-                "client": np.arange(self.federation.clients),
-                "n": self.federation.sizes,
-                "group": pd.NA if groups is None else groups,
-                "cluster": self._labels(state),
-                "accuracy_last": self.best_last.last,
-                "accuracy_best": self.best_last.best,
-                "best_round": self.best_last.best_round,
-                "test_samples": self.federation.test.sizes,
-            }
-        )
-        if self.federation.names is not None:
-            frame.insert(1, "name", self.federation.names.tolist())
+        columns, clients = self._of_clients(state), self.federation.clients
+        starts = range(0, max(1, clients), rundir.AT_ONCE)
+        some = (slice(first, first + rundir.AT_ONCE) for first in starts)  # a few clients at a time
+        pieces = (pd.DataFrame({name: column[part] for name, column in columns.items()}) for part in some)
+        self.run.write_frames("clients.csv", pieces)
+
+    def _of_clients(self, state: ServerState) -> dict[str, NDArray[Any]]:
+        """The columns of ``clients.csv``, each ``(N,)``."""
+        clients, groups, names = self.federation.clients, self.federation.groups, self.federation.names
+        columns: dict[str, NDArray[Any]] = {
+            "client": np.arange(clients),
+            **({} if names is None else {"name": names}),
+            "n": self.federation.sizes,
+            # One NaN that all clients share
+            "group": np.broadcast_to(np.nan, clients) if groups is None else groups,
+            "cluster": self._labels(state),
+            "accuracy_last": self.best_last.last,
+            "accuracy_best": self.best_last.best,
+            "best_round": self.best_last.best_round,
+            "test_samples": self.federation.test.sizes,
+        }
         if self.federation.samples.task == "words":
-            frame["perplexity_last"], frame["perplexity_best"] = self.perplexity
-        for name, values in shares_of(self._tested_with).items():
-            frame[name] = values
-        for name, values in self.measured.items():
-            frame[f"{name}_last"] = values
+            columns["perplexity_last"], columns["perplexity_best"] = self.perplexity
+        columns |= shares_of(self._tested_with)
+        columns |= {f"{name}_last": values for name, values in self.measured.items()}
         for on, values in self.last_on.items():
-            frame[f"{protocols.prefix(on)}accuracy_last"] = values
+            columns[f"{protocols.prefix(on)}accuracy_last"] = values
         if self.local is not None:
             trained = self.local.round >= 0
             for on, score in self.local.scores.items():
                 percent = self._accuracy(score, self.federation.predictions_on(on))
-                frame[f"{protocols.prefix(on, 'local')}accuracy_last"] = np.where(trained, percent, np.nan)
-            frame["local_round"] = self.local.round
+                columns[f"{protocols.prefix(on, 'local')}accuracy_last"] = np.where(trained, percent, np.nan)
+            columns["local_round"] = self.local.round
         if self._finetuned is not None:
-            frame["accuracy_finetuned"] = self._finetuned
-        for name, values in self._facts.items():
-            frame[name] = values
-        self.run.write_frame("clients.csv", frame)
+            columns["accuracy_finetuned"] = self._finetuned
+        return {**columns, **self._facts}
 
     def _write_labels(self) -> None:
         """``labels.csv``, unless it tells of this federation already: it changes only with an event."""

@@ -42,6 +42,21 @@ def test_a_round_makes_nothing_for_every_client(rounds: Rayfl) -> None:
     assert peak < CLIENTS, "bytes: one for every client"
 
 
+def test_the_table_of_all_clients_is_never_in_memory_as_a_whole(
+    rounds: Rayfl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It took 172 bytes for each client: 1.7 GB with ten million."""
+    monkeypatch.setattr(rundir, "AT_ONCE", 20_000)
+    rounds.driver.records.write_tables(rounds.state)
+    tracemalloc.start()
+    try:
+        rounds.driver.records.write_tables(rounds.state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 64 * CLIENTS
+
+
 def test_a_round_does_not_look_at_every_client(rounds: Rayfl) -> None:
     """No array over all clients is read but at the places of the cohort."""
     federation = rounds.driver.federation
