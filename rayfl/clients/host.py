@@ -258,6 +258,10 @@ class ClientHost:
         written to."""
         device = self.batches.device
         used, place = np.unique(numbers, return_inverse=True)
+        if len(used) > 1 and self.spec.P <= PIECE and isinstance(objects[kind, int(used[-1])], Mixture):
+            rows = as_tensor(self.host.unpermute(_mixed(objects, kind, used.tolist(), self.spec.P)))
+            in_order = np.array_equal(used, numbers)
+            return (rows if in_order else rows.index_select(0, torch.from_numpy(place))).to(device)
         vectors = [self._received(objects, (kind, int(number))) for number in used]
         if len(used) == 1:
             one = vectors[0].to(device)
@@ -470,11 +474,30 @@ class ClientHost:
             more.append(loss.sums(logits, y).double().cpu())
         return _joined(correct), _joined(losses), _joined(more)
 
+    def _losses(
+        self,
+        model: torch.Tensor,
+        part: Part,
+        ids: NDArray[np.integer],
+        batch_size: int,
+        kept: KeptSamples,
+    ) -> NDArray[np.float32]:
+        """The losses of :meth:`_test` alone ``(n,)``, in the same batches and with the same bits."""
+        losses, loss = [torch.zeros(0)], self.spec.loss.for_tests()
+        self._load(model)
+        for start in range(0, len(ids), batch_size):
+            x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
+            losses.append(_of_samples(loss.each(self._outputs(x), y)).cpu())
+        return _joined(losses[1:] or losses)
+
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
         """Forward passes over samples: an :class:`EvalReport`."""
         report, kept = EvalReport(), KeptSamples(_KEPT if len(job.passes) > 1 else 0)
         for one in job.passes:
             model = self._model(job, one, objects)
+            if job.only_losses:
+                report.loss.append(self._losses(model, job.part, one.samples, job.batch_size, kept))
+                continue
             right, loss, sums = self._test(model, job.part, one.samples, job.batch_size, kept)
             report.correct.append(right)
             report.loss.append(loss)
@@ -572,6 +595,27 @@ class ClientHost:
         inputs = raw_features(samples.inputs("train", indices), len(samples.vocabulary), samples.scaling)
         features = job.features.apply(inputs, key(job.seed, "features", client))
         return features, samples.labels("train", indices)
+
+
+def _mixed(objects: Objects, kind: str, numbers: Sequence[int], size: int) -> NDArray[np.float32]:
+    """Small models of a kind by their numbers ``(n, P)``, of which some are mixtures.
+
+    Clients of a block often mix the same models in shares of their own: the models are then stacked once. The
+    sums are those of :meth:`~rayfl.clients.jobs.Mixture.of`.
+    """
+    found, total = np.empty((len(numbers), size), np.float32), np.empty(size)
+    stacks: dict[tuple[int, ...], NDArray[np.float32]] = {}
+    for row, number in enumerate(numbers):
+        model = objects[kind, number]
+        if not isinstance(model, Mixture):
+            found[row] = as_tensor(model).numpy()
+            continue
+        if model.models not in stacks:
+            stacks[model.models] = np.stack([objects[kind, part] for part in model.models])
+        total[:] = 0
+        weighted_sum(np.array(model.weights), stacks[model.models], total)
+        found[row] = total
+    return found
 
 
 def _by_client(block: TrainedBlock, clients: NDArray[np.int64]) -> dict[int, str]:

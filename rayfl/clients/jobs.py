@@ -391,6 +391,9 @@ class EvalJob:
     """A few forward passes for one actor, over test samples or training samples.
 
     The models ``("model", k)`` and the objects with client state ``("state", number)`` are sent with it.
+
+    Attributes:
+        only_losses: whether nothing but the losses is asked for.
     """
 
     passes: tuple[ForwardPass, ...]
@@ -398,12 +401,14 @@ class EvalJob:
     layout: StateLayout = StateLayout()  # noqa: RUF009 (frozen)
     local: LocalObjective = SGD()  # noqa: RUF009
     part: Part = "test"
+    only_losses: bool = False
 
 
 @dataclass(frozen=True)
 class EvalReport:
     """For every pass in order: how many predictions of each sample were right (one per sample, or one per
-    word), the sum of their losses, and the other measures of the loss ``(n, S)``.
+    word), the sum of their losses, and the other measures of the loss ``(n, S)``; if only losses are asked
+    for, nothing but these.
     """
 
     correct: list[NDArray[np.int64]] = field(default_factory=list)

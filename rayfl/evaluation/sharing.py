@@ -115,7 +115,7 @@ class EvaluationPlan:
 
     def gather(
         self,
-        correct: Sequence[NDArray[np.generic]],
+        correct: Sequence[NDArray[np.generic]] | None,
         loss: Sequence[NDArray[np.float32]],
         more: Sequence[NDArray[np.float64]] | None = None,
     ) -> Score:
@@ -123,7 +123,7 @@ class EvaluationPlan:
 
         Args:
             correct: for each job, in the order of :attr:`jobs`, whether each sample was classified
-                correctly, or how many of its predictions were right ``(n,)``.
+                correctly, or how many of its predictions were right ``(n,)``; None if that is not known.
             loss: for each job the loss of each sample (the sum over its predictions) ``(n,)``.
             more: for each job further sums per sample, ``(n, S)``; None for none.
 
@@ -134,16 +134,17 @@ class EvaluationPlan:
             ValueError: if the results do not match the jobs.
         """
         lengths = np.diff(self.job_offsets).tolist()
-        if [len(part) for part in correct] != lengths or [len(part) for part in loss] != lengths:
+        if any([len(part) for part in given] != lengths for given in (correct, loss) if given is not None):
             raise ValueError("one array for each job, one number for each of its samples")
         score = Score.zeros(len(self.sizes), more[0].shape[1] if more else 0)
         sizes = self.sizes[self.order]
         clients = self.order[sizes > 0]
         ends = np.cumsum(sizes[sizes > 0])
         parts: list[tuple[NDArray[Any], NDArray[Any]]] = [
-            (score.correct, np.concatenate([*correct, np.empty(0)]).astype(np.int64)),
-            (score.losses, np.concatenate([*loss, np.empty(0)]).astype(np.float64)),
+            (score.losses, np.concatenate([*loss, np.empty(0)]).astype(np.float64))
         ]
+        if correct is not None:
+            parts.append((score.correct, np.concatenate([*correct, np.empty(0)]).astype(np.int64)))
         if score.sums.size and more:
             parts.append((score.sums, np.concatenate(more)))
         for some in pieces(ends, slice(0, len(clients)), _TOGETHER):

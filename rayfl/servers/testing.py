@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,14 +38,14 @@ class Passes:
     """What the forward passes of each job found about its n samples.
 
     Attributes:
-        correct: right predictions ``(n,)``.
         losses: the sum over the predictions of each sample ``(n,)``.
-        sums: further sums per sample ``(n, S)``.
+        correct: right predictions ``(n,)``; None if only losses were asked for.
+        sums: further sums per sample ``(n, S)``; None likewise.
     """
 
-    correct: list[NDArray[np.int64]]
     losses: list[NDArray[np.float32]]
-    sums: list[NDArray[np.float64]]
+    correct: list[NDArray[np.int64]] | None = None
+    sums: list[NDArray[np.float64]] | None = None
 
     def scores(self, plan: EvaluationPlan) -> Score:
         """The scores of the clients of the plan whose jobs these are."""
@@ -128,7 +129,9 @@ def local_losses(
     servers, models = servers.serving(served, clients)
     assignment[clients] = models
     plan = EvaluationPlan.of(clients if own else models, some, servers.batch_size, batches=_PASSES)
-    sums = _passes(servers, plan, assignment if own else None, part, personal, local).scores(plan).losses
+    owners = assignment if own else None
+    found = _passes(servers, plan, owners, part, personal, local, only_losses=True)
+    sums = found.scores(plan).losses
     with np.errstate(invalid="ignore"):
         return np.asarray(sums / servers.federation.predictions_of(some, part), np.float64)
 
@@ -145,10 +148,10 @@ def losses(servers: Servers, clients: NDArray[np.int64], ids: Ragged, part: Part
         ``(n, K)``; NaN for clients without such samples.
     """
     some = ids.take(clients)
-    plan, k = _of_all_models(servers, clients, some)
-    sums = _passes(servers, plan, None, part, (), SGD()).scores(plan).losses
+    plan, found = _of_all_models(servers, clients, some, part)
+    sums = np.stack([plan.gather(None, each).losses for each in found])
     with np.errstate(invalid="ignore"):
-        return (sums.reshape(k, len(clients)) / servers.federation.predictions_of(some, part)).T
+        return np.asarray((sums / servers.federation.predictions_of(some, part)).T, np.float64)
 
 
 def samples_by_model(
@@ -166,22 +169,41 @@ def samples_by_model(
     found = np.zeros((len(clients), k), np.int64)
     for block in theirs.pieces(max(1, _COMMON // k)):
         some = theirs.take(np.arange(block.start, block.stop))
-        plan, _ = _of_all_models(servers, clients[block], some)
-        each = _passes(servers, plan, None, part, (), SGD()).losses
-        best = np.nan_to_num(plan.spread(each).reshape(k, -1), nan=np.inf).argmin(axis=0)
+        plan, each = _of_all_models(servers, clients[block], some, part)
+        spread = np.stack([plan.spread(losses) for losses in each])
+        best = np.nan_to_num(spread, nan=np.inf).argmin(axis=0)
         cells = np.repeat(np.arange(len(some)), some.sizes) * k + best
         found[block] = np.bincount(cells, minlength=len(some) * k).reshape(-1, k)
     return found
 
 
 def _of_all_models(
-    servers: Servers, clients: NDArray[np.int64], samples: Ragged
-) -> tuple[EvaluationPlan, int]:
-    """Each of the K models at the edges of these clients on their samples, model by model; and K."""
-    k = len(servers.models) // servers.places
-    tiled = Ragged(np.tile(samples.values, k), _tiled_offsets(samples.sizes, k))
-    models = servers.at(np.repeat(np.arange(k), len(clients)), np.tile(clients, k))
-    return EvaluationPlan.of(models, tiled, servers.batch_size, batches=_PASSES), k
+    servers: Servers, clients: NDArray[np.int64], samples: Ragged, part: Part
+) -> tuple[EvaluationPlan, list[list[NDArray[np.float32]]]]:
+    """The losses of each of the K models at the edges of these clients on their samples.
+
+    All models see the same samples, so these are planned once, and read once by a task.
+
+    Returns:
+        The plan of one model (at all edges), and for each model what its jobs found.
+    """
+    k, edges = len(servers.models) // servers.places, servers.at(np.zeros_like(clients), clients)
+    plan = EvaluationPlan.of(edges, samples, servers.batch_size, batches=_PASSES)
+    tasks = []
+    for job in plan.jobs:
+        for first in range(0, k, _MODELS):
+            # Model k at edge e is at k E + e.
+            models = [model * servers.places + job.model for model in range(first, min(k, first + _MODELS))]
+            passes = tuple(ForwardPass(model, None, job.samples) for model in models)
+            message = EvalJob(passes, servers.batch_size, part=part, only_losses=True)
+            cost = float(len(passes) * len(job.samples))
+            tasks.append(
+                Task("evaluate", message, servers.sent(models), cost=cost, work=servers.spec.P * cost)
+            )
+    done = [each.report.loss for each in servers.backend.run_in_order(tasks)]
+    pieces = -(-k // _MODELS)  # tasks of each job
+    each_job = [list(itertools.chain(*done[at : at + pieces])) for at in range(0, len(done), pieces)]
+    return plan, [[found[model] for found in each_job] for model in range(k)]
 
 
 def _passes(
@@ -191,6 +213,8 @@ def _passes(
     part: Part,
     personal: Segments,
     local: LocalObjective,
+    *,
+    only_losses: bool = False,
 ) -> Passes:
     """What each job of a plan found; with an ``assignment`` the models belong to clients."""
     layout, tasks = StateLayout.of(servers.spec, personal, local), []
@@ -201,19 +225,18 @@ def _passes(
         own, models = (None, owners) if assignment is None else (owners, assignment[owners].tolist())
         objects, states = _needed(servers, models, own)
         passes = tuple(map(ForwardPass, models, states, (job.samples for job in jobs)))
-        message = EvalJob(passes, servers.batch_size, layout, local, part)
+        message = EvalJob(passes, servers.batch_size, layout, local, part, only_losses)
         cost = float(sum(len(job.samples) for job in jobs))
         tasks.append(Task("evaluate", message, objects, cost=cost, work=servers.spec.P * cost))
     reports: list[EvalReport] = [done.report for done in servers.backend.run_in_order(tasks)]
     in_order = np.argsort(np.concatenate([np.empty(0, np.int64), *groups])).tolist()
-    correct = [right for report in reports for right in report.correct]
     losses = [loss for report in reports for loss in report.loss]
+    found = Passes([losses[i] for i in in_order])
+    if only_losses:
+        return found
+    correct = [right for report in reports for right in report.correct]
     sums = [more for report in reports for more in report.sums]
-    return Passes(
-        correct=[correct[i] for i in in_order],
-        losses=[losses[i] for i in in_order],
-        sums=[sums[i] for i in in_order],
-    )
+    return replace(found, correct=[correct[i] for i in in_order], sums=[sums[i] for i in in_order])
 
 
 @dataclass(frozen=True)
@@ -385,10 +408,6 @@ def _needed(
         return objects, (None,) * len(models)
     states, rows = servers.states.locate(clients)
     return {**objects, **states}, rows
-
-
-def _tiled_offsets(sizes: NDArray[np.int64], times: int) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(np.tile(sizes, times))])
 
 
 def _groups(samples: Sequence[NDArray[np.int32]], limit: int) -> list[list[int]]:
