@@ -51,7 +51,12 @@ def hashes(base: int, ids: NDArray[np.integer], count: int) -> NDArray[np.uint64
 
 
 def uniforms(
-    seed: int, purpose: str, round: int, clients: NDArray[np.integer], counts: NDArray[np.integer]
+    seed: int,
+    purpose: str,
+    round: int,
+    clients: NDArray[np.integer],
+    counts: NDArray[np.integer],
+    phase: int = 0,
 ) -> list[NDArray[np.float64]]:
     """Numbers in [0, 1) for each client, as many as it needs.
 
@@ -61,9 +66,10 @@ def uniforms(
         round: the round.
         clients: client ids ``(B,)``.
         counts: how many each gets ``(B,)``.
+        phase: which training of the round, of clients that train several times.
 
     Returns:
-        For each client an array ``(count,)``, which depends on (seed, purpose, round, client) alone; a
+        For each client an array ``(count,)``, which depends on (seed, purpose, round, phase, client) alone; a
         smaller count gives the first of the same numbers.
     """
     if not len(clients):
@@ -71,7 +77,9 @@ def uniforms(
     ends = np.cumsum(counts)
     places = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
     with np.errstate(over="ignore"):
-        start = _mix(np.asarray(clients, np.uint64) * _GOLDEN + np.uint64(key(seed, purpose, round)))
+        start = _mix(
+            np.asarray(clients, np.uint64) * _GOLDEN + np.uint64(key(seed, purpose, *moment(round, phase)))
+        )
         drawn = _mix(np.repeat(start, counts) + (places + 1).astype(np.uint64) * _GOLDEN)
     values = np.asarray((drawn >> np.uint64(11)) * 2.0**-53, np.float64)
     stops = ends.tolist()

@@ -141,7 +141,10 @@ class ClientHost:
             sizes=indices.sizes,
             test=partial(self._validate, job),
         )
-        arrival, phases = self._arrival(job, start, layout.order(states), indices), list[TrainedBlock]()
+        same = np.arange(len(job.clients)) if layout.layers else job.start
+        arrival = self._arriving(job.work, job.round, job.clients, indices, rows, same)
+        arrival = replace(arrival, state=layout.order(states), fresh=fresh)
+        phases: list[TrainedBlock] = []
 
         def train(work: LocalWork, models: torch.Tensor, terms: Terms = NO_TERMS) -> TrainedBlock:
             if terms.visits is None:
@@ -159,15 +162,16 @@ class ClientHost:
         small = self._reports(job, objects, block, start.models, indices, kept)
         if job.updates:
             kept[UPDATES] = self._sent(updates_of(block.rows, start.models, spec)).cpu().numpy()
+        seen = job.order.keep(block.rows)
         if layout.size:
             own = gather(block.rows, layout.layers)
-            kept[STATES] = layout.joined(own, outcome.state, job.order.keep(block.rows)).cpu().numpy()
+            kept[STATES] = layout.joined(own, outcome.state, seen).cpu().numpy()
         numbers = 4 * (spec.P - length(layout.layers) + start.server.shape[1])
         up, down = (
             numbers * len(job.clients) if each is None else int(each.sum())
             for each in (outcome.bytes_up, outcome.bytes_down)
         )
-        scores, unadapted = self._local_scores(job, block, outcome.state, indices)
+        scores, unadapted = self._local_scores(job, block, (outcome.state, seen), indices)
         report = TrainReport(
             losses=block.losses,
             steps=block.steps,
@@ -310,9 +314,27 @@ class ClientHost:
             found[into] = as_tensor(objects["state", number]).cpu().numpy()[taken]
         return torch.from_numpy(found).to(rows.device), fresh
 
-    def _arrival(self, job: TrainJob, start: Start, state: torch.Tensor, indices: Ragged) -> Arrival:
+    def _arriving(
+        self,
+        work: LocalWork,
+        round: int,
+        clients: NDArray[np.int64],
+        samples: Ragged,
+        models: torch.Tensor,
+        same: NDArray[np.int64],
+    ) -> Arrival:
+        """What the order of samples sees of clients that have no state for it.
+
+        Args:
+            work, round: of the training.
+            clients: ids ``(B,)``.
+            samples: their training samples.
+            models: that they train from ``(B, P)``.
+            same: clients of one number have equal models ``(B,)``.
+        """
+
         def logits(model: torch.Tensor, rows: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-            ids = indices.among(np.asarray(rows)).values
+            ids = samples.among(np.asarray(rows)).values
             most = self.batches.at_once(_AT_ONCE)
             pieces = np.split(ids, range(most, len(ids), most))
             self._load(model)
@@ -321,15 +343,15 @@ class ClientHost:
 
         return Arrival(
             spec=self.spec,
-            work=job.work,
-            round=job.round,
+            work=work,
+            round=round,
             seed=self.host.seed,
-            clients=job.clients,
-            sizes=start.sizes,
-            models=start.models,
-            same=np.arange(len(job.clients)) if job.layout.layers else job.start,
-            state=state,
-            fresh=start.fresh,
+            clients=clients,
+            sizes=samples.sizes,
+            models=models,
+            same=same,
+            state=models[:, :0],
+            fresh=np.ones(len(clients), np.bool_),
             logits=logits,
         )
 
@@ -364,7 +386,11 @@ class ClientHost:
         return float(self.spec.loss.right(logits, y).double().mean())
 
     def _local_scores(
-        self, job: TrainJob, block: TrainedBlock, states: torch.Tensor, samples: Ragged
+        self,
+        job: TrainJob,
+        block: TrainedBlock,
+        states: tuple[torch.Tensor, torch.Tensor],
+        samples: Ragged,
     ) -> tuple[Scores, dict[int, str]]:
         """Tests of the models that the clients of a block hold after training ``(B,)``, if the job asks; and
         the clients that failed when they adapted them.
@@ -372,7 +398,7 @@ class ClientHost:
         Args:
             job: what was asked.
             block: as trained.
-            states: the new ones of the local objective ``(B, S)``.
+            states: the new ones of the local objective, and of the order of samples, each ``(B, S)``.
             samples: of the clients, to train on.
         """
         test, clients = job.test, job.clients
@@ -380,17 +406,18 @@ class ClientHost:
             return {}, {}
         failures: dict[int, str] = {}
         there = np.setdiff1d(np.arange(len(clients)), list(block.failures))
-        own = states[torch.from_numpy(there).to(states.device)]
+        own, seen = (each[torch.from_numpy(there).to(each.device)] for each in states)
         models = [
             job.local.client_model(block.rows[row], own[at], self.spec)
             for at, row in enumerate(there.tolist())
         ]
         if test.adaptation is not None and models:
-            terms = Terms(mask=job.local.held(own, np.zeros(len(own), np.bool_), self.spec))
-            ids, start = clients[there], torch.stack(models)
-            adapted = self.engine.train(
-                test.adaptation, job.round, ids.tolist(), samples.take(there), start, terms
-            )
+            ids, start, some = clients[there], torch.stack(models), samples.take(there)
+            known = np.zeros(len(own), np.bool_)
+            arrival = self._arriving(test.adaptation, job.round, ids, some, start, np.arange(len(ids)))
+            visits = job.order.visits(replace(arrival, state=seen, fresh=known))
+            terms = Terms(mask=job.local.held(own, known, self.spec), visits=visits)
+            adapted = self.engine.train(test.adaptation, job.round, ids.tolist(), some, start, terms)
             failures = _by_client(adapted, ids)
             models = list(_or_before(adapted, start))
         scores = self._scores(models, clients[there], job.stage, test.on, test.batch_size)
@@ -436,7 +463,11 @@ class ClientHost:
             if not fresh[row]:
                 rows[row] = job.local.client_model(rows[row], mine[row], self.spec)
         indices = self.stages[job.stage].train.take(job.clients)
-        terms = Terms(mask=job.local.held(mine, fresh, self.spec))
+        owned = bool(job.layout.layers) or job.local.personal
+        same = np.arange(len(rows)) if owned else job.start
+        arrival = self._arriving(job.work, job.round, job.clients, indices, rows, same)
+        visits = job.order.visits(replace(arrival, state=job.layout.order(states), fresh=fresh))
+        terms = Terms(mask=job.local.held(mine, fresh, self.spec), visits=visits)
         block = self.engine.train(job.work, job.round, job.clients.tolist(), indices, rows, terms)
         return rows, _or_before(block, rows), _by_client(block, job.clients)
 
@@ -549,7 +580,9 @@ class ClientHost:
         samples = Ragged.of(
             [self.stages[s].train[c] for c, s in zip(clients, job.stages.tolist(), strict=True)]
         )
-        block = self.engine.train(work, 0, clients, samples, rows)
+        same = np.zeros(len(clients), np.int64)
+        visits = job.order.visits(self._arriving(work, 0, job.clients, samples, rows, same))
+        block = self.engine.train(work, 0, clients, samples, rows, Terms(visits=visits))
         if block.failures:
             texts = {clients[row]: text for row, text in block.failures.items()}
             failures: dict[int, RayflError] = {c: ClientError(c, 0, text) for c, text in texts.items()}

@@ -19,6 +19,7 @@ from rayfl.local import LocalObjective
 from rayfl.local.sgd import SGD
 from rayfl.models import ModelSpec
 from rayfl.ordering import Ordering
+from rayfl.ordering.shuffled import Shuffled
 from rayfl.signatures.base import Signature
 from rayfl.signatures.features.base import Fitted
 from rayfl.training import LocalWork
@@ -318,6 +319,7 @@ class AdaptJob:
     layout: StateLayout
     work: LocalWork
     local: LocalObjective
+    order: Ordering
     on: tuple[TestedOn, ...]
     batch_size: int
 
@@ -347,6 +349,7 @@ class SignatureJob:
         stages: the stage of the federation whose data each client's signature is of ``(B,)``.
         first: position of the block's first client among all whose signatures are compared.
         work: the local work of round 0, for signatures of trained models: the clients train first.
+        order: of their samples then.
     """
 
     clients: NDArray[np.int64]
@@ -356,6 +359,7 @@ class SignatureJob:
     stages: NDArray[np.int64]
     first: int = 0
     work: LocalWork | None = None
+    order: Ordering = Shuffled()  # noqa: RUF009 (frozen)
 
 
 @dataclass(frozen=True)

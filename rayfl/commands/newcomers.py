@@ -396,6 +396,8 @@ class _Newcomers:
         self._test(frame, "", models, adaptation)
         if epochs:
             work = adaptation or config.training.work(max(0, rounds - 1), config.rounds)
+            if adaptation is None:
+                work = config.local.finetuning(work, self.host.spec) or work
             self._test(frame, "_finetuned", models, replace(work, epochs=epochs))
         sizes = self.stages[-2].federation.sizes[: len(saved.state.assignment)]
         weights = self.servers.weights(saved.state.served, sizes)
@@ -426,7 +428,8 @@ class _Newcomers:
             score = testing.evaluate(self.servers, models, clients=self.ids)
         else:
             # In the last round, as the run's own clients
-            last = Round.without_clients(work, max(0, self.before.round - 1), len(self.stages) - 1)
+            number, stage = max(0, self.before.round - 1), len(self.stages) - 1
+            last = Round.without_clients(work, number, stage, self.config.order)
             score = testing.adapt(self.servers, last, self.ids, models[self.ids]).scores["test"]
         loss, sizes = self.config.loss, self.federation.test.sizes[self.ids]
         if loss.accurate:

@@ -188,6 +188,19 @@ class LocalObjective(Section):
         block = train(start.work, start.models if own is None else own, terms)
         return block, self.finish(start, block)
 
+    def finetuning(self, work: LocalWork, spec: ModelSpec) -> LocalWork | None:
+        """How a client trains its model (:meth:`client_model`) further to be tested again
+        (``evaluation.finetune_epochs``): one training, whose epochs are those asked for.
+
+        By default as in a round. Objectives with a :meth:`train` of their own must say it: None, and the
+        setting is refused.
+
+        Args:
+            work: of the last round.
+            spec: the model's layout.
+        """
+        return work if type(self).train is LocalObjective.train else None
+
     def client_model(self, model: torch.Tensor, state: torch.Tensor, spec: ModelSpec) -> torch.Tensor:
         """The client's own model ``(P,)``, from the server's and the client's state ``(S,)``."""
         return model

@@ -101,7 +101,7 @@ class Curriculum(Ordering):
         available = [paces[own] for own in zip(steps.tolist(), sizes.tolist(), strict=True)]
         # For each client n numbers for the order, then as many as its batches take.
         counts = sizes + steps * np.minimum(work.batch_size, sizes)
-        draws = uniforms(arrival.seed, "curriculum", arrival.round, arrival.clients, counts)
+        draws = uniforms(arrival.seed, "curriculum", arrival.round, arrival.clients, counts, work.phase)
         ties = [own[:n] for n, own in zip(sizes.tolist(), draws, strict=True)]
         orders = curriculum.alike(
             lambda scores, own: curriculum.arrange(scores, self.order, own), self.scores(arrival), ties

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.algorithms import Setup
+from rayfl.algorithms import Algorithm, Setup
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
 from rayfl.clustering.cluster import refuse, refuse_groups, refuse_number
@@ -96,6 +96,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
     config.algorithm.check(spec)
     config.local.check(spec, config.training, config.partition.validation)
     config.order.check(spec)
+    check_finetuning(config, spec)
     check_batches(config, spec, stages)
     engine, why = choose_engine(spec, config.training.engine, config.training.precision)
     return stages, HostSpec(
@@ -130,6 +131,23 @@ def divide(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage,
     )
     check_inputs(config.model, samples)
     return stages, ModelSpec.of(config.model, samples.shape, samples.outputs, config.seed, config.loss)
+
+
+def check_finetuning(config: Config, spec: ModelSpec) -> None:
+    """Refuse fine-tuning if clients train several times in a round and nothing says what it then is.
+
+    Methods with test-time adaptation fine-tune as they adapt.
+
+    Raises:
+        ConfigError
+    """
+    adapts = type(config.algorithm).adaptation is not Algorithm.adaptation
+    if not config.evaluation.finetune_epochs or adapts:
+        return
+    if config.local.finetuning(config.training.work(0, config.rounds), spec) is None:
+        where, kind = "evaluation.finetune_epochs", type(config.local).__name__
+        what = f"clients of {kind} may train several times in a round, and it does not say how they fine-tune"
+        raise ConfigError(where, what, f"set it to 0, or define {kind}.finetuning")
 
 
 def check_batches(config: Config, spec: ModelSpec, stages: Sequence[Stage]) -> None:

@@ -627,7 +627,9 @@ class Driver:
         """
         work = self.algorithm.adaptation(self.setup, state)
         if epochs is not None:
-            work = replace(work or this_round.work, epochs=epochs)
+            work = work or self.config.local.finetuning(this_round.work, self.host.spec)
+            assert work is not None, "refused by check_finetuning"
+            work = replace(work, epochs=epochs)
         return (
             None
             if work is None

@@ -249,7 +249,14 @@ class ClientQueries:
         blocks = [slice(first, first + size) for first in range(0, len(request.clients), size)]
         jobs = [
             SignatureJob(
-                request.clients[block], signature, fitted, seed, request.stages[block], block.start, work
+                request.clients[block],
+                signature,
+                fitted,
+                seed,
+                request.stages[block],
+                first=block.start,
+                work=work,
+                order=self.config.order,
             )
             for block in blocks
         ]
@@ -285,7 +292,7 @@ class ClientQueries:
         """
         state = replace(self.state, round=min(number, self.config.rounds - 1))
         work = self.config.algorithm.work(self._setup, state)
-        return Round.without_clients(work, number, len(self.stages) - 1)
+        return Round.without_clients(work, number, len(self.stages) - 1, self.config.order)
 
     def relatedness(self) -> Graph:
         """The graph of the present clients, in which clients with similar label histograms are neighbours.

@@ -49,6 +49,9 @@ Progress = Callable[[int, Sequence[Task], Done], None]
 """Called with (number of finished tasks, all tasks, the task that finished last)."""
 
 
+_SHUFFLED = Shuffled()
+
+
 def cut_blocks(plan: Plan, size: int, clients_per_actor: int | None) -> list[slice]:
     """Cut the cohort into blocks of at most ``size`` clients of one group (and, if pinned, one actor)."""
     homes = plan.cohort // clients_per_actor if clients_per_actor else np.zeros_like(plan.cohort)
@@ -105,6 +108,7 @@ class Round:
         step: what the GPS averages over the LPSs; None for methods without a GPS.
         training: what servers do with their models after all averages, by reference; None for nothing.
         test: how clients test what they have trained, if they do.
+        stateless: whether nothing that clients keep between rounds is used, as if none had ever taken part.
     """
 
     round: int
@@ -123,15 +127,21 @@ class Round:
     step: GlobalStep | None = None
     training: Ref | None = None
     test: LocalTest | None = None
+    stateless: bool = False
 
     def layout(self, spec: ModelSpec) -> StateLayout:
         """The layout of the state that a client keeps between rounds: which part owns which range."""
+        if self.stateless:
+            return StateLayout()
         return StateLayout.of(spec, self.work.personal, self.local, self.order)
 
     @classmethod
-    def without_clients(cls, work: LocalWork, round: int = 0, stage: int = 0) -> Round:
-        """The round with an empty cohort, for clients that train outside of a round."""
-        return cls(round, Plan.nobody(), replace(work, personal=()), stage=stage)
+    def without_clients(
+        cls, work: LocalWork, round: int = 0, stage: int = 0, order: Ordering = _SHUFFLED
+    ) -> Round:
+        """The round with an empty cohort, for clients that train outside of a round, without their state."""
+        work = replace(work, personal=())
+        return cls(round, Plan.nobody(), work, stage=stage, order=order, stateless=True)
 
 
 def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: None) -> RoundReport:

@@ -362,6 +362,7 @@ def _adapting(
             layout=layout,
             work=this_round.work,
             local=this_round.local,
+            order=this_round.order,
             on=tuple(on or ()),
             batch_size=servers.batch_size,
         )
