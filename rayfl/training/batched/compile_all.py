@@ -38,7 +38,7 @@ def compile_all() -> None:
             np.ones(w.shape, np.uint8) if mask else None,
         )  # fmt: skip
     conv_kernels.backward(
-        pooled, winner, room, kernel, geometry, kernel.copy(), bias.copy(), room.copy(), True
+        pooled, winner, room, kernel, geometry, kernel.copy(), bias.copy(), room.copy(), True, True
     )
 
 

@@ -276,6 +276,7 @@ def backward(
     dbias: NDArray[np.float32],
     dpadded: NDArray[np.float32],
     need_input: bool,
+    need_weight: bool,
 ) -> None:
     """Gradients from those of the pooled outputs. All arrays are flat.
 
@@ -285,10 +286,10 @@ def backward(
         padded: from the forward pass.
         weight: ``(C, outputs, channels, K, K)``.
         geometry: the sizes.
-        dweight: receives the gradients of the weights, shaped as they are.
+        dweight: receives the gradients of the weights, shaped as they are, if ``need_weight``.
         dbias: receives those of the biases.
         dpadded: receives those of ``padded`` if ``need_input``; as long.
-        need_input: whether they are wanted.
+        need_input, need_weight: whether they are wanted.
     """
     clients, batch, channels, height, width, outputs, kernel, padding = geometry
     rows, row = height + 2 * padding, (width + 2 * padding) * channels
@@ -321,7 +322,7 @@ def backward(
                 total += gradients[e]
             dbias[c * outputs + o] = total
 
-            for lane in range(0, lanes, LANES):
+            for lane in range(0, lanes if need_weight else 0, LANES):
                 v = 0
                 while v < kernel:  # five or three rows at a time, or one: their sums stay in registers
                     first = v * row + lane
@@ -362,7 +363,8 @@ def backward(
             for i in range(channels):
                 for v in range(kernel):
                     for u in range(kernel):
-                        dweight[k] = dw[v * lanes + u * channels + i]
+                        if need_weight:
+                            dweight[k] = dw[v * lanes + u * channels + i]
                         w[v * lanes + u * channels + i] = weight[k]
                         k += 1
             if need_input:

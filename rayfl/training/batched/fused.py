@@ -22,11 +22,13 @@ LARGEST_WINDOW = 256
 class ConvPoolReLU(Layer):
     """A convolution, a 2x2 maximum pooling and a ReLU in one pass; the three layers themselves on a GPU."""
 
-    trainable = True
-
     def __init__(self, conv: Conv2d, pool: MaxPool2d, relu: ReLU) -> None:
         self._conv, self._parts = conv, (conv, pool, relu)
         self._scratch: dict[str, NDArray[np.generic]] = {}
+
+    @override
+    def settle(self) -> None:
+        self.learns = self._conv.learns
 
     @staticmethod
     def supports(conv: Conv2d, pool: MaxPool2d) -> bool:
@@ -86,7 +88,9 @@ class ConvPoolReLU(Layer):
             return gradient
         g = self._geometry
         weight, bias = self._conv.weight, self._conv.bias
-        dweight, dbias = torch.empty_like(weight.value), torch.empty(g.clients, g.outputs)
+        learns = not weight.frozen
+        dweight = torch.empty_like(weight.value) if learns else torch.empty(0)
+        dbias = torch.empty(g.clients, g.outputs)
         dpadded = self._buffer("dpadded", len(self._padded) if need_input else 0, np.float32)
         conv_kernels.backward(
             _channels_last(dy),
@@ -98,8 +102,10 @@ class ConvPoolReLU(Layer):
             _flat(dbias),
             dpadded,
             need_input,
+            learns,
         )
-        weight.descend(dweight)
+        if learns:
+            weight.descend(dweight)
         if bias is not None:
             bias.descend(dbias)
         if not need_input:

@@ -46,11 +46,16 @@ class Step:
 class Layer:
     """Base of the batched layers; the defaults are those of a layer without parameters."""
 
-    trainable: bool = False
-    """Whether it, or a layer in it, has parameters."""
+    learns: bool = False
+    """Whether it, or a layer in it, has parameters that are not frozen. If not, and if the gradient of its
+    input is not needed, there is no backward pass."""
 
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
         """Take the layer's parameters and buffers ``(C, ...)``, by their names in the module."""
+        self.learns = any(not parameter.frozen for parameter in parameters.values())
+
+    def settle(self) -> None:
+        """Find out what learns, once the layers in it have their parameters."""
 
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         """Output ``(C, B, ...)`` of input ``(C, B, ...)``."""
@@ -66,13 +71,12 @@ class Layer:
 class Linear(Layer):
     """``y = x W^T + b``; ``W -= eta dy^T x`` in one product."""
 
-    trainable = True
-
     def __init__(self, module: nn.Linear) -> None:
         self.has_bias = module.bias is not None
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        super().bind(parameters, buffers)
         self.weight, self.bias = parameters["weight"], parameters.get("bias")
 
     @override
@@ -91,7 +95,7 @@ class Linear(Layer):
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         dx = torch.bmm(dy, self.weight.value) if need_input else None
         self.weight.descend_product(dy.transpose(1, 2), self._x)
-        if self.bias is not None:
+        if self.bias is not None and not self.bias.frozen:
             self.bias.descend(dy.sum(1))
         return dx
 
@@ -99,14 +103,13 @@ class Linear(Layer):
 class Conv2d(Layer):
     """Convolution, one call a client on a CPU (where grouping is slower) and one grouped call on a GPU."""
 
-    trainable = True
-
     def __init__(self, module: nn.Conv2d) -> None:
         self.stride, self.padding, self.dilation = module.stride, module.padding, module.dilation
         self.groups, self.channels, self.kernel = module.groups, module.in_channels, module.kernel_size
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        super().bind(parameters, buffers)
         self.weight, self.bias = parameters["weight"], parameters.get("bias")
 
     @override
@@ -143,18 +146,25 @@ class Conv2d(Layer):
                 )
                 for c in range(len(x))
             ]
-            dw = torch.stack([p[1] for p in parts])
-            db = torch.stack([p[2] for p in parts]) if self.bias is not None else None
+            dw, db = (
+                torch.stack([p[k] for p in parts]) if wanted else None
+                for k, wanted in enumerate(self._wanted(), start=1)
+            )
             dx = _stacked([p[0] for p in parts]) if need_input else None
-        self.weight.descend(dw)
+        if dw is not None:
+            self.weight.descend(dw)
         if self.bias is not None and db is not None:
             self.bias.descend(db)
         return dx
 
+    def _wanted(self) -> tuple[bool, bool]:
+        """Whether the gradients of weight and bias are."""
+        return not self.weight.frozen, self.bias is not None and not self.bias.frozen
+
     def _convolution_backward(
         self, dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, groups: int, need_input: bool
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        wanted = [need_input, True, self.bias is not None]
+        wanted = [need_input, *self._wanted()]
         return _aten.convolution_backward(  # type: ignore[no-any-return]
             dy,
             x,
@@ -187,7 +197,7 @@ class Conv2d(Layer):
 
     def _grouped_backward(
         self, dy: torch.Tensor, need_input: bool
-    ) -> tuple[torch.Tensor | None, torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         x, weight = self._x, self.weight.value
         clients, batch = x.shape[:2]
         dx, dw, db = self._convolution_backward(
@@ -198,7 +208,8 @@ class Conv2d(Layer):
             need_input,
         )
         back = dx.view(batch, clients, *x.shape[2:]).transpose(0, 1) if need_input else None
-        return back, dw.view_as(weight), None if self.bias is None else db.view(clients, -1)
+        of_weight, of_bias = self._wanted()
+        return back, dw.view_as(weight) if of_weight else None, db.view(clients, -1) if of_bias else None
 
 
 class ReLU(Layer):
@@ -295,10 +306,11 @@ class Norm(Layer):
     """
 
     def __init__(self, module: nn.GroupNorm | nn.BatchNorm1d | nn.BatchNorm2d) -> None:
-        self.eps, self.trainable = module.eps, module.affine
+        self.eps = module.eps
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        super().bind(parameters, buffers)
         self.weight, self.bias = parameters.get("weight"), parameters.get("bias")
 
     @override
@@ -317,9 +329,10 @@ class Norm(Layer):
         if self._by_library:
             return self._each_back(dy, need_input)
         dx = self._all_back(dy) if need_input else None
-        if self.weight is not None and self.bias is not None:
-            over = (1, *range(3, dy.dim()))
+        over = (1, *range(3, dy.dim()))
+        if self.weight is not None and not self.weight.frozen:
             self.weight.descend((dy * self._hat).sum(over))
+        if self.bias is not None and not self.bias.frozen:
             self.bias.descend(dy.sum(over))
         return dx
 
@@ -337,15 +350,16 @@ class Norm(Layer):
 
     def _each_back(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backward passes of the calls; the gradients are those of the inputs that are wanted."""
-        first = 0 if need_input else 1
+        own = [parameter for parameter in (self.weight, self.bias) if parameter is not None]
+        learning = [k for k, parameter in enumerate(own, start=1) if not parameter.frozen]
+        wanted = [0] * need_input + learning
         gradients = [
-            torch.autograd.grad(y, given[first:], each[: len(y)]) if given[first:] else ()
+            torch.autograd.grad(y, [given[k] for k in wanted], each[: len(y)]) if wanted else ()
             for y, given, each in zip(self._outputs, self._inputs, dy, strict=True)
         ]
-        own = [torch.stack(tensors) for tensors in list(zip(*gradients, strict=True))[1 - first :]]
-        for parameter, gradient in zip((self.weight, self.bias), own, strict=False):
-            if parameter is not None:
-                parameter.descend(gradient)
+        for k, tensors in zip(wanted, list(zip(*gradients, strict=True)), strict=True):
+            if k:
+                own[k - 1].descend(torch.stack(tensors))
         return _stacked([_pad(each[0], dy.shape[1]) for each in gradients]) if need_input else None
 
     def _normalise(
@@ -503,8 +517,14 @@ class Chain(Layer):
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
-        self.trainable = any(layer.trainable for layer in layers)
-        self._trainable_below = [any(layer.trainable for layer in layers[:k]) for k in range(len(layers))]
+
+    @override
+    def settle(self) -> None:
+        for layer in self.layers:
+            layer.settle()
+        learning = [layer.learns for layer in self.layers]
+        self.learns = any(learning)
+        self._below = [any(learning[:k]) for k in range(len(learning))]
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
@@ -515,9 +535,10 @@ class Chain(Layer):
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         gradient: torch.Tensor | None = dy
-        for layer, below in zip(reversed(self.layers), reversed(self._trainable_below), strict=True):
-            if gradient is None:  # no layer below has parameters, and the input's gradient is not needed
+        for layer, below in zip(reversed(self.layers), reversed(self._below), strict=True):
+            if not (need_input or below or layer.learns):  # nor does a layer below
                 return None
+            assert gradient is not None
             gradient = layer.backward(gradient, need_input or below)
         return gradient
 
@@ -527,7 +548,11 @@ class Residual(Layer):
 
     def __init__(self, inner: Layer) -> None:
         self.inner = inner
-        self.trainable = inner.trainable
+
+    @override
+    def settle(self) -> None:
+        self.inner.settle()
+        self.learns = self.inner.learns
 
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:

@@ -241,6 +241,7 @@ class BatchedNetwork(Network):
     def _bind(self) -> None:
         for prefix, leaf in self._leaves.items():
             leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
+        self.root.settle()
 
     @override
     def step(self, x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor, step: Step) -> torch.Tensor:

@@ -99,6 +99,7 @@ class Parameter:
         value: where the next gradient is taken: the weights, or those that Per-FedAvg looks ahead to.
         lr: eta of the coming step.
         looking_ahead: whether the coming gradient is the first of a step of Per-FedAvg.
+        frozen: whether it stays as it is: layers then need not compute its gradient.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class Parameter:
         alike: bool = False,
         frozen: bool = False,
     ) -> None:
-        self._frozen = frozen
+        self.frozen = frozen
         if frozen:
             sgd, offset = Sgd(sgd.lr), None
         self._sgd, self.lr, self.looking_ahead = sgd, sgd.lr, False
@@ -155,7 +156,7 @@ class Parameter:
     def descend(self, gradient: torch.Tensor) -> None:
         """One SGD step along ``gradient`` ``(C, *shape)``."""
         now = self._now
-        if self._frozen:
+        if self.frozen:
             return
         if self.looking_ahead:
             assert now.ahead is not None
@@ -180,7 +181,7 @@ class Parameter:
             right: ``(C, k, n)``, for a parameter ``(C, m, n)``.
         """
         now = self._now
-        if self._frozen:
+        if self.frozen:
             return
         if self.looking_ahead:
             assert now.ahead is not None
@@ -210,7 +211,7 @@ class Parameter:
             gradient: ``(n, k)``, for a parameter ``(C, m, k)``.
         """
         now = self._now
-        if self._frozen:
+        if self.frozen:
             return
         if self.looking_ahead or now.velocity is not None or on_gpu(rows):
             # On a GPU adding up in place would depend on the order of threads; accumulation does not.

@@ -23,13 +23,12 @@ from rayfl.training.batched.parameters import Parameter
 class Embedding(Layer):
     """A row of the table for each word; only the rows of words that occur have a gradient."""
 
-    trainable = True
-
     def __init__(self, module: nn.Embedding) -> None:
         pass
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        super().bind(parameters, buffers)
         self.weight = parameters["weight"]
 
     @override
@@ -52,13 +51,12 @@ class Lstm(Layer):
     ``c_t = f c_{t-1} + i g``, ``h_t = o tanh(c_t)``; ``h_0 = c_0 = 0``.
     """
 
-    trainable = True
-
     def __init__(self, module: nn.LSTM) -> None:
         self.cells = [_Cells() for _ in range(module.num_layers)]
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
+        super().bind(parameters, buffers)
         for k, cells in enumerate(self.cells):
             cells.input, cells.recurrent = parameters[f"weight_ih_l{k}"], parameters[f"weight_hh_l{k}"]
             cells.biases = parameters[f"bias_ih_l{k}"], parameters[f"bias_hh_l{k}"]
@@ -75,9 +73,12 @@ class Lstm(Layer):
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         clients, texts, length, _ = self._shape
         gradient: torch.Tensor | None = dy.view(clients, texts, length, -1).transpose(1, 2)
+        learning = [cells.learns for cells in self.cells]
         for k in reversed(range(len(self.cells))):
+            if not need_input and not any(learning[: k + 1]):
+                return None
             assert gradient is not None
-            gradient = self.cells[k].backward(gradient, need_input or k > 0)
+            gradient = self.cells[k].backward(gradient, need_input or any(learning[:k]))
         return None if gradient is None else gradient.transpose(1, 2)
 
 
@@ -90,6 +91,11 @@ class _Cells:
     """``W_hh`` ``(C, 4 H, H)``."""
     biases: tuple[Parameter, Parameter]
     """``b_ih`` and ``b_hh`` ``(C, 4 H)``."""
+
+    @property
+    def learns(self) -> bool:
+        """Whether any of them is not frozen."""
+        return not all(parameter.frozen for parameter in (self.input, self.recurrent, *self.biases))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The states h of all places."""
@@ -154,8 +160,10 @@ class _Cells:
         self.input.descend_product(flat.transpose(1, 2), self._x.flatten(1, 2))
         before, after = self._h[:, :-1].flatten(1, 2), slopes[:, 1:].flatten(1, 2)
         self.recurrent.descend_product(after.transpose(1, 2), before)
-        total = flat.sum(1)
-        for bias in self.biases:
+        moving = [bias for bias in self.biases if not bias.frozen]
+        total = flat.sum(1) if moving else None
+        for bias in moving:
+            assert total is not None
             bias.descend(total)
         return dx
 
