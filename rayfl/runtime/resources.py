@@ -317,8 +317,8 @@ class ResourcePlan:
                 what, how = "models of clients", "a lower 'training.participation' sends fewer"
             short.append(f"a local server may get {self.sums:,} {what}, {size(1e9 * self.sums_gb)}; {how}")
         return [
-            f"{counted(self.clients, 'client')}, {self.cohort:,} per round, in at least {self.blocks:,} blocks "
-            f"of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
+            f"{counted(self.clients, 'client')}, {self.cohort:,} per round, in at least {self.blocks:,} "
+            f"blocks of {self.block_size} on {counted(self.actors, 'client actor')} ({cpus}{gpus}){more}",
             *self._memory(),
             *([self.keeping.line()] if self.keeping and self.keeping.all > WHOLE else []),
             *short,

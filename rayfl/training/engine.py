@@ -156,7 +156,7 @@ def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tu
         else:
             if gap <= TOLERANCE:
                 slow = [f"torch.func does {', '.join(apart)} for one client after another"] if apart else []
-                return name, "; ".join(["in a trial it agrees with the plain loop", *slow, *reasons])
+                return name, "; ".join(["a trial agrees with the plain loop", *slow, *reasons])
             reasons.append(f"not {name}: {gap:.0e} away from the plain loop in a trial")
     if wanted != "auto":
         remedy = "training.engine=auto takes one that does"

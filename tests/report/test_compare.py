@@ -10,7 +10,7 @@ import pytest
 
 from rayfl.errors import RayflError
 from rayfl.report.charts import curves
-from rayfl.report.compare import Comparison, compare_table, differences, write_comparison
+from rayfl.report.compare import Comparison, _different, compare_table, differences, write_comparison
 from rayfl.report.files import RunFiles
 from rayfl.report.html import METRICS, ROUNDS, line_of, write_report
 from rayfl.statistics import mean_interval

@@ -213,7 +213,7 @@ def test_a_wanted_engine_that_cannot_is_refused() -> None:
     assert choose_engine(spec, "loop")[0] == "loop"
     assert choose_engine(ModelSpec.of(MODELS["lenet5"](), (1, 28, 28), 10, 0)) == (
         "batched",
-        "in a trial it agrees with the plain loop",
+        "a trial agrees with the plain loop",
     )
 
 

@@ -180,7 +180,7 @@ def test_auto_takes_one_that_can_and_says_so() -> None:
     name, why = choose_engine(spec, precision="bf16")
     assert (name, why) == (
         "vmap",
-        "in a trial it agrees with the plain loop; not batched: its kernels, which are faster for small networks, "
+        "a trial agrees with the plain loop; not batched: its kernels, which are faster for small networks, "
         "compute in float32",
     )
     assert open_engine(name, spec, Batches(samples, CPU), 0, precision="bf16")[1] == "vmap on cpu in bf16"
@@ -322,7 +322,9 @@ def test_a_run_learns_and_says_how(settings: dict[str, Any]) -> None:
     assert result.summary["models_sha256"] != exact.summary["models_sha256"]
     assert exact.summary["accuracy_mean"] > 75
     assert result.summary["accuracy_mean"] == pytest.approx(exact.summary["accuracy_mean"], abs=3)
-    assert any(line.startswith("training engine: vmap in bf16 (equals the plain loop") for line in notes)
+    assert any(
+        line.startswith("training engine: vmap in bf16 (a trial agrees with the plain loop") for line in notes
+    )
     environment = RunDirectory(result.path).read_json("environment.json")
     assert (environment["engine"], environment["precision"]) == ("vmap", "bf16")
     assert RunDirectory(exact.path).read_json("environment.json")["precision"] == "float32"

@@ -254,7 +254,7 @@ def test_dropout_draws_what_each_client_would_draw_alone(together: int) -> None:
     spec = spec_of(Drops, (1, 6, 6))
     assert choose_engine(spec) == (
         "vmap",
-        "in a trial it agrees with the plain loop; not batched: the model is a Drops",
+        "a trial agrees with the plain loop; not batched: the model is a Drops",
     )
     work = LocalWork(2, 4, 0.05, momentum=0.5)
     assert_equal(spec, work, [6, 3, 8, 4], VmapNetwork(spec), together)
@@ -395,7 +395,7 @@ def test_what_is_not_vectorised_is_said_once_in_a_line_of_ours() -> None:
         warnings.simplefilter("always")
         assert choose_engine(spec) == (
             "vmap",
-            "in a trial it agrees with the plain loop; torch.func does aten::lerp_ for one client after another; "
+            "a trial agrees with the plain loop; torch.func does aten::lerp_ for one client after another; "
             "not batched: the model is a Quantiles",
         )
         for round in range(2):

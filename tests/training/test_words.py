@@ -135,7 +135,7 @@ def test_ragged_clients_equal_the_loop(module: Any, work: LocalWork, together: i
 def test_they_train_in_the_vmap_engine(module: Any) -> None:
     assert choose_engine(spec_of(module)) == (
         "vmap",
-        f"equals the plain loop in a trial; not batched: {'the model'} is a {module.__name__}",
+        f"a trial agrees with the plain loop; not batched: {'the model'} is a {module.__name__}",
     )
 
 
