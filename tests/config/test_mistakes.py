@@ -279,7 +279,7 @@ def test_what_a_part_computes_from_a_mistake_is_not_blamed():
 
 
 def test_keys_that_are_no_text():
-    assert refusal({1: 2}).startswith("1: no such setting; valid: algorithm")
+    assert refusal({1: 2}).startswith("1: no such setting; valid: aggregation, algorithm")
     assert refusal({"training": {None: 2}}).startswith("training.None: no such setting in training")
 
 
