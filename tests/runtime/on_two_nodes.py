@@ -12,6 +12,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import ray
 from ray.cluster_utils import Cluster
@@ -66,10 +67,10 @@ def main(path: str, moment: str, later: bool) -> None:
 
     save = Checkpoint.save
 
-    def saving(self: Checkpoint, folder: Path, keep: int) -> Path:
+    def saving(self: Checkpoint, *given: Any) -> Path:
         if self.state.round == _ROUND:
             lose()
-        return save(self, folder, keep)
+        return save(self, *given)
 
     if moment == "checkpoint":
         Checkpoint.save = saving  # type: ignore[method-assign]
