@@ -24,10 +24,10 @@ class Narrow(BatchedNetwork):
 
     room = 3
 
-    def load(self, models, rows, sgd, offset=None, mask=None):  # type: ignore[no-untyped-def]
+    def load(self, models, rows, sgd, *terms):  # type: ignore[no-untyped-def]
         if len(rows) > self.room:
             raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
-        super().load(models, rows, sgd, offset, mask)
+        super().load(models, rows, sgd, *terms)
 
 
 @pytest.fixture
