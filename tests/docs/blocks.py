@@ -215,9 +215,14 @@ def _small_calls(code: str) -> str:
 
 @contextlib.contextmanager
 def forgotten() -> Iterator[None]:
-    """Forget what is imported from the current folder, and its parts: another page has other files."""
+    """Forget what is imported from the current folder, and its parts: another page has other files.
+
+    Nor does a page know the parts of tests in this process, whose names may be its own.
+    """
     here, known = str(Path.cwd()), set(sys.modules)
-    added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
+    added = {kind: registry._added for kind, registry in KINDS.items()}
+    for registry in KINDS.values():
+        registry._added = {}
     try:
         yield
     finally:

@@ -211,12 +211,14 @@ def test_on_ray_it_is_the_same(clustered: dict[str, Any], ray_cluster: None) -> 
 
 
 def test_a_resumed_run_is_the_same(settings: dict[str, Any], tmp_path: Path) -> None:
-    """FedDF of the documentation."""
+    """FedDF of the documentation, under a name that no other test of the process has."""
     page = (DOCS / "your" / "method.md").read_text(encoding="utf-8")
-    (tmp_path / "feddf.py").write_text(next(b.code for b in blocks(page) if b.title == "feddf.py"))
+    code = next(block.code for block in blocks(page) if block.title == "feddf.py")
+    (tmp_path / "feddf_resumed.py").write_text(code.replace('"feddf"', '"feddf_resumed"'))
+    named = {"plugins": [str(tmp_path / "feddf_resumed.py")], "algorithm": "feddf_resumed"}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plugins, "_loaded", {})  # Ray of later tests does not have it
-        given = {**settings, "plugins": [str(tmp_path / "feddf.py")], "algorithm": "feddf", "rounds": 2}
+        given = {**settings, **named, "rounds": 2}
         whole = run(given)
         resumed = rayfl.resume(run({**given, "rounds": 1}).path, ["rounds=2"])
     assert resumed.summary["models_sha256"] == whole.summary["models_sha256"]

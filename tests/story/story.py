@@ -34,6 +34,10 @@ METHODS = {
     "my method": ["algorithm=catch_up"],
 }
 
+TOGETHER = {"PACFL": "pacfl", "FedAvg": "fedavg", "SCAFFOLD": "scaffold", "CFL": "cfl", "MT-HFL": "mt_hfl"}
+"""Those that one command can run, ``algorithm=pacfl --beside fedavg,...``; the first one's settings hold for
+the others as far as they use them."""
+
 FILES = Path(__file__).parent / "files"
 
 
@@ -66,7 +70,15 @@ class Story:
 
     def rayfl_run(self, *arguments: str) -> Path:
         """The run directory of ``rayfl run story.yaml ...``."""
-        return self._wait(self.start("run", "story.yaml", *arguments))
+        [path] = self._wait(self.start("run", "story.yaml", *arguments))
+        return path
+
+    def together(self, *arguments: str) -> dict[str, Path]:
+        """The run directories of the methods in :data:`TOGETHER`, from one process, which saves its start."""
+        first, *others = TOGETHER
+        beside = ",".join(TOGETHER[name] for name in others)
+        command = ["run", "story.yaml", *METHODS[first], *arguments, "--beside", beside]
+        return dict(zip(TOGETHER, self._wait(self.start(*command)), strict=True))
 
     def start(self, *arguments: str) -> subprocess.Popen[str]:
         """rayfl, in the folder."""
@@ -79,12 +91,12 @@ class Story:
             text=True,
         )
 
-    def _wait(self, process: subprocess.Popen[str]) -> Path:
+    def _wait(self, process: subprocess.Popen[str]) -> list[Path]:
         text, _ = process.communicate()
         if process.returncode:
             raise SystemExit(f"{process.args} ended with {process.returncode}:\n{text}")
-        [line] = [line for line in text.splitlines() if line.startswith("run directory: ")]
-        return self.folder / line.removeprefix("run directory: ").strip()
+        lines = [line for line in text.splitlines() if line.startswith("run directory: ")]
+        return [self.folder / line.removeprefix("run directory: ").strip() for line in lines]
 
     def killed_and_resumed(self, *arguments: str) -> Path:
         """A run whose processes are all killed after a round, and that is resumed."""
@@ -102,7 +114,8 @@ class Story:
             raise SystemExit(f"nothing began: {process.communicate()[0]}")
         process.send_signal(signal.SIGKILL)
         process.communicate()
-        return self._wait(self.start("resume", str(path)))
+        [resumed] = self._wait(self.start("resume", str(path)))
+        return resumed
 
 
 def accuracy(path: Path) -> float:
@@ -126,9 +139,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     prepare(given.folder)
     story = Story(given.folder, [given.rayfl])
+    # Without Ray the first run of each method has nothing to be compared with: one process does them all.
+    alone = given.no_ray and given.only == list(METHODS)
+    known = story.together("execution.backend=inline") if alone else {}
     for method in given.only:
         settings = METHODS[method]
-        first = story.rayfl_run(*settings, "execution.backend=inline")
+        first = known.get(method) or story.rayfl_run(*settings, "execution.backend=inline")
         found = {"inline": outcome(first)}
         if not given.no_ray:
             found["Ray"] = outcome(story.rayfl_run(*settings, "execution.actors=2"))
