@@ -5,7 +5,7 @@ The numbers are checked against NumPy in tests/algorithms/test_contract.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,6 +19,7 @@ from rayfl import plugins
 from rayfl.algorithms import Algorithm, ServerState, Setup
 from rayfl.algorithms.pacfl import PACFL
 from rayfl.api import Result, run
+from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError
 from rayfl.local import LocalObjective, Start, Train
 from rayfl.local.base import Outcome
@@ -59,8 +60,13 @@ class Moving(PACFL):
 
 
 @pytest.fixture(autouse=True)
-def nothing_seen() -> None:
+def forgotten() -> Iterator[None]:
+    """Other tests of the process do not know the methods of this file."""
     SEEN.clear()
+    added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
+    yield
+    for kind, registry in KINDS.items():
+        registry._added = added[kind]
 
 
 @pytest.fixture
