@@ -72,7 +72,7 @@ class Guides:
 
 @contextmanager
 def watching(module: nn.Module, layer: str) -> Iterator[Callable[[torch.Tensor], Seen]]:
-    """Within it, a function that turns the outputs of the module's last call into what it has :class:`Seen`.
+    """Yield a function that turns the outputs of the module's last call into a :class:`Seen`.
 
     Args:
         module: a network.
