@@ -1,7 +1,7 @@
 """Where work is done: the same calls in this process (inline) or on a Ray cluster.
 
 A *ref* is whatever a backend's :meth:`Backend.put` returns: with Ray an object reference, inline the value
-itself. Code above passes refs along and never looks inside.
+itself; or it is :class:`Joined`. Code above passes refs along and never looks inside.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 Ref = Any
 
 MESSAGE_WORK = 1e8
@@ -23,11 +26,52 @@ _SPARE = 4
 """Messages for each actor that leave enough to even out who is faster."""
 
 
-Key = tuple[str, int | str]
-"""What an object is, and which one of its kind: ``("model", 3)``."""
+Key = tuple[str, int | str | tuple[int, int]]
+"""What an object is, and which one of its kind: ``("model", 3)``, or a shard of it: ``("sum", (3, 0))``."""
 
 Objects = Mapping[Key, Any]
 """Objects by their names; refs, or where the work is done what these refer to."""
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A ref to an array whose shards, along its last axis, are at different places: whoever is sent it gets
+    the whole.
+    """
+
+    shards: tuple[Ref, ...]
+
+    @staticmethod
+    def of(shards: Sequence[Ref]) -> Ref:
+        """The array that has these shards; a single one is the array."""
+        return shards[0] if len(shards) == 1 else Joined(tuple(shards))
+
+
+Names = tuple[tuple[Key, int], ...]
+"""Objects by name, and in how many shards each travels; 0 for those that have none."""
+
+
+def apart(ref: Ref) -> tuple[Ref, ...]:
+    """The shards of an array; what has none is its only one."""
+    return ref.shards if isinstance(ref, Joined) else (ref,)
+
+
+def laid_out(objects: Objects) -> tuple[Names, list[Ref]]:
+    """What objects are called, and what travels, in this order."""
+    names = tuple((key, len(ref.shards) if isinstance(ref, Joined) else 0) for key, ref in objects.items())
+    return names, [shard for ref in objects.values() for shard in apart(ref)]
+
+
+def received(names: Names, values: Iterator[Any]) -> dict[Key, Any]:
+    """The objects, from what has travelled."""
+    return {
+        key: whole([next(values) for _ in range(shards)]) if shards else next(values) for key, shards in names
+    }
+
+
+def whole(shards: Sequence[NDArray[Any]]) -> NDArray[Any]:
+    """The array with these shards."""
+    return np.concatenate(shards, axis=-1)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +46,14 @@ class ServerStep(ABC):
     """A frozen dataclass whose fields are its settings; applied by the LPS to each model that was trained.
 
     What it keeps follows the model: into checkpoints, and to both halves of a cluster that is split.
+
+    Attributes:
+        elementwise: whether each new number follows from the old number and the mean at its place alone, as
+            in Adam, but not with a norm or with noise. Then a model may lie at several servers
+            (``execution.shard_models``), and :meth:`apply` is given its shards one by one.
     """
+
+    elementwise: ClassVar[bool] = False
 
     def vectors(self) -> Mapping[str, float]:
         """Names of the vectors that are kept beside a model, and the number that each is filled with."""

@@ -173,6 +173,17 @@ def cifar10(real_data: Callable[[str], Path]) -> Dataset:
     return read(real_data("cifar10"), "cifar10")
 
 
+@pytest.fixture
+def forgotten_parts() -> Iterator[None]:
+    """For tests with methods of their own, of which other tests of the process should not know."""
+    from rayfl.config.kinds import KINDS
+
+    added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
+    yield
+    for kind, registry in KINDS.items():
+        registry._added = added[kind]
+
+
 @pytest.fixture(scope="session")
 def ray_cluster() -> Iterator[None]:
     """Ray with four logical CPUs and GPUs, so that several actors and fractions fit on any machine."""

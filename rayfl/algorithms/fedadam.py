@@ -64,6 +64,8 @@ class FedAdam(Algorithm):
 class Adam(ServerStep):
     """A step of Adam without bias correction."""
 
+    elementwise: ClassVar[bool] = True
+
     beta1: float
     beta2: float
     tau: float

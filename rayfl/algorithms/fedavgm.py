@@ -54,6 +54,8 @@ class FedAvgM(Algorithm):
 class Momentum(ServerStep):
     """``v <- beta v + Delta``, ``w <- w + lr v``."""
 
+    elementwise: ClassVar[bool] = True
+
     beta: float
     lr: float
 

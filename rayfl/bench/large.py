@@ -31,8 +31,8 @@ WARM_UP = 2
 """Rounds that are not counted: until then processes ask the system for memory that they then keep."""
 
 
-def workload(hidden: tuple[int, ...], cohort: int, method: str = "fedavg") -> Workload:
-    """An MLP on grey images of 28 pixels; each client takes one step."""
+def workload(hidden: tuple[int, ...], cohort: int, method: str = "fedavg", servers: int = 2) -> Workload:
+    """An MLP on grey images of 28 pixels; each client takes one step. ``servers`` is the number of LPSs."""
     return Workload(
         "large",
         f"MLP 784-{'-'.join(map(str, hidden))}-10",
@@ -43,7 +43,7 @@ def workload(hidden: tuple[int, ...], cohort: int, method: str = "fedavg") -> Wo
         classes=10,
         model={"name": "mlp", "hidden": list(hidden)},
         training={"epochs": 1, "batch_size": 20, "lr": 0.01},
-        sections=SECTIONS[method],
+        sections={**SECTIONS[method], "hierarchy": {"lps_actors": servers}},
     )
 
 
@@ -103,11 +103,13 @@ def main() -> None:
     parser.add_argument("--cohort", type=int, default=4)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--fan-in", type=int)
+    parser.add_argument("--shards", type=int, default=1, help="LPSs that share each model")
     parser.add_argument("--method", choices=list(SECTIONS), default="fedavg")
     parser.add_argument("--backend", choices=["ray", "inline"], default="ray")
     options = parser.parse_args()
-    task = workload(tuple(options.hidden), options.cohort, options.method)
-    execution = {"backend": options.backend, "fan_in": options.fan_in}
+    task = workload(tuple(options.hidden), options.cohort, options.method, options.shards)
+    sharded = options.shards > 1
+    execution = {"backend": options.backend, "fan_in": options.fan_in, "shard_models": sharded}
     print(json.dumps(measured(task, options.rounds, execution)))
 
 

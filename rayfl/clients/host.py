@@ -38,6 +38,7 @@ from rayfl.clients.jobs import (
     in_group,
 )
 from rayfl.clients.partial import LARGE, PIECE, Adding, Partial, Weight
+from rayfl.clients.ranges import Ranges
 from rayfl.clients.state import StateLayout
 from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
@@ -68,6 +69,7 @@ class ClientHost:
 
     def __init__(self, stages: Sequence[Federation], host: HostSpec) -> None:
         self.stages, self.host, self.spec = stages, host, host.spec
+        self._ranges = Ranges.of(host.spec.P, host.shards)
         self.samples = stages[0].samples
         self.batches = Batches(self.samples, open_device(host.device, host.gpu_fraction))
         self.engine: Engine
@@ -93,7 +95,24 @@ class ClientHost:
     def train(self, job: TrainJob, objects: Objects) -> Answer:
         """Train a block: see :class:`~rayfl.clients.jobs.TrainJob` for what goes in and what comes out."""
         alone = job.only_sums and self.spec.P >= LARGE and self.engine.one_by_one(len(job.clients))
-        return (self._one_by_one if alone and len(job.clients) > 1 else self._block)(job, objects)
+        answer = (self._one_by_one if alone and len(job.clients) > 1 else self._block)(job, objects)
+        return replace(answer, objects=self._in_shards(job, answer.objects))
+
+    def _in_shards(self, job: TrainJob, made: Objects) -> dict[Key, Any]:
+        """What a block has made, its sums or rows in the shards of the model."""
+        shared = self._ranges.among(complement(job.layout.layers, self.spec.P))
+        extra = self._ranges.evenly(job.local.server_size(self.spec))
+        found: dict[Key, Any] = {}
+        for (kind, which), value in made.items():
+            if kind == "sum":
+                assert isinstance(which, int)
+                shards = value.split([*shared], [*extra])
+                found.update((("sum", (which, at)), shard.cut()) for at, shard in enumerate(shards))
+            elif kind == ROWS:
+                found.update(((ROWS, at), shard) for at, shard in enumerate(shared.split(value)))
+            else:
+                found[kind, which] = value
+        return found
 
     def _one_by_one(self, job: TrainJob, objects: Objects) -> Answer:
         """Train the clients of a block one after the other, and keep only the sums of their models."""
@@ -199,7 +218,7 @@ class ClientHost:
                     sums.setdefault(own_name, Adding()).add(value)
                 else:
                     kept[in_group(place, own_name)] = value
-        kept.update((name, adding.partial()) for name, adding in sums.items())
+        kept.update((name, adding.partial().cut()) for name, adding in sums.items())
         return Answer(GroupReport(tuple(reports)), kept)
 
     def _products(
@@ -212,13 +231,13 @@ class ClientHost:
             values = gather(values, shared)
             kept = None if kept is None else gather(kept, shared)
         if job.mixing is None:
-            return {ROWS: values.cpu().numpy()}
+            return {(ROWS, 0): values.cpu().numpy()}
         delivered = np.ones(len(job.clients))
         delivered[list(block.failures)] = 0.0
         sent = _Sent(values, kept, outcome.server if has_vectors else None, delivered)
         statistics = length_from(shared, self.spec.n_parameters)
         return {
-            ("sum", int(row)): _partial(job.mixing, place, sent, statistics).cut()
+            ("sum", int(row)): _partial(job.mixing, place, sent, statistics)
             for place, row in enumerate(job.mixing.rows)
         }
 
@@ -607,15 +626,17 @@ class ClientHost:
         return Answer(None, {RELATIONS: rows})
 
     def train_model(self, job: ServerTrainingJob, objects: Objects) -> Answer:
-        """What a server does with its model: see :class:`~rayfl.training.server.ServerTrainingJob`."""
+        """What a server does with its model: see :class:`~rayfl.training.server.ServerTrainingJob`; of the
+        result the shards ``("model", shard)``."""
         training, model = objects["training", 0], as_tensor(objects["model", 0])
+        made: list[Key] = [("model", shard) for shard in range(len(self._ranges))]
         try:
             found = train_model(training, job, model, self.spec, self.batches, self.host.seed)
         except Exception as error:
             name = type(training).__name__
             told = f"round {job.round + 1}, model {job.model}: {type(error).__name__}: {error}"
-            return Answer(ConfigError(f"{name}.train", " ".join(told.split())), {("model", 0): None})
-        return Answer(None, {("model", 0): found})
+            return Answer(ConfigError(f"{name}.train", " ".join(told.split())), dict.fromkeys(made))
+        return Answer(None, dict(zip(made, self._ranges.split(found), strict=True)))
 
     def call(self, function: Callable[..., Any], objects: Objects) -> Answer:
         """Call a plain function here, see :meth:`rayfl.backend.Task.calling`."""

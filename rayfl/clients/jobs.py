@@ -43,6 +43,8 @@ class HostSpec:
         permutes: whether clients permute all that they send, and put what they receive back in order.
         cuda_graphs: whether steps may be replayed as CUDA graphs, on a GPU.
         precision: of forward and backward passes in training.
+        shards: in how many shards a model lies at the servers, at most, see
+            :meth:`~rayfl.clients.ranges.Ranges.of`.
     """
 
     spec: ModelSpec
@@ -54,6 +56,7 @@ class HostSpec:
     permutes: bool = False
     cuda_graphs: bool = True
     precision: Precision = "float32"
+    shards: int = 1
 
     def permute(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
         """Models ``(..., P)`` as the servers see them, permuted; running statistics stay after the
@@ -202,8 +205,8 @@ class TrainJob:
 class GroupJob:
     """Train several blocks, one after the other, and add up what they send for the same row of A.
 
-    Beside it travels what the blocks need. Of the answer, ``("sum", k)`` are the sums over the blocks; all
-    else is by :func:`in_group`.
+    Beside it travels what the blocks need. Of the answer, ``("sum", (k, shard))`` are the sums over the
+    blocks; all else is by :func:`in_group`.
     """
 
     blocks: tuple[TrainJob, ...]
@@ -219,9 +222,10 @@ def in_group(place: int, key: Key) -> Key:
     return key if key[0] == "sum" else (key[0], f"{place}:{key[1]}")
 
 
-ROWS: Key = ("rows", 0)
-"""Trained rows ``(B, S)``, if they are sent themselves; otherwise ``("sum", k)`` is a
-:class:`~rayfl.clients.partial.Partial` for each row k of A that the block contributes to."""
+ROWS = "rows"
+"""Trained rows ``(B, S)``, if they are sent themselves: ``("rows", shard)`` for each shard of the model.
+Otherwise ``("sum", (k, shard))`` is a :class:`~rayfl.clients.partial.Partial` for each row k of A that the
+block contributes to."""
 
 UPDATES: Key = ("updates", 0)
 """``w_i - w`` of a block ``(B, P)``."""

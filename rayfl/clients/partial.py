@@ -46,6 +46,7 @@ class Partial:
         scale: factor of the row's sums (except running statistics); the old model gets the remaining
             weight.
         factor: multiplies ``total`` only: ``a_j``, if ``total`` is the model of client j.
+        elsewhere: of a shard: whether clients take part in the row, be it with other shards only.
     """
 
     total: Vector
@@ -55,11 +56,35 @@ class Partial:
     statistics: int = 0
     scale: float = 1.0
     factor: float = 1.0
+    elsewhere: bool = False
 
     def take(self, places: NDArray[np.int64]) -> Partial:
         """Some of its numbers ``(S',)``."""
         weight = self.weight[places] if isinstance(self.weight, np.ndarray) else self.weight
         return Partial(summed([self])[places], weight)
+
+    def split(self, shared: Sequence[slice], extra: Sequence[slice]) -> list[Partial]:
+        """Its shards.
+
+        Args:
+            shared: the place of each among the S numbers.
+            extra: the place of each in :attr:`extra`.
+        """
+        assert not isinstance(self.total, tuple), "shards first, then pieces"
+        assert not isinstance(self.extra, tuple), "shards first, then pieces"
+        first = shared[-1].stop - self.statistics  # running statistics begin there
+        there = bool(np.any(self.weight))
+        return [
+            replace(
+                self,
+                total=self.total if len(self.total) == 1 else self.total[place],
+                weight=self.weight[place] if isinstance(self.weight, np.ndarray) else self.weight,
+                extra=None if self.extra is None else self.extra[own],
+                statistics=max(0, place.stop - max(first, place.start)),
+                elsewhere=there,
+            )
+            for place, own in zip(shared, extra, strict=True)
+        ]
 
     def cut(self) -> Partial:
         """The same with long vectors in pieces, which are faster to send."""
@@ -100,7 +125,7 @@ class Adding:
     def partial(self) -> Partial:
         """The sum of the parts, if there were any."""
         assert self._sum is not None, "nothing was added"
-        return self._sum.cut()
+        return self._sum
 
 
 def added(partials: Sequence[Partial]) -> Partial:
@@ -120,7 +145,27 @@ def _beside(total: NDArray[np.float64], partials: Sequence[Partial]) -> Partial:
         keep=sum(partial.keep for partial in partials),
         extra=summed([Partial(extra, 0.0) for extra in extras]) if extras else None,
         statistics=partials[0].statistics,
+        elsewhere=any(partial.elsewhere for partial in partials),
     )
+
+
+def joined(shards: Sequence[Partial]) -> Partial:
+    """A part from its shards, without anything of the old model."""
+    if len(shards) == 1:
+        return shards[0]
+    weight = joined_weight([shard.weight for shard in shards], [length(shard.total) for shard in shards])
+    return Partial(np.concatenate([summed([shard]) for shard in shards]), weight)
+
+
+def joined_weight(weights: Sequence[Weight], sizes: Sequence[int]) -> Weight:
+    """The weight of all shards, of these sizes: one number if each has this number."""
+    numbers = {float(weight) for weight in weights if not isinstance(weight, np.ndarray)}
+    if len(numbers) == 1 and not any(isinstance(weight, np.ndarray) for weight in weights):
+        return numbers.pop()
+    each: NDArray[np.float64] = np.concatenate(
+        [np.full(size, weight) for weight, size in zip(weights, sizes, strict=True)]
+    )
+    return each
 
 
 def pieces(vector: Vector) -> tuple[NDArray[np.floating], ...]:

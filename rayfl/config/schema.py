@@ -189,6 +189,12 @@ class Execution(Section):
         "client actors add up to this many sums at a time until the LPS gets no more than that; by default "
         "it gets the sum of every block",
     )
+    shard_models: bool = Field(
+        False,
+        description="cut every model of more than 65,536 parameters into shards, one for each of the "
+        "hierarchy.lps_actors, which are spread over the nodes: none of them holds a whole model, or gets "
+        "all that clients send of one",
+    )
     wait: Annotated[float, Field(ge=0)] | Literal["auto"] = Field(
         "auto",
         description="seconds to wait until the cluster has room for the actors (with actors: auto, "
@@ -423,6 +429,19 @@ class Config(Section):
                 "hierarchy.weights 'population' counts the clients of each model, and with "
                 f"{self.algorithm.name} those outside the cohort have not chosen theirs; use 'participated'"
             )
+        return self
+
+    @property
+    def shards(self) -> int:
+        """In how many shards a model lies at the servers, at most."""
+        return self.hierarchy.lps_actors if self.execution.shard_models else 1
+
+    @model_validator(mode="after")
+    def _sharded(self) -> Config:
+        """Refuse to shard models for a rule that needs all of each."""
+        if self.execution.shard_models and self.aggregation.reweighs:
+            what = f"aggregation {self.aggregation.name!r} compares whole models"
+            raise ConfigError("execution.shard_models", what, "it must be false")
         return self
 
     @model_validator(mode="after")

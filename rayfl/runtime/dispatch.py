@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from rayfl.backend import Done, Ref, Task, bundles
+from rayfl.backend import Done, Ref, Task, bundles, laid_out
 from rayfl.errors import RayflError
 from rayfl.runtime.processes import TICK, Deadlines, Deaths, Process, Silence, died, one_line, plain_errors
 from rayfl.runtime.remote import Call
@@ -232,8 +232,12 @@ class Dispatch:
 
     def _send(self, message: _Message, place: int) -> None:
         tasks = [self._tasks[i] for i in message.tasks]
-        calls = [Call(task.method, task.job, tuple(task.objects), task.keeps) for task in tasks]
-        refs = self._current([ref for task in tasks for ref in task.objects.values()])
+        sent = [laid_out(task.objects) for task in tasks]
+        calls = [
+            Call(task.method, task.job, names, task.keeps)
+            for task, (names, _) in zip(tasks, sent, strict=True)
+        ]
+        refs = self._current([ref for _, some in sent for ref in some])
         count = 1 + sum(len(task.keeps) for task in tasks)
         answer = self._crew.members[place].actor.perform.options(num_returns=count).remote(calls, *refs)
         first, *rest = [answer] if count == 1 else list(answer)

@@ -9,7 +9,19 @@ from typing import Any
 import torch
 from typing_extensions import override
 
-from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task, longest_first
+from rayfl.backend import (
+    Activity,
+    Answer,
+    Backend,
+    Done,
+    Joined,
+    Key,
+    Objects,
+    Ref,
+    Task,
+    longest_first,
+    whole,
+)
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec
 from rayfl.clients.partial import LARGE
@@ -100,6 +112,8 @@ class InlineBackend(Backend):
 
 
 def _value(ref: Ref) -> Any:
+    if isinstance(ref, Joined):
+        return whole(ref.shards)
     return ref.read() if isinstance(ref, OnDisk) else ref
 
 

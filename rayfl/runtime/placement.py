@@ -37,10 +37,12 @@ class Placement:
     Attributes:
         servers_on: a custom resource, or a label ``key=value``, of the nodes for servers; None for any node.
         clients: ``pack``, ``spread``, or ``auto`` for Ray's own choice.
+        spread_servers: whether local servers are placed on as many nodes as possible.
     """
 
     servers_on: str | None = None
     clients: str = "auto"
+    spread_servers: bool = False
 
     @classmethod
     def of(cls, config: Config) -> Placement:
@@ -49,7 +51,8 @@ class Placement:
         Raises:
             ConfigError: if no node qualifies for servers, or if this one, where the driver runs, does not.
         """
-        wanted = cls(config.execution.servers_on, config.execution.placement)
+        execution = config.execution
+        wanted = cls(execution.servers_on, execution.placement, execution.shard_models)
         wanted._check(ray.nodes(), ray.get_runtime_context().get_node_id())
         return wanted
 
@@ -85,6 +88,11 @@ class Placement:
             return {}
         key, equals, value = self.servers_on.partition("=")
         return {"label_selector": {key: value}} if equals else {"resources": {key: _TRACE}}
+
+    def local_servers(self) -> dict[str, Any]:
+        """Ray's options for LPS actors."""
+        spread = {"scheduling_strategy": "SPREAD"} if self.spread_servers else {}
+        return {**self.servers(), **spread}
 
     def of_clients(self, count: int, num_cpus: float, num_gpus: PerActor) -> list[dict[str, Any]]:
         """Ray's options for each of the client actors, given what is free now.

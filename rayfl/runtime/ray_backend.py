@@ -24,7 +24,20 @@ import torch
 from ray.exceptions import RayError
 from typing_extensions import override
 
-from rayfl.backend import Activity, Answer, Backend, Done, Key, Objects, Ref, Task
+from rayfl.backend import (
+    Activity,
+    Answer,
+    Backend,
+    Done,
+    Joined,
+    Key,
+    Objects,
+    Ref,
+    Task,
+    apart,
+    laid_out,
+    whole,
+)
 from rayfl.clients.host import ClientHost
 from rayfl.clients.jobs import HostSpec, TrainJob
 from rayfl.clients.partial import LARGE
@@ -171,7 +184,7 @@ class RayBackend(Backend):
             "num_cpus": 0,
             "max_restarts": -1,
             "max_task_retries": 0,
-            **placement.servers(),
+            **placement.local_servers(),
         }
         self._server_options, self._server_count = options, servers
         self._servers = {0: self._new_server(0)}  # the others start when they have something to do
@@ -200,13 +213,18 @@ class RayBackend(Backend):
     @override
     def get(self, ref: Ref) -> Any:
         self._settle()
-        refs = self._current(ref if isinstance(ref, list) else [ref])
+        wanted = ref if isinstance(ref, list) else [ref]
+        refs = self._current([shard for each in wanted for shard in apart(each)])
         left = list(dict.fromkeys(refs))
         with plain_errors():
             while left:  # not all at once, so that stop requests are noticed
                 _, left = ray.wait(left, num_returns=len(left), timeout=TICK)
                 self.tick()
-            values = ray.get(refs)
+            found = iter(ray.get(refs))
+        values = [
+            whole([next(found) for _ in each.shards]) if isinstance(each, Joined) else next(found)
+            for each in wanted
+        ]
         return values if isinstance(ref, list) else values[0]
 
     def _current(self, args: Sequence[Any]) -> list[Any]:
@@ -324,11 +342,12 @@ class RayBackend(Backend):
     def serve(
         self, server: int, method: str, job: Any, objects: Objects, keeps: Sequence[Key]
     ) -> dict[Key, Ref]:
-        place, call = server % self._server_count, Call(method, job, tuple(objects), tuple(keeps))
+        names, sent = laid_out(objects)
+        place, call = server % self._server_count, Call(method, job, names, tuple(keeps))
         if place not in self._servers:
             self._servers[place] = self._new_server(place)
         lps = self._servers[place].actor.perform.options(num_returns=1 + len(keeps))
-        refs = self._submit(lambda: lps.remote(call, *self._current(list(objects.values()))), place)
+        refs = self._submit(lambda: lps.remote(call, *self._current(sent)), place)
         return dict(zip(keeps, refs, strict=True))
 
     def _new_server(self, place: int) -> Process:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from rayfl.backend import Answer, Key
+from rayfl.backend import Answer, Key, Names, received
 from rayfl.memory import keep_freed
 from rayfl.servers.lps import LocalServer
 
@@ -60,12 +60,13 @@ class Call(NamedTuple):
     """A task in a message: the method, its job, the names of its objects, and the names of the results that
     it keeps.
 
-    The objects are sent next to it, in the order of their names, and the results are returned likewise.
+    The objects are sent next to it, as :func:`~rayfl.backend.laid_out` orders them, and the results are
+    returned in the order of their names.
     """
 
     method: str
     job: Any
-    objects: tuple[Key, ...]
+    objects: Names
     keeps: tuple[Key, ...]
 
 
@@ -73,7 +74,7 @@ def carry_out(host: object, call: Call, values: Iterator[Any]) -> tuple[Any, lis
     """Execute a call on a host with the next values as its objects; returns the report and the results to
     keep.
     """
-    answer: Answer = getattr(host, call.method)(call.job, {key: next(values) for key in call.objects})
+    answer: Answer = getattr(host, call.method)(call.job, received(call.objects, values))
     return answer.report, [answer.objects[key] for key in call.keeps]
 
 

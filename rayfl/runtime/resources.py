@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from rayfl.algorithms import Algorithm
 from rayfl.clients.partial import LARGE
+from rayfl.clients.ranges import Ranges
 from rayfl.config import Config
 from rayfl.errors import ConfigError
 from rayfl.local import LocalObjective
@@ -136,7 +137,8 @@ def sends_models(config: Config) -> bool:
 class Copies:
     """The largest number of copies of the model (4 P bytes each).
 
-    A vector of sums in double precision counts as two copies. Users' networks may need more.
+    A vector of sums in double precision counts as two copies. Users' networks may need more. Of a model in
+    shards an LPS has a part of a copy.
 
     Attributes:
         client, server, driver: in the memory of a client actor, of an LPS, and of the driver at a checkpoint.
@@ -144,7 +146,7 @@ class Copies:
     """
 
     client: int
-    server: int
+    server: float
     driver: int
     store: int
 
@@ -171,6 +173,7 @@ class Copies:
             budget = 2 * config.execution.state_memory * total_memory() / (4 * parameters)
             keep = min(keep, kept * (int(budget) + config.training.cohort(clients)))
         waiting = most_waiting(parameters)
+        shards = len(Ranges.of(parameters, config.shards))
         early = not fan_in and blocks > waiting  # sums are added while others train
         a_sum = 1 if block == 1 and not fan_in else 2
         if rows:
@@ -181,8 +184,8 @@ class Copies:
         else:
             sent = a_sum * (-(-blocks // fan_in) if fan_in else blocks)
         return cls(
-            client=training + together * (1 + kept) + sums,
-            server=1 + 2 * early + 8 * steps,
+            client=training + together * (1 + kept) + sums + (shards > 1),  # the one that it joins
+            server=(1 + 2 * early + 8 * steps) / shards,
             driver=2 * models,
             store=2 * models + sent + keep,
         )
@@ -261,6 +264,7 @@ class ResourcePlan:
         inline: whether everything is one process.
         in_tree: whether client actors add sums before they send them.
         unsummed: whether the clients' models are sent, and not sums.
+        shards: in how many a model lies at the LPSs.
         keeping: what clients keep between rounds; None for nothing.
     """
 
@@ -285,13 +289,14 @@ class ResourcePlan:
     inline: bool = False
     in_tree: bool = False
     unsummed: bool = False
+    shards: int = 1
     keeping: Keeping | None = None
 
     @property
     def sums_gb(self) -> float:
         """Estimated memory of the sums, or models, that one local server may receive in a round."""
         single = self.unsummed or (self.block_size == 1 and not self.in_tree)
-        return (4e-9 if single else 8e-9) * self.parameters * self.sums
+        return (4e-9 if single else 8e-9) * self.parameters * self.sums / self.shards
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -329,12 +334,12 @@ class ResourcePlan:
         numbers, each = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
         of, needed = self.copies, size(1e9 * self.node_gb)
         if self.inline:
-            many = of.client + of.server + of.driver + of.store
+            many = math.ceil(of.client + of.server + of.driver + of.store)
             return [f"{numbers}; about {needed} in all, with at most {many} copies of {each} of the model"]
         return [
             f"{numbers}; about {size(1e9 * self.worker_gb)} a client actor, "
             f"{size(1e9 * self.store_gb)} in the object store",
-            f"at most {of.client} copies ({each}) of the model in a client actor, {of.server} in an LPS, "
+            f"at most {of.client} copies ({each}) of the model in a client actor, {of.server:.3g} in an LPS, "
             f"{of.driver} in the driver, {of.store} in the object store; {needed} on a node with "
             f"{counted(self.node_actors, 'client actor')}, the LPSs and the driver",
         ]
@@ -415,6 +420,7 @@ def plan_resources(
         )
     model = 4.0 * parameters
     copies = Copies.of(config, clients, parameters, block, blocks, actors, models)
+    shards = len(Ranges.of(parameters, config.shards))
     unsummed = sends_models(config)
     worker = WORKER_BYTES + copies.client * model
     store = data_bytes + copies.store * model
@@ -424,7 +430,7 @@ def plan_resources(
     if e.backend == "inline":
         running = worker + (copies.server + copies.driver) * model + store
     else:
-        servers = min(config.hierarchy.lps_actors, models) * (SERVER_BYTES + copies.server * model)
+        servers = min(config.hierarchy.lps_actors, models * shards) * (SERVER_BYTES + copies.server * model)
         running = on_node * worker + servers + WORKER_BYTES + copies.driver * model
     if worker * actors > available.memory:
         raise ConfigError(
@@ -450,6 +456,7 @@ def plan_resources(
         sums=cohort if unsummed else min(blocks, e.fan_in or blocks),
         in_tree=e.fan_in is not None and not unsummed,
         unsummed=unsummed,
+        shards=shards,
         copies=copies,
         node_actors=on_node,
         node_gb=max(running, WORKER_BYTES + _TRIAL * model) / 1e9,

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from rayfl.aggregation import Aggregation
 from rayfl.algorithms import Mixing
-from rayfl.backend import RESULT, Done, Key, Ref, Task
+from rayfl.backend import RESULT, Done, Joined, Key, Ref, Task, apart
 from rayfl.clients.jobs import ROWS
 from rayfl.clients.partial import Partial, added
 from rayfl.servers.lps import (
@@ -29,6 +29,9 @@ from rayfl.servers.models import Servers
 from rayfl.training import Segments
 from rayfl.training.work import length_from
 
+Part = tuple[int, int]
+"""A row of A, and a shard of its model."""
+
 _COMBINED = 1 << 23
 """Parameters of output models that one call of an LPS computes from trained rows (64 MB in double precision).
 """
@@ -43,7 +46,8 @@ def most_waiting(parameters: int) -> int:
 
 
 class Arriving:
-    """The sums that blocks have sent in this round, by the row of A that they belong to.
+    """The sums that blocks have sent in this round, by the row of A and the shard of the model that they
+    belong to.
 
     If they are many or large, they are added while other blocks train, so that only few exist at any time.
     The order is that of the blocks, not of their arrival, as if all were added at the end.
@@ -56,34 +60,39 @@ class Arriving:
     def __init__(self, servers: Servers, rows: Mapping[int, Iterable[int]]) -> None:
         self._servers = servers
         self._most = math.inf if servers.blocks.fan_in else most_waiting(servers.spec.P)
-        self._awaited: dict[int, deque[int]] = {}
+        self._awaited: dict[Part, deque[int]] = {}
         for block in sorted(rows):
             for row in rows[block]:
-                self._awaited.setdefault(int(row), deque()).append(block)
-        self._here: dict[int, dict[int, Ref]] = {row: {} for row in self._awaited}
-        self._in_order: dict[int, dict[Key, Ref]] = {row: {} for row in self._awaited}
+                for shard in range(len(servers.ranges)):
+                    self._awaited.setdefault((int(row), shard), deque()).append(block)
+        self._here: dict[Part, dict[int, Ref]] = {part: {} for part in self._awaited}
+        self._in_order: dict[Part, dict[Key, Ref]] = {part: {} for part in self._awaited}
 
     def take(self, done: Done) -> Done:
         """Take the sums that a block has sent; returns the rest of its result."""
-        sums = {int(row): ref for (kind, row), ref in done.refs.items() if kind == "sum"}
-        for row, ref in sums.items():
-            here, awaited = self._here[row], self._awaited[row]
-            here[done.task] = ref
-            while awaited and awaited[0] in here:
-                block = awaited.popleft()
-                self._in_order[row]["sum", block] = here.pop(block)
-                if len(self._in_order[row]) > self._most:
-                    self._in_order[row] = self._added(row)
+        for (kind, part), ref in done.refs.items():
+            if kind == "sum":
+                assert isinstance(part, tuple)
+                self._take(part, done.task, ref)
         return replace(done, refs={key: ref for key, ref in done.refs.items() if key[0] != "sum"})
 
-    def _added(self, row: int) -> dict[Key, Ref]:
-        """Add the sums of a row that are next in order into one."""
-        some = self._in_order[row]
-        found = self._servers.backend.serve(row, "add", None, some, [SUM])
+    def _take(self, part: Part, sender: int, ref: Ref) -> None:
+        here, awaited = self._here[part], self._awaited[part]
+        here[sender] = ref
+        while awaited and awaited[0] in here:
+            block = awaited.popleft()
+            self._in_order[part]["sum", block] = here.pop(block)
+            if len(self._in_order[part]) > self._most:
+                self._in_order[part] = self._added(part)
+
+    def _added(self, part: Part) -> dict[Key, Ref]:
+        """Add the sums of a part that are next in order into one."""
+        some = self._in_order[part]
+        found = self._servers.backend.serve(self._servers.lps(*part), "add", None, some, [SUM])
         return {next(iter(some)): found[SUM]}
 
-    def by_row(self) -> dict[int, dict[Key, Ref]]:
-        """The sums of each row in the order of the blocks, when all have arrived."""
+    def by_part(self) -> dict[Part, dict[Key, Ref]]:
+        """The sums of each part in the order of the blocks, when all have arrived."""
         return self._in_order
 
 
@@ -128,61 +137,68 @@ def reduce_sums(
     members: NDArray[np.int64] | None,
     rescaled: NDArray[np.float64] | None,
 ) -> list[Ref]:
-    """Each LPS reduces its rows in the order of the blocks; returns by reference what the GPS may be told.
+    """Each LPS reduces its rows in the order of the blocks; returns by reference what the GPS may be told, of
+    the shards of a row one after another.
 
     ``members`` and ``rescaled`` have an entry for each model, ``(K,)``.
     """
-    parts = _tree(servers, sums.by_row())
+    parts = _tree(servers, sums.by_part())
+    shared, common = (servers.ranges.within(each) for each in (averaging.shared, averaging.common))
     facts = []
-    for row in sorted(parts):
+    for row in sorted({row for row, _ in parts}):
         still = []
         if averaging.absent is not None:
             still.append(Partial(np.zeros(1), 0.0, keep=float(averaging.absent[row])))
         if rescaled is not None and rescaled[row] != 1:
             still.append(Partial(np.zeros(1), 0.0, scale=float(rescaled[row])))
-        job = ReduceJob(
-            row,
-            averaging.shared,
-            averaging.common,
-            tuple(still),
-            None if members is None else int(members[row]),
-            averaging.own_optimizer([row]),
-            averaging.needs_norms,
-            averaging.updates,
-        )
-        objects, keeps = {MODEL: servers.models[row], **parts[row]}, [MODEL, FACTS]
+        keeps = [MODEL, FACTS]
+        keeps += [VECTOR] * (members is not None)
+        keeps += [("memory", 0)] * (averaging.optimizer is not None)
+        models, memories = apart(servers.models[row]), _memories(servers, averaging, row)
+        vectors = None if members is None else apart(servers.vectors[row])
+        found = []
+        for shard, model in enumerate(models):
+            job = ReduceJob(
+                row,
+                shared[shard],
+                common[shard],
+                tuple(still),
+                None if members is None else int(members[row]),
+                averaging.own_optimizer([row]),
+                averaging.needs_norms,
+                averaging.updates,
+            )
+            objects = {MODEL: model, **parts[row, shard]}
+            if vectors is not None:
+                objects[VECTOR] = vectors[shard]
+            if memories is not None:
+                objects["memory", 0] = memories[shard]
+            found.append(servers.backend.serve(servers.lps(row, shard), "reduce", job, objects, keeps))
+        servers.models[row] = Joined.of([each[MODEL] for each in found])
         if members is not None:
-            objects[VECTOR] = servers.vectors[row]
-            keeps.append(VECTOR)
+            servers.vectors[row] = Joined.of([each[VECTOR] for each in found])
         if averaging.optimizer is not None:
-            objects.update(_memory(servers, row, 0))
-            keeps.append(("memory", 0))
-        found = servers.backend.serve(row, "reduce", job, objects, keeps)
-        servers.models[row] = found[MODEL]
-        if members is not None:
-            servers.vectors[row] = found[VECTOR]
-        if averaging.optimizer is not None:
-            _remember(servers, row, found["memory", 0])
-        facts.append(found[FACTS])
+            _remember(servers, row, Joined.of([each["memory", 0] for each in found]))
+        facts += [each[FACTS] for each in found]
     return facts
 
 
-def _tree(servers: Servers, sums: dict[int, dict[Key, Ref]]) -> dict[int, dict[Key, Ref]]:
-    """Reduce the sums of each row to at most ``fan_in`` for the LPS: client actors, idle by now, add
+def _tree(servers: Servers, sums: dict[Part, dict[Key, Ref]]) -> dict[Part, dict[Key, Ref]]:
+    """Reduce the sums of each part to at most ``fan_in`` for the LPS: client actors, idle by now, add
     neighbours level by level.
     """
     most = servers.blocks.fan_in
-    while most and (wide := [row for row, parts in sums.items() if len(parts) > most]):
+    while most and (wide := [part for part, some in sums.items() if len(some) > most]):
         chunks = [
-            (row, refs[first : first + most])
-            for row in wide
-            for refs in [list(sums[row].values())]
+            (part, refs[first : first + most])
+            for part in wide
+            for refs in [list(sums[part].values())]
             for first in range(0, len(refs), most)
         ]
         tasks = [Task.calling(_added, *some, cost=float(len(some))) for _, some in chunks]
-        sums = {**sums, **{row: {} for row in wide}}
-        for (row, _), done in zip(chunks, servers.backend.run_in_order(tasks), strict=True):
-            sums[row]["sum", len(sums[row])] = done.refs[RESULT]
+        sums = {**sums, **{part: {} for part in wide}}
+        for (part, _), done in zip(chunks, servers.backend.run_in_order(tasks), strict=True):
+            sums[part]["sum", len(sums[part])] = done.refs[RESULT]
     return sums
 
 
@@ -205,6 +221,7 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
         keep = keep + averaging.absent
     filled = np.flatnonzero(np.diff(weights.indptr))
     size = max(1, _COMBINED // max(1, servers.spec.P))
+    shared, common = (servers.ranges.within(each) for each in (averaging.shared, averaging.common))
     facts = []
     for number, first in enumerate(range(0, len(filled), size)):
         some: list[int] = filled[first : first + size].tolist()
@@ -219,32 +236,46 @@ def combine_rows(servers: Servers, mixing: Mixing, averaging: Averaging) -> list
             weights=[dense[:, blocks[b]] for b in wanted],
             kept=None if theirs is None else [theirs[:, blocks[b]] for b in wanted],
             keep=keep[some],
-            statistics=length_from(averaging.shared, servers.spec.n_parameters),
+            statistics=0,
             optimizer=averaging.own_optimizer(some),
             needs_norm=averaging.needs_norms,
             updates=averaging.updates,
             rule=averaging.rule,
         )
-        objects: dict[Key, Ref] = {("model", k): servers.models[k] for k in some}
-        objects.update({("rows", b): averaging.trained[b].refs[ROWS] for b in wanted})
         keeps: list[Key] = [*(("model", k) for k in some), FACTS]
-        if averaging.optimizer is not None:
-            for k in some:
-                objects.update(_memory(servers, k, k))
-            keeps += [("memory", k) for k in some]
-        found = servers.backend.serve(number, "combine", job, objects, keeps)
+        keeps += [("memory", k) for k in some] * (averaging.optimizer is not None)
+        models = {k: apart(servers.models[k]) for k in some}
+        memories = {k: _memories(servers, averaging, k) for k in some}
+        found = []
+        for shard, place in enumerate(servers.ranges):
+            own = replace(
+                job,
+                shared=shared[shard],
+                common=common[shard],
+                statistics=length_from(shared[shard], servers.spec.n_parameters - place.start),
+            )
+            objects: dict[Key, Ref] = {("model", k): models[k][shard] for k in some}
+            objects.update({("rows", b): averaging.trained[b].refs[ROWS, shard] for b in wanted})
+            objects.update({("memory", k): refs[shard] for k, refs in memories.items() if refs is not None})
+            found.append(servers.backend.serve(servers.lps(number, shard), "combine", own, objects, keeps))
         for k in some:
-            servers.models[k] = found["model", k]
+            servers.models[k] = Joined.of([each["model", k] for each in found])
             if averaging.optimizer is not None:
-                _remember(servers, k, found["memory", k])
-        facts.append(found[FACTS])
+                _remember(servers, k, Joined.of([each["memory", k] for each in found]))
+        facts += [each[FACTS] for each in found]
     return facts
 
 
-def _memory(servers: Servers, model: int, number: int) -> dict[Key, Ref]:
-    """The memory of a server step for a model, if there is any yet."""
+def _memories(servers: Servers, averaging: Averaging, model: int) -> tuple[Ref, ...] | None:
+    """The shards of the memory of a server step for a model; None if there is none yet."""
     ref = servers.memories[model] if servers.memories else None
-    return {} if ref is None else {("memory", number): ref}
+    if ref is None or averaging.optimizer is None:
+        return None
+    if len(servers.ranges) > 1 and not isinstance(ref, Joined):  # from a checkpoint
+        n = servers.spec.n_parameters
+        parameters = tuple((a, min(b, n)) for a, b in averaging.shared if a < n)
+        ref = servers.share(servers.backend.get(ref), servers.ranges.among(parameters))
+    return apart(ref)
 
 
 def _remember(servers: Servers, model: int, memory: Ref) -> None:

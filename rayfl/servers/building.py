@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from rayfl.algorithms import Algorithm, Setup
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
+from rayfl.clients.ranges import Ranges
 from rayfl.clustering.cluster import refuse, refuse_groups, refuse_number
 from rayfl.config import Config
 from rayfl.data import Federation, Samples
@@ -109,6 +110,7 @@ def build(config: Config, scaling: Scaling | None = None) -> tuple[tuple[Stage, 
         permutes=config.algorithm.permutes,
         cuda_graphs=config.training.cuda_graphs == "auto",
         precision=config.training.precision,
+        shards=config.shards,
     )
 
 
@@ -415,5 +417,6 @@ def servers_of(
         ),
         tolerate=config.execution.tolerate_failures,
         batch_size=config.evaluation.batch_size,
+        ranges=Ranges.of(host.spec.P, host.shards),
         edges=np.concatenate([edges, np.arange(newcomers) % (edges.max() + 1)]),
     )

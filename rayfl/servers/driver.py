@@ -288,7 +288,7 @@ class Driver:
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)
         models = {
-            index: self.backend.put(self.host.permute(self.host.spec.initial(index=index)))
+            index: self.servers.share(self.host.permute(self.host.spec.initial(index=index)))
             for index in set(starts)
         }
         self.servers.begin([models[index] for index in starts])
@@ -315,12 +315,12 @@ class Driver:
             what = f"{saved.state.round} rounds are complete, more than rounds={self.config.rounds}"
             raise ConfigError(str(self.run_dir.path), what, f"rounds={saved.state.round} ends the run here")
         self.run_dir.verify(self.stages, lambda line: self.emit(Note(line)))
-        put = self.backend.put
-        self.servers.models = [put(row) for row in saved.models]
-        self.servers.vectors = [put(row) for row in saved.vectors]
-        self.servers.memories = [None if np.isnan(row).all() else put(row) for row in saved.memories]
-        self.servers.gathered = saved.gathered
-        self.servers.states, self.servers.updates = (
+        servers, put = self.servers, self.backend.put
+        servers.models = [servers.share(row) for row in saved.models]
+        servers.vectors = [servers.share(row, servers.ranges.evenly(len(row))) for row in saved.vectors]
+        servers.memories = [None if np.isnan(row).all() else put(row) for row in saved.memories]
+        servers.gathered = saved.gathered
+        servers.states, servers.updates = (
             ClientStates.restore(self.backend, clients, rows, saved.stored.get(name), self.shards)
             for name, clients, rows in (
                 ("states", saved.state_clients, saved.state_rows),
@@ -440,6 +440,11 @@ class Driver:
             return check_rule(mixing, self.config.aggregation)
 
         server_step, global_step = hooks.steps(algorithm, setup, state)
+        if self.config.execution.shard_models and server_step is not None and not server_step.elementwise:
+            what = (
+                f"{type(server_step).__name__} of {algorithm.name} is not elementwise: it needs whole models"
+            )
+            raise ConfigError("execution.shard_models", what, "it must be false")
         training = hooks.server_training(algorithm, setup, state)
         asked = hooks.reports(algorithm, setup, state)
         return Round(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.algorithms import GlobalStep
+from rayfl.backend import Joined, apart
+from rayfl.clients.partial import Partial, joined
 from rayfl.servers.lps import MODEL, VALUES, Reduced, merge
 from rayfl.servers.models import Servers
 from rayfl.training import Segments, length
@@ -39,6 +41,7 @@ def share(
         facts: of the LPSs whose clients took part in this round.
     """
     up = down = 0
+    shards = servers.ranges.within(sent)
     uploads = {row: fact.common for row, fact in facts.items()}
     gathered = servers.gathered.copy()
     for layer, (segments, groups) in enumerate(step.layers):
@@ -52,19 +55,42 @@ def share(
                 continue
             for row in senders:
                 if row not in uploads:
-                    found = servers.backend.serve(row, "upload", sent, {MODEL: servers.models[row]}, [VALUES])
-                    uploads[row] = servers.backend.get(found[VALUES])
+                    uploads[row] = _uploaded(servers, row, shards)
             sums = [uploads[row].take(places) for row in senders]
             merged = merge(sums, [w[numbers] if len(w) > 1 else w for w in weights[weights.any(axis=1)]])
-            values = servers.backend.put(merged)
-            for row in rows.tolist():
-                objects = {MODEL: servers.models[row], VALUES: values}
-                servers.models[row] = servers.backend.serve(row, "install", segments, objects, [MODEL])[MODEL]
+            if merged is not None:
+                _install(servers, rows.tolist(), segments, merged)
             up, down = up + size * len(senders), down + size * len(rows)
             if step.weights is None:
                 gathered[layer, rows] = 0
     servers.gathered = gathered
     return up, down
+
+
+def _uploaded(servers: Servers, row: int, sent: Sequence[Segments]) -> Partial:
+    """What the LPSs of a model send that have trained nothing in this round; ``sent`` of each shard."""
+    refs = [
+        servers.backend.serve(servers.lps(row, shard), "upload", sent[shard], {MODEL: model}, [VALUES])[
+            VALUES
+        ]
+        for shard, model in enumerate(apart(servers.models[row]))
+        if sent[shard]
+    ]
+    return joined(servers.backend.get(refs))
+
+
+def _install(servers: Servers, rows: Sequence[int], segments: Segments, merged: NDArray[np.float32]) -> None:
+    """Put what was averaged into these models."""
+    within = servers.ranges.within(segments)
+    values = [servers.backend.put(each) for each in servers.ranges.among(segments).split(merged)]
+    for row in rows:
+        models = list(apart(servers.models[row]))
+        for shard, own in enumerate(within):
+            if own:
+                objects = {MODEL: models[shard], VALUES: values[shard]}
+                found = servers.backend.serve(servers.lps(row, shard), "install", own, objects, [MODEL])
+                models[shard] = found[MODEL]
+        servers.models[row] = Joined.of(models)
 
 
 def union(step: GlobalStep) -> Segments:

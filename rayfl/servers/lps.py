@@ -16,12 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rayfl.backend import Answer, Key, Objects
-from rayfl.clients.partial import LARGE, PIECE, Partial, Weight, added, sum_piece, summed
+from rayfl.clients.partial import (
+    LARGE,
+    PIECE,
+    Partial,
+    Weight,
+    added,
+    joined,
+    joined_weight,
+    sum_piece,
+    summed,
+)
 from rayfl.errors import ConfigError, type_of
 from rayfl.server_step import Averaged, ServerStep
 
 if TYPE_CHECKING:
     from rayfl.aggregation import Aggregation
+    from rayfl.clients.ranges import Ranges
     from rayfl.training import Segments
 
 
@@ -34,17 +45,34 @@ _THREADS = 4
 
 @dataclass(frozen=True)
 class Reduced:
-    """What the GPS is told about a reduced row.
+    """What the GPS is told about a reduced row, or a shard of one.
 
     Attributes:
         common: the sum over the common layers and its weight; numbers of weight 0 are the model's own.
         weight: what took part in the row: of all numbers, or of each in the model ``(P,)``.
-        update_norm: the norm of the model's update, without running statistics; NaN if it was not needed.
+        squares: the squared norm of each piece of the model's update, without running statistics; NaN if it
+            was not needed.
     """
 
     common: Partial
     weight: Weight
-    update_norm: float
+    squares: NDArray[np.float64]
+
+    @property
+    def update_norm(self) -> float:
+        """The norm of the model's update: the same however it is cut, since ``fsum`` rounds once."""
+        return math.sqrt(math.fsum(self.squares.tolist()))
+
+    @classmethod
+    def joined(cls, shards: Sequence[Reduced], ranges: Ranges) -> Reduced:
+        """What is told about a row, from what is about its shards."""
+        if len(shards) == 1:
+            return shards[0]
+        weight = joined_weight(
+            [shard.weight for shard in shards], [place.stop - place.start for place in ranges]
+        )
+        common = joined([shard.common for shard in shards])
+        return cls(common, weight, np.concatenate([shard.squares for shard in shards]))
 
 
 MODEL: Key = ("model", 0)
@@ -82,6 +110,9 @@ class Optimizer:
 class ReduceJob:
     """One row of ``A W``: the next :data:`MODEL` of a cluster, from partial sums.
 
+    Where models are sharded this is about a shard, as if the model had nothing else. All ranges count from
+    its beginning.
+
     It is sent with the current model, which is kept where nothing arrived; the partial sums of the blocks
     ``("sum", block)``, each a :class:`~rayfl.clients.partial.Partial`; the :data:`VECTOR`, if there is one;
     and the memory ``("memory", 0)`` of a server step, once there is one.
@@ -109,7 +140,8 @@ class ReduceJob:
 
 @dataclass(frozen=True)
 class CombineJob:
-    """Several rows of ``A W`` from the trained models themselves, used if these are fewer than the sums.
+    """Several rows of ``A W`` from the trained models themselves, used if these are fewer than the sums; or
+    the same shard of each, see :class:`ReduceJob`.
 
     It is sent with the current models ``("model", k)``, the blocks' trained rows ``("rows", block)``
     ``(B, S)``, and the memories ``("memory", k)`` of a server step.
@@ -232,12 +264,14 @@ class Row:
         kept_statistics: what of it counts for running statistics, see
             :class:`~rayfl.clients.partial.Partial`.
         statistics: how many numbers at the end these are.
+        trained: whether any client has a part in it; of a shard: or in the others of its row.
     """
 
     weight: Weight
     keep: float
     kept_statistics: float
     statistics: int
+    trained: bool
 
 
 @dataclass(frozen=True)
@@ -269,7 +303,8 @@ def reduced_row(partials: Sequence[Partial], size: int) -> _Sums:
     if scale != 1:
         rest = float(weight) * (1 - scale)  # a scalar: no client leaves parameters out
         keep, clients, weight = keep + rest, clients + rest, weight * scale
-    return _Sums(weight, keep, keep - clients, partials[0].statistics, partials, scale, size)
+    trained = bool(np.any(weight)) or any(partial.elsewhere for partial in partials)
+    return _Sums(weight, keep, keep - clients, partials[0].statistics, trained, partials, scale, size)
 
 
 class _Product:
@@ -292,7 +327,7 @@ class _Product:
         """What is known of them before their sums."""
         keep, statistics = self._job.keep, self._job.statistics
         return [
-            Row(float(weight), float(kept), float(kept - own), statistics)
+            Row(float(weight), float(kept), float(kept - own), statistics, bool(weight))
             for weight, kept, own in zip(self._counted.sum(axis=1), keep, self._clients, strict=True)
         ]
 
@@ -332,7 +367,8 @@ class _Ruled:
         model: NDArray[np.float32],
     ) -> None:
         counted, self._rows = _delivered(weights, blocks)
-        self.row = Row(float(counted.sum()), 0.0, 0.0, job.statistics)
+        weight = float(counted.sum())
+        self.row = Row(weight, 0.0, 0.0, job.statistics, bool(weight))
         self._rule, self._updates, self._old = rule, job.updates, _take(model, job.shared)
         self._end = len(self._old) - job.statistics  # running statistics begin there
         self._weights, self._kept = counted[0], 0.0
@@ -535,7 +571,7 @@ class _Next:
     ) -> None:
         self._job, self._model, self._row, self._own = job, model, row, own
         self._size = _length(job.shared)
-        self.trained = bool(np.any(row.weight))
+        self.trained = row.trained
         self._weight = row.weight + row.keep if row.keep else row.weight
         whole = self.trained and self._size == len(model)
         self._new = np.empty_like(model, np.float32) if whole else np.array(model, np.float32)
@@ -587,7 +623,7 @@ class _Next:
         memory = None if own is None else _kept(own, self._size - statistics)
         if not self.trained:
             common = _take(self._model.astype(np.float64), job.common)
-            return self._new, Reduced(Partial(common, 0.0), 0.0, 0.0), memory
+            return self._new, Reduced(Partial(common, 0.0), 0.0, np.zeros(1)), memory
         totals: NDArray[np.float64] | None = self._totals
         if own is not None and self._averages is not None:
             old = _take(self._model.astype(np.float64), job.shared)
@@ -599,7 +635,7 @@ class _Next:
             weight = np.zeros(len(self._model))
             _put(weight, job.shared, np.asarray(self._weight))
         sent = _take(weight, job.common) if isinstance(weight, np.ndarray) else weight
-        return self._new, Reduced(Partial(self._common(totals), sent), weight, self._update_norm()), memory
+        return self._new, Reduced(Partial(self._common(totals), sent), weight, self._squares()), memory
 
     def _common(self, totals: NDArray[np.float64] | None) -> NDArray[np.float64]:
         """The sums of the common layers."""
@@ -609,11 +645,20 @@ class _Next:
         _put(full, self._job.shared, totals)
         return _take(full, self._job.common)
 
-    def _update_norm(self) -> float:
+    def _squares(self) -> NDArray[np.float64]:
+        """See :attr:`Reduced.squares`; what clients do not share has not moved."""
         if not self._job.needs_norm:
-            return math.nan
-        way = _take(np.subtract(self._new, self._model, dtype=np.float64), self._job.shared)
-        return float(np.linalg.norm(way[: self._size - self._row.statistics]))
+            return np.full(1, math.nan)
+        statistics = _within(self._job.shared, slice(self._size - self._row.statistics, self._size))
+        starts = range(0, len(self._model), PIECE)
+        found = np.zeros(len(starts))
+        for number, start in enumerate(starts):
+            place = slice(start, start + PIECE)
+            way = np.subtract(self._new[place], self._model[place], dtype=np.float64)
+            for a, b in statistics:
+                way[max(0, a - start) : max(0, b - start)] = 0.0
+            found[number] = np.square(way, out=way).sum()
+        return found
 
 
 def _kept(own: _OwnStep, n: int) -> NDArray[np.float64]:

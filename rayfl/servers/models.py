@@ -13,8 +13,9 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from rayfl.algorithms import Plan, Served
-from rayfl.backend import Backend, Key, Ref
+from rayfl.backend import Backend, Joined, Key, Ref
 from rayfl.clients.jobs import Mixture
+from rayfl.clients.ranges import Ranges
 from rayfl.data import Federation
 from rayfl.evaluation import EvaluationPlan
 from rayfl.kept import Kept
@@ -55,6 +56,7 @@ class Servers:
         blocks: how clients are cut into blocks.
         tolerate: clients that may fail in a round.
         batch_size: test samples in a forward pass.
+        ranges: the shards of a model; None: it has none.
         edges: the edge of each client ``(N,)``; None, or all 0, for a single one.
     """
 
@@ -67,11 +69,13 @@ class Servers:
         blocks: Blocks,
         tolerate: int = 0,
         batch_size: int = 500,
+        ranges: Ranges | None = None,
         edges: NDArray[np.int64] | None = None,
     ) -> None:
         self.backend, self.spec, self.federation = backend, spec, federation
         self.blocks = blocks
         self.tolerate, self.batch_size = tolerate, batch_size
+        self.ranges = ranges or Ranges.of(spec.P, 1)
         self.edges = edges if edges is not None and edges.any() else None
         self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
@@ -86,6 +90,14 @@ class Servers:
         self.plans: dict[str, Kept[EvaluationPlan]] = {}  # the latest test of clients, by the data tested on
         self._members: Kept[NDArray[np.int64]] = Kept()
         self._everywhere: Kept[NDArray[np.int64]] = Kept()
+
+    def share(self, values: NDArray[np.floating], ranges: Ranges | None = None) -> Ref:
+        """Share an array: a model, or another whose shards are these ranges of its last axis."""
+        return Joined.of([self.backend.put(shard) for shard in (ranges or self.ranges).split(values)])
+
+    def lps(self, number: int, shard: int) -> int:
+        """The number of the LPS for a shard of a model, or of a few models, of this number."""
+        return number * len(self.ranges) + shard
 
     def begin(self, models: Sequence[Ref]) -> None:
         """Start from these K models, at every edge."""

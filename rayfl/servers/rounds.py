@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from rayfl.aggregation import Aggregation
 from rayfl.aggregation.mean import Mean
 from rayfl.algorithms import GlobalStep, Mixing, Plan, RoundReport
-from rayfl.backend import Done, Key, Ref, Task
+from rayfl.backend import Done, Joined, Key, Ref, Task
 from rayfl.clients.jobs import (
     ROWS,
     STATES,
@@ -158,8 +158,8 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     blocks = cut_blocks(plan, servers.blocks.size(len(plan.cohort)), servers.blocks.clients_per_actor)
     has_vectors = local.server_size(servers.spec) > 0
     if has_vectors and not servers.vectors:
-        zeros = servers.backend.put(np.zeros(local.server_size(servers.spec), np.float32))
-        servers.vectors = [zeros] * len(servers.models)
+        zeros = np.zeros(local.server_size(servers.spec), np.float32)
+        servers.vectors = [servers.share(zeros, servers.ranges.evenly(len(zeros)))] * len(servers.models)
     rule = None if this_round.aggregation.is_mean else this_round.aggregation
     known = this_round.mixing if rule is None else None  # a rule needs the trained rows
     cut = None if known is None else block_mixings(known, blocks)
@@ -239,6 +239,7 @@ def _train_models(servers: Servers, this_round: Round, weights: sp.csr_array, re
         ConfigError: of the first model whose training failed.
     """
     weights, tasks = weights.tocsr(), []
+    shards: tuple[Key, ...] = tuple(("model", shard) for shard in range(len(servers.ranges)))
     models = np.flatnonzero(np.diff(weights.indptr)).tolist()
     for model in models:
         row = slice(weights.indptr[model], weights.indptr[model + 1])
@@ -253,11 +254,11 @@ def _train_models(servers: Servers, this_round: Round, weights: sp.csr_array, re
             round=this_round.round,
         )
         objects: dict[Key, Ref] = {("model", 0): servers.models[model], ("training", 0): this_round.training}
-        tasks.append(Task("train_model", job, objects, (("model", 0),)))
+        tasks.append(Task("train_model", job, objects, shards))
     for model, done in zip(models, servers.backend.run_in_order(tasks), strict=True):
         if done.report is not None:
             raise done.report
-        servers.models[model] = done.refs["model", 0]
+        servers.models[model] = Joined.of([done.refs[shard] for shard in shards])
 
 
 def _trained_blocks(
@@ -380,7 +381,11 @@ def _mixed_at_edges(servers: Servers, mixing: Mixing, cohort: NDArray[np.int64])
 
 def _learned(servers: Servers, facts: Sequence[Ref]) -> dict[int, Reduced]:
     """What the GPS may know about each row."""
-    return {row: fact for found in servers.backend.get(list(facts)) for row, fact in found.items()}
+    shards: dict[int, list[Reduced]] = {}
+    for found in servers.backend.get(list(facts)):
+        for row, fact in found.items():
+            shards.setdefault(row, []).append(fact)
+    return {row: Reduced.joined(parts, servers.ranges) for row, parts in shards.items()}
 
 
 def _absent(servers: Servers, this_round: Round, failures: Mapping[int, str]) -> NDArray[np.int64] | None:
@@ -435,7 +440,10 @@ def _task(
         sends_updates=this_round.plan.updates,
         test=this_round.test,
     )
-    keeps: list[Key] = [ROWS] if part is None else [("sum", int(row)) for row in part.rows]
+    shards = range(len(servers.ranges))
+    keeps: list[Key] = [(ROWS, shard) for shard in shards]
+    if part is not None:
+        keeps = [("sum", (row, shard)) for row in part.rows.tolist() for shard in shards]
     keeps += [("report", name) for name, asked in this_round.reports.items() if asked.report.combined]
     keeps += [UPDATES] * this_round.updates + [STATES] * bool(layout.size)
     # Large models train in the order in which their sums are added, not the longest first.

@@ -309,8 +309,13 @@ def _clients(axes: Any, results: Results, point: Mapping[str, str]) -> bool:
         return False
     values, names = [values for _, values in found], [_plain(label) for label, _ in found]
     lying = len(found) > _INSIDE  # labels side by side would cover each other
-    axes.boxplot(
-        values, widths=0.6, flierprops={"markersize": 2}, orientation="horizontal" if lying else "vertical"
+    axes.boxplot(  # as on the pages: whiskers to the minimum and maximum, the mean a diamond
+        values,
+        widths=0.6,
+        whis=(0, 100),
+        showmeans=True,
+        meanprops={"marker": "D", "markersize": 3},
+        orientation="horizontal" if lying else "vertical",
     )
     if lying:
         axes.figure.set_size_inches(3.5, 1 + sum(0.15 + 0.12 * name.count("\n") for name in names))

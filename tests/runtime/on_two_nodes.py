@@ -21,6 +21,7 @@ from rayfl.api import Result
 from rayfl.config import load
 from rayfl.events import BlockDone, Note, RoundDone, RunEvent
 from rayfl.rundir import RunDirectory
+from rayfl.runtime.placement import Placement
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint
@@ -41,7 +42,8 @@ def main(path: str, moment: str, later: bool) -> None:
     notes: list[str] = []
     lost: list[float] = []
     went_on: list[float] = []
-    backend = RayBackend(2, num_cpus=1, num_gpus=0, servers=2)
+    placement = Placement(spread_servers=config.execution.shard_models)
+    backend = RayBackend(2, num_cpus=1, num_gpus=0, servers=2, placement=placement)
 
     def lose() -> None:
         if not lost:

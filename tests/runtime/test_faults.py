@@ -220,6 +220,18 @@ def test_sums_in_a_tree_on_two_nodes_of_which_one_is_lost_are_the_same(
 
 @pytest.mark.ray
 @pytest.mark.slow
+def test_models_in_shards_on_two_nodes_of_which_one_is_lost_are_the_same(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    settings |= {"rounds": 5, "model": {"name": "mlp", "hidden": [1200]}}
+    sharded = {**settings, "execution": {**settings["execution"], "shard_models": True}}
+    found = _on_two_nodes(sharded, tmp_path, "reduce")
+    assert (found["lost"], found["actors"]) == (1, 1)
+    assert_same(run(settings), Result(Path(found["path"])))
+
+
+@pytest.mark.ray
+@pytest.mark.slow
 def test_a_node_that_comes_later_is_used(settings: dict[str, Any], tmp_path: Path) -> None:
     settings |= {"rounds": 200}
     found = _on_two_nodes(settings, tmp_path, "blocks", "later")

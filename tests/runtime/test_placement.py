@@ -62,6 +62,12 @@ def test_a_mark_that_no_node_has_is_refused(mark: str) -> None:
 
 
 def test_ray_takes_these_options() -> None:
+    spread = {"scheduling_strategy": "SPREAD"}
+    assert Placement("stays", spread_servers=True).local_servers() == {
+        "resources": {"stays": 0.001},
+        **spread,
+    }
+    assert Placement("stays", spread_servers=True).servers() == {"resources": {"stays": 0.001}}
     assert Placement("stays").servers() == {"resources": {"stays": 0.001}}
     assert Placement("role=server").servers() == {"label_selector": {"role": "server"}}
     assert Placement().servers() == {}
@@ -80,11 +86,16 @@ try:
     cluster.wait_for_nodes()
     ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
     for mark in ("stays", "role=server"):
-        backend = RayBackend(1, 1, 0, 4, placement=Placement(mark))
-        where = {ray.get(each.hello).node for each in (backend._servers[0], backend._new_server(1))}
-        where.add(backend.get(backend.call(lambda: ray.get_runtime_context().get_node_id())))
-        print(where == {cluster.head_node.node_id})
-        backend.close()
+        for spread in (False, True):
+            backend = RayBackend(1, 1, 0, 4, placement=Placement(mark, spread_servers=spread))
+            where = {ray.get(each.hello).node for each in (backend._servers[0], backend._new_server(1))}
+            where.add(backend.get(backend.call(lambda: ray.get_runtime_context().get_node_id())))
+            print(where == {cluster.head_node.node_id})
+            backend.close()
+    backend = RayBackend(1, 1, 0, 4, placement=Placement(spread_servers=True))
+    servers = [backend._servers[0], *(backend._new_server(place) for place in (1, 2, 3))]
+    print(len({ray.get(each.hello).node for each in servers}) == 2)
+    backend.close()
 finally:
     ray.shutdown()
     cluster.shutdown()
@@ -99,4 +110,4 @@ def test_ray_places_servers_and_tasks_there() -> None:
     command = [sys.executable, "-c", TWO_NODES]
     done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=800)
     assert done.returncode == 0, done.stderr
-    assert [line for line in done.stdout.splitlines() if line in ("True", "False")] == ["True", "True"]
+    assert [line for line in done.stdout.splitlines() if line in ("True", "False")] == 5 * ["True"]

@@ -73,6 +73,21 @@ def test_it_says_how_many_copies_of_a_model_there_are():
     assert planned(10**8, "local=scaffold").copies.store >= 200
 
 
+def test_it_says_what_a_shard_of_a_model_takes():
+    """Four LPSs: each has a quarter of a model, of what is added, and of what clients send."""
+    whole, quarter = (
+        planned(10**8, "execution.fan_in=20", "hierarchy.lps_actors=4", f"execution.shard_models={sharded}")
+        for sharded in ("false", "true")
+    )
+    assert (whole.copies.server, quarter.copies.server) == (1, 0.25)
+    assert quarter.copies.client == whole.copies.client + 1  # the model from its shards
+    assert quarter.sums_gb == pytest.approx(whole.sums_gb / 4)
+    (line,) = [line for line in quarter.lines() if "copies" in line]
+    assert "0.25 in an LPS" in line
+    small = planned(70_000, "hierarchy.lps_actors=4", "execution.shard_models=true")
+    assert small.shards == 2  # of at least 65,536 numbers, but for the last one
+
+
 def test_it_counts_the_clients_models_where_these_are_sent():
     """An aggregation rule needs the models of a round, 100 here, whatever the blocks."""
     for block in (1, 4):

@@ -22,7 +22,7 @@ from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.driver import Driver, Interrupted
-from tests.runs import METHODS, TASKS, assert_same
+from tests.runs import METHODS, TASKS, actors, assert_same
 
 
 @pytest.fixture(scope="module")
@@ -198,6 +198,35 @@ def test_sums_in_a_tree_are_the_same_on_two_actors_of_which_one_is_killed(
     assert killed
     inline = run(_settings(settings, "mtl", block_size=1, fan_in=2))
     assert_same(inline, Result(directory.path))
+
+
+@pytest.mark.ray
+@pytest.mark.parametrize("method", ["mt_hfl, scaffold", pytest.param("fedadam", marks=pytest.mark.slow)])
+def test_models_in_shards_are_the_same_when_a_server_of_one_is_killed(
+    method: str, settings: dict[str, Any], ray_cluster: None
+) -> None:
+    """Two LPSs, each with a shard of every model; the models at the first are whole again after its death."""
+    wide = {**settings, "model": {"name": "mlp", "hidden": [1200]}}  # two pieces, one for each
+    before = actors("ServerActor")
+    config = load(_settings(wide, method, backend="ray", actors=2, shard_models=True))
+    directory = RunDirectory.create(config)
+    stages, host = build(config)
+    backend = RayBackend(2, num_cpus=0.5, num_gpus=0, servers=2)
+    killed: list[int] = []
+
+    def kill_once(event: RunEvent) -> None:
+        if isinstance(event, BlockDone) and event.round == 1 and event.done == event.total and not killed:
+            servers = actors("ServerActor") - before
+            assert len(servers) == 2
+            killed.append(min(servers, key=lambda server: server.pid).pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    try:
+        Driver(config, stages, backend, directory, host, kill_once).run()
+    finally:
+        backend.close()
+    assert killed
+    assert_same(run(_settings(wide, method)), Result(directory.path))
 
 
 TREE = {"block_size": 1, "fan_in": 2}

@@ -16,7 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import rayfl
 from rayfl.backend import Done, Key, Objects, Ref
-from rayfl.clients import host, partial
+from rayfl.clients import host, partial, ranges
 from rayfl.clients.partial import Adding, Partial, added
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers import averaging, lps, rounds
@@ -165,6 +165,10 @@ class _Server:
     def __init__(self, parameters: int, fan_in: int | None = None) -> None:
         self.spec = ModelSpec.of(MODELS["mlp"](hidden=(2,)), (4,), 2, 0)
         self.backend, self.blocks, self.most = self, _Blocks(fan_in), 0
+        self.ranges = ranges.Ranges((0, 5))
+
+    def lps(self, row: int, shard: int) -> int:
+        return row
 
     def serve(self, row: int, method: str, job: None, objects: Objects, keeps: Any) -> dict[Key, Ref]:
         assert method == "add"
@@ -190,10 +194,10 @@ def test_sums_are_added_in_the_order_of_the_blocks_whatever_that_of_their_arriva
         parts = [Partial(rng.standard_normal(5) * 10.0 ** rng.integers(-9, 9, 5), 1.0) for _ in rows]
         arriving = averaging.Arriving(server, rows)  # type: ignore[arg-type]
         for block in order:
-            rest = arriving.take(Done(block, None, {("sum", block % 2): parts[block], ("other", 0): 7}))
+            rest = arriving.take(Done(block, None, {("sum", (block % 2, 0)): parts[block], ("other", 0): 7}))
             assert rest.refs == {("other", 0): 7}
         assert server.most <= 4
-        for row, found in arriving.by_row().items():
+        for (row, _), found in arriving.by_part().items():
             assert len(found) <= 3
             flat = added([parts[block] for block in range(row, 9, 2)])
             assert added(list(found.values())).total[0].tobytes() == flat.total[0].tobytes()

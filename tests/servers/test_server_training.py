@@ -5,7 +5,7 @@ The numbers are checked against NumPy in tests/algorithms/test_contract.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -19,7 +19,6 @@ from rayfl import plugins
 from rayfl.algorithms import Algorithm, ServerState, Setup
 from rayfl.algorithms.pacfl import PACFL
 from rayfl.api import Result, run
-from rayfl.config.kinds import KINDS
 from rayfl.errors import ConfigError
 from rayfl.local import LocalObjective, Start, Train
 from rayfl.local.base import Outcome
@@ -28,6 +27,8 @@ from rayfl.training import TrainedBlock
 from rayfl.training.reports import ClientReport, UpdateLengths
 from rayfl.training.server import AtServer, ServerTraining
 from tests.docs.blocks import DOCS, blocks
+
+pytestmark = pytest.mark.usefixtures("forgotten_parts")
 
 SEEN: list[AtServer] = []
 
@@ -60,13 +61,8 @@ class Moving(PACFL):
 
 
 @pytest.fixture(autouse=True)
-def forgotten() -> Iterator[None]:
-    """Other tests of the process do not know the methods of this file."""
+def nothing_seen() -> None:
     SEEN.clear()
-    added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
-    yield
-    for kind, registry in KINDS.items():
-        registry._added = added[kind]
 
 
 @pytest.fixture
