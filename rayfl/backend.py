@@ -70,7 +70,7 @@ def received(names: Names, values: Iterator[Any]) -> dict[Key, Any]:
 
 
 def whole(shards: Sequence[NDArray[Any]]) -> NDArray[Any]:
-    """The array with these shards."""
+    """The array ``(..., S)`` with these shards, cut along its last axis."""
     return np.concatenate(shards, axis=-1)
 
 

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from rayfl.algorithms import Algorithm, Setup
 from rayfl.backend import Backend
 from rayfl.clients.jobs import HostSpec
-from rayfl.clients.ranges import Ranges
 from rayfl.clustering.cluster import refuse, refuse_groups, refuse_number
 from rayfl.config import Config
 from rayfl.data import Federation, Samples
@@ -414,9 +413,9 @@ def servers_of(
             block_rule(config, federation, host),
             config.execution.clients_per_actor,
             config.execution.fan_in,
+            host.shards,
         ),
         tolerate=config.execution.tolerate_failures,
         batch_size=config.evaluation.batch_size,
-        ranges=Ranges.of(host.spec.P, host.shards),
         edges=np.concatenate([edges, np.arange(newcomers) % (edges.max() + 1)]),
     )

@@ -29,18 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Blocks:
-    """How the clients that train are cut into blocks, the unit of scheduling.
+    """How a round is cut: its clients into blocks, the unit of scheduling, sums into a tree, and models into
+    shards.
 
     Attributes:
         size: clients per block, given how many train.
         clients_per_actor: if given, clients are pinned to actors, this many to each.
         fan_in: the sums of this many blocks are added before they are sent on, and so on in a tree; None: the
             LPS adds the sums of all blocks.
+        shards: of a model, at most.
     """
 
     size: Callable[[int], int]
     clients_per_actor: int | None = None
     fan_in: int | None = None
+    shards: int = 1
 
 
 class Servers:
@@ -56,7 +59,6 @@ class Servers:
         blocks: how clients are cut into blocks.
         tolerate: clients that may fail in a round.
         batch_size: test samples in a forward pass.
-        ranges: the shards of a model; None: it has none.
         edges: the edge of each client ``(N,)``; None, or all 0, for a single one.
     """
 
@@ -69,13 +71,12 @@ class Servers:
         blocks: Blocks,
         tolerate: int = 0,
         batch_size: int = 500,
-        ranges: Ranges | None = None,
         edges: NDArray[np.int64] | None = None,
     ) -> None:
         self.backend, self.spec, self.federation = backend, spec, federation
         self.blocks = blocks
         self.tolerate, self.batch_size = tolerate, batch_size
-        self.ranges = ranges or Ranges.of(spec.P, 1)
+        self.ranges = Ranges.of(spec.P, blocks.shards)
         self.edges = edges if edges is not None and edges.any() else None
         self.places = 1 if self.edges is None else int(self.edges.max()) + 1  # E
         self.models: list[Ref] = []
