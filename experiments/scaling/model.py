@@ -8,12 +8,12 @@
     python experiments/scaling/model.py predict                    figure and table, by the costs.json here
 
 The model has the same parts as rayfl: a driver that handles one message after another, client actors that
-    work on
-one message while a second waits, messages as :func:`rayfl.backend.bundles` makes them, a model that every
-node fetches once from any node that has it, an LPS that fetches all sums and adds them, ``execution.fan_in``,
-and a link in and out of every node. Each takes as long as was measured per message, sum and byte. Not
-modelled: clients of different sizes, failures, tests, Ray's scheduling and its head node with thousands of
-actors, and the network between racks. It is a prediction: rayfl has not been run on 1,000 nodes.
+work on one message while a second waits, messages as :func:`rayfl.backend.bundles` makes them, a model that
+every node fetches once from any node that has it, an LPS that fetches all sums and adds them, or several that
+do so with a shard of the model each, ``execution.fan_in``, and a link in and out of every node. Each takes as
+long as was measured per message, sum and byte. Not modelled: clients of different sizes, failures, tests,
+Ray's scheduling and its head node with thousands of actors, and the network between racks. It is a
+prediction: rayfl has not been run on 1,000 nodes.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Case:
     """The case for which a round is predicted.
 
     Attributes:
-        nodes: of the cluster; the driver and the LPS are on the first.
+        nodes: of the cluster; the driver is on the first, the LPSs are on the first ones.
         actors: client actors per node.
         cohort: clients per round.
         block: clients per block.
@@ -83,6 +83,7 @@ class Case:
         parameters: P.
         samples: per client and epoch; they decide which blocks share a message.
         fan_in: ``execution.fan_in``.
+        shards: of the model, each at an LPS of its own; at most as many as nodes.
         cores: of all nodes together, if they are on one machine; None: each process has its own core.
         step: seconds of a client-step, if different from that of the costs.
     """
@@ -95,6 +96,7 @@ class Case:
     parameters: int
     samples: int
     fan_in: int | None = None
+    shards: int = 1
     cores: int | None = None
     step: float | None = None
 
@@ -170,12 +172,13 @@ class Round:
 
     def __init__(self, case: Case, costs: Costs) -> None:
         self.case, self.costs, self.world = case, costs, World()
-        self.driver, self.lps = Resource(), Resource()
+        self.driver, self.lps = Resource(), [Resource() for _ in range(case.shards)]
         self.cores = [] if case.cores is None else [Resource(case.cores)]
         self.actors = [Resource() for _ in range(case.nodes * case.actors)]
         self.into, self.out = ([Resource() for _ in range(case.nodes)] for _ in range(2))
-        self.holders, self.coming = [0], dict[int, list[Callable[[], None]]]()
-        self.messages, self.left = self._messages(), 0
+        self.holders = [[shard] for shard in range(case.shards)]  # the nodes that hold each shard
+        self.coming = dict[tuple[int, int], list[Callable[[], None]]]()
+        self.messages, self.left, self.unfinished = self._messages(), 0, case.shards
         self.sums: list[int] = []  # the nodes that hold them
 
     def _messages(self) -> deque[list[int]]:
@@ -202,8 +205,8 @@ class Round:
             {
                 "training": max(actor.busy for actor in self.actors),
                 "driver": self.driver.busy,
-                "LPS": self.lps.busy,
-                "link into the LPS": self.into[0].busy,
+                "LPS": max(each.busy for each in self.lps),
+                "link into the LPS": max(each.busy for each in self.into[: self.case.shards]),
                 "link out of the first node": self.out[0].busy,
             },
         )
@@ -230,21 +233,34 @@ class Round:
         self._with_model(actor // self.case.actors, lambda: self._work(actor, message))
 
     def _with_model(self, node: int, then: Callable[[], None]) -> None:
-        """Continue as soon as the model is on this node."""
-        if node in self.holders:
+        """Continue as soon as all shards of the model are on this node."""
+        missing = self.case.shards
+
+        def one_more() -> None:
+            nonlocal missing
+            missing -= 1
+            if not missing:
+                then()
+
+        for shard in range(self.case.shards):
+            self._with_shard(shard, node, one_more)
+
+    def _with_shard(self, shard: int, node: int, then: Callable[[], None]) -> None:
+        holders, place = self.holders[shard], (shard, node)
+        if node in holders:
             then()
-        elif node in self.coming:
-            self.coming[node].append(then)
+        elif place in self.coming:
+            self.coming[place].append(then)
         else:
-            self.coming[node] = [then]
-            source = min(self.holders, key=lambda holder: self.out[holder].queue)
+            self.coming[place] = [then]
+            source = min(holders, key=lambda holder: self.out[holder].queue)
 
             def there() -> None:
-                self.holders.append(node)
-                for each in self.coming.pop(node):
+                holders.append(node)
+                for each in self.coming.pop(place):
                     each()
 
-            self._send(source, node, 4 * self.case.parameters, there)
+            self._send(source, node, 4 * self.case.parameters / self.case.shards, there)
 
     def _send(self, source: int, target: int, size: float, then: Callable[[], None]) -> None:
         if source == target:
@@ -267,12 +283,13 @@ class Round:
         self.left -= 1
         self._feed(actor)
         if not self.left:
-            self._reduce(self.sums)
+            for shard in range(self.case.shards):
+                self._reduce(shard, self.sums)
 
-    def _reduce(self, sums: list[int]) -> None:
-        """Add the sums in a tree, then at the LPS."""
+    def _reduce(self, shard: int, sums: list[int]) -> None:
+        """Add the sums of a shard in a tree, then at its LPS."""
         if self.case.fan_in is None or len(sums) <= self.case.fan_in:
-            self._call([self.driver], 0.0, lambda: self._gather(0, sums, self.lps, self._finish))
+            self._call([self.driver], 0.0, lambda: self._gather(shard, sums, self.lps[shard], self._finish))
             return
         groups = [sums[i : i + self.case.fan_in] for i in range(0, len(sums), self.case.fan_in)]
         waiting, above = len(groups), [group[0] for group in groups]
@@ -281,7 +298,7 @@ class Round:
             nonlocal waiting
             waiting -= 1
             if not waiting:
-                self._reduce(above)
+                self._reduce(shard, above)
 
         for group in groups:
             call = self.costs.message / 2
@@ -292,9 +309,9 @@ class Round:
             self._call([self.driver], call, ask)
 
     def _gather(self, node: int, sums: list[int], who: Resource, then: Callable[[], None]) -> None:
-        """Fetch sums to a node and add them when all have arrived."""
-        missing = len(sums)
-        seconds = len(sums) * (self.costs.add + self.case.parameters * self.costs.add_number)
+        """Fetch the sums of a shard to a node and add them when all have arrived."""
+        missing, numbers = len(sums), self.case.parameters / self.case.shards
+        seconds = len(sums) * (self.costs.add + numbers * self.costs.add_number)
 
         def there() -> None:
             nonlocal missing
@@ -303,10 +320,12 @@ class Round:
                 self._call([who], seconds, then)
 
         for source in sums:
-            self._send(source, node, 8 * self.case.parameters, there)
+            self._send(source, node, 8 * numbers, there)
 
     def _finish(self) -> None:
-        self.world.use([self.driver, *self.cores], self.costs.round / 2, lambda: None)
+        self.unfinished -= 1
+        if not self.unfinished:
+            self.world.use([self.driver, *self.cores], self.costs.round / 2, lambda: None)
 
 
 def predict(case: Case, costs: Costs) -> Prediction:
@@ -624,6 +643,9 @@ ACTORS = 8
 CLIENTS = 4800
 """Clients per node and round: the work grows with the cluster."""
 
+SHARDS = 16
+"""Of a model, at most."""
+
 LARGE = 10_000_000
 """Parameters of the larger model; its client-step takes proportionally longer."""
 
@@ -640,6 +662,10 @@ def cases(nodes: int, costs: Costs) -> dict[str, Case]:
         "W1, fan_in 16": replace(base, fan_in=16),
         "10 million parameters": large,
         "10 million parameters, fan_in 4": replace(large, fan_in=4),
+        "10 million parameters, a shard a node": replace(large, shards=min(nodes, SHARDS)),
+        "10 million parameters, fan_in 4, a shard a node": replace(
+            large, fan_in=4, shards=min(nodes, SHARDS)
+        ),
     }
 
 
@@ -688,7 +714,8 @@ def show(costs: Costs, gigabits: float, out: Path, nodes: Sequence[int] = NODES)
     speed = min(gigabits, 8e-9 / costs.byte)
     lines = [
         f"Prediction, not a measurement: {CLIENTS:,} clients of W1 a node and round ({CLIENTS // 20} of the "
-        f"larger model), {ACTORS} client actors a node, one LPS, {speed:.3g} Gbit/s over a link.",
+        f"larger model), {ACTORS} client actors a node, one LPS (or up to {SHARDS}, a shard each), "
+        f"{speed:.3g} Gbit/s over a link.",
         "",
         "| case | nodes | s/round | training | busiest besides training |",
         "|---|---|---|---|---|",

@@ -95,6 +95,18 @@ def test_a_tree_relieves_the_link_of_the_lps(model: ModuleType) -> None:
     assert second.seconds < first.seconds
 
 
+def test_shards_share_what_one_link_had_to_carry(model: ModuleType) -> None:
+    """Four nodes with a block each: to every LPS go a quarter of three sums, three quarters of the model."""
+    costs = model.Costs(**{**FREE, "byte": 1.0})
+    whole = case(model, nodes=4)
+    one, four = (model.predict(each, costs) for each in (whole, replace(whole, shards=4)))
+    assert one.busy["link into the LPS"] == pytest.approx(3 * 8000)
+    assert four.busy["link into the LPS"] == pytest.approx(3 * 2000 + 3 * 1000)
+    adding = model.Costs(**{**FREE, "add_number": 1.0})
+    assert model.predict(whole, adding).busy["LPS"] == pytest.approx(4 * 1000)
+    assert model.predict(replace(whole, shards=4), adding).busy["LPS"] == pytest.approx(4 * 250)
+
+
 def test_costs_are_found_again_in_what_was_measured(model: ModuleType) -> None:
     planted = model.Costs(0.01, 1e-3, 8e-4, 2e-8, 1e-4, 3e-4, 1e-8, 2e-4, 5e-4, 1e-3, 1e-9)
     rows = [
@@ -119,7 +131,7 @@ def test_the_prediction_from_the_costs_that_lie_here(
 ) -> None:
     costs = model.read(model.COSTS)
     rows = model.table(costs, (1, 8))
-    assert [row["nodes"] for row in rows] == [1] * 4 + [8] * 4
+    assert [row["nodes"] for row in rows] == [1] * 6 + [8] * 6
     assert all(0 < row["efficiency"] <= 1 for row in rows)
     profile = json.loads((model.HERE / "profile.json").read_text())
     fitted = vars(model.costs_of_profile(profile["profile"], profile["link"]))
