@@ -128,10 +128,12 @@ def _wait(process: psutil.Process, marks: Path, begun: float, count: int, patien
         _Ended: if they do not come.
     """
     while True:
+        # Whether it has ended is asked first: it may mark a round and end between the two.
+        ended = not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
         found = [float(line) for line in marks.read_text().split()] if marks.exists() else []
         if len(found) >= count:
             return found
-        if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE:
+        if ended:
             raise _Ended(f"ended after {len(found)} rounds")
         if time.time() - begun > 2 * patience:
             raise _Ended(f"{len(found)} rounds in {time.time() - begun:.0f} s")
