@@ -33,7 +33,7 @@ Objects = Mapping[Key, Any]
 """Objects by their names; refs, or where the work is done what these refer to."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Joined:
     """A ref to an array whose shards, along its last axis, are at different places: whoever is sent it gets
     the whole.
@@ -62,11 +62,35 @@ def laid_out(objects: Objects) -> tuple[Names, list[Ref]]:
     return names, [shard for ref in objects.values() for shard in apart(ref)]
 
 
-def received(names: Names, values: Iterator[Any]) -> dict[Key, Any]:
+class Received(Mapping[Key, Any]):
+    """Objects where they are used. One that came in shards is joined each time it is asked for, so that no
+    more of them exist at once than are in use.
+
+    Args:
+        objects: by name; those in shards are :class:`Joined` values.
+    """
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def __getitem__(self, key: Key) -> Any:
+        found = self._objects[key]
+        return whole(found.shards) if isinstance(found, Joined) else found
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._objects)
+
+    def __len__(self) -> int:
+        return len(self._objects)
+
+
+def received(names: Names, values: Iterator[Any]) -> Objects:
     """The objects, from what has travelled."""
-    return {
-        key: whole([next(values) for _ in range(shards)]) if shards else next(values) for key, shards in names
+    found = {
+        key: Joined(tuple(next(values) for _ in range(shards))) if shards else next(values)
+        for key, shards in names
     }
+    return Received(found) if any(shards for _, shards in names) else found
 
 
 def whole(shards: Sequence[NDArray[Any]]) -> NDArray[Any]:

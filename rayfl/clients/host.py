@@ -109,7 +109,9 @@ class ClientHost:
                 shards = value.split([*shared], [*extra])
                 found.update((("sum", (which, at)), shard.cut()) for at, shard in enumerate(shards))
             elif kind == ROWS:
-                found.update(((ROWS, at), shard) for at, shard in enumerate(shared.split(value)))
+                found.update(
+                    ((ROWS, at), np.ascontiguousarray(rows)) for at, rows in enumerate(shared.split(value))
+                )
             else:
                 found[kind, which] = value
         return found

@@ -77,7 +77,7 @@ class Partial:
         return [
             replace(
                 self,
-                total=self.total if len(self.total) == 1 else self.total[place],
+                total=self.total[: place.stop - place.start] if len(self.total) == 1 else self.total[place],
                 weight=self.weight[place] if isinstance(self.weight, np.ndarray) else self.weight,
                 extra=None if self.extra is None else self.extra[own],
                 statistics=max(0, place.stop - max(first, place.start)),

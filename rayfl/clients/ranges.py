@@ -47,6 +47,12 @@ class Ranges:
     def __iter__(self) -> Iterator[slice]:
         return itertools.starmap(slice, itertools.pairwise(self.bounds))
 
+    @property
+    def largest(self) -> float:
+        """The largest range, as a share of the vector."""
+        most: int = max(place.stop - place.start for place in self)
+        return most / max(1, self.bounds[-1])
+
     def split(self, values: NDArray[_Number]) -> list[NDArray[_Number]]:
         """Values of the vector ``(..., S)`` in each range: views."""
         return [values[..., place] for place in self]

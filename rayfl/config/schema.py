@@ -438,7 +438,9 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _sharded(self) -> Config:
-        """Refuse to shard models for a rule that needs all of each."""
+        """Refuse to shard models at one server, or for a rule that needs all of each."""
+        if self.execution.shard_models and self.hierarchy.lps_actors == 1:
+            raise ConfigError("hierarchy.lps_actors", "1 has no other to share models with", "use 2 or more")
         if self.execution.shard_models and self.aggregation.reweighs:
             what = f"aggregation {self.aggregation.name!r} compares whole models"
             raise ConfigError("execution.shard_models", what, "it must be false")

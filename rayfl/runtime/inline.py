@@ -17,6 +17,7 @@ from rayfl.backend import (
     Joined,
     Key,
     Objects,
+    Received,
     Ref,
     Task,
     longest_first,
@@ -56,7 +57,7 @@ class InlineBackend(Backend):
 
     @override
     def get(self, ref: Ref) -> Any:
-        return [_value(each) for each in ref] if isinstance(ref, list) else _value(ref)
+        return [_whole(each) for each in ref] if isinstance(ref, list) else _whole(ref)
 
     @override
     def start(self, stages: Ref, host: HostSpec) -> None:
@@ -112,10 +113,12 @@ class InlineBackend(Backend):
 
 
 def _value(ref: Ref) -> Any:
-    if isinstance(ref, Joined):
-        return whole(ref.shards)
     return ref.read() if isinstance(ref, OnDisk) else ref
 
 
+def _whole(ref: Ref) -> Any:
+    return whole(ref.shards) if isinstance(ref, Joined) else _value(ref)
+
+
 def _values(objects: Objects) -> Objects:
-    return {key: _value(ref) for key, ref in objects.items()}
+    return Received({key: _value(ref) for key, ref in objects.items()})

@@ -173,9 +173,11 @@ class Copies:
             budget = 2 * config.execution.state_memory * total_memory() / (4 * parameters)
             keep = min(keep, kept * (int(budget) + config.training.cohort(clients)))
         waiting = most_waiting(parameters)
-        shards = len(Ranges.of(parameters, config.shards))
+        ranges = Ranges.of(parameters, config.shards)
         early = not fan_in and blocks > waiting  # sums are added while others train
         a_sum = 1 if block == 1 and not fan_in else 2
+        vectors = type(config.local).server_size is not LocalObjective.server_size
+        joins = 1 + vectors + block * rows  # what comes in shards is made whole, rows are copied apart
         if rows:
             sent = blocks * block
         elif early:
@@ -184,8 +186,8 @@ class Copies:
         else:
             sent = a_sum * (-(-blocks // fan_in) if fan_in else blocks)
         return cls(
-            client=training + together * (1 + kept) + sums + (shards > 1),  # the one that it joins
-            server=(1 + 2 * early + 8 * steps) / shards,
+            client=training + together * (1 + kept) + sums + joins * (len(ranges) > 1),
+            server=(1 + 2 * early + 8 * steps) * ranges.largest,
             driver=2 * models,
             store=2 * models + sent + keep,
         )
@@ -265,6 +267,7 @@ class ResourcePlan:
         in_tree: whether client actors add sums before they send them.
         unsummed: whether the clients' models are sent, and not sums.
         shards: in how many a model lies at the LPSs.
+        largest: the largest shard, as a share of the model.
         keeping: what clients keep between rounds; None for nothing.
     """
 
@@ -290,13 +293,14 @@ class ResourcePlan:
     in_tree: bool = False
     unsummed: bool = False
     shards: int = 1
+    largest: float = 1.0
     keeping: Keeping | None = None
 
     @property
     def sums_gb(self) -> float:
         """Estimated memory of the sums, or models, that one local server may receive in a round."""
         single = self.unsummed or (self.block_size == 1 and not self.in_tree)
-        return (4e-9 if single else 8e-9) * self.parameters * self.sums / self.shards
+        return (4e-9 if single else 8e-9) * self.parameters * self.sums * self.largest
 
     def lines(self) -> list[str]:
         """The plan as text."""
@@ -333,13 +337,15 @@ class ResourcePlan:
         """The memory that copies of the model take, by process."""
         numbers, each = f"{self.parameters:,} parameters", size(4.0 * self.parameters)
         of, needed = self.copies, size(1e9 * self.node_gb)
+        shards = f" (which has one of {self.shards} shards)" if self.shards > 1 else ""
         if self.inline:
             many = math.ceil(of.client + of.server + of.driver + of.store)
             return [f"{numbers}; about {needed} in all, with at most {many} copies of {each} of the model"]
         return [
             f"{numbers}; about {size(1e9 * self.worker_gb)} a client actor, "
             f"{size(1e9 * self.store_gb)} in the object store",
-            f"at most {of.client} copies ({each}) of the model in a client actor, {of.server:.3g} in an LPS, "
+            f"at most {of.client} copies ({each}) of the model in a client actor, {of.server:.3g} in an "
+            f"LPS{shards}, "
             f"{of.driver} in the driver, {of.store} in the object store; {needed} on a node with "
             f"{counted(self.node_actors, 'client actor')}, the LPSs and the driver",
         ]
@@ -420,7 +426,8 @@ def plan_resources(
         )
     model = 4.0 * parameters
     copies = Copies.of(config, clients, parameters, block, blocks, actors, models)
-    shards = len(Ranges.of(parameters, config.shards))
+    ranges = Ranges.of(parameters, config.shards)
+    shards = len(ranges)
     unsummed = sends_models(config)
     worker = WORKER_BYTES + copies.client * model
     store = data_bytes + copies.store * model
@@ -457,6 +464,7 @@ def plan_resources(
         in_tree=e.fan_in is not None and not unsummed,
         unsummed=unsummed,
         shards=shards,
+        largest=ranges.largest,
         copies=copies,
         node_actors=on_node,
         node_gb=max(running, WORKER_BYTES + _TRIAL * model) / 1e9,

@@ -274,7 +274,7 @@ def _memories(servers: Servers, averaging: Averaging, model: int) -> tuple[Ref, 
     if len(servers.ranges) > 1 and not isinstance(ref, Joined):  # from a checkpoint
         n = servers.spec.n_parameters
         parameters = tuple((a, min(b, n)) for a, b in averaging.shared if a < n)
-        ref = servers.share(servers.backend.get(ref), servers.ranges.among(parameters))
+        ref = servers.put(servers.backend.get(ref), servers.ranges.among(parameters))
     return apart(ref)
 
 

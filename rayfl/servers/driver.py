@@ -288,7 +288,7 @@ class Driver:
     def _begin(self) -> ServerState:
         starts = self.algorithm.initial(self.setup)
         models = {
-            index: self.servers.share(self.host.permute(self.host.spec.initial(index=index)))
+            index: self.servers.put(self.host.permute(self.host.spec.initial(index=index)))
             for index in set(starts)
         }
         self.servers.begin([models[index] for index in starts])
@@ -316,8 +316,8 @@ class Driver:
             raise ConfigError(str(self.run_dir.path), what, f"rounds={saved.state.round} ends the run here")
         self.run_dir.verify(self.stages, lambda line: self.emit(Note(line)))
         servers, put = self.servers, self.backend.put
-        servers.models = [servers.share(row) for row in saved.models]
-        servers.vectors = [servers.share(row, servers.ranges.evenly(len(row))) for row in saved.vectors]
+        servers.models = [servers.put(row) for row in saved.models]
+        servers.vectors = [servers.put(row, servers.ranges.evenly(len(row))) for row in saved.vectors]
         servers.memories = [None if np.isnan(row).all() else put(row) for row in saved.memories]
         servers.gathered = saved.gathered
         servers.states, servers.updates = (
@@ -440,7 +440,7 @@ class Driver:
             return check_rule(mixing, self.config.aggregation)
 
         server_step, global_step = hooks.steps(algorithm, setup, state)
-        if self.config.execution.shard_models and server_step is not None and not server_step.elementwise:
+        if len(self.servers.ranges) > 1 and server_step is not None and not server_step.elementwise:
             what = (
                 f"{type(server_step).__name__} of {algorithm.name} is not elementwise: it needs whole models"
             )

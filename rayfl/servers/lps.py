@@ -214,7 +214,7 @@ class LocalServer:
                 if model.trained:
                     model.take(place, total)
 
-        every_piece(_length(job.shared), take)
+        every_place(_places(job.shared), take)
         return self._next(job, models)
 
     def _by_rule(
@@ -231,7 +231,7 @@ class LocalServer:
                 model.put(piece, ruled.piece(piece))
 
             if model.trained:
-                every_piece(_length(job.shared), put)
+                every_place(_places(job.shared), put)
             models.append(model)
         return self._next(job, models)
 
@@ -483,7 +483,12 @@ def every_piece(size: int, do: Callable[[int, slice], None]) -> None:
         size: of the vector; if it is large, in several threads (the client actors have no work meanwhile).
         do: what.
     """
-    places = [slice(start, min(start + PIECE, size)) for start in range(0, size, PIECE)]
+    every_place([slice(start, min(start + PIECE, size)) for start in range(0, size, PIECE)], do)
+
+
+def every_place(places: Sequence[slice], do: Callable[[int, slice], None]) -> None:
+    """The same at places of one's own."""
+    size = places[-1].stop if places else 0
     if size < LARGE:
         for number, place in enumerate(places):
             do(number, place)
@@ -704,6 +709,18 @@ def merge(partials: Sequence[Partial], weights: Sequence[Weight]) -> NDArray[np.
         totals.append(Partial(summed([partial]) * scale, 0.0))
     with np.errstate(invalid="ignore"):
         return (summed(totals) / whole).astype(np.float32)
+
+
+def _places(shared: Segments) -> list[slice]:
+    """The places of the shared numbers of each piece of the model: products and rules see the same columns
+    together however the model is cut into shards, since the last bit of a product depends on that."""
+    found, at = dict[int, slice](), 0
+    for a, b in shared:
+        for piece in range(a // PIECE, -(-b // PIECE)):
+            first, last = max(a, piece * PIECE) - a + at, min(b, (piece + 1) * PIECE) - a + at
+            found[piece] = slice(found[piece].start if piece in found else first, last)
+        at += b - a
+    return list(found.values())
 
 
 def _length(segments: Segments) -> int:

@@ -92,7 +92,7 @@ class Servers:
         self._members: Kept[NDArray[np.int64]] = Kept()
         self._everywhere: Kept[NDArray[np.int64]] = Kept()
 
-    def share(self, values: NDArray[np.floating], ranges: Ranges | None = None) -> Ref:
+    def put(self, values: NDArray[np.floating], ranges: Ranges | None = None) -> Ref:
         """Share an array: a model, or another whose shards are these ranges of its last axis."""
         return Joined.of([self.backend.put(shard) for shard in (ranges or self.ranges).split(values)])
 

@@ -159,7 +159,7 @@ def train(servers: Servers, this_round: Round, progress: Progress = lambda *of: 
     has_vectors = local.server_size(servers.spec) > 0
     if has_vectors and not servers.vectors:
         zeros = np.zeros(local.server_size(servers.spec), np.float32)
-        servers.vectors = [servers.share(zeros, servers.ranges.evenly(len(zeros)))] * len(servers.models)
+        servers.vectors = [servers.put(zeros, servers.ranges.evenly(len(zeros)))] * len(servers.models)
     rule = None if this_round.aggregation.is_mean else this_round.aggregation
     known = this_round.mixing if rule is None else None  # a rule needs the trained rows
     cut = None if known is None else block_mixings(known, blocks)

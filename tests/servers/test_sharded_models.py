@@ -15,21 +15,28 @@ from numpy.typing import NDArray
 from torch import nn
 
 import rayfl
+from rayfl.aggregation import AGGREGATIONS, Aggregation
 from rayfl.algorithms import Algorithm, ServerState, Setup
 from rayfl.algorithms.fedavgm import Momentum
 from rayfl.algorithms.pacfl import PACFL
 from rayfl.backend import Joined, Objects, laid_out, received
 from rayfl.clients import host, jobs, partial, ranges
-from rayfl.clients.partial import Partial
+from rayfl.clients.partial import Partial, added
 from rayfl.clients.ranges import Ranges
 from rayfl.errors import ConfigError
 from rayfl.server_step import Averaged, ServerStep, Vectors
 from rayfl.servers import averaging, lps
-from rayfl.servers.lps import FACTS, MODEL, LocalServer, Optimizer, Reduced, ReduceJob
+from rayfl.servers.lps import FACTS, MODEL, CombineJob, LocalServer, Optimizer, Reduced, ReduceJob
 from rayfl.training.server import AtServer, ServerTraining
 from tests.runs import METHODS, assert_same
 
 pytestmark = pytest.mark.usefixtures("forgotten_parts")
+
+Vector = NDArray[np.float32]
+
+MEDIAN = AGGREGATIONS["median"]()
+
+MOMENTUM = Optimizer(Momentum(0.5, 1.5), np.array([10]), np.array([12]))
 
 PIECE = 64
 """Numbers of a piece in these tests: the small models have several."""
@@ -79,6 +86,19 @@ def test_what_is_sent_apart_arrives_whole() -> None:
     assert len(values) == 4
     found = received(names, iter(values))
     assert [each.tolist() for each in found.values()] == 3 * [model.tolist()]
+    assert found["model", 0] is not found["model", 0]  # only what is in use is whole
+    names, values = laid_out({("model", 1): model})
+    assert received(names, iter(values))["model", 1] is model
+
+
+def test_a_client_that_failed_sends_nothing_for_an_empty_shard() -> None:
+    """Zeros of one number stand for all; of no number there are none."""
+    shared, extra = [slice(0, 0), slice(0, 5)], [slice(0, 0)] * 2
+    failed, fine = Partial(np.zeros(1), 0.0), Partial(np.ones(5), 1.0)
+    for one, other in zip(failed.split(shared, extra), fine.split(shared, extra), strict=True):
+        both = added([one.cut(), other.cut()])
+        assert partial.length(both.total) == partial.length(other.total)
+        assert both.weight == 1.0
 
 
 # --- one LPS by itself --------------------------------------------------------------------------------------
@@ -137,6 +157,35 @@ def test_shards_are_reduced_to_the_bits_of_the_whole(
     assert joined.update_norm == told.update_norm
     np.testing.assert_array_equal(joined.common.total, told.common.total)
     _same(joined.common.weight, told.common.weight, len(told.common.total))
+
+
+@pytest.mark.parametrize("offset", [1, 3, 50])
+@pytest.mark.parametrize("rule", [None, MEDIAN])
+def test_products_of_trained_rows_have_the_bits_of_the_whole(
+    offset: int, rule: Aggregation | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shared numbers that begin in the middle of a piece: a product's last bit depends on its columns."""
+    for module in (partial, lps, ranges):
+        monkeypatch.setattr(module, "PIECE", 1 << 16)
+    size, rng = 2 << 16, np.random.default_rng(offset)
+    shared = (((1 << 16) - offset, size),)
+    model = rng.standard_normal(size).astype(np.float32)
+    ties = rng.random((10, size - shared[0][0])) < 0.5
+    rows = np.where(ties, np.float32(1), np.float32(1 + 2**-23)).astype(np.float32)
+    weights = [np.full((1, 10), 0.1) * rng.integers(1, 3, (1, 10))]
+
+    def combined(own: Any, model: Vector, rows: Vector) -> Any:
+        job = CombineJob(own, (), (0,), (0,), weights, None, np.zeros(1), 0, MOMENTUM, rule=rule)
+        return LocalServer().combine(job, {MODEL: model, ("rows", 0): rows}).objects
+
+    cut = Ranges.of(size, 2)
+    one = combined(shared, model, rows)
+    several = [
+        combined(own, model[place], rows[:, among])
+        for place, own, among in zip(cut, cut.within(shared), cut.among(shared), strict=True)
+    ]
+    for key in (MODEL, ("memory", 0)):  # that of the server step is in double precision
+        assert np.concatenate([each[key] for each in several], axis=-1).tobytes() == one[key].tobytes()
 
 
 def _same(one: partial.Weight, other: partial.Weight, size: int) -> None:
@@ -214,6 +263,27 @@ def test_rules_for_each_number_in_shards(rule: Any, settings: dict[str, Any]) ->
     assert_same(rayfl.run(plain), rayfl.run(sharded(plain)))
 
 
+def test_rows_are_sent_as_they_lie(settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays with gaps would be copied into messages, and again at the LPS, past the object store."""
+    train, seen = host.ClientHost.train, []
+
+    def watched(self: host.ClientHost, job: Any, objects: Objects) -> Any:
+        answer = train(self, job, objects)
+        seen.extend(rows.flags.c_contiguous for (kind, _), rows in answer.objects.items() if kind == "rows")
+        return answer
+
+    monkeypatch.setattr(host.ClientHost, "train", watched)
+    rayfl.run(sharded({**settings, "aggregation": "median"}))
+    assert len(seen) > 3
+    assert all(seen)
+
+
+def test_one_lps_has_no_other_to_share_with(settings: dict[str, Any]) -> None:
+    alone = {**settings, "execution": {**settings["execution"], "shard_models": True}}
+    with pytest.raises(ConfigError, match=r"hierarchy\.lps_actors: 1 has no other to share models with"):
+        rayfl.run({**alone, "hierarchy": {"lps_actors": 1}})
+
+
 def test_a_rule_for_whole_models_is_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"execution\.shard_models: .*'krum' compares whole models"):
         rayfl.run(sharded({**settings, "aggregation": "krum"}))
@@ -245,6 +315,31 @@ def test_a_run_continues_with_or_without_shards(method: str, settings: dict[str,
         half = rayfl.run({**begun, "rounds": 2})
         changes = ["rounds=4", f"execution.shard_models={then}"]
         assert_same(expected, rayfl.resume(half.path, changes))
+
+
+def test_personal_layers_in_shards_of_their_own(
+    settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of such a shard clients send nothing, whether they fail or not, in a tree or not."""
+    from rayfl.training.loop import LoopEngine
+
+    train = LoopEngine._client
+
+    def broken(self: LoopEngine, work: Any, indices: Any, plan: Any, vector: Any, *rest: Any) -> float:
+        if len(indices) == largest:
+            raise RuntimeError("no such pixel")
+        return train(self, work, indices, plan, vector, *rest)
+
+    plain = made(settings, "lg_fedavg")
+    plain["training"] = {**settings["training"], "engine": "loop"}
+    largest = int(rayfl.run(plain).clients["n"].max())
+    monkeypatch.setattr(LoopEngine, "_client", broken)
+    for fan_in in (None, 2):
+        execution = {**settings["execution"], "tolerate_failures": 2, "block_size": 1, "fan_in": fan_in}
+        tree = {**plain, "execution": execution}
+        whole = rayfl.run(tree)
+        assert whole.rounds["failures"].sum() > 0
+        assert_same(whole, rayfl.run(sharded(tree)))
 
 
 @dataclass(frozen=True)
