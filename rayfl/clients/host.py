@@ -109,9 +109,9 @@ class ClientHost:
                 shards = value.split([*shared], [*extra])
                 found.update((("sum", (which, at)), shard.cut()) for at, shard in enumerate(shards))
             elif kind == ROWS:
-                found.update(
-                    ((ROWS, at), np.ascontiguousarray(rows)) for at, rows in enumerate(shared.split(value))
-                )
+                # In one piece each: others are copied into the message instead of the object store.
+                shards = [np.ascontiguousarray(shard) for shard in shared.split(value)]
+                found.update(((ROWS, at), shard) for at, shard in enumerate(shards))
             else:
                 found[kind, which] = value
         return found

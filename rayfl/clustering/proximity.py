@@ -479,7 +479,7 @@ def _rows(signatures: Sequence[NDArray[np.floating]], first: int) -> Distances:
     shapes = {signature.shape for signature in signatures}
     if all(len(shape) == 1 for shape in shapes):
         width = max((shape[0] for shape in shapes), default=0)
-        return np.array([_wide(signature, width) for signature in signatures]).reshape(-1, width)
+        return np.array([_wide(signature, width) for signature in signatures]).reshape(len(signatures), width)
     if len(shapes) > 1:
         raise DataError(f"signatures of different shapes cannot be compared: {sorted(shapes)[:3]}")
     return np.array([signature.ravel() for signature in signatures])

@@ -35,6 +35,16 @@ def test_rows_of_signatures_extend_to_the_full_proximity_matrix(proximity, newco
     assert np.allclose(extended, condensed_distances(proximity, signatures), atol=1e-6)
 
 
+@pytest.mark.parametrize("measure", ["cosine", "euclidean", "principal_angle"])
+def test_of_newcomers_that_all_failed_there_are_no_rows(measure):
+    """They trained for their signatures, say; such signatures are vectors, others are matrices."""
+    rng = np.random.default_rng(0)
+    old = list(np.linalg.qr(rng.normal(size=(4, 12, 3)))[0])
+    if measure != "principal_angle":
+        old = [matrix[:, 0] for matrix in old]
+    assert newcomer_rows(measure, old, []).shape == (0, 4)
+
+
 def place(old, old_labels, new, threshold, **more):
     extended = extend(pdist(old), rows(old, new))
     return cluster_newcomers(extended, np.array(old_labels), threshold, **more).tolist()

@@ -273,7 +273,7 @@ def test_rows_are_sent_as_they_lie(settings: dict[str, Any], monkeypatch: pytest
         return answer
 
     monkeypatch.setattr(host.ClientHost, "train", watched)
-    rayfl.run(sharded({**settings, "aggregation": "median"}))
+    rayfl.run(sharded({**settings, "aggregation": "median"}, block_size=4))
     assert len(seen) > 3
     assert all(seen)
 
