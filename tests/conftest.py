@@ -176,12 +176,15 @@ def cifar10(real_data: Callable[[str], Path]) -> Dataset:
 @pytest.fixture
 def forgotten_parts() -> Iterator[None]:
     """For tests with methods of their own, of which other tests of the process should not know."""
+    from rayfl import plugins
     from rayfl.config.kinds import KINDS
 
-    added = {kind: dict(registry._added) for kind, registry in KINDS.items()}
+    added, loaded = {kind: dict(registry._added) for kind, registry in KINDS.items()}, dict(plugins._loaded)
     yield
     for kind, registry in KINDS.items():
         registry._added = added[kind]
+    plugins._loaded.clear()  # a later run would take the parts of these modules along
+    plugins._loaded.update(loaded)
 
 
 @pytest.fixture(scope="session")
