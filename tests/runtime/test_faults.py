@@ -180,7 +180,9 @@ def _on_two_nodes(settings: dict[str, Any], tmp_path: Path, moment: str, *more: 
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
     printed = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=850)
     assert printed.returncode == 0, printed.stderr[-2000:]
-    found: dict[str, Any] = json.loads(printed.stdout.strip().splitlines()[-1])
+    # Ray may print the log of the lost node's raylet after it.
+    (line,) = [line for line in printed.stdout.splitlines() if line.startswith('{"path"')]
+    found: dict[str, Any] = json.loads(line)
     return found
 
 
