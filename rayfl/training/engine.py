@@ -318,14 +318,17 @@ def _trial(
         engine = make(spec, batches, 0, precision=precision)
         if isinstance(engine, VmapEngine) and engine.least < math.inf:
             engine.least = 1  # two clients suffice to try what many do together
-        found = _train(engine, work, 0)
+        found = [_train(engine, work, 0)]
         apart = sorted((engine.apart if isinstance(engine, VmapEngine) else None) or ())
+        if isinstance(engine, BatchedEngine) and engine.compiled is not None:
+            engine.compiled = None  # some work is done layer by layer all the same
+            found.append(_train(engine, work, 0))
         del engine  # before there is another: models may be large
         expected, allowed = _train(LoopEngine(spec, batches, 0), work, 0), 0.0
         if precision != "float32":
             loop = LoopEngine(spec, batches, 0, precision=precision)
             allowed = COARSER * _gap(_train(loop, work, 0), expected, spec)
-        gaps.append(_gap(found, expected, spec) - allowed)
+        gaps.append(float(np.max([_gap(each, expected, spec) for each in found])) - allowed)
         if gaps[-1] <= TOLERANCE:
             break
     return float(np.nanmin(gaps)), apart
@@ -363,7 +366,9 @@ def try_recording(
     ):
         recorded, ordinary = make(spec, batches, 0), make(spec, batches, 0)
         assert isinstance(recorded, BatchedEngine)
+        assert isinstance(ordinary, BatchedEngine)
         recorded.record(recorder)
+        ordinary.compiled = None
         for round in range(2):
             with warnings.catch_warnings():
                 warnings.simplefilter("error")  # nor may it stop recording half-way

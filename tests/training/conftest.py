@@ -8,6 +8,7 @@ import numpy as np
 
 from rayfl.data import Samples
 from rayfl.models import MODELS, ModelSpec
+from rayfl.training.batched import BatchedEngine
 
 
 def make_samples(shape: tuple[int, ...], n: int = 80, classes: int = 4, uint8: bool = True) -> Samples:
@@ -21,3 +22,10 @@ def make_samples(shape: tuple[int, ...], n: int = 80, classes: int = 4, uint8: b
 
 def make_spec(name: str, samples: Samples, seed: int = 0, **settings: Any) -> ModelSpec:
     return ModelSpec.of(MODELS[name](**settings), samples.shape, samples.classes, seed)
+
+
+def stepwise(*args: Any, **more: Any) -> BatchedEngine:
+    """The batched engine, layer by layer also where it would train clients in one compiled call."""
+    engine = BatchedEngine(*args, **more)
+    engine.compiled = None
+    return engine

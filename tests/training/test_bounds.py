@@ -18,6 +18,7 @@ from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine
 from tests.training.bounds import LEVEL, ExactLoop, Truth, distances
+from tests.training.conftest import stepwise
 from tests.training.test_batched import random_samples
 from tests.training.test_terms import job, make_case, make_terms, train
 
@@ -34,7 +35,7 @@ def truth() -> Truth:
 
 
 def test_every_engine_passes(truth: Truth) -> None:
-    for engine in (LoopEngine, BatchedEngine):
+    for engine in (LoopEngine, BatchedEngine, stepwise):
         truth.check(train(engine, SPEC, WORK, SIZES, TERMS))
 
 
@@ -123,7 +124,7 @@ FAULTS: dict[str, Callable[[Patch], None]] = {
 def test_a_wrong_engine_is_found_out(truth: Truth, fault: str, monkeypatch: Patch) -> None:
     FAULTS[fault](monkeypatch)
     with pytest.raises(AssertionError, match="float32"):
-        truth.check(train(BatchedEngine, SPEC, WORK, SIZES, TERMS))
+        truth.check(train(stepwise, SPEC, WORK, SIZES, TERMS))
 
 
 def test_the_bound_is_sharp(truth: Truth) -> None:

@@ -34,7 +34,7 @@ def fused(weight: torch.Tensor, bias: torch.Tensor | None, padding: int = 0, lr:
     (layer,) = fuse(twins(conv))
     assert isinstance(layer, ConvPoolReLU)
     parameters = {"weight": weight} if bias is None else {"weight": weight, "bias": bias}
-    layer._conv.bind({n: Parameter(p.detach().clone(), Sgd(lr)) for n, p in parameters.items()}, {})
+    layer.conv.bind({n: Parameter(p.detach().clone(), Sgd(lr)) for n, p in parameters.items()}, {})
     return layer
 
 
@@ -42,11 +42,11 @@ def step(
     layer: ConvPoolReLU, x: torch.Tensor, dy: torch.Tensor, need_input: bool = True
 ) -> tuple[torch.Tensor, ...]:
     """Outputs, gradient of the input (or zeros), and the negative moves of the parameters at a rate of 1."""
-    bias = layer._conv.bias
-    before = [p.value.clone() for p in (layer._conv.weight, bias) if p is not None]
+    bias = layer.conv.bias
+    before = [p.value.clone() for p in (layer.conv.weight, bias) if p is not None]
     y = layer.forward(x, STEP).clone()
     dx = layer.backward(dy, need_input)
-    after = [p.value for p in (layer._conv.weight, bias) if p is not None]
+    after = [p.value for p in (layer.conv.weight, bias) if p is not None]
     assert (dx is not None) == need_input
     return (
         y,

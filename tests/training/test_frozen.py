@@ -14,11 +14,10 @@ from torch import nn
 from rayfl.models import MODELS, ModelSpec
 from rayfl.models.modules.residual import Residual
 from rayfl.training.batched import fused, layers, recurrent
-from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.parameters import Parameter
 from rayfl.training.batches import Batches
 from rayfl.training.work import LocalWork
-from tests.training.conftest import make_samples
+from tests.training.conftest import make_samples, stepwise
 from tests.training.test_recurrent import texts
 from tests.training.test_vmap import spec_of
 
@@ -46,7 +45,7 @@ def case(name: str) -> tuple[ModelSpec, Batches]:
 def trained(spec: ModelSpec, batches: Batches, work: LocalWork) -> torch.Tensor:
     start = torch.from_numpy(spec.initial()).expand(len(SIZES), -1)
     indices = [np.arange(n) + k for k, n in enumerate(SIZES)]
-    block = BatchedEngine(spec, batches, 0).train(work, 0, range(len(SIZES)), indices, start)
+    block = stepwise(spec, batches, 0).train(work, 0, range(len(SIZES)), indices, start)
     assert not block.failures, block.failures
     assert (block.rows != start).any()
     return block.rows

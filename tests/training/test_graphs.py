@@ -41,7 +41,7 @@ from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine, open_engine, try_recording
 from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth
-from tests.training.conftest import make_samples
+from tests.training.conftest import make_samples, stepwise
 from tests.training.test_recurrent import texts
 from tests.training.test_terms import EXTRAS, OPTIONS, make_terms, make_work
 
@@ -198,7 +198,7 @@ def compare(
     """The engine with recordings beside the ordinary one; returned after its rounds."""
     spec, samples, sizes = make_case(case)
     batches, terms = Batches(samples, CPU), make_terms(names, spec, sizes)
-    ordinary, recording = (BatchedEngine(spec, batches, 0, None, 3) for _ in range(2))
+    ordinary, recording = (stepwise(spec, batches, 0, None, 3) for _ in range(2))
     recording.record(recorder)
     plain = rounds(ordinary, work, sizes, terms, count)
     assert (plain[0].rows[0] != torch.from_numpy(spec.initial())).any()
@@ -277,7 +277,7 @@ def test_rates_that_fall_inside_a_round_come_up_again_in_the_next(
     recorder: Callable[[], Recorder], as_on_a_gpu: None
 ) -> None:
     spec, samples, _ = make_case("mlp")
-    ordinary, recording = (BatchedEngine(spec, Batches(samples, CPU), 0) for _ in range(2))
+    ordinary, recording = (stepwise(spec, Batches(samples, CPU), 0) for _ in range(2))
     recording.record(recorder())
     work = replace(PLAIN, epochs=2, lr_alpha=0.2)
     assert_same_bits(rounds(recording, work, [8, 8, 8], count=6), rounds(ordinary, work, [8, 8, 8], count=6))
@@ -293,7 +293,7 @@ def test_passes_of_per_fedavg_whose_kinds_differ(ends: tuple[int, int, int], as_
     # The first passes are always alike, and soon replayed; the second ones are not, and run.
     visits = [[rng.integers(0, 8, n) for k in range(24) for n in (4, ends[k % 3])] for _ in range(2)]
     work, terms = replace(PLAIN, inner_lr=0.05), Terms(visits=visits)
-    ordinary, recording = (BatchedEngine(spec, batches, 0) for _ in range(2))
+    ordinary, recording = (stepwise(spec, batches, 0) for _ in range(2))
     recording.record(Tape())
     assert_same_bits(rounds(recording, work, [8, 8], terms), rounds(ordinary, work, [8, 8], terms))
 
@@ -301,7 +301,7 @@ def test_passes_of_per_fedavg_whose_kinds_differ(ends: tuple[int, int, int], as_
 def test_blocks_of_other_sizes_share_recordings_until_one_is_larger(as_on_a_gpu: None) -> None:
     spec, samples, _ = make_case("mlp")
     batches, work = Batches(samples, CPU), replace(PLAIN, epochs=4)
-    ordinary, recording = (BatchedEngine(spec, batches, 0) for _ in range(2))
+    ordinary, recording = (stepwise(spec, batches, 0) for _ in range(2))
     recorder = Tape()
     recording.record(recorder)
     recorded = []
@@ -314,7 +314,7 @@ def test_blocks_of_other_sizes_share_recordings_until_one_is_larger(as_on_a_gpu:
 
 def test_other_work_has_recordings_of_its_own(as_on_a_gpu: None) -> None:
     spec, samples, sizes = make_case("mlp")
-    ordinary, recording = (BatchedEngine(spec, Batches(samples, CPU), 0) for _ in range(2))
+    ordinary, recording = (stepwise(spec, Batches(samples, CPU), 0) for _ in range(2))
     recording.record(Tape())
     terms = make_terms(("offset", "mask"), spec, sizes)
     works: list[tuple[LocalWork, Terms]] = [
@@ -333,7 +333,7 @@ def test_other_work_has_recordings_of_its_own(as_on_a_gpu: None) -> None:
 def test_recordings_of_former_rates_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graphs, "MOST", 3)
     spec, samples, _ = make_case("linear")
-    recording, ordinary = (BatchedEngine(spec, Batches(samples, CPU), 0) for _ in range(2))
+    recording, ordinary = (stepwise(spec, Batches(samples, CPU), 0) for _ in range(2))
     recorder = Again()
     recording.record(recorder)
     for k in range(8):  # one kind of step each
@@ -349,7 +349,7 @@ def test_recordings_of_former_rates_make_room(monkeypatch: pytest.MonkeyPatch) -
 
 def test_vmap_is_recorded_too() -> None:
     spec, samples, sizes = make_case("mlp")
-    ordinary, recording = (BatchedEngine(spec, Batches(samples, CPU), 0, VmapNetwork(spec)) for _ in range(2))
+    ordinary, recording = (stepwise(spec, Batches(samples, CPU), 0, VmapNetwork(spec)) for _ in range(2))
     recording.record(Again())
     assert_same_bits(rounds(recording, PLAIN, sizes), rounds(ordinary, PLAIN, sizes))
     assert recording.recorded is not None
@@ -378,7 +378,7 @@ class Refusing(Again):
 
 def test_what_cannot_be_recorded_is_run_and_said() -> None:
     spec, samples, sizes = make_case("mlp")
-    recording, ordinary = (BatchedEngine(spec, Batches(samples, CPU), 0, None, 3) for _ in range(2))
+    recording, ordinary = (stepwise(spec, Batches(samples, CPU), 0, None, 3) for _ in range(2))
     recorder = Refusing()
     recording.record(recorder)
     with pytest.warns(UserWarning, match=r"without CUDA graphs: RuntimeError: operation not permitted.*ing$"):
@@ -400,7 +400,7 @@ def test_a_recording_without_memory_is_tried_with_half_as_many_clients(words: st
             return super().record(function)
 
     spec, samples, _ = make_case("mlp")
-    recording, ordinary = (BatchedEngine(spec, Batches(samples, CPU), 0, None, n) for n in (8, 2))
+    recording, ordinary = (stepwise(spec, Batches(samples, CPU), 0, None, n) for n in (8, 2))
     recording.record(Full())
     found = rounds(recording, PLAIN, [8] * 8)
     assert recording.clients_per_call == 2
@@ -421,7 +421,7 @@ def test_a_client_that_diverges_fails_alone() -> None:
     assert "smaller training.lr" in block.failures[1]
     assert torch.equal(block.rows[1], start[1])
     assert engine.recorded is not None
-    ordinary = BatchedEngine(spec, Batches(samples, CPU), 0)
+    ordinary = stepwise(spec, Batches(samples, CPU), 0)
     assert torch.equal(ordinary.train(PLAIN, 0, range(3), indices, start).rows, block.rows)
 
 

@@ -14,6 +14,7 @@ from rayfl.training import LocalWork
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batches import Batches
+from tests.training.conftest import stepwise
 
 SPEC = ModelSpec.of(MODELS["mlp"](hidden=(4,)), (6,), 3, 0)
 CLIENTS = 12
@@ -38,7 +39,7 @@ def engine() -> Callable[[int | None], BatchedEngine]:
 
     def make(room: int | None) -> BatchedEngine:
         if room is None:
-            return BatchedEngine(SPEC, batches, 0, clients_per_call=3)
+            return stepwise(SPEC, batches, 0, clients_per_call=3)
         network = Narrow(SPEC)
         network.room = room
         return BatchedEngine(SPEC, batches, 0, network, clients_per_call=CLIENTS)

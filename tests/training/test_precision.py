@@ -166,6 +166,8 @@ def test_the_default_never_rounds(engine: str, monkeypatch: pytest.MonkeyPatch) 
     assert load({}).training.precision == "float32"
     spec, samples, _ = make_case("mlp")
     opened, said = open_engine(engine, spec, Batches(samples, CPU), 0)
+    if isinstance(opened, BatchedEngine):
+        opened.compiled = None  # whose products PyTorch does not see
     with _Watching() as watching:
         trained(opened, SIZES)
     assert watching.products == {torch.float32}

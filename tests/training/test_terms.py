@@ -21,7 +21,7 @@ from rayfl.training.batches import Batches
 from rayfl.training.engine import Engine
 from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth, rounding
-from tests.training.conftest import make_samples, make_spec
+from tests.training.conftest import make_samples, make_spec, stepwise
 from tests.training.test_loop import softmax_step
 
 CASES: dict[str, tuple[str, dict[str, Any], tuple[int, ...]]] = {
@@ -223,7 +223,7 @@ def test_terms_that_say_nothing_change_nothing(make: Callable[..., Engine], case
         assert_same(train(make, spec, replace(work, **changes), sizes, Terms()), plain)
 
 
-@pytest.mark.parametrize("make", ENGINES)
+@pytest.mark.parametrize("make", [LoopEngine, stepwise])
 def test_looking_ahead_by_nothing_is_sgd_on_the_second_batches(make: Callable[..., Engine]) -> None:
     spec, sizes = make_case("lenet5")
     visits = [[np.arange(n), np.arange(k % n, n)] * 2 for k, n in enumerate(sizes)]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
+from rayfl.models import MODELS, ModelSpec
 from rayfl.training.ahead import stamp
 from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel
+from rayfl.training.batched.compiled import CompiledTraining
+from rayfl.training.batched.network import BatchedNetwork
+from rayfl.training.batched.steps import StepPlan
+from rayfl.training.work import NO_TERMS, LocalWork
 
 _TERMS = (
     (False, False, False),  # plain SGD
@@ -40,6 +46,16 @@ def compile_all() -> None:
     conv_kernels.backward(
         pooled, winner, room, kernel, geometry, kernel.copy(), bias.copy(), room.copy(), True, True
     )
+    _train_a_client()
+
+
+def _train_a_client() -> None:
+    """All of a client's training in one call, which is compiled for any network that it covers."""
+    spec = ModelSpec.of(MODELS["linear"](), (2,), 3, 0)
+    training, work = CompiledTraining(spec, BatchedNetwork(spec).sequence()), LocalWork(1, 1, 0.1)
+    plan = StepPlan(0, 0, [0], np.ones(1, np.int64), work)
+    model, labels = torch.from_numpy(spec.initial())[None], torch.zeros(1, dtype=torch.int64)
+    training.train(plan, work, model, NO_TERMS, False, torch.ones(1, 2), labels)
 
 
 if __name__ == "__main__":

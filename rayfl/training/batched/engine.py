@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,6 +16,7 @@ from rayfl.data import Ragged
 from rayfl.models import ModelSpec
 from rayfl.random import key, moment
 from rayfl.training.batched.calls import clients_in_a_call, clients_in_the_cache
+from rayfl.training.batched.compiled import CompiledTraining
 from rayfl.training.batched.graphs import RecordedSteps, Recorder, Unrecordable
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import BatchedNetwork, Network, Unsupported
@@ -40,6 +42,7 @@ class BatchedEngine:
 
     Attributes:
         recorded: recordings of steps; None if all steps are run from Python.
+        compiled: trains what it covers in one call; None if the network is not among that, or on a GPU.
 
     Raises:
         Unsupported: for models that the batched layers do not cover, and for reduced precision in these.
@@ -62,6 +65,11 @@ class BatchedEngine:
         self.clients_per_call = clients_per_call or clients_in_a_call(spec.P, batches.device.type)
         self._in_cache = clients_per_call is None and batches.device.type == "cpu" and network is None
         self.recorded: RecordedSteps | None = None
+        self.compiled: CompiledTraining | None = None
+        if network is None and batches.device.type == "cpu":
+            assert isinstance(self.network, BatchedNetwork)
+            with suppress(Unsupported):
+                self.compiled = CompiledTraining(spec, self.network.sequence())
 
     def record(self, recorder: Recorder) -> None:
         """From now on, record each kind of step that recurs, and replay it.
@@ -71,7 +79,7 @@ class BatchedEngine:
         """
         if self.network.draws:
             raise Unsupported("each client draws random numbers of its own")
-        self.recorded = RecordedSteps(recorder, self.batches.device)
+        self.recorded, self.compiled = RecordedSteps(recorder, self.batches.device), None
 
     def one_by_one(self, clients: int) -> bool:
         """Whether their models are so large that calls are of one client."""
@@ -174,7 +182,7 @@ class BatchedEngine:
             torch.cuda.empty_cache()
 
     def _chunk(self, block: _Block, rows: NDArray[np.intp]) -> None:
-        """Train the clients at ``rows`` of the block; all succeed, or it raises and changes no model."""
+        """Train the clients at ``rows`` of the block; all succeed, or it raises."""
         work, terms, result = block.work, block.terms, block.result
         ids, samples = block.clients[rows], block.samples.take(rows)
         visits = terms.visits
@@ -182,6 +190,9 @@ class BatchedEngine:
             visits = visits[rows] if isinstance(visits, np.ndarray) else [visits[r] for r in rows]
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
+        if self.compiled is not None and self.compiled.covers(work, terms, plan.places.shape[2]):
+            self._at_once(self.compiled, block, samples.values, plan, where)
+            return
         guides = None if terms.guides is None else terms.guides.take(where)
         self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask, guides)
         means = self._together(block, ids, samples.values, plan, where)
@@ -191,6 +202,33 @@ class BatchedEngine:
             self.network.store(result.rows[rows[0] : rows[-1] + 1])
         else:
             self.network.store(result.rows, where)
+        result.losses[rows], result.steps[rows] = means, plan.totals
+
+    def _at_once(
+        self,
+        compiled: CompiledTraining,
+        block: _Block,
+        samples: NDArray[np.integer],
+        plan: StepPlan,
+        where: torch.Tensor,
+    ) -> None:
+        """As :meth:`_chunk`, in one compiled call."""
+        result, terms, rows = block.result, block.terms, where.numpy()
+        beside = bool((np.diff(rows) == 1).all())
+        models = result.rows[rows[0] : rows[-1] + 1] if beside else result.rows[where]
+        torch.index_select(block.start, 0, where, out=models)
+        offset, mask = (None if term is None else term[where] for term in (terms.offset, terms.mask))
+        alike = block.start.stride(0) == 0
+        x, y = self.batches.train(samples)
+        means, kept = compiled.train(plan, block.work, models, Terms(offset, mask), alike, x, y)
+        lengths = torch.linalg.vector_norm(models, dim=1)
+        for mean, length in zip(means.tolist(), lengths.tolist(), strict=True):
+            check_diverged(mean, length)
+        if not beside:
+            result.rows.index_copy_(0, where, models)
+        if result.snapshots is not None:
+            some = torch.from_numpy(plan.snapshots > 0)
+            result.snapshots.index_copy_(0, where[some], kept[some])
         result.losses[rows], result.steps[rows] = means, plan.totals
 
     @torch.no_grad()

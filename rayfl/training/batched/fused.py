@@ -23,12 +23,12 @@ class ConvPoolReLU(Layer):
     """A convolution, a 2x2 maximum pooling and a ReLU in one pass; the three layers themselves on a GPU."""
 
     def __init__(self, conv: Conv2d, pool: MaxPool2d, relu: ReLU) -> None:
-        self._conv, self._parts = conv, (conv, pool, relu)
+        self.conv, self._parts = conv, (conv, pool, relu)
         self._scratch: dict[str, NDArray[np.generic]] = {}
 
     @override
     def settle(self) -> None:
-        self.learns = self._conv.learns
+        self.learns = self.conv.learns
 
     @staticmethod
     def supports(conv: Conv2d, pool: MaxPool2d) -> bool:
@@ -48,8 +48,8 @@ class ConvPoolReLU(Layer):
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         clients, batch, channels, height, width = x.shape
-        outputs, kernel = self._conv.weight.value.shape[1], self._conv.kernel[0]
-        padding = int(self._conv.padding[0])
+        outputs, kernel = self.conv.weight.value.shape[1], self.conv.kernel[0]
+        padding = int(self.conv.padding[0])
         rows, columns = height + 2 * padding, width + 2 * padding
         pooled = ((rows - kernel + 1) // 2, (columns - kernel + 1) // 2)
         padded = clients * batch * rows * columns * channels
@@ -66,10 +66,10 @@ class ConvPoolReLU(Layer):
         size = clients * batch * pooled[0] * pooled[1] * outputs
         y = self._buffer("y", size + conv_kernels.LANES, np.float32)
         self._winner = self._buffer("winner", size + conv_kernels.LANES, np.int32)
-        bias = self._conv.bias
+        bias = self.conv.bias
         conv_kernels.forward(
             _channels_last(x),
-            _flat(self._conv.weight.value),
+            _flat(self.conv.weight.value),
             np.zeros(clients * outputs, np.float32) if bias is None else _flat(bias.value),
             self._geometry,
             self._padded,
@@ -84,10 +84,10 @@ class ConvPoolReLU(Layer):
             gradient: torch.Tensor | None = dy
             for part in reversed(self._parts):
                 assert gradient is not None
-                gradient = part.backward(gradient, need_input or part is not self._conv)
+                gradient = part.backward(gradient, need_input or part is not self.conv)
             return gradient
         g = self._geometry
-        weight, bias = self._conv.weight, self._conv.bias
+        weight, bias = self.conv.weight, self.conv.bias
         learns = not weight.frozen
         dweight = torch.empty_like(weight.value) if learns else torch.empty(0)
         dbias = torch.empty(g.clients, g.outputs)

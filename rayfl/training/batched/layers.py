@@ -19,11 +19,8 @@ from torch.nn import functional
 from typing_extensions import override
 
 from rayfl.training.batched import linear_kernels
-from rayfl.training.batched.parameters import Parameter
+from rayfl.training.batched.parameters import THIN, Parameter
 from rayfl.training.device import on_gpu
-
-_THIN = 32
-"""Batch size up to which the compiled product is faster than the library's."""
 
 _aten = torch.ops.aten
 
@@ -85,7 +82,7 @@ class Linear(Layer):
         weight = self.weight.value
         if self.bias is None:
             return torch.bmm(x, weight.transpose(1, 2))
-        if on_gpu(x) or x.shape[1] > _THIN:
+        if on_gpu(x) or x.shape[1] > THIN:
             return torch.baddbmm(self.bias.value.unsqueeze(1), x, weight.transpose(1, 2))
         y = x.new_empty(*x.shape[:2], weight.shape[1])
         linear_kernels.forward(x.contiguous().numpy(), weight.numpy(), self.bias.value.numpy(), y.numpy())

@@ -3,7 +3,7 @@ dimension."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from rayfl.models import ModelSpec
 from rayfl.models.modules.recurrent import ClassesSecond, States
 from rayfl.models.modules.residual import Residual as ResidualModule
 from rayfl.training.batched import layers, recurrent
-from rayfl.training.batched.fused import fuse
+from rayfl.training.batched.fused import ConvPoolReLU, fuse
 from rayfl.training.batched.layers import Chain, Layer, Residual, Step
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.parameters import Parameter, Sgd
@@ -238,6 +238,19 @@ class BatchedNetwork(Network):
         super().release()
         self._grow(self.spec.outline())  # layers keep what their backward passes need
 
+    def sequence(self) -> list[tuple[Layer, str]]:
+        """All layers in order, each with the prefix of its parameters' names; fused ones have that of their
+        convolution.
+
+        Raises:
+            Unsupported: if they do not simply follow one another.
+        """
+        prefixes = {id(leaf): prefix for prefix, leaf in self._leaves.items()}
+        return [
+            (layer, prefixes[id(layer.conv if isinstance(layer, ConvPoolReLU) else layer)])
+            for layer in _in_order(self.root)
+        ]
+
     def _bind(self) -> None:
         for prefix, leaf in self._leaves.items():
             leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
@@ -369,6 +382,17 @@ def _check(module: nn.Module, name: str) -> None:
         raise Unsupported(f"{name} is not a plain LSTM with the batch first")
     if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None:
         raise Unsupported(f"{name} has a divisor of its own")
+
+
+def _in_order(layer: Layer) -> Iterator[Layer]:
+    """The layers of chains, one after another."""
+    if isinstance(layer, Chain):
+        for inner in layer.layers:
+            yield from _in_order(inner)
+    elif isinstance(layer, Residual):
+        raise Unsupported("it has skip connections")
+    else:
+        yield layer
 
 
 def _pool_first(chain: list[Layer]) -> list[Layer]:

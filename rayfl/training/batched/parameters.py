@@ -12,7 +12,7 @@ from rayfl.training.batched.linear_kernels import descend
 from rayfl.training.device import on_gpu
 from rayfl.training.work import LocalWork, Segments
 
-_THIN = 32
+THIN = 32
 """Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no
 lower bound: a short batch is padded to the longest batch in the same call, and the choice of kernel must not
 depend on that."""
@@ -255,7 +255,7 @@ class Parameter:
 def _thin(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether the compiled loop takes the product ``(C, m, k) (C, k, n)``."""
     weights = left.shape[1] * right.shape[2]
-    return not on_gpu(right) and right.shape[1] <= _THIN and weights >= _SMALL
+    return not on_gpu(right) and right.shape[1] <= THIN and weights >= _SMALL
 
 
 def _add_product(

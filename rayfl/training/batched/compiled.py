@@ -1,0 +1,211 @@
+"""Clients that train in one compiled call: which networks and work that is for, and what the call needs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from rayfl.losses import CrossEntropy
+from rayfl.models import ModelSpec
+from rayfl.training.batched import client_kernel as kernel
+from rayfl.training.batched import layers
+from rayfl.training.batched.conv_kernels import LANES
+from rayfl.training.batched.fused import ConvPoolReLU
+from rayfl.training.batched.layers import Layer
+from rayfl.training.batched.network import Unsupported
+from rayfl.training.batched.parameters import THIN
+from rayfl.training.batched.steps import StepPlan
+from rayfl.training.work import LocalWork, Terms
+
+Floats = NDArray[np.float32]
+
+
+class Memory(NamedTuple):
+    """Flat arrays that a step writes to.
+
+    Attributes:
+        acts, grads: inputs and outputs of all layers, and their gradients.
+        padded, dpadded: inputs of convolutions with their padding, and the gradients of one of them.
+        winners: of the poolings.
+        velocity: of a client ``(P,)``; empty without momentum.
+        dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
+    """
+
+    acts: Floats
+    grads: Floats
+    padded: Floats
+    dpadded: Floats
+    winners: NDArray[np.int32]
+    velocity: Floats
+    dweight: Floats
+    dbias: Floats
+
+
+class CompiledTraining:
+    """Trains clients in one call of :func:`.client_kernel.train`.
+
+    Args:
+        spec: the model and its flat layout.
+        sequence: its layers, and the names of their parameters' module with a dot.
+
+    Raises:
+        Unsupported: if a layer, their order or the loss is not among what the kernel knows.
+    """
+
+    def __init__(self, spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> None:
+        if type(spec.loss) is not CrossEntropy or spec.loss.label_smoothing or spec.model.tokens:
+            raise Unsupported("its loss is not a plain cross-entropy")
+        if spec.n_parameters != spec.P:
+            raise Unsupported("it has buffers")
+        self.spec, self._layers = spec, _read(spec, sequence)
+        self._memory: dict[tuple[int, bool], tuple[NDArray[np.int64], Memory]] = {}
+
+    def covers(self, work: LocalWork, terms: Terms, batch: int) -> bool:
+        """Whether it does this work, in steps of up to ``batch`` samples."""
+        return not (work.inner_lr or work.frozen or terms.guides is not None) and batch <= THIN
+
+    def train(
+        self, plan: StepPlan, work: LocalWork, models: torch.Tensor, terms: Terms, alike: bool,
+        x: torch.Tensor, y: torch.Tensor,
+    ) -> tuple[NDArray[np.float64], torch.Tensor]:  # fmt: skip
+        """Train C clients from ``models`` ``(C, P)``, which are changed.
+
+        Args:
+            plan: their steps.
+            work: what to do.
+            models: contiguous.
+            terms: of these clients.
+            alike: whether all rows of ``models`` are one.
+            x, y: the samples of all clients, one after another.
+
+        Returns:
+            Their mean losses ``(C,)``, and the models after ``plan.snapshots`` steps; ``(0, P)`` if no
+            epoch is to be kept.
+        """
+        clients, batch = plan.places.shape[1:]
+        network, memory = self._prepare(int(batch), bool(work.momentum))
+        nothing = np.empty((0, self.spec.P), np.float32)
+        decay, mask = work.weight_decay + work.proximal, terms.mask
+        masks = np.empty((0, self.spec.P), np.uint8) if mask is None else mask.to(torch.uint8).numpy()
+        targets = nothing
+        if work.proximal:
+            # lambda w + mu (w - w_start) = (lambda + mu) (w - target)
+            start = models[:1] if alike and mask is None else models
+            target = start * (work.proximal / decay)
+            targets = (target if mask is None else target * mask).numpy()
+        kept = torch.empty((clients, self.spec.P) if work.snapshot_epoch else (0, self.spec.P))
+        losses = np.empty(clients)
+        first = self._layers[0]
+        images = first[kernel.KIND] == kernel.CONVOLUTION
+        kernel.train(
+            network,
+            models.numpy(),
+            (first[kernel.CHANNELS], first[kernel.HEIGHT] * first[kernel.WIDTH])
+            if images
+            else (1, x[0].numel()),
+            targets,
+            nothing if terms.offset is None else terms.offset.contiguous().numpy(),
+            masks,
+            np.array([work.momentum, decay], np.float32),
+            x.view(len(x), -1).numpy(),
+            y.numpy(),
+            plan.places,
+            plan.counts,
+            np.array([work.rate(step) for step in range(plan.passes)], np.float32),
+            plan.snapshots,
+            kept.numpy(),
+            memory,
+            losses,
+        )
+        return losses / np.maximum(1, plan.seen), kept
+
+    def _prepare(self, batch: int, momentum: bool) -> tuple[NDArray[np.int64], Memory]:
+        """The network's table and memory for steps of up to ``batch`` samples, made once."""
+        found = self._memory.get((batch, momentum))
+        if found is None:
+            found = _lay_out(self._layers, batch, self.spec.P if momentum else 0)
+            self._memory[batch, momentum] = found
+        return found
+
+
+def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[int]]:
+    """A row for each layer (:data:`.client_kernel.COLUMNS`), without places in memory."""
+    begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
+    shapes = dict(zip(spec.names, spec.shapes, strict=True))
+    shape, rows = tuple(spec.shape), list[list[int]]()
+    for layer, prefix in sequence:
+        row = [0] * kernel.COLUMNS
+        row[kernel.SIZE] = row[kernel.OUTPUT] = math.prod(shape)
+        if isinstance(layer, ConvPoolReLU | layers.Linear):
+            row[kernel.WEIGHT] = begins[prefix + "weight"]
+            row[kernel.BIAS] = begins.get(prefix + "bias", -1)
+        if isinstance(layer, ConvPoolReLU) and len(shape) == 3:
+            outputs, _, size, _ = shapes[prefix + "weight"]
+            padding = int(layer.conv.padding[0])
+            row[kernel.KIND] = kernel.CONVOLUTION
+            row[kernel.CHANNELS :] = [*shape, outputs, size, padding]
+            shape = (outputs, *((side + 2 * padding - size + 1) // 2 for side in shape[1:]))
+            if min(shape) < 1:
+                raise Unsupported("an image is too small to be pooled")
+        elif isinstance(layer, layers.Linear) and len(shape) == 1:
+            row[kernel.KIND] = kernel.LINEAR
+            shape = shapes[prefix + "weight"][:1]
+        elif isinstance(layer, layers.Flatten):
+            if not rows or len(shape) == 1:  # samples lie in the order of their dimensions
+                shape = (math.prod(shape),)
+                continue
+            row[kernel.KIND] = kernel.FLATTEN
+            row[kernel.CHANNELS : kernel.OUTPUTS] = shape
+            shape = (math.prod(shape),)
+        elif isinstance(layer, layers.ReLU) and rows and rows[-1][kernel.KIND] == kernel.LINEAR:
+            rows[-1][kernel.RELU] = 1
+            continue
+        else:
+            raise Unsupported(f"{type(layer).__name__} here")
+        row[kernel.OUTPUT] = math.prod(shape)
+        rows.append(row)
+    if not rows or rows[-1][kernel.KIND] != kernel.LINEAR:
+        raise Unsupported("its last layer is not linear")
+    return rows
+
+
+def _lay_out(rows: Sequence[Sequence[int]], batch: int, velocity: int) -> tuple[NDArray[np.int64], Memory]:
+    """The table with places in memory, and the memory."""
+    network = np.array(rows, np.int64)
+    acts = padded = winners = most = dweight = dbias = 0
+    for layer in network:
+        # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
+        beyond = LANES + 4 * int(layer[kernel.CHANNELS])
+        layer[kernel.FROM] = acts
+        acts += batch * int(layer[kernel.SIZE]) + beyond
+        layer[kernel.TO] = acts
+        layer[kernel.PADDED], layer[kernel.WINNER] = padded, winners
+        if layer[kernel.KIND] == kernel.CONVOLUTION:
+            channels, height, width, outputs, size, padding = map(int, layer[kernel.CHANNELS :])
+            needed = batch * (height + 2 * padding) * (width + 2 * padding) * channels + beyond
+            padded, most = padded + needed, max(most, needed)
+            winners += batch * int(layer[kernel.OUTPUT]) + LANES
+            dweight, dbias = max(dweight, outputs * channels * size**2), max(dbias, outputs)
+        else:
+            dbias = max(dbias, int(layer[kernel.OUTPUT]))
+    acts += batch * int(network[-1, kernel.OUTPUT]) + LANES
+    memory = Memory(
+        acts=_zeros(acts),
+        grads=_zeros(acts),
+        padded=_zeros(padded),
+        dpadded=_zeros(most),
+        winners=np.zeros(winners, np.int32),
+        velocity=_zeros(velocity),
+        dweight=_zeros(dweight),
+        dbias=_zeros(dbias),
+    )
+    return network, memory
+
+
+def _zeros(size: int) -> Floats:
+    return np.zeros(size, np.float32)

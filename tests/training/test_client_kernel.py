@@ -1,0 +1,211 @@
+"""Training in one compiled call equals the plain loop, for the networks and the work that it covers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from rayfl.models import MODELS, Model, ModelSpec
+from rayfl.training import LocalWork, Terms
+from rayfl.training.batched import BatchedEngine, client_kernel
+from rayfl.training.engine import choose_engine
+from rayfl.training.guides import Guides
+from tests.training.bounds import Truth
+from tests.training.conftest import stepwise
+from tests.training.test_terms import EXTRAS, OPTIONS, PLAIN, job, make_terms, make_work, train
+
+
+class Chain(Model):
+    """Layers one after another, by name."""
+
+    name: str = "chain"
+    parts: str
+    layers: ClassVar[dict[str, tuple[str, ...]]] = {"first": ("0",), "last": ("1",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network."""
+        conv, pool = nn.Conv2d, nn.MaxPool2d
+        body: dict[str, Callable[[], list[nn.Module]]] = {
+            "padding": lambda: [
+                conv(3, 5, 3, padding=1), nn.ReLU(), pool(2), conv(5, 9, 3, padding=2), pool(2), nn.ReLU(),
+                nn.Flatten(), nn.Linear(9 * 4 * 4, 7), nn.ReLU(),
+            ],
+            "no bias": lambda: [
+                conv(3, 8, 3, bias=False), nn.ReLU(), pool(2), nn.Flatten(), nn.Linear(8 * 25, 6, bias=False),
+                nn.ReLU(),
+            ],
+            "nested": lambda: [
+                nn.Sequential(conv(3, 4, 5), nn.ReLU(), pool(2)), nn.Flatten(),
+                nn.Sequential(nn.Linear(64, 11), nn.ReLU(), nn.Sequential(nn.Linear(11, 5))),
+            ],
+            "wide": lambda: [nn.Flatten(), nn.Linear(432, 530), nn.ReLU(), nn.Linear(530, 3), nn.ReLU()],
+        }  # fmt: skip
+        front = nn.Sequential(*body[self.parts]())
+        return nn.Sequential(front, nn.Linear(front(torch.zeros(1, *shape)).shape[1], classes))
+
+
+CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
+    "linear": (MODELS["linear"](), (20,)),
+    "mlp": (MODELS["mlp"](hidden=[17, 8]), (1, 4, 4)),
+    "lenet5": (MODELS["lenet5"](), (1, 28, 28)),
+    **{parts: (Chain(parts=parts), (3, 12, 12)) for parts in ("padding", "no bias", "nested", "wide")},
+}
+SIZES = [11, 6, 3, 16, 7]
+
+
+def make_case(case: str) -> ModelSpec:
+    model, shape = CASES[case]
+    return ModelSpec.of(model, shape, 5, 0)
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of clients that trained in compiled calls."""
+    original, found = client_kernel.train, list[int]()
+
+    def counted(network: Any, models: Any, *given: Any) -> None:
+        found.append(len(models))
+        original(network, models, *given)
+
+    monkeypatch.setattr(client_kernel, "train", counted)
+    return found
+
+
+def check(spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms, together: int = 3) -> None:
+    batches, *arguments = job(spec, sizes)
+    truth = Truth.of(spec, batches, 0, work, *arguments, terms)
+    assert (truth.moved > 0).all()
+    truth.check(train(BatchedEngine, spec, work, sizes, terms, clients_per_call=together))
+
+
+COVERED = [option for option, (changes, _) in OPTIONS.items() if not {"inner_lr", "frozen"} & set(changes)]
+
+
+@pytest.mark.parametrize("option", ["plain", *COVERED])
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("case", ["mlp", "padding"])
+def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls: list[int]) -> None:
+    changes, terms = OPTIONS.get(option, ({}, ()))
+    spec = make_case(case)
+    work = make_work(replace(PLAIN, batch_size=7), spec, {**changes, **EXTRAS[extra]})
+    check(spec, work, SIZES, make_terms(terms, spec, SIZES))
+    assert calls == [3, 2]
+
+
+@pytest.mark.parametrize("extra", ["sgd", "both"])
+@pytest.mark.parametrize("case", CASES)
+def test_every_network_equals_the_loop(case: str, extra: str, calls: list[int]) -> None:
+    check(make_case(case), replace(PLAIN, batch_size=6, **EXTRAS[extra]), SIZES, Terms())
+    assert sum(calls) == len(SIZES)
+    assert choose_engine(make_case(case))[0] == "batched"
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 20), min_size=1, max_size=6),
+    batch=st.integers(1, 32),
+    hidden=st.lists(st.integers(1, 40), max_size=3),
+    features=st.integers(1, 50),
+    classes=st.integers(2, 9),
+    momentum=st.sampled_from([0.0, 0.9]),
+    mu=st.sampled_from([0.0, 0.1]),
+)
+def test_any_shape_and_any_ragged_clients(
+    sizes: list[int], batch: int, hidden: list[int], features: int, classes: int, momentum: float, mu: float
+) -> None:
+    spec = ModelSpec.of(MODELS["mlp"](hidden=hidden), (features,), classes, 0)
+    check(spec, LocalWork(2, batch, 0.005, momentum, 0.1, proximal=mu), sizes, Terms())
+
+
+@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5"])
+def test_a_client_does_not_depend_on_who_trains_with_it(case: str) -> None:
+    """Bit for bit, however many samples the others have."""
+    spec = make_case(case)
+    work = replace(PLAIN, momentum=0.5, weight_decay=0.1, proximal=0.2, snapshot_epoch=1)
+    batches, round, ids, indices, start = job(spec, SIZES)
+    terms = make_terms(("offset", "mask"), spec, SIZES)
+    assert terms.offset is not None
+    assert terms.mask is not None
+    together = BatchedEngine(spec, batches, 0).train(work, round, ids, indices, start, terms)
+    assert together.snapshots is not None
+    for c in range(len(SIZES)):
+        row = slice(c, c + 1)
+        own = Terms(offset=terms.offset[row], mask=terms.mask[row])
+        alone = BatchedEngine(spec, batches, 0).train(
+            work, round, ids[row], indices[row], start[row].clone(), own
+        )
+        assert torch.equal(alone.rows[0], together.rows[c])
+        assert alone.snapshots is not None
+        assert torch.equal(alone.snapshots[0], together.snapshots[c])
+        assert alone.losses[0] == together.losses[c]
+
+
+def test_what_it_does_not_cover_is_done_layer_by_layer(calls: list[int]) -> None:
+    spec = make_case("mlp")
+    batches, *arguments = job(spec, [40, 40])
+    other = torch.from_numpy(np.tile(spec.initial(index=1), (2, 1)))
+    guides = Guides((other,), lambda own, others, targets: own.outputs.square().sum(1))
+    engine = BatchedEngine(spec, batches, 0)
+    assert engine.compiled is not None
+    for work, terms, batch in (
+        (replace(PLAIN, inner_lr=0.1), Terms(), 4),
+        (replace(PLAIN, frozen=tuple(spec.segment(first=1))), Terms(), 4),
+        (PLAIN, Terms(guides=guides), 4),
+        (PLAIN, Terms(), 33),
+    ):
+        assert not engine.compiled.covers(work, terms, batch)
+    for work in (replace(PLAIN, batch_size=33), replace(PLAIN, inner_lr=0.1)):
+        engine.train(work, *arguments)
+        truth = Truth.of(spec, batches, 0, work, *arguments)
+        truth.check(engine.train(work, *arguments))
+    assert calls == []
+    engine.train(replace(PLAIN, batch_size=32), *arguments)
+    assert calls == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "config"),
+    [
+        ("lenet5", (1, 28, 28), {"batch_norm": True}),
+        ("mlp", (1, 4, 4), {"hidden": [8], "dropout": 0.5}),
+        ("resnet9", (3, 32, 32), {}),
+        ("leaf_cnn", (1, 12, 12), {}),
+    ],
+)
+def test_other_networks_are_trained_layer_by_layer(name: str, shape: Any, config: dict[str, Any]) -> None:
+    spec = ModelSpec.of(MODELS[name](**config), shape, 5, 0)
+    assert BatchedEngine(spec, job(spec, [2])[0], 0).compiled is None
+
+
+def test_one_that_diverges_spoils_nobody() -> None:
+    """Neither who trains after it in the same memory nor, with other numbers of samples, in the next call."""
+    spec = make_case("padding")
+    batches, round, ids, indices, start = job(spec, SIZES)
+    work = replace(PLAIN, momentum=0.5)
+    right = BatchedEngine(spec, batches, 0).train(work, round, ids, indices, start)
+    spoilt = start.clone()
+    spoilt[1] = float("nan")
+    engine = BatchedEngine(spec, batches, 0)
+    for _ in range(2):
+        found = engine.train(work, round, ids, indices, spoilt)
+        assert list(found.failures) == [1]
+        assert "nan" in found.failures[1]
+        others = [0, 2, 3, 4]
+        assert torch.equal(found.rows[others], right.rows[others])
+
+
+def test_both_ways_of_a_client_are_near_each_other() -> None:
+    """Some rounds of a run may take one, others the other: to rounding they are one."""
+    spec = make_case("lenet5")
+    work = replace(PLAIN, momentum=0.9, weight_decay=0.01)
+    one, other = (train(make, spec, work, SIZES, Terms()) for make in (BatchedEngine, stepwise))
+    torch.testing.assert_close(one.rows, other.rows, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(one.losses, other.losses, rtol=1e-5)
