@@ -86,7 +86,7 @@ def check(spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms, toge
     truth.check(train(BatchedEngine, spec, work, sizes, terms, clients_per_call=together))
 
 
-COVERED = [option for option, (changes, _) in OPTIONS.items() if not {"inner_lr", "frozen"} & set(changes)]
+COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in changes]
 
 
 @pytest.mark.parametrize("option", ["plain", *COVERED])
@@ -94,6 +94,8 @@ COVERED = [option for option, (changes, _) in OPTIONS.items() if not {"inner_lr"
 @pytest.mark.parametrize("case", ["mlp", "padding"])
 def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls: list[int]) -> None:
     changes, terms = OPTIONS.get(option, ({}, ()))
+    if "inner_lr" in changes and "momentum" in EXTRAS[extra]:
+        return  # which is refused
     spec = make_case(case)
     work = make_work(replace(PLAIN, batch_size=7), spec, {**changes, **EXTRAS[extra]})
     check(spec, work, SIZES, make_terms(terms, spec, SIZES))
@@ -156,13 +158,12 @@ def test_what_it_does_not_cover_is_done_layer_by_layer(calls: list[int]) -> None
     engine = BatchedEngine(spec, batches, 0)
     assert engine.compiled is not None
     for work, terms, batch in (
-        (replace(PLAIN, inner_lr=0.1), Terms(), 4),
         (replace(PLAIN, frozen=tuple(spec.segment(first=1))), Terms(), 4),
         (PLAIN, Terms(guides=guides), 4),
         (PLAIN, Terms(), 33),
     ):
         assert not engine.compiled.covers(work, terms, batch)
-    for work in (replace(PLAIN, batch_size=33), replace(PLAIN, inner_lr=0.1)):
+    for work in (replace(PLAIN, batch_size=33), replace(PLAIN, frozen=tuple(spec.segment(first=1)))):
         engine.train(work, *arguments)
         truth = Truth.of(spec, batches, 0, work, *arguments)
         truth.check(engine.train(work, *arguments))

@@ -223,7 +223,7 @@ def test_terms_that_say_nothing_change_nothing(make: Callable[..., Engine], case
         assert_same(train(make, spec, replace(work, **changes), sizes, Terms()), plain)
 
 
-@pytest.mark.parametrize("make", [LoopEngine, stepwise])
+@pytest.mark.parametrize("make", [*ENGINES, stepwise])
 def test_looking_ahead_by_nothing_is_sgd_on_the_second_batches(make: Callable[..., Engine]) -> None:
     spec, sizes = make_case("lenet5")
     visits = [[np.arange(n), np.arange(k % n, n)] * 2 for k, n in enumerate(sizes)]

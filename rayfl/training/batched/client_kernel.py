@@ -69,10 +69,11 @@ def train(  # type: ignore[no-untyped-def]
             ``(0, P)`` for none.
         offsets: added to gradients, ``(C, P)``; ``(0, P)`` for none.
         masks: of bytes 0 and 1, ``(C, P)``; ``(0, P)`` for none.
-        sgd: momentum and decay (of weights, and towards the target) ``(2,)`` float32.
+        sgd: momentum, decay (of weights, and towards the target), and alpha of Per-FedAvg, whose every other
+            pass only determines where the next gradient is taken, or 0; ``(3,)`` float32.
         x: samples ``(n, size)`` float32.
         y: labels ``(n,)`` int64.
-        places: rows of the samples of each step ``(T, C, B)`` int64.
+        places: rows of the samples of each pass ``(T, C, B)`` int64.
         counts: how many of these count ``(T, C)`` int64; 0 once a client has finished.
         rates: of each step ``(T,)`` float32.
         keep_after: after which step each model is copied to ``kept``, ``(C,)`` int64; 0 for never.
@@ -80,10 +81,11 @@ def train(  # type: ignore[no-untyped-def]
         memory: see :class:`Memory`.
         losses: ``(C,)`` float64: receives the sum over steps of loss times samples.
     """
-    acts, grads, padded, dpadded, winners, velocity, dweight, dbias = memory
+    acts, grads, padded, dpadded, winners, velocity, ahead, dweight, dbias = memory
     clients, size = models.shape
     layers = len(network)
-    momentum, decay = sgd
+    momentum, decay, alpha = sgd
+    passes = 2 if alpha else 1
     most = places.shape[2]
     labels, shares, loss = np.empty(most, np.int64), np.empty(most, np.float32), np.empty(1, np.float32)
     nothing, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
@@ -103,6 +105,8 @@ def train(  # type: ignore[no-untyped-def]
             batch = counts[t, c]
             if batch == 0:
                 break
+            looks_ahead = passes == 2 and t % 2 == 0
+            at = ahead if passes == 2 and not looks_ahead else w  # where the gradient is taken
             for b in range(batch):
                 place = places[t, c, b]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
@@ -111,9 +115,9 @@ def train(  # type: ignore[no-untyped-def]
             for number in range(layers):
                 layer = network[number]
                 if layer[KIND] == CONVOLUTION:
-                    _convolve(layer, batch, w, acts, padded, winners, dbias)
+                    _convolve(layer, batch, at, acts, padded, winners, dbias)
                 elif layer[KIND] == LINEAR:
-                    _multiply(layer, batch, w, acts, dbias)
+                    _multiply(layer, batch, at, acts, dbias)
                 else:
                     _swap(layer, batch, acts, layer[FROM], acts, layer[TO], True)
 
@@ -125,21 +129,35 @@ def train(  # type: ignore[no-untyped-def]
                 loss,
                 grads[logits_at:end].reshape((1, batch, classes)),
             )
-            losses[c] += np.float64(loss[0]) * batch
 
-            rate = rates[t]
+            terms = (w, velocity, target, offset, mask, momentum, decay, rates[t // passes])
+            if looks_ahead:
+                ahead[:] = w
+                terms = (ahead, nothing, nothing, nothing, mask, _ZERO, _ZERO, alpha)
+            else:
+                losses[c] += np.float64(loss[0]) * batch
             for number in range(layers - 1, -1, -1):
                 layer = network[number]
-                terms = (w, velocity, target, offset, mask, momentum, decay, rate)
                 if layer[KIND] == CONVOLUTION:
                     _back_through_convolution(
-                        layer, batch, number > 0, acts, grads, padded, dpadded, winners, dweight, dbias, terms
+                        layer,
+                        batch,
+                        number > 0,
+                        at,
+                        acts,
+                        grads,
+                        padded,
+                        dpadded,
+                        winners,
+                        dweight,
+                        dbias,
+                        terms,
                     )
                 elif layer[KIND] == LINEAR:
-                    _back_through_product(layer, batch, number > 0, acts, grads, dbias, terms)
+                    _back_through_product(layer, batch, number > 0, at, acts, grads, dbias, terms)
                 elif number > 0:
                     _swap(layer, batch, grads, layer[TO], grads, layer[FROM], False)
-            if keep_after[c] == t + 1:
+            if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
 
@@ -216,11 +234,10 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _back_through_convolution(  # type: ignore[no-untyped-def]
-    layer, batch, need_input, acts, grads, padded, dpadded, winners, dweight, dbias, terms
+    layer, batch, need_input, w, acts, grads, padded, dpadded, winners, dweight, dbias, terms
 ):
     outputs, channels, padding = layer[OUTPUTS], layer[CHANNELS], layer[PADDING]
     weights = outputs * channels * layer[KERNEL] * layer[KERNEL]
-    w = terms[0]
     conv_kernels.backward(
         grads[layer[TO] :],
         winners[layer[WINNER] :],
@@ -249,10 +266,10 @@ def _back_through_convolution(  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _back_through_product(layer, batch, need_input, acts, grads, dbias, terms):  # type: ignore[no-untyped-def]
+def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms):  # type: ignore[no-untyped-def]
     """Back through a linear layer and the ReLU after it."""
     size, outputs, weight, of, to = layer[SIZE], layer[OUTPUT], layer[WEIGHT], layer[FROM], layer[TO]
-    w, velocity = terms[0], terms[1]
+    moved, velocity = terms[0], terms[1]
     x = acts[of : of + batch * size].reshape((batch, size))
     dy = grads[to : to + batch * outputs]
     if layer[RELU]:
@@ -271,7 +288,7 @@ def _back_through_product(layer, batch, need_input, acts, grads, dbias, terms): 
     if need_input:
         dx = grads[of : of + batch * size].reshape((batch, size))
         _input_gradient(w[weight:end].reshape((outputs, size)), dy, dx)
-    total = velocity if len(velocity) else w
+    total = velocity if len(velocity) else moved
     _descend_product(weight, total[weight:end].reshape((outputs, size)), dy, x, terms)
 
 

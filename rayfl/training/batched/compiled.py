@@ -33,6 +33,7 @@ class Memory(NamedTuple):
         padded, dpadded: inputs of convolutions with their padding, and the gradients of one of them.
         winners: of the poolings.
         velocity: of a client ``(P,)``; empty without momentum.
+        ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
         dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
     """
 
@@ -42,6 +43,7 @@ class Memory(NamedTuple):
     dpadded: Floats
     winners: NDArray[np.int32]
     velocity: Floats
+    ahead: Floats
     dweight: Floats
     dbias: Floats
 
@@ -63,11 +65,11 @@ class CompiledTraining:
         if spec.n_parameters != spec.P:
             raise Unsupported("it has buffers")
         self.spec, self._layers = spec, _read(spec, sequence)
-        self._memory: dict[tuple[int, bool], tuple[NDArray[np.int64], Memory]] = {}
+        self._memory: dict[tuple[int, bool, bool], tuple[NDArray[np.int64], Memory]] = {}
 
     def covers(self, work: LocalWork, terms: Terms, batch: int) -> bool:
         """Whether it does this work, in steps of up to ``batch`` samples."""
-        return not (work.inner_lr or work.frozen or terms.guides is not None) and batch <= THIN
+        return not work.frozen and terms.guides is None and batch <= THIN
 
     def train(
         self, plan: StepPlan, work: LocalWork, models: torch.Tensor, terms: Terms, alike: bool,
@@ -88,7 +90,7 @@ class CompiledTraining:
             epoch is to be kept.
         """
         clients, batch = plan.places.shape[1:]
-        network, memory = self._prepare(int(batch), bool(work.momentum))
+        network, memory = self._prepare(int(batch), bool(work.momentum), bool(work.inner_lr))
         nothing = np.empty((0, self.spec.P), np.float32)
         decay, mask = work.weight_decay + work.proximal, terms.mask
         masks = np.empty((0, self.spec.P), np.uint8) if mask is None else mask.to(torch.uint8).numpy()
@@ -111,12 +113,12 @@ class CompiledTraining:
             targets,
             nothing if terms.offset is None else terms.offset.contiguous().numpy(),
             masks,
-            np.array([work.momentum, decay], np.float32),
+            np.array([work.momentum, decay, work.inner_lr], np.float32),
             x.view(len(x), -1).numpy(),
             y.numpy(),
             plan.places,
             plan.counts,
-            np.array([work.rate(step) for step in range(plan.passes)], np.float32),
+            np.array([work.rate(step) for step in range(plan.passes // work.batches_a_step)], np.float32),
             plan.snapshots,
             kept.numpy(),
             memory,
@@ -124,13 +126,13 @@ class CompiledTraining:
         )
         return losses / np.maximum(1, plan.seen), kept
 
-    def _prepare(self, batch: int, momentum: bool) -> tuple[NDArray[np.int64], Memory]:
+    def _prepare(self, batch: int, moves: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
         """The network's table and memory for steps of up to ``batch`` samples, made once."""
-        found = self._memory.get((batch, momentum))
-        if found is None:
-            found = _lay_out(self._layers, batch, self.spec.P if momentum else 0)
-            self._memory[batch, momentum] = found
-        return found
+        case = batch, moves, looks_ahead
+        if case not in self._memory:
+            velocity, ahead = (self.spec.P if needed else 0 for needed in (moves, looks_ahead))
+            self._memory[case] = _lay_out(self._layers, batch, velocity, ahead)
+        return self._memory[case]
 
 
 def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[int]]:
@@ -174,7 +176,9 @@ def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[i
     return rows
 
 
-def _lay_out(rows: Sequence[Sequence[int]], batch: int, velocity: int) -> tuple[NDArray[np.int64], Memory]:
+def _lay_out(
+    rows: Sequence[Sequence[int]], batch: int, velocity: int, ahead: int
+) -> tuple[NDArray[np.int64], Memory]:
     """The table with places in memory, and the memory."""
     network = np.array(rows, np.int64)
     acts = padded = winners = most = dweight = dbias = 0
@@ -201,6 +205,7 @@ def _lay_out(rows: Sequence[Sequence[int]], batch: int, velocity: int) -> tuple[
         dpadded=_zeros(most),
         winners=np.zeros(winners, np.int32),
         velocity=_zeros(velocity),
+        ahead=_zeros(ahead),
         dweight=_zeros(dweight),
         dbias=_zeros(dbias),
     )
