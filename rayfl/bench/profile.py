@@ -21,6 +21,7 @@ from rayfl.clients.host import ClientHost
 from rayfl.servers import driver
 from rayfl.servers.driver import Driver
 from rayfl.servers.lps import LocalServer
+from rayfl.training.batched import client_kernel
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Chain, Layer, Linear
 from rayfl.training.batched.network import BatchedNetwork, Network
@@ -38,6 +39,7 @@ def stages() -> dict[str, Places]:
     """The functions of each stage; calls to functions of another stage count for that stage."""
     others = [kind for kind in _below(Layer) if kind not in (Linear, Chain)]
     return {
+        "all steps of clients in one compiled call": [(client_kernel, "train")],
         "linear layers, forward": [(Linear, "forward")],
         "linear layers, backward with the step": [(Linear, "backward")],
         "other layers": [(kind, name) for kind in others for name in ("forward", "backward")],
@@ -45,7 +47,11 @@ def stages() -> dict[str, Places]:
         "engine: steps, a step's samples": [(BatchedEngine, "train")],
         "samples of a call": [(Batches, "train")],
         "plan of the steps: shuffling": [(StepPlan, "__init__")],
-        "models in and out, NaN?": [(BatchedNetwork, "load"), (Network, "store"), (Network, "finite")],
+        "models in and out, their lengths": [
+            (BatchedNetwork, "load"),
+            (Network, "store"),
+            (Network, "lengths"),
+        ],
         "weighted sums": [(ClientHost, "_products")],
         "client side: start models, reports": [(ClientHost, "train")],
         "local parameter server": [(LocalServer, "reduce"), (LocalServer, "combine")],

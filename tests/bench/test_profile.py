@@ -62,9 +62,15 @@ def test_an_error_ends_a_stage_and_the_methods_are_restored() -> None:
 
 
 def test_every_stage_of_a_round_is_seen() -> None:
-    found = by_stage(TINY, 2)
-    assert list(found) == list(stages())
-    assert all(milliseconds > 0 for milliseconds in found.values()), found
+    large_batches = dataclasses.replace(TINY, samples=40, training={**TINY.training, "batch_size": 40})
+    at_once, by_layer = by_stage(TINY, 2), by_stage(large_batches, 2)
+    assert list(at_once) == list(by_layer) == list(stages())
+    calls = "all steps of clients in one compiled call"
+    assert [stage for stage, milliseconds in by_layer.items() if not milliseconds] == [calls]
+    layers = [
+        stage for stage in stages() if "layers" in stage or "loss" in stage or stage.startswith("models in")
+    ]
+    assert [stage for stage, milliseconds in at_once.items() if not milliseconds] == layers
 
 
 @pytest.mark.ray
