@@ -248,7 +248,7 @@ class _OwnTerms:
         guides = terms.guides
         return cls(
             None if terms.offset is None else terms.offset[row],
-            None if terms.mask is None else terms.mask[row],
+            None if terms.mask is None else terms.mask[row] != 0,
             None if guides is None else replace(guides, models=tuple(each[row] for each in guides.models)),
         )
 

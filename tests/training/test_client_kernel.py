@@ -18,6 +18,7 @@ from rayfl.training import LocalWork, Terms
 from rayfl.training.batched import BatchedEngine, client_kernel
 from rayfl.training.engine import choose_engine
 from rayfl.training.guides import Guides
+from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth
 from tests.training.conftest import stepwise
 from tests.training.test_terms import EXTRAS, OPTIONS, PLAIN, job, make_terms, make_work, train
@@ -46,6 +47,10 @@ class Chain(Model):
                 nn.Sequential(conv(3, 4, 5), nn.ReLU(), pool(2)), nn.Flatten(),
                 nn.Sequential(nn.Linear(64, 11), nn.ReLU(), nn.Sequential(nn.Linear(11, 5))),
             ],
+            "reused": lambda: [
+                nn.Flatten(), nn.Linear(432, 9), relu := nn.ReLU(), nn.Linear(9, 8), relu,
+                nn.Linear(8, 7), relu,
+            ],
             "wide": lambda: [nn.Flatten(), nn.Linear(432, 530), nn.ReLU(), nn.Linear(530, 3), nn.ReLU()],
         }  # fmt: skip
         front = nn.Sequential(*body[self.parts]())
@@ -56,7 +61,10 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "linear": (MODELS["linear"](), (20,)),
     "mlp": (MODELS["mlp"](hidden=[17, 8]), (1, 4, 4)),
     "lenet5": (MODELS["lenet5"](), (1, 28, 28)),
-    **{parts: (Chain(parts=parts), (3, 12, 12)) for parts in ("padding", "no bias", "nested", "wide")},
+    **{
+        parts: (Chain(parts=parts), (3, 12, 12))
+        for parts in ("padding", "no bias", "nested", "reused", "wide")
+    },
 }
 SIZES = [11, 6, 3, 16, 7]
 
@@ -210,3 +218,77 @@ def test_both_ways_of_a_client_are_near_each_other() -> None:
     one, other = (train(make, spec, work, SIZES, Terms()) for make in (BatchedEngine, stepwise))
     torch.testing.assert_close(one.rows, other.rows, rtol=0, atol=1e-5)
     np.testing.assert_allclose(one.losses, other.losses, rtol=1e-5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("sizes", [[5, 0, 0], [0, 0]])
+def test_clients_without_samples_stay_where_they_are(sizes: list[int], masked: bool) -> None:
+    """Alone in a call or not; but for their mask."""
+    spec = make_case("mlp")
+    batches, *given = job(spec, sizes)
+    start = given[-1]
+    held = torch.arange(len(sizes) * spec.P).view(len(sizes), -1) % 3 > 0
+    terms = Terms(mask=held) if masked else Terms()
+    for together in (1, 3):
+        block = BatchedEngine(spec, batches, 0, clients_per_call=together).train(PLAIN, *given, terms)
+        assert block.failures == {}
+        for c, n in enumerate(sizes):
+            expected = start[c] if terms.mask is None else start[c] * terms.mask[c]
+            assert torch.equal(block.rows[c], expected) is (n == 0)
+            assert bool(block.steps[c]) is bool(n)
+
+
+class Misfit(Chain):
+    """Layers that do not fit together, or the images."""
+
+    parts: str = "linear"
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network."""
+        if self.parts == "linear":
+            front: list[nn.Module] = [nn.Flatten(), nn.Linear(432, 6), nn.ReLU(), nn.Linear(50, 8)]
+            return nn.Sequential(nn.Sequential(*front), nn.Linear(8, classes))
+        front = [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
+        return nn.Sequential(nn.Sequential(*front), nn.Linear(100, classes))
+
+
+@pytest.mark.parametrize("parts", ["linear", "convolution"])
+def test_layers_that_do_not_fit_fail_as_in_the_loop(parts: str) -> None:
+    """And nothing is read or written beside the arrays."""
+    spec = ModelSpec.of(Misfit(parts=parts), (3, 12, 12), 5, 0)
+    batches, *given = job(spec, [3, 2])
+    for engine in (LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0)):
+        assert list(engine.train(PLAIN, *given).failures) == [0, 1]
+    assert choose_engine(spec)[0] == "loop"
+
+
+def test_memory_is_that_of_the_longest_batch() -> None:
+    spec = make_case("lenet5")
+    engine = BatchedEngine(spec, job(spec, [1])[0], 0)
+    assert engine.compiled is not None
+    alone = {}
+    for n in (3, 20, 7, 3):
+        _, *given = job(spec, [n])
+        rows = engine.train(replace(PLAIN, batch_size=32, momentum=0.5), *given).rows
+        assert torch.equal(rows, alone.setdefault(n, rows))  # whatever memory was made before
+        assert [batch for batch, _ in engine.compiled._memory.values()] == [
+            3 if n == 3 and len(alone) == 1 else 20
+        ]
+
+
+def test_a_mask_says_only_where_weights_are_held() -> None:
+    spec = make_case("padding")
+    terms = make_terms(("mask",), spec, SIZES)
+    assert terms.mask is not None
+    for make in (BatchedEngine, stepwise, LoopEngine):
+        one, other = (train(make, spec, PLAIN, SIZES, Terms(mask=m)) for m in (terms.mask, 0.3 * terms.mask))
+        assert torch.equal(one.rows, other.rows)
+
+
+def test_looking_ahead_by_less_than_float32_can_say() -> None:
+    spec = make_case("mlp")
+    tiny, small = (
+        train(BatchedEngine, spec, replace(PLAIN, inner_lr=a), SIZES, Terms()) for a in (1e-46, 1e-30)
+    )
+    assert torch.equal(tiny.rows, small.rows)
+    assert tiny.losses.tolist() == small.losses.tolist()

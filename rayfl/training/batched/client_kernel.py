@@ -3,7 +3,7 @@
 A step of ten samples through LeNet-5 is 0.2 ms of arithmetic, and 0.3 ms of calls from Python, of which each
 layer needs several. Here the loops over clients, steps and layers are compiled, too. Clients train one after
 the other, so that a client's model, velocity and samples stay in the core's own cache through all its steps,
-and its result does not depend on the others in any way.
+and its result does not depend on the others that the kernel trains in any way.
 
 The network is a table of integers, a row for each layer: its kind, its sizes, and where its parameters,
 inputs, outputs and winners lie in flat arrays (the ``KIND`` and other columns below). Convolutions, forward
@@ -85,7 +85,7 @@ def train(  # type: ignore[no-untyped-def]
     clients, size = models.shape
     layers = len(network)
     momentum, decay, alpha = sgd
-    passes = 2 if alpha else 1
+    passes = 2 if len(ahead) else 1
     most = places.shape[2]
     labels, shares, loss = np.empty(most, np.int64), np.empty(most, np.float32), np.empty(1, np.float32)
     nothing, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)

@@ -65,7 +65,7 @@ class CompiledTraining:
         if spec.n_parameters != spec.P:
             raise Unsupported("it has buffers")
         self.spec, self._layers = spec, _read(spec, sequence)
-        self._memory: dict[tuple[int, bool, bool], tuple[NDArray[np.int64], Memory]] = {}
+        self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
     def covers(self, work: LocalWork, terms: Terms, batch: int) -> bool:
         """Whether it does this work, in steps of up to ``batch`` samples."""
@@ -93,28 +93,28 @@ class CompiledTraining:
         network, memory = self._prepare(int(batch), bool(work.momentum), bool(work.inner_lr))
         nothing = np.empty((0, self.spec.P), np.float32)
         decay, mask = work.weight_decay + work.proximal, terms.mask
-        masks = np.empty((0, self.spec.P), np.uint8) if mask is None else mask.to(torch.uint8).numpy()
+        masks = np.empty((0, self.spec.P), np.uint8) if mask is None else (mask != 0).to(torch.uint8).numpy()
         targets = nothing
         if work.proximal:
             # lambda w + mu (w - w_start) = (lambda + mu) (w - target)
             start = models[:1] if alike and mask is None else models
             target = start * (work.proximal / decay)
-            targets = (target if mask is None else target * mask).numpy()
+            targets = (target if mask is None else target * (mask != 0)).numpy()
         kept = torch.empty((clients, self.spec.P) if work.snapshot_epoch else (0, self.spec.P))
         losses = np.empty(clients)
         first = self._layers[0]
-        images = first[kernel.KIND] == kernel.CONVOLUTION
+        channels, size = max(1, first[kernel.CHANNELS]), first[kernel.SIZE]
+        if math.prod(x.shape[1:]) != size:
+            raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
         kernel.train(
             network,
             models.numpy(),
-            (first[kernel.CHANNELS], first[kernel.HEIGHT] * first[kernel.WIDTH])
-            if images
-            else (1, x[0].numel()),
+            (channels, size // channels),
             targets,
             nothing if terms.offset is None else terms.offset.contiguous().numpy(),
             masks,
             np.array([work.momentum, decay, work.inner_lr], np.float32),
-            x.view(len(x), -1).numpy(),
+            x.view(len(x), size).numpy(),
             y.numpy(),
             plan.places,
             plan.counts,
@@ -127,12 +127,13 @@ class CompiledTraining:
         return losses / np.maximum(1, plan.seen), kept
 
     def _prepare(self, batch: int, moves: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
-        """The network's table and memory for steps of up to ``batch`` samples, made once."""
-        case = batch, moves, looks_ahead
-        if case not in self._memory:
+        """The network's table and memory for steps of up to ``batch`` samples, for the longest so far."""
+        known, found = self._memory.get((moves, looks_ahead), (0, None))
+        if found is None or known < batch:
             velocity, ahead = (self.spec.P if needed else 0 for needed in (moves, looks_ahead))
-            self._memory[case] = _lay_out(self._layers, batch, velocity, ahead)
-        return self._memory[case]
+            found = _lay_out(self._layers, batch, velocity, ahead)
+            self._memory[moves, looks_ahead] = batch, found
+        return found
 
 
 def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[int]]:
@@ -147,15 +148,20 @@ def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[i
             row[kernel.WEIGHT] = begins[prefix + "weight"]
             row[kernel.BIAS] = begins.get(prefix + "bias", -1)
         if isinstance(layer, ConvPoolReLU) and len(shape) == 3:
-            outputs, _, size, _ = shapes[prefix + "weight"]
+            outputs, inputs, size, _ = shapes[prefix + "weight"]
             padding = int(layer.conv.padding[0])
             row[kernel.KIND] = kernel.CONVOLUTION
             row[kernel.CHANNELS :] = [*shape, outputs, size, padding]
+            wide = math.prod(side + 2 * padding for side in shape[1:])
+            if inputs != shape[0] or THIN * inputs * wide >= 2**31:  # winners are numbers of 32 bits
+                raise Unsupported("images do not fit its convolution")
             shape = (outputs, *((side + 2 * padding - size + 1) // 2 for side in shape[1:]))
             if min(shape) < 1:
                 raise Unsupported("an image is too small to be pooled")
         elif isinstance(layer, layers.Linear) and len(shape) == 1:
             row[kernel.KIND] = kernel.LINEAR
+            if shapes[prefix + "weight"][1:] != shape:
+                raise Unsupported("a linear layer does not fit what comes before it")
             shape = shapes[prefix + "weight"][:1]
         elif isinstance(layer, layers.Flatten):
             if not rows or len(shape) == 1:  # samples lie in the order of their dimensions

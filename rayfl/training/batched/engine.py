@@ -104,7 +104,7 @@ class BatchedEngine:
         on_device = replace(
             terms,
             offset=None if terms.offset is None else terms.offset.to(start),
-            mask=None if terms.mask is None else terms.mask.to(start),
+            mask=None if terms.mask is None else (terms.mask != 0).to(start),
             guides=None if terms.guides is None else terms.guides.to(start),
         )
         snapshots = start.clone(memory_format=torch.contiguous_format) if work.snapshot_epoch else None
@@ -215,7 +215,9 @@ class BatchedEngine:
         """As :meth:`_chunk`, in one compiled call."""
         result, terms, rows = block.result, block.terms, where.numpy()
         beside = bool((np.diff(rows) == 1).all())
-        models = result.rows[rows[0] : rows[-1] + 1] if beside else result.rows[where]
+        models = (
+            result.rows[rows[0] : rows[-1] + 1] if beside else result.rows.new_empty(len(rows), self.spec.P)
+        )
         torch.index_select(block.start, 0, where, out=models)
         offset, mask = (None if term is None else term[where] for term in (terms.offset, terms.mask))
         alike = block.start.stride(0) == 0

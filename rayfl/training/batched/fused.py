@@ -48,7 +48,10 @@ class ConvPoolReLU(Layer):
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         clients, batch, channels, height, width = x.shape
-        outputs, kernel = self.conv.weight.value.shape[1], self.conv.kernel[0]
+        outputs, inputs = self.conv.weight.value.shape[1:3]
+        if channels != inputs:
+            raise RuntimeError(f"images of {channels} channels; the convolution takes {inputs}")
+        kernel = self.conv.kernel[0]
         padding = int(self.conv.padding[0])
         rows, columns = height + 2 * padding, width + 2 * padding
         pooled = ((rows - kernel + 1) // 2, (columns - kernel + 1) // 2)

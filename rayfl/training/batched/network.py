@@ -208,7 +208,8 @@ class BatchedNetwork(Network):
     def _twin(self, module: nn.Module, name: str) -> Layer:
         prefix = name + "." if name else ""
         if type(module) in (nn.Sequential, ResidualModule):
-            twins = [self._twin(m, prefix + n) for n, m in module.named_children()]
+            # Not named_children(), which leaves out a module that comes a second time.
+            twins = [self._twin(m, prefix + n) for n, m in module._modules.items() if m is not None]
             chain = Chain(fuse(_pool_first(twins)))
             return chain if type(module) is nn.Sequential else Residual(chain)
         _check(module, name)
