@@ -76,6 +76,7 @@ def run_trials(
     room: Room,
     folder: Path,
     lost: Callable[[int], None] = lambda place: None,
+    ended: Callable[[int], None] = lambda place: None,
 ) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Call ``work(item)`` for every item, each in a trial.
 
@@ -87,9 +88,12 @@ def run_trials(
         room: the resources of a trial.
         folder: the user's working folder, to which relative paths refer.
         lost: called with the index of an item whose process or node died and which is restarted.
+        ended: called with the index of an item as soon as its work is done, while others go on; it must not
+            raise.
 
     Returns:
-        The index of each item, and the result of its work or ``{"error": ...}``; in the order of the items.
+        The index of each item, and the result of its work or ``{"error": ...}``; when all have ended, in the
+        order of the items.
     """
     begin = partial(_trial, work=work, items=ray.put(list(items)), surroundings=Surroundings.here(folder))
     with _experiment() as store:
@@ -97,7 +101,9 @@ def run_trials(
             tune.with_resources(begin, _resources(room)),
             param_space={"place": tune.grid_search(list(range(len(items))))},
             tune_config=tune.TuneConfig(max_concurrent_trials=room.jobs, reuse_actors=True),
-            run_config=_run_config(store, _Losses(lambda config: lost(config["place"]))),
+            run_config=_run_config(
+                store, _Listener(lambda config: lost(config["place"]), lambda config: ended(config["place"]))
+            ),
         ).fit()
         found = {}
         for result in results:
@@ -152,7 +158,7 @@ def search(
                 search_alg=searcher,
                 scheduler=scheduler,
             ),
-            run_config=_run_config(store, _Losses()),
+            run_config=_run_config(store, _Listener()),
         ).fit()
         return [(dict(result.config or {}), _outcome(result)) for result in results]
 
@@ -210,27 +216,35 @@ def _resources(room: Room) -> dict[str, float]:
     return {"CPU": room.cpus} | ({"GPU": room.gpus} if room.gpus else {})
 
 
-class _Losses(tune.Callback):  # type: ignore[misc]
-    """Reports trials that are restarted."""
+class _Listener(tune.Callback):  # type: ignore[misc]
+    """Reports trials that are restarted, and those that are done."""
 
-    def __init__(self, tell: Callable[[dict[str, Any]], None] = lambda config: None) -> None:
-        self._tell = tell
+    def __init__(
+        self,
+        lost: Callable[[dict[str, Any]], None] = lambda config: None,
+        ended: Callable[[dict[str, Any]], None] = lambda config: None,
+    ) -> None:
+        self._lost, self._ended = lost, ended
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Tune pickles its callbacks; the listener exists only in this process and is left out."""
-        return (_Losses, ())
+        """Tune pickles its callbacks; the listeners exist only in this process and are left out."""
+        return (_Listener, ())
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune's name for it."""
-        self._tell(trial.config)
+        self._lost(trial.config)
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Tune's name for it."""
+        self._ended(trial.config)
 
 
-def _run_config(store: str, losses: Any) -> Any:
+def _run_config(store: str, listener: _Listener) -> Any:
     return tune.RunConfig(
         name="trials",
         storage_path=store,
         failure_config=tune.FailureConfig(max_failures=_ATTEMPTS),
-        callbacks=[losses],
+        callbacks=[listener],
         verbose=0,
     )
 

@@ -234,7 +234,10 @@ def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jo
 
 
 def on_ray(
-    jobs: Sequence[Job], allocation: Allocation, lost: Callable[[str], None] = lambda key: None
+    jobs: Sequence[Job],
+    allocation: Allocation,
+    lost: Callable[[str], None] = lambda key: None,
+    ended: Callable[[str], None] = lambda key: None,
 ) -> Iterator[tuple[Job, Outcome]]:
     """Parallel runs, each a trial of Ray Tune; Ray is connected already.
 
@@ -242,12 +245,21 @@ def on_ray(
         jobs: the runs.
         allocation: how many run in parallel.
         lost: called with the key of a run whose process died; another process continues it.
+        ended: called with the key of a run as soon as it has ended; it must not raise.
+
+    Returns:
+        What became of each run, when all have ended.
     """
     from rayfl.runtime.trials import Room, run_trials
 
     room = Room(gpus=allocation.gpus, actors=allocation.actors, jobs=allocation.jobs)
     for place, found in run_trials(
-        carry_out, list(jobs), room, Path.cwd(), lambda place: lost(jobs[place].key)
+        carry_out,
+        list(jobs),
+        room,
+        Path.cwd(),
+        lambda place: lost(jobs[place].key),
+        lambda place: ended(jobs[place].key),
     ):
         if set(found) == {"error"}:
             yield jobs[place], Outcome("failed", "", str(found["error"]))

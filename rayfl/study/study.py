@@ -8,13 +8,14 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from rayfl import files
 from rayfl.config.text import dump
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, RayflError
 from rayfl.events import RunEvent
 from rayfl.rundir import clean
 from rayfl.study import archive as archives
@@ -112,8 +113,19 @@ class Runner:
                 self._take(found, by_key)
             else:
                 with interruptible(stop.touch):
-                    found = on_ray(jobs, allocation, lambda key: self.watch.lost(by_key[key]))
+                    found = on_ray(
+                        jobs,
+                        allocation,
+                        lambda key: self.watch.lost(by_key[key]),
+                        lambda key: self._keep(by_key[key]),
+                    )
                     self._take(found, by_key)
+
+    def _keep(self, run: PlannedRun) -> None:
+        """Put a run into the archive while others go on; what cannot be kept now is said at the end."""
+        if self.archive is not None:
+            with suppress(RayflError):
+                archives.add([run], self.archive)
 
     def _take(self, found: Any, by_key: Mapping[str, PlannedRun]) -> None:
         for job, outcome in found:

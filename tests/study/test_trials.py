@@ -63,6 +63,28 @@ def test_killed_trials_begin_again_and_errors_stay(ray_cluster: None, tmp_path: 
     assert "four is too much" in found[4]["error"]
 
 
+def wait_for_the_one_before(item: tuple[str, int]) -> Mapping[str, Any]:
+    """Whether it was said within a minute that the item before this one has ended."""
+    folder, number = item
+    mark, deadline = Path(folder) / str(number - 1), time.monotonic() + 60
+    while number and not mark.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return {"said": not number or mark.exists()}
+
+
+def test_who_has_ended_is_said_while_others_go_on(ray_cluster: None, tmp_path: Path) -> None:
+    """So that an archive has all finished runs whatever ends the study."""
+    items, ended = [(str(tmp_path), number) for number in range(3)], list[int]()
+
+    def tell(place: int) -> None:
+        ended.append(place)
+        (tmp_path / str(place)).touch()
+
+    found = dict(run_trials(wait_for_the_one_before, items, Room(jobs=2), tmp_path, ended=tell))
+    assert all(found[place]["said"] for place in range(3))
+    assert ended == [0, 1, 2]
+
+
 def study(root: Path, inline: bool, *settings: str, **changes: Any) -> Study:
     values = take({**RUNS, **changes}, root, settings=[f"output.root={root / 'runs'}", *settings])
     return execute(prepare(values), root / "out", inline=inline, jobs=2)
