@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from rayfl.errors import ConfigError, Damaged
 from rayfl.rundir import RunDirectory
 from rayfl.study import Watch, archive, execute, prepare, take
 from rayfl.study.estimate import estimate
-from rayfl.study.running import is_finished
+from rayfl.study.running import Allocation, is_finished, run_inline
 
 STUDY: dict[str, Any] = {
     "name": "archived",
@@ -140,3 +141,22 @@ def test_a_file_under_another_name_is_refused(first: Any, tmp_path: Path) -> Non
     shutil.copy(one, tmp_path / other.name)
     with pytest.raises(ConfigError, match="holds another run than its name says"):
         archive.restore(prepared.runs, tmp_path)
+
+
+def test_a_study_that_is_lost_leaves_the_runs_that_had_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside each other runs are kept as each ends, not when all have."""
+
+    def lost(jobs: Any, allocation: Any, lost: Any, ended: Any) -> Iterator[Any]:
+        assert [outcome.state for _, outcome in run_inline(jobs[:1], lambda *event: None)] == ["finished"]
+        ended(jobs[0].key)
+        raise RuntimeError("the machine is gone")
+        yield
+
+    monkeypatch.setattr("rayfl.study.study.on_ray", lost)
+    monkeypatch.setattr("rayfl.study.study.Runner.allocate", lambda *given: Allocation(1, 0))
+    prepared = prepare(take(STUDY, tmp_path, settings=[f"output.root={tmp_path / 'runs'}"]))
+    with pytest.raises(RuntimeError, match="the machine is gone"):
+        execute(prepared, tmp_path / "out", archive=tmp_path / "archive")
+    assert len(list((tmp_path / "archive").iterdir())) == 1

@@ -119,7 +119,7 @@ def train(  # type: ignore[no-untyped-def]
                 elif layer[KIND] == LINEAR:
                     _multiply(layer, batch, at, acts, dbias)
                 else:
-                    _swap(layer, batch, acts, layer[FROM], acts, layer[TO], True)
+                    _swap(layer, batch, acts, True)
 
             end = logits_at + batch * classes
             cross_entropy(
@@ -156,7 +156,7 @@ def train(  # type: ignore[no-untyped-def]
                 elif layer[KIND] == LINEAR:
                     _back_through_product(layer, batch, number > 0, at, acts, grads, dbias, terms)
                 elif number > 0:
-                    _swap(layer, batch, grads, layer[TO], grads, layer[FROM], False)
+                    _swap(layer, batch, grads, False)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
@@ -174,17 +174,18 @@ def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _swap(layer, batch, of, from_, to, to_, flatten):  # type: ignore[no-untyped-def]
-    """Channels last to channels first, as PyTorch flattens, or back."""
+def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
+    """From a layer's inputs, channels last, to its outputs, channels first as PyTorch flattens; or back."""
     channels, pixels, size = layer[CHANNELS], layer[HEIGHT] * layer[WIDTH], layer[SIZE]
     for b in range(batch):
         for k in range(pixels):
             for i in range(channels):
-                last, first = b * size + k * channels + i, b * size + i * pixels + k
+                last = layer[FROM] + b * size + k * channels + i
+                first = layer[TO] + b * size + i * pixels + k
                 if flatten:
-                    to[to_ + first] = of[from_ + last]
+                    values[first] = values[last]
                 else:
-                    to[to_ + last] = of[from_ + first]
+                    values[last] = values[first]
 
 
 @jit(fastmath={"contract"})
@@ -389,11 +390,14 @@ def _descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _before(at, size, terms):  # type: ignore[no-untyped-def]
-    """What a step adds besides the gradient: to the velocity, or else to the weights."""
+    """What a step adds besides the gradient: to the velocity, or else to the weights.
+
+    Both have loops of their own. If one loop took either, the array that is read could be the one that is
+    written, and LLVM would not vectorise it.
+    """
     w, velocity, target, offset, _, momentum, decay, rate = terms
-    w, s, pull = w[at : at + size], target, -rate * decay
-    if len(target):
-        s = target[at : at + size]
+    w, pull = w[at : at + size], -rate * decay
+    s = target[at : at + size]  # empty if there is none
     if len(velocity):
         v = velocity[at : at + size]
         for k in range(size):
