@@ -13,7 +13,10 @@ of weights is changed as soon as its gradient is complete, which is never writte
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
+from numpy.typing import NDArray
 
 from rayfl.training.batched import conv_kernels, linear_kernels
 from rayfl.training.batched.jit import jit
@@ -37,6 +40,61 @@ _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
 
 _ZERO = np.float32(0)
+
+Floats = NDArray[np.float32]
+
+
+class Images(NamedTuple):
+    """What enters the network: ``channels`` of ``pixels`` each if that is a convolution, which takes channels
+    last, else one of as many as a sample has numbers."""
+
+    channels: int
+    pixels: int
+
+
+class Rule(NamedTuple):
+    """``momentum``, ``decay`` (of weights, and towards the target), and ``alpha`` of Per-FedAvg, whose every
+    other pass only determines where the next gradient is taken, or 0."""
+
+    momentum: np.float32
+    decay: np.float32
+    alpha: np.float32
+
+
+class Memory(NamedTuple):
+    """Flat arrays that a step writes to.
+
+    Attributes:
+        acts, grads: inputs and outputs of all layers, and their gradients.
+        padded, dpadded: inputs of convolutions with their padding, and the gradients of one of them.
+        winners: of the poolings.
+        velocity: of a client ``(P,)``; empty without momentum.
+        ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
+        dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
+    """
+
+    acts: Floats
+    grads: Floats
+    padded: Floats
+    dpadded: Floats
+    winners: NDArray[np.int32]
+    velocity: Floats
+    ahead: Floats
+    dweight: Floats
+    dbias: Floats
+
+
+class Step(NamedTuple):
+    """What an SGD step changes and reads: flat arrays ``(P,)``, empty for none, and numbers."""
+
+    weights: Floats
+    velocity: Floats
+    target: Floats
+    offset: Floats
+    mask: NDArray[np.uint8]
+    momentum: np.float32
+    decay: np.float32
+    rate: np.float32
 
 
 @jit(fastmath={"contract"})
@@ -63,14 +121,12 @@ def train(  # type: ignore[no-untyped-def]
     Args:
         network: a row for each layer ``(L, COLUMNS)`` int64.
         models: ``(C, P)`` float32, changed.
-        first: whether images enter a convolution, which takes their channels last: ``(channels, pixels)``;
-            ``(1, size)`` if not.
+        first: see :class:`Images`.
         targets: of the terms that pull each weight towards a point, ``(C, P)``, or of all clients ``(1, P)``;
             ``(0, P)`` for none.
         offsets: added to gradients, ``(C, P)``; ``(0, P)`` for none.
         masks: of bytes 0 and 1, ``(C, P)``; ``(0, P)`` for none.
-        sgd: momentum, decay (of weights, and towards the target), and alpha of Per-FedAvg, whose every other
-            pass only determines where the next gradient is taken, or 0; ``(3,)`` float32.
+        sgd: see :class:`Rule`.
         x: samples ``(n, size)`` float32.
         y: labels ``(n,)`` int64.
         places: rows of the samples of each pass ``(T, C, B)`` int64.
@@ -84,7 +140,6 @@ def train(  # type: ignore[no-untyped-def]
     acts, grads, padded, dpadded, winners, velocity, ahead, dweight, dbias = memory
     clients, size = models.shape
     layers = len(network)
-    momentum, decay, alpha = sgd
     passes = 2 if len(ahead) else 1
     most = places.shape[2]
     labels, shares, loss = np.empty(most, np.int64), np.empty(most, np.float32), np.empty(1, np.float32)
@@ -110,7 +165,7 @@ def train(  # type: ignore[no-untyped-def]
             for b in range(batch):
                 place = places[t, c, b]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
-                _read(x[place], first[0], first[1], acts[network[0, FROM] + b * network[0, SIZE] :])
+                _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
             for number in range(layers):
                 layer = network[number]
@@ -130,10 +185,10 @@ def train(  # type: ignore[no-untyped-def]
                 grads[logits_at:end].reshape((1, batch, classes)),
             )
 
-            terms = (w, velocity, target, offset, mask, momentum, decay, rates[t // passes])
+            terms = Step(w, velocity, target, offset, mask, sgd.momentum, sgd.decay, rates[t // passes])
             if looks_ahead:
                 ahead[:] = w
-                terms = (ahead, nothing, nothing, nothing, mask, _ZERO, _ZERO, alpha)
+                terms = Step(ahead, nothing, nothing, nothing, mask, _ZERO, _ZERO, sgd.alpha)
             else:
                 losses[c] += np.float64(loss[0]) * batch
             for number in range(layers - 1, -1, -1):
@@ -270,7 +325,6 @@ def _back_through_convolution(  # type: ignore[no-untyped-def]
 def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms):  # type: ignore[no-untyped-def]
     """Back through a linear layer and the ReLU after it."""
     size, outputs, weight, of, to = layer[SIZE], layer[OUTPUT], layer[WEIGHT], layer[FROM], layer[TO]
-    moved, velocity = terms[0], terms[1]
     x = acts[of : of + batch * size].reshape((batch, size))
     dy = grads[to : to + batch * outputs]
     if layer[RELU]:
@@ -289,7 +343,7 @@ def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms
     if need_input:
         dx = grads[of : of + batch * size].reshape((batch, size))
         _input_gradient(w[weight:end].reshape((outputs, size)), dy, dx)
-    total = velocity if len(velocity) else moved
+    total = terms.velocity if len(terms.velocity) else terms.weights
     _descend_product(weight, total[weight:end].reshape((outputs, size)), dy, x, terms)
 
 
@@ -333,17 +387,16 @@ def _descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
         total: its velocity, or without momentum its weights, ``(O, D)``.
         dy: ``(B, O)``.
         x: ``(B, D)``.
-        terms: see :func:`train`.
+        terms: of the step.
     """
-    _, velocity, _, offset, mask, _, decay, rate = terms
     outputs, size = total.shape
     batch = len(x)
-    moving = len(velocity) > 0
-    scale = np.float32(1) if moving else -rate
+    moving = len(terms.velocity) > 0
+    scale = np.float32(1) if moving else -terms.rate
     for o in range(0, outputs, 2):
         both = o + 1 < outputs
         rows = (1 + both) * size
-        if moving or decay != 0 or len(offset):
+        if moving or terms.decay != 0 or len(terms.offset):
             _before(at, rows, terms)
         p, q = total[o], total[o + 1 if both else o]
         b = 0
@@ -368,7 +421,7 @@ def _descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
                 for k in range(size):
                     q[k] += d0 * x0[k]
             b += 1
-        if moving or len(mask):
+        if moving or len(terms.mask):
             _after(at, rows, terms)
         at += rows
 
@@ -376,15 +429,14 @@ def _descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def _descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
     """One step of SGD of ``size`` weights from ``at`` on along a gradient."""
-    w, velocity, _, offset, mask, _, decay, rate = terms
-    moving = len(velocity) > 0
-    if moving or decay != 0 or len(offset):
+    moving = len(terms.velocity) > 0
+    if moving or terms.decay != 0 or len(terms.offset):
         _before(at, size, terms)
-    scale = np.float32(1) if moving else -rate
-    total = velocity[at : at + size] if moving else w[at : at + size]
+    scale = np.float32(1) if moving else -terms.rate
+    total = terms.velocity[at : at + size] if moving else terms.weights[at : at + size]
     for k in range(size):
         total[k] += scale * gradient[k]
-    if moving or len(mask):
+    if moving or len(terms.mask):
         _after(at, size, terms)
 
 
@@ -395,20 +447,20 @@ def _before(at, size, terms):  # type: ignore[no-untyped-def]
     Both have loops of their own. If one loop took either, the array that is read could be the one that is
     written, and LLVM would not vectorise it.
     """
-    w, velocity, target, offset, _, momentum, decay, rate = terms
-    w, pull = w[at : at + size], -rate * decay
+    velocity, target, decay, rate = terms.velocity, terms.target, terms.decay, terms.rate
+    w, pull = terms.weights[at : at + size], -rate * decay
     s = target[at : at + size]  # empty if there is none
     if len(velocity):
         v = velocity[at : at + size]
         for k in range(size):
-            v[k] *= momentum
+            v[k] *= terms.momentum
         if len(target):
             for k in range(size):
                 v[k] += decay * (w[k] - s[k])
         elif decay != 0:
             for k in range(size):
                 v[k] += decay * w[k]
-        _add(v, np.float32(1), offset, at)
+        _add(v, np.float32(1), terms.offset, at)
         return
     if len(target):
         for k in range(size):
@@ -416,7 +468,7 @@ def _before(at, size, terms):  # type: ignore[no-untyped-def]
     elif decay != 0:
         for k in range(size):
             w[k] += pull * w[k]
-    _add(w, -rate, offset, at)
+    _add(w, -rate, terms.offset, at)
 
 
 @jit(fastmath={"contract"})
@@ -430,13 +482,12 @@ def _add(total, scale, offset, at):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def _after(at, size, terms):  # type: ignore[no-untyped-def]
     """Move along the velocity, and hold masked weights at zero."""
-    w, velocity, _, _, mask, _, _, rate = terms
-    w = w[at : at + size]
-    if len(velocity):
-        v = velocity[at : at + size]
+    w = terms.weights[at : at + size]
+    if len(terms.velocity):
+        v = terms.velocity[at : at + size]
         for k in range(size):
-            w[k] -= rate * v[k]
-    if len(mask):
-        m = mask[at : at + size]
+            w[k] -= terms.rate * v[k]
+    if len(terms.mask):
+        m = terms.mask[at : at + size]
         for k in range(size):
             w[k] *= np.float32(m[k])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -14,6 +13,7 @@ from rayfl.losses import CrossEntropy
 from rayfl.models import ModelSpec
 from rayfl.training.batched import client_kernel as kernel
 from rayfl.training.batched import layers
+from rayfl.training.batched.client_kernel import Floats, Memory
 from rayfl.training.batched.conv_kernels import LANES
 from rayfl.training.batched.fused import ConvPoolReLU
 from rayfl.training.batched.layers import Layer
@@ -21,31 +21,6 @@ from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.parameters import THIN
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.work import LocalWork, Terms
-
-Floats = NDArray[np.float32]
-
-
-class Memory(NamedTuple):
-    """Flat arrays that a step writes to.
-
-    Attributes:
-        acts, grads: inputs and outputs of all layers, and their gradients.
-        padded, dpadded: inputs of convolutions with their padding, and the gradients of one of them.
-        winners: of the poolings.
-        velocity: of a client ``(P,)``; empty without momentum.
-        ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
-        dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
-    """
-
-    acts: Floats
-    grads: Floats
-    padded: Floats
-    dpadded: Floats
-    winners: NDArray[np.int32]
-    velocity: Floats
-    ahead: Floats
-    dweight: Floats
-    dbias: Floats
 
 
 class CompiledTraining:
@@ -109,11 +84,11 @@ class CompiledTraining:
         kernel.train(
             network,
             models.numpy(),
-            (channels, size // channels),
+            kernel.Images(channels, size // channels),
             targets,
             nothing if terms.offset is None else terms.offset.contiguous().numpy(),
             masks,
-            np.array([work.momentum, decay, work.inner_lr], np.float32),
+            kernel.Rule(*map(np.float32, (work.momentum, decay, work.inner_lr))),
             x.view(len(x), size).numpy(),
             y.numpy(),
             plan.places,
