@@ -8,25 +8,28 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 from numba.core.dispatcher import Dispatcher
 
-from rayfl.training import ahead
-from rayfl.training.batched import conv_kernels, jit, linear_kernels, loss_kernel
+from rayfl.models import MODELS, ModelSpec
+from rayfl.training import LocalWork, ahead
+from rayfl.training.batched import BatchedEngine, conv_kernels, jit, linear_kernels, loss_kernel, lstm_kernel
 from rayfl.training.batched.compile_all import compile_all
+from rayfl.training.batches import Batches
+from tests.training.test_recurrent import texts
 
 KERNELS = [
     each
-    for module in (conv_kernels, linear_kernels, loss_kernel)
+    for module in (conv_kernels, linear_kernels, loss_kernel, lstm_kernel)
     for each in vars(module).values()
-    if isinstance(each, Dispatcher)
+    if isinstance(each, Dispatcher) and each.py_func.__module__ == module.__name__
 ]
 
 
 def test_compiled_ahead_is_what_runs_need(tmp_path: Path) -> None:
-    import numpy as np
-
     import rayfl
 
     compile_all()
@@ -46,6 +49,10 @@ def test_compiled_ahead_is_what_runs_need(tmp_path: Path) -> None:
             "output": {"root": str(tmp_path), "report": False, "tensorboard": False},
         }
         rayfl.run(settings, data=(x, y, x, y))
+    spec = ModelSpec.of(MODELS["lstm"](embedding=3, hidden=4), (6,), 20, 0)
+    engine = BatchedEngine(spec, Batches(texts(6, 20), torch.device("cpu")), 0)
+    start = torch.from_numpy(spec.initial()).expand(2, -1)
+    assert not engine.train(LocalWork(1, 5, 0.1), 0, [0, 1], [np.arange(9), np.arange(4)], start).failures
     assert {kernel: len(kernel.signatures) for kernel in KERNELS} == before
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -42,16 +43,22 @@ def texts(length: int, words: int, count: int = 60) -> Samples:
 
 
 def assert_equal(
-    spec: ModelSpec, samples: Samples, work: LocalWork, together: int = 4, terms: Terms = NO_TERMS
+    spec: ModelSpec,
+    samples: Samples,
+    work: LocalWork,
+    together: int = 4,
+    terms: Terms = NO_TERMS,
+    sizes: Sequence[int] = SIZES,
 ) -> None:
     batches = Batches(samples, torch.device("cpu"))
     rng = np.random.default_rng(1)
-    indices: list[NDArray[np.integer]] = [rng.choice(60, n, replace=False) for n in SIZES]
-    start = torch.from_numpy(np.stack([spec.initial(index=i % 2) for i in range(len(SIZES))]))
-    truth = Truth.of(spec, batches, 0, work, 1, range(10, 16), indices, start, terms)
+    indices: list[NDArray[np.integer]] = [rng.choice(60, n, replace=False) for n in sizes]
+    start = torch.from_numpy(np.stack([spec.initial(index=i % 2) for i in range(len(sizes))]))
+    clients = range(10, 10 + len(sizes))
+    truth = Truth.of(spec, batches, 0, work, 1, clients, indices, start, terms)
     assert (truth.moved > 0.01).all()
     for engine in (LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0, clients_per_call=together)):
-        truth.check(engine.train(work, 1, range(10, 16), indices, start, terms))
+        truth.check(engine.train(work, 1, clients, indices, start, terms))
 
 
 @pytest.mark.parametrize(

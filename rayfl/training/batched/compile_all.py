@@ -7,7 +7,7 @@ import torch
 
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training.ahead import stamp
-from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel
+from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel, lstm_kernel
 from rayfl.training.batched.compiled import CompiledTraining
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.steps import StepPlan
@@ -46,6 +46,9 @@ def compile_all() -> None:
     conv_kernels.backward(
         pooled, winner, room, kernel, geometry, kernel.copy(), bias.copy(), room.copy(), True, True
     )
+    gates, state = np.ones((1, 2, 1, 4), f32), np.ones((1, 2, 1, 1), f32)
+    lstm_kernel.forward(gates, np.ones((1, 4, 1), f32), state, state.copy(), state.copy())
+    lstm_kernel.backward(gates, state, state, state.copy(), np.ones((1, 1, 4), f32))
     _train_a_client()
 
 

@@ -4,8 +4,9 @@ Layers for texts work on words instead of samples: :class:`Embedding` maps words
 ``(C, B, L, features)``, and :class:`Lstm` returns its states as ``(C, B * L, hidden)``, so that the linear
 layer and the loss that follow treat every word as a sample.
 
-A recurrent network is many small products one after another. For one client with ten texts they are too small
-to keep a core busy; for many clients they are one batched product each.
+A recurrent network is many small products one after another. For batches of up to :data:`THIN` texts they are
+compiled, with all that is between them (:mod:`.lstm_kernel`). For larger ones, and on a GPU, they are batched
+products over all clients.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ import torch
 from torch import nn
 from typing_extensions import override
 
+from rayfl.training.batched import lstm_kernel
 from rayfl.training.batched.layers import Layer, Step
-from rayfl.training.batched.parameters import Parameter
+from rayfl.training.batched.parameters import THIN, Parameter
+from rayfl.training.device import on_gpu
 
 
 class Embedding(Layer):
@@ -103,9 +106,21 @@ class _Cells:
         bias = (self.biases[0].value + self.biases[1].value).unsqueeze(1)
         a = torch.baddbmm(bias, x.flatten(1, 2), self.input.value.transpose(1, 2))
         gates = a.view(clients, length, texts, -1)
-        size = gates.shape[3] // 4
-        recurrent = self.recurrent.value.transpose(1, 2)
-        h, c, tanh_c = (x.new_empty(clients, length, texts, size) for _ in range(3))
+        h, c, tanh_c = (x.new_empty(clients, length, texts, gates.shape[3] // 4) for _ in range(3))
+        self._compiled = not on_gpu(x) and texts <= THIN
+        if self._compiled:
+            arrays = (tensor.numpy() for tensor in (gates, self.recurrent.value, h, c, tanh_c))
+            lstm_kernel.forward(*arrays)
+        else:
+            self._through_time(gates, h, c, tanh_c)
+        self._x, self._gates, self._h, self._c, self._tanh_c = x, gates, h, c, tanh_c
+        return h
+
+    def _through_time(
+        self, gates: torch.Tensor, h: torch.Tensor, c: torch.Tensor, tanh_c: torch.Tensor
+    ) -> None:
+        """As :func:`.lstm_kernel.forward`."""
+        size, recurrent = h.shape[3], self.recurrent.value.transpose(1, 2)
         # All views at once: with one client a view costs as much as the arithmetic on it.
         parts = (gates, gates[..., : 2 * size], *gates.chunk(4, 3), h, c, tanh_c)
         before: tuple[torch.Tensor, torch.Tensor] | None = None
@@ -121,11 +136,30 @@ class _Cells:
             torch.tanh(c_t, out=tanh_c_t)
             torch.mul(o, tanh_c_t, out=h_t)
             before = h_t, c_t
-        self._x, self._gates, self._h, self._c, self._tanh_c = x, gates, h, c, tanh_c
-        return h
 
     def backward(self, dh: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         """Backpropagation through time, then the update; the gradient for the input if it is needed."""
+        if self._compiled:
+            slopes, backwards = self._gates, self.recurrent.value.transpose(1, 2)
+            given = slopes, self._c, self._tanh_c, dh, backwards
+            lstm_kernel.backward(*(tensor.contiguous().numpy() for tensor in given))
+        else:
+            slopes = self._back_through_time(dh)
+
+        flat = slopes.flatten(1, 2)
+        dx = torch.bmm(flat, self.input.value).view_as(self._x) if need_input else None
+        self.input.descend_product(flat.transpose(1, 2), self._x.flatten(1, 2))
+        before, after = self._h[:, :-1].flatten(1, 2), slopes[:, 1:].flatten(1, 2)
+        self.recurrent.descend_product(after.transpose(1, 2), before)
+        moving = [bias for bias in self.biases if not bias.frozen]
+        total = flat.sum(1) if moving else None
+        for bias in moving:
+            assert total is not None
+            bias.descend(total)
+        return dx
+
+    def _back_through_time(self, dh: torch.Tensor) -> torch.Tensor:
+        """Gradients for what the gates are functions of, ``(C, L, B, 4 H)``."""
         gates, c, tanh_c = self._gates, self._c, self._tanh_c
         clients, length, texts, size = c.shape
         i, f, g, o = gates.chunk(4, 3)
@@ -154,18 +188,7 @@ class _Cells:
             dc.mul_(forget_t)
             if t:
                 later = torch.bmm(da_t, recurrent)
-
-        flat = slopes.flatten(1, 2)
-        dx = torch.bmm(flat, self.input.value).view_as(self._x) if need_input else None
-        self.input.descend_product(flat.transpose(1, 2), self._x.flatten(1, 2))
-        before, after = self._h[:, :-1].flatten(1, 2), slopes[:, 1:].flatten(1, 2)
-        self.recurrent.descend_product(after.transpose(1, 2), before)
-        moving = [bias for bias in self.biases if not bias.frozen]
-        total = flat.sum(1) if moving else None
-        for bias in moving:
-            assert total is not None
-            bias.descend(total)
-        return dx
+        return slopes
 
 
 class ClassesSecond(Layer):
