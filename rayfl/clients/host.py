@@ -261,7 +261,7 @@ class ClientHost:
             rows = rows.clone()
             rows[failed] = start[failed]
         models = [as_tensor(objects["model", k]) for k in range(job.models)]
-        trained = Trained(self.spec, self.engine.module, self.batches, rows, start, samples, models)
+        trained = Trained(self.spec, self.engine.forward, self.batches, rows, start, samples, models)
         small: dict[str, NDArray[np.floating]] = {}
         for name in job.reports:
             report: ClientReport = objects["report", name]
@@ -358,7 +358,7 @@ class ClientHost:
             ids = samples.among(np.asarray(rows)).values
             most = self.batches.at_once(_AT_ONCE)
             pieces = np.split(ids, range(most, len(ids), most))
-            self._load(model)
+            self.engine.forward.load(model)
             found = [self._logits("train", piece) for piece in pieces]
             return torch.cat([outputs for outputs, _ in found]), torch.cat([y for _, y in found])
 
@@ -376,33 +376,21 @@ class ClientHost:
             logits=logits,
         )
 
-    def _load(self, model: torch.Tensor) -> None:
-        """Put a model into the engine's module, for :meth:`_outputs`."""
-        self.spec.load(self.engine.module, model)
-
     def _logits(self, part: Part, ids: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Outputs of the loaded model on samples, and what they should be."""
         x, y = self._read(part, ids)
-        return self._outputs(x), y
+        return self.engine.forward(x), y
 
     def _read(self, part: Part, ids: NDArray[np.integer]) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets of samples."""
         return self.batches.test(ids) if part == "test" else self.batches.train(ids)
-
-    def _outputs(self, x: torch.Tensor) -> torch.Tensor:
-        module = self.engine.module
-        if module.training:  # looking is faster than telling all of its parts
-            module.eval()
-        with torch.inference_mode():
-            outputs: torch.Tensor = module(x)
-            return outputs
 
     def _validate(self, job: TrainJob, model: torch.Tensor, row: int) -> float:
         """Accuracy on a client's validation samples."""
         ids = self.stages[job.stage].validation[int(job.clients[row])]
         if not len(ids):
             return float("nan")
-        self._load(model)
+        self.engine.forward.load(model)
         logits, y = self._logits("train", ids)
         return float(self.spec.loss.right(logits, y).double().mean())
 
@@ -516,10 +504,10 @@ class ClientHost:
         if not len(ids):
             return np.zeros(0, np.int64), np.zeros(0, np.float32), np.zeros((0, self.spec.sums))
         correct, losses, more, loss = [], [], [], self.spec.loss.for_tests()
-        self._load(model)
+        self.engine.forward.load(model)
         for start in range(0, len(ids), batch_size):
             x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
-            logits = self._outputs(x)
+            logits = self.engine.forward(x)
             right = loss.right(logits, y) if loss.accurate else torch.zeros(len(y), dtype=torch.bool)
             correct.append(_of_samples(right).cpu())
             losses.append(_of_samples(loss.each(logits, y)).cpu())
@@ -536,10 +524,10 @@ class ClientHost:
     ) -> NDArray[np.float32]:
         """The losses of :meth:`_test` alone ``(n,)``, in the same batches and with the same bits."""
         losses, loss = [torch.zeros(0)], self.spec.loss.for_tests()
-        self._load(model)
+        self.engine.forward.load(model)
         for start in range(0, len(ids), batch_size):
             x, y = kept.read(ids[start : start + batch_size], partial(self._read, part))
-            losses.append(_of_samples(loss.each(self._outputs(x), y)).cpu())
+            losses.append(_of_samples(loss.each(self.engine.forward(x), y)).cpu())
         return _joined(losses[1:] or losses)
 
     def evaluate(self, job: EvalJob, objects: Objects) -> Answer:
@@ -609,7 +597,7 @@ class ClientHost:
             failures: dict[int, RayflError] = {c: ClientError(c, 0, text) for c, text in texts.items()}
             return Answer(SignatureReport(np.empty(0, np.int64), failures), {SIGNATURES: []})
         report: ClientReport = objects["report", "signature"]
-        trained = Trained(self.spec, self.engine.module, self.batches, block.rows, rows, samples)
+        trained = Trained(self.spec, self.engine.forward, self.batches, block.rows, rows, samples)
         seen = report.compute(trained).reshape(len(rows), -1).astype(np.float32)
         return Answer(SignatureReport(np.full(len(rows), self.spec.P), {}), {SIGNATURES: list(seen)})
 

@@ -11,7 +11,6 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import nn
 
 from rayfl.data import Samples
 from rayfl.errors import ConfigError
@@ -21,6 +20,7 @@ from rayfl.training.batched.graphs import WARM_UPS, CudaRecorder, Recorder
 from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.vmap import VmapEngine
 from rayfl.training.batches import Batches
+from rayfl.training.forward import Forward
 from rayfl.training.guides import Guides, Seen
 from rayfl.training.loop import LoopEngine
 from rayfl.training.precision import Precision, check_device
@@ -53,7 +53,8 @@ class Engine(Protocol):
 
     spec: ModelSpec
     batches: Batches
-    module: nn.Module
+    forward: Forward
+    """Tests models."""
 
     def train(
         self,

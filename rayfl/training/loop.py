@@ -23,6 +23,7 @@ from torch.func import functional_call
 from rayfl.models import ModelSpec
 from rayfl.random import key, moment, orders
 from rayfl.training.batches import Batches
+from rayfl.training.forward import Forward
 from rayfl.training.guides import Guides, watching
 from rayfl.training.precision import Precision, forward
 from rayfl.training.work import (
@@ -76,6 +77,7 @@ class LoopEngine:
     ) -> None:
         self.spec, self.batches, self.seed, self._precision = spec, batches, seed, precision
         self.module = spec.build().to(batches.device)
+        self.forward = Forward(spec, self.module)
         self._channels_last = channels_last and len(spec.shape) == 3
         self._rest = {n: b.clone() for n, b in self.module.named_buffers() if n not in spec.names}
         self._judge: nn.Module | None = None  # what guides compute with, in evaluation mode

@@ -27,9 +27,9 @@ from rayfl.models import ModelSpec
 
 if TYPE_CHECKING:
     import torch
-    from torch import nn
 
     from rayfl.training.batches import Batches
+    from rayfl.training.forward import Forward
 
 Reports = Mapping[str, NDArray[np.float64]]
 """The outcome of a round's reports by name, the first axis in the order of the cohort ``(M, ...)``."""
@@ -50,7 +50,7 @@ class Trained:
 
     Attributes:
         spec: the model's layout.
-        module: a module of that layout, into which any model may be loaded.
+        forward: computes the outputs of any model of that layout.
         batches: inputs and their scaling.
         rows: the trained models ``(B, P)``; of a client that failed, the one that it started from.
         start: the models that the clients received ``(B, P)``.
@@ -59,7 +59,7 @@ class Trained:
     """
 
     spec: ModelSpec
-    module: nn.Module
+    forward: Forward
     batches: Batches
     rows: torch.Tensor
     start: torch.Tensor
@@ -72,8 +72,8 @@ class Trained:
 
     def outputs(self, model: torch.Tensor, inputs: torch.Tensor) -> torch.Tensor:
         """The logits of a model ``(P,)`` on inputs ``(n, ...)``, as it is tested."""
-        self._load(model)
-        return self._forward(inputs)
+        self.forward.load(model)
+        return self._outputs(inputs)
 
     def mean_losses(self, rows: torch.Tensor) -> NDArray[np.float64]:
         """The mean loss of each client's model ``(B, P)`` on its own training samples ``(B,)``.
@@ -98,11 +98,11 @@ class Trained:
         means = np.full(len(sizes), np.nan)
         if not sizes.any():
             return means
-        self._load(model)
+        self.forward.load(model)
         outputs, targets = [], []
         for some in pieces(offsets[1:], clients, self.batches.at_once(_AT_ONCE)):
             inputs, wanted = self.batches.train(values[offsets[some.start] : offsets[some.stop]])
-            outputs.append(self._forward(inputs))
+            outputs.append(self._outputs(inputs))
             targets.append(wanted)
         found, right = torch.cat(outputs).double(), torch.cat(targets)
         if len(sizes) == 1:
@@ -118,23 +118,13 @@ class Trained:
                     means[place] = float(loss.mean(found[begin:end], right[begin:end]))
         return means
 
-    def _load(self, model: torch.Tensor) -> None:
-        """Put a model into the module, for :meth:`_forward`."""
-        if self.module.training:  # looking is faster than telling all of its parts
-            self.module.eval()
-        self.spec.load(self.module, model)
-
-    def _forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The logits of the loaded model on inputs ``(n, ...)``."""
+    def _outputs(self, inputs: torch.Tensor) -> torch.Tensor:
+        """The outputs of the loaded model on inputs ``(n, ...)``."""
         import torch
 
         most = self.batches.at_once(_AT_ONCE)
-        with torch.inference_mode():
-            cuts = range(0, len(inputs), most)
-            parts: list[torch.Tensor] = [self.module(inputs[k : k + most]) for k in cuts]
-            if len(parts) == 1:
-                return parts[0].detach()  # a view of a parameter would still ask for its gradient
-            return torch.cat(parts)
+        parts = [self.forward(inputs[k : k + most]) for k in range(0, len(inputs), most)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def updates_of(rows: torch.Tensor, start: torch.Tensor, spec: ModelSpec) -> torch.Tensor:

@@ -24,6 +24,7 @@ from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
 from rayfl.training.batches import Batches
+from rayfl.training.forward import Forward
 from rayfl.training.reports import Predictions, Trained
 from tests.algorithms.fakes import FakeClients, algorithm, plan_of, report, setup
 from tests.algorithms.test_identities import GROUPS, TASKS, N, P, Ran, Run, run, same, same_curves
@@ -119,7 +120,9 @@ def test_newcomers_of_dc_choose_among_the_models_there_are():
 
 
 def trained(spec: Any, module: Any, batches: Any, rows: torch.Tensor) -> Trained:
-    return Trained(spec, module, batches, rows, torch.zeros_like(rows), Ragged.of([[]] * len(rows)))
+    return Trained(
+        spec, Forward(spec, module), batches, rows, torch.zeros_like(rows), Ragged.of([[]] * len(rows))
+    )
 
 
 def test_similarities_against_numpy():

@@ -16,7 +16,15 @@ from numba.core.dispatcher import Dispatcher
 
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training import LocalWork, ahead
-from rayfl.training.batched import BatchedEngine, conv_kernels, jit, linear_kernels, loss_kernel, lstm_kernel
+from rayfl.training.batched import (
+    BatchedEngine,
+    client_kernel,
+    conv_kernels,
+    jit,
+    linear_kernels,
+    loss_kernel,
+    lstm_kernel,
+)
 from rayfl.training.batched.compile_all import compile_all
 from rayfl.training.batches import Batches
 from tests.training.test_recurrent import texts
@@ -26,7 +34,7 @@ KERNELS = [
     for module in (conv_kernels, linear_kernels, loss_kernel, lstm_kernel)
     for each in vars(module).values()
     if isinstance(each, Dispatcher) and each.py_func.__module__ == module.__name__
-]
+] + [client_kernel.train, client_kernel.outputs]
 
 
 def test_compiled_ahead_is_what_runs_need(tmp_path: Path) -> None:

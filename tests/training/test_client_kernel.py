@@ -16,11 +16,12 @@ from torch import nn
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork, Terms
 from rayfl.training.batched import BatchedEngine, client_kernel
+from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.guides import Guides
 from rayfl.training.loop import LoopEngine
-from tests.training.bounds import Truth
-from tests.training.conftest import stepwise
+from tests.training.bounds import UNIT, Truth
+from tests.training.conftest import make_samples, stepwise
 from tests.training.test_terms import EXTRAS, OPTIONS, PLAIN, job, make_terms, make_work, train
 
 
@@ -311,3 +312,82 @@ def test_looking_ahead_by_less_than_float32_can_say() -> None:
     )
     assert torch.equal(tiny.rows, small.rows)
     assert tiny.losses.tolist() == small.losses.tolist()
+
+
+# --- forward passes --------------------------------------------------------------------------------------
+
+
+class Dropped(Model):
+    """A network with dropout, which is not trained in a compiled call, but tested in one."""
+
+    name: str = "dropped"
+    layers: ClassVar[dict[str, tuple[str, ...]]] = {"conv": ("0",), "last": ("6",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network."""
+        conv = nn.Conv2d(shape[0], 6, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.5)
+        return nn.Sequential(*conv, nn.Flatten(), nn.Dropout(0.9), nn.Linear(6 * 25, classes))
+
+
+FORWARD = {**CASES, "dropout": (Dropped(), (3, 12, 12)), "large": (MODELS["mlp"](hidden=[300]), (1, 20, 20))}
+
+
+@pytest.mark.parametrize("case", FORWARD)
+def test_outputs_are_those_of_the_module(case: str) -> None:
+    model, shape = FORWARD[case]
+    spec = ModelSpec.of(model, shape, 5, 0)
+    engine = BatchedEngine(spec, Batches(make_samples(shape), torch.device("cpu")), 0)
+    compiled = engine.forward._compiled
+    assert compiled is not None
+    exact = spec.build().double().eval()
+    generator = torch.Generator().manual_seed(0)
+    for n in (1, 5, 31, 32, 33, 100, 2):
+        model_, x = torch.from_numpy(spec.initial(index=n)), torch.randn(n, *shape, generator=generator)
+        spec.load(exact, model_)
+        truth = exact(x.double()).detach()
+        assert compiled.covers(x) == (case not in ("large", "wide") or n <= 32)
+        for found in (compiled.outputs(model_, x), _after(engine, model_, x)):
+            assert found.shape == truth.shape
+            assert not found.requires_grad
+            error = float((found - truth).abs().max())
+            assert error < 400 * UNIT * float(truth.abs().max() + 1), n
+
+
+def _after(engine: BatchedEngine, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    engine.forward.load(model)
+    return engine.forward(x)
+
+
+def test_a_forward_pass_is_the_same_after_any_other() -> None:
+    spec = make_case("lenet5")
+    engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), torch.device("cpu")), 0)
+    x = torch.randn(40, 1, 28, 28, generator=torch.Generator().manual_seed(1))
+    model, other = (torch.from_numpy(spec.initial(index=k)) for k in (0, 1))
+    first = _after(engine, model, x)
+    _after(engine, other, 1e6 * x.flip(0))
+    engine.train(LocalWork(1, 10, 0.1), 0, [0], [np.arange(20)], other[None])
+    assert torch.equal(_after(engine, model, x), first)
+    assert not torch.equal(_after(engine, other, x), first)
+    assert torch.isnan(_after(engine, torch.full_like(model, torch.nan), x)).all()
+
+
+def test_other_samples_are_left_to_the_module() -> None:
+    spec = make_case("lenet5")
+    engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), torch.device("cpu")), 0)
+    model = torch.from_numpy(spec.initial())
+    with pytest.raises(RuntimeError, match="shape"):
+        _after(engine, model, torch.zeros(3, 1, 20, 20))
+    for make in (LoopEngine, BatchedEngine):
+        plain = make(make_bn(), engine.batches, 0)
+        start = torch.from_numpy(plain.spec.initial())
+        assert plain.forward._compiled is None
+        plain.forward.load(start)
+        x = torch.ones(4, 1, 28, 28)
+        exact = plain.spec.build().eval()
+        plain.spec.load(exact, start)
+        assert torch.equal(plain.forward(x), exact(x))
+
+
+def make_bn() -> ModelSpec:
+    """With buffers."""
+    return ModelSpec.of(MODELS["lenet5"](batch_norm=True), (1, 28, 28), 5, 0)

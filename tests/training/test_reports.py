@@ -16,6 +16,7 @@ from rayfl.data.scaling import Scaling
 from rayfl.data.server import ServerData
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training.batches import Batches
+from rayfl.training.forward import Forward
 from rayfl.training.reports import Predictions, Trained, UpdateLengths
 from tests.training.conftest import make_samples, make_spec
 from tests.training.test_batched import random_samples
@@ -31,7 +32,7 @@ def trained(spec: ModelSpec, samples: Samples, sizes: Sequence[int], rows: torch
     ids = np.split(np.arange(sum(sizes)) % len(samples.x_train), np.cumsum(sizes)[:-1])
     batches = Batches(samples, torch.device("cpu"))
     start = torch.from_numpy(spec.initial()).expand(len(sizes), -1)
-    return Trained(spec, spec.build(), batches, rows, start, Ragged.of(ids))
+    return Trained(spec, Forward(spec, spec.build()), batches, rows, start, Ragged.of(ids))
 
 
 @pytest.mark.parametrize("kind", ["numbers", "words"])
@@ -87,7 +88,7 @@ def test_clients_with_the_same_model_share_forward_passes(monkeypatch: pytest.Mo
     spec = make_spec("linear", samples)
     block = trained(spec, samples, (20,) * 300, torch.empty(300, spec.P))
     calls: list[int] = []
-    block.module.register_forward_hook(lambda module, given, found: calls.append(len(found)))
+    block.forward.module.register_forward_hook(lambda module, given, found: calls.append(len(found)))
     losses = block.mean_losses(block.start)
     assert sum(calls) == 300 * 20
     assert len(calls) < 10

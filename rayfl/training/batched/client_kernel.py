@@ -167,15 +167,7 @@ def train(  # type: ignore[no-untyped-def]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
                 _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
-            for number in range(layers):
-                layer = network[number]
-                if layer[KIND] == CONVOLUTION:
-                    _convolve(layer, batch, at, acts, padded, winners, dbias)
-                elif layer[KIND] == LINEAR:
-                    _multiply(layer, batch, at, acts, dbias)
-                else:
-                    _swap(layer, batch, acts, True)
-
+            _forward(network, batch, at, acts, padded, winners, dbias)
             end = logits_at + batch * classes
             cross_entropy(
                 acts[logits_at:end].reshape((1, batch, classes)),
@@ -214,6 +206,44 @@ def train(  # type: ignore[no-untyped-def]
                     _swap(layer, batch, grads, False)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
+
+
+@jit(fastmath={"contract"})
+def outputs(network, w, first, x, most, memory, logits):  # type: ignore[no-untyped-def]
+    """What the network makes of samples.
+
+    Args:
+        network, first: see :func:`train`.
+        w: a model ``(P,)`` float32.
+        x: samples ``(n, size)`` float32.
+        most: samples for which there is memory.
+        memory: see :class:`Memory`; that of gradients is not used.
+        logits: ``(n, classes)`` float32, written.
+    """
+    last = network[len(network) - 1]
+    classes, logits_at = last[OUTPUT], last[TO]
+    for begin in range(0, len(x), most):
+        batch = min(most, len(x) - begin)
+        for b in range(batch):
+            inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
+            _read(x[begin + b], first.channels, first.pixels, inputs)
+        _forward(network, batch, w, memory.acts, memory.padded, memory.winners, memory.dbias)
+        for b in range(batch):
+            at = logits_at + b * classes
+            logits[begin + b] = memory.acts[at : at + classes]
+
+
+@jit(fastmath={"contract"})
+def _forward(network, batch, w, acts, padded, winners, zeros):  # type: ignore[no-untyped-def]
+    """Through all layers, from the inputs of the first."""
+    for number in range(len(network)):
+        layer = network[number]
+        if layer[KIND] == CONVOLUTION:
+            _convolve(layer, batch, w, acts, padded, winners, zeros)
+        elif layer[KIND] == LINEAR:
+            _multiply(layer, batch, w, acts, zeros)
+        else:
+            _swap(layer, batch, acts, True)
 
 
 @jit(fastmath={"contract"})

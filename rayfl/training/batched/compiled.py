@@ -1,4 +1,4 @@
-"""Clients that train in one compiled call: which networks and work that is for, and what the call needs."""
+"""Training and tests in one compiled call: which networks and work that is for, and what the call needs."""
 
 from __future__ import annotations
 
@@ -40,6 +40,7 @@ class CompiledTraining:
         if spec.n_parameters != spec.P:
             raise Unsupported("it has buffers")
         self.spec, self._layers = spec, _read(spec, sequence)
+        self._images = _images(self._layers)
         self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
     def covers(self, work: LocalWork, terms: Terms, batch: int) -> bool:
@@ -77,14 +78,13 @@ class CompiledTraining:
             targets = (target if mask is None else target * (mask != 0)).numpy()
         kept = torch.empty((clients, self.spec.P) if work.snapshot_epoch else (0, self.spec.P))
         losses = np.empty(clients)
-        first = self._layers[0]
-        channels, size = max(1, first[kernel.CHANNELS]), first[kernel.SIZE]
+        size = self._layers[0][kernel.SIZE]
         if math.prod(x.shape[1:]) != size:
             raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
         kernel.train(
             network,
             models.numpy(),
-            kernel.Images(channels, size // channels),
+            self._images,
             targets,
             nothing if terms.offset is None else terms.offset.contiguous().numpy(),
             masks,
@@ -109,6 +109,59 @@ class CompiledTraining:
             found = _lay_out(self._layers, batch, velocity, ahead)
             self._memory[moves, looks_ahead] = batch, found
         return found
+
+
+_FEW = 1 << 16
+"""Weights of linear layers up to which forward passes of any number of samples are compiled."""
+
+
+class CompiledForward:
+    """Forward passes in one call of :func:`.client_kernel.outputs`.
+
+    A few samples at a time go through all layers, so that what lies between these stays in the core's cache:
+    LeNet-5 takes a quarter of the library's time. Many samples in large linear layers are left to the
+    library.
+
+    Args:
+        spec: the model and its flat layout.
+        sequence: its layers, and the names of their parameters' module with a dot.
+
+    Raises:
+        Unsupported: as :class:`CompiledTraining`, but for the loss.
+    """
+
+    def __init__(self, spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> None:
+        if spec.n_parameters != spec.P or spec.model.tokens:
+            raise Unsupported("it has buffers, or takes words")
+        rows = _read(spec, [each for each in sequence if not isinstance(each[0], layers.Dropout)])
+        self.spec, self._images = spec, _images(rows)
+        self._always = spec.P <= _FEW or any(row[kernel.KIND] == kernel.CONVOLUTION for row in rows)
+        self._network, self._memory = _lay_out(rows, THIN, 0, 0)
+
+    def covers(self, x: torch.Tensor) -> bool:
+        """Whether it takes these samples ``(n, ...)``, and is faster than the library."""
+        takes = x.shape[1:] == self.spec.shape and x.dtype == torch.float32
+        return takes and (self._always or len(x) <= THIN)
+
+    def outputs(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(n, classes)`` of a model ``(P,)``."""
+        logits = torch.empty(len(x), int(self._network[-1, kernel.OUTPUT]))
+        kernel.outputs(
+            self._network,
+            model.contiguous().numpy(),
+            self._images,
+            x.reshape(len(x), -1).contiguous().numpy(),
+            THIN,
+            self._memory,
+            logits.numpy(),
+        )
+        return logits
+
+
+def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
+    """What enters the first layer."""
+    channels, size = max(1, rows[0][kernel.CHANNELS]), rows[0][kernel.SIZE]
+    return kernel.Images(channels, size // channels)
 
 
 def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[int]]:

@@ -16,7 +16,7 @@ from rayfl.data import Ragged
 from rayfl.models import ModelSpec
 from rayfl.random import key, moment
 from rayfl.training.batched.calls import clients_in_a_call, clients_in_the_cache
-from rayfl.training.batched.compiled import CompiledTraining
+from rayfl.training.batched.compiled import CompiledForward, CompiledTraining
 from rayfl.training.batched.graphs import RecordedSteps, Recorder, Unrecordable
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.network import BatchedNetwork, Network, Unsupported
@@ -24,6 +24,7 @@ from rayfl.training.batched.parameters import Sgd
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
+from rayfl.training.forward import Forward
 from rayfl.training.precision import Precision
 from rayfl.training.work import NO_TERMS, Indices, LocalWork, Terms, TrainedBlock, check_diverged
 
@@ -43,6 +44,7 @@ class BatchedEngine:
     Attributes:
         recorded: recordings of steps; None if all steps are run from Python.
         compiled: trains what it covers in one call; None if the network is not among that, or on a GPU.
+        forward: tests models.
 
     Raises:
         Unsupported: for models that the batched layers do not cover, and for reduced precision in these.
@@ -66,10 +68,14 @@ class BatchedEngine:
         self._in_cache = clients_per_call is None and batches.device.type == "cpu" and network is None
         self.recorded: RecordedSteps | None = None
         self.compiled: CompiledTraining | None = None
+        compiled_forward: CompiledForward | None = None
         if network is None and batches.device.type == "cpu":
             assert isinstance(self.network, BatchedNetwork)
             with suppress(Unsupported):
+                compiled_forward = CompiledForward(spec, self.network.sequence())
+            with suppress(Unsupported):
                 self.compiled = CompiledTraining(spec, self.network.sequence())
+        self.forward = Forward(spec, self.module, compiled_forward)
 
     def record(self, recorder: Recorder) -> None:
         """From now on, record each kind of step that recurs, and replay it.

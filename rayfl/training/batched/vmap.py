@@ -285,7 +285,7 @@ class VmapEngine(BatchedEngine):
         channels_last = on_cpu and network.activations * _BATCH > spec.P and not network.draws
         channels_last = channels_last and network.takes_channels_last()
         self.loop = LoopEngine(spec, batches, seed, channels_last, precision)
-        self.module = self.loop.module
+        self.module, self.forward = self.loop.module, self.loop.forward
         self.least: float = (math.inf if large else _LEAST) if on_cpu and not words else 1
         if least is not None:
             self.least = least
