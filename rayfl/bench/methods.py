@@ -87,10 +87,10 @@ def run(
         saved: rows that are known, and where each is kept once it is measured.
 
     Returns:
-        One row per method: for each workload its median CPU milliseconds per round (``W1_ms``), the median
-            of the paired ratios to the first method's round of the same turn (``W1_times``, above 1: slower),
-            the median number of clients that trained in a round (``W1_clients``), and the median of the
-            ratios of CPU time per client that trained (``W1_each``).
+        One row per method: for each workload its median CPU milliseconds per round (``W1_ms``), the median of
+        the paired ratios to the first method's round of the same turn (``W1_times``, above 1: slower), the
+        median number of clients that trained in a round (``W1_clients``), and the median of the ratios of CPU
+        time per client that trained (``W1_each``).
     """
     saved = saved or Rows()
     rows: dict[str, dict[str, Any]] = {name: {"method": name} for name in methods}
