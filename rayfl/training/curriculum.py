@@ -64,9 +64,9 @@ class Pacing:
     def available(self, steps: int, samples: int, batch_size: int) -> NDArray[np.int64]:
         """``g(t)`` for the steps t = 0, 1, ..., T - 1, ``(T,)``.
 
-        Decision: rounded to the nearest number of samples, halves up, and at least one batch (or all N samples
-        if there are fewer), since a step draws a whole batch. A value within 1e-12 (relative) of a half
-        counts as a half: for N = 20, a = 0.8, b = 0.1, linear pacing gives 15.5 in step 6 of 10, which
+        Decision: rounded to the nearest number of samples, halves up, and at least one batch (or all N
+        samples if there are fewer), since a step draws a whole batch. A value within 1e-12 (relative) of a
+        half counts as a half: for N = 20, a = 0.8, b = 0.1, linear pacing gives 15.5 in step 6 of 10, which
         floating point turns into 15.499999999999998 under some orders of the operations.
 
         Args:

@@ -25,6 +25,14 @@ from tests.training.conftest import make_samples, stepwise
 from tests.training.test_terms import EXTRAS, OPTIONS, PLAIN, job, make_terms, make_work, train
 
 
+def batch_norm(outputs: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Module:
+    """A BatchNorm some of whose factors are negative, so that the least of the pixels wins a pooling."""
+    module = nn.BatchNorm2d(outputs, eps, momentum)
+    nn.init.uniform_(module.weight, -1.5, 1.5)
+    nn.init.uniform_(module.bias, -0.5, 0.5)
+    return module
+
+
 class Chain(Model):
     """Layers one after another, by name."""
 
@@ -53,6 +61,22 @@ class Chain(Model):
                 nn.Linear(8, 7), relu,
             ],
             "wide": lambda: [nn.Flatten(), nn.Linear(432, 530), nn.ReLU(), nn.Linear(530, 3), nn.ReLU()],
+            "norm": lambda: [  # 9 x 9 and 4 x 4 pixels
+                conv(3, 6, 4), batch_norm(6), nn.ReLU(), pool(2),
+                conv(6, 10, 3, padding=1, bias=False), batch_norm(10), pool(2), nn.ReLU(),
+                nn.Flatten(), nn.Linear(40, 7), nn.ReLU(),
+            ],
+            "norm, then none": lambda: [  # more outputs than a vector has; 7 x 10 pixels
+                conv(3, 9, (6, 6), padding=2), batch_norm(9, 1e-3, 0.3), nn.ReLU(), pool(2),
+                conv(9, 4, 3), nn.ReLU(), pool(2), nn.Flatten(),
+            ],
+            "norm, narrow": lambda: [  # 3 x 3 pixels
+                conv(3, 4, 3), nn.ReLU(), pool(2), conv(4, 5, 3), batch_norm(5), nn.ReLU(), pool(2),
+                nn.Flatten(),
+            ],
+            "norm, not affine": lambda: [
+                conv(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), pool(2), nn.Flatten(),
+            ],
         }  # fmt: skip
         front = nn.Sequential(*body[self.parts]())
         return nn.Sequential(front, nn.Linear(front(torch.zeros(1, *shape)).shape[1], classes))
@@ -64,8 +88,9 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "lenet5": (MODELS["lenet5"](), (1, 28, 28)),
     **{
         parts: (Chain(parts=parts), (3, 12, 12))
-        for parts in ("padding", "no bias", "nested", "reused", "wide")
+        for parts in ("padding", "no bias", "nested", "reused", "wide", "norm", "norm, then none")
     },
+    "lenet5-bn": (MODELS["lenet5"](batch_norm=True), (3, 32, 32)),
 }
 SIZES = [11, 6, 3, 16, 7]
 
@@ -80,9 +105,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The numbers of clients that trained in compiled calls."""
     original, found = client_kernel.train, list[int]()
 
-    def counted(network: Any, models: Any, *given: Any) -> None:
+    def counted(network: Any, norms: Any, models: Any, *given: Any) -> None:
         found.append(len(models))
-        original(network, models, *given)
+        original(network, norms, models, *given)
 
     monkeypatch.setattr(client_kernel, "train", counted)
     return found
@@ -107,7 +132,7 @@ COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in
         if not ("momentum" in EXTRAS[extra] and "inner_lr" in OPTIONS.get(option, ({}, ()))[0])  # refused
     ],
 )
-@pytest.mark.parametrize("case", ["mlp", "padding"])
+@pytest.mark.parametrize("case", ["mlp", "padding", "norm"])
 def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls: list[int]) -> None:
     changes, terms = OPTIONS.get(option, ({}, ()))
     spec = make_case(case)
@@ -141,7 +166,7 @@ def test_any_shape_and_any_ragged_clients(
     check(spec, LocalWork(2, batch, 0.005, momentum, 0.1, proximal=mu), sizes, Terms())
 
 
-@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5"])
+@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5", "norm"])
 def test_a_client_does_not_depend_on_who_trains_with_it(case: str) -> None:
     """Bit for bit, however many samples the others have."""
     spec = make_case(case)
@@ -190,8 +215,8 @@ def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the trial, although layer by layer the engine is right."""
     original = client_kernel.train
 
-    def wrong(network: Any, models: Any, *given: Any) -> None:
-        original(network, models, *given)
+    def wrong(network: Any, norms: Any, models: Any, *given: Any) -> None:
+        original(network, norms, models, *given)
         models *= np.float32(1.01)
 
     monkeypatch.setattr(client_kernel, "train", wrong)
@@ -203,7 +228,6 @@ def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "config"),
     [
-        ("lenet5", (1, 28, 28), {"batch_norm": True}),
         ("mlp", (1, 4, 4), {"hidden": [8], "dropout": 0.5}),
         ("resnet9", (3, 32, 32), {}),
         ("leaf_cnn", (1, 12, 12), {}),
@@ -212,6 +236,16 @@ def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_networks_are_trained_layer_by_layer(name: str, shape: Any, config: dict[str, Any]) -> None:
     spec = ModelSpec.of(MODELS[name](**config), shape, 5, 0)
     assert BatchedEngine(spec, job(spec, [2])[0], 0).compiled is None
+
+
+@pytest.mark.parametrize("parts", ["norm, narrow", "norm, not affine"])
+def test_other_normalisations_are_trained_layer_by_layer(parts: str, calls: list[int]) -> None:
+    spec = ModelSpec.of(Chain(parts=parts), (3, 12, 12), 5, 0)
+    engine = BatchedEngine(spec, job(spec, [2])[0], 0)
+    assert engine.compiled is None
+    assert engine.forward._compiled is None
+    check(spec, replace(PLAIN, batch_size=6), SIZES, Terms())
+    assert calls == []
 
 
 def test_one_that_diverges_spoils_nobody() -> None:
@@ -343,6 +377,8 @@ def test_outputs_are_those_of_the_module(case: str) -> None:
     generator = torch.Generator().manual_seed(0)
     for n in (1, 5, 31, 32, 33, 100, 2):
         model_, x = torch.from_numpy(spec.initial(index=n)), torch.randn(n, *shape, generator=generator)
+        model_[spec.n_parameters :] = torch.rand(spec.P - spec.n_parameters, generator=generator) + 0.5
+        before = model_.clone()
         spec.load(exact, model_)
         truth = exact(x.double()).detach()
         assert compiled.covers(x) == (case not in ("large", "wide") or n <= 32)
@@ -351,9 +387,10 @@ def test_outputs_are_those_of_the_module(case: str) -> None:
             assert not found.requires_grad
             error = float((found - truth).abs().max())
             assert error < 400 * UNIT * float(truth.abs().max() + 1), n
+        assert torch.equal(model_, before)
 
 
-def _after(engine: BatchedEngine, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def _after(engine: BatchedEngine | LoopEngine, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     engine.forward.load(model)
     return engine.forward(x)
 
@@ -377,17 +414,12 @@ def test_other_samples_are_left_to_the_module() -> None:
     model = torch.from_numpy(spec.initial())
     with pytest.raises(RuntimeError, match="shape"):
         _after(engine, model, torch.zeros(3, 1, 20, 20))
+    other = ModelSpec.of(MODELS["resnet9"](), (3, 32, 32), 5, 0)
+    batches = Batches(make_samples((3, 32, 32)), torch.device("cpu"))
+    start, x = torch.from_numpy(other.initial()), torch.ones(2, 3, 32, 32)
+    exact = other.build().eval()
+    other.load(exact, start)
     for make in (LoopEngine, BatchedEngine):
-        plain = make(make_bn(), engine.batches, 0)
-        start = torch.from_numpy(plain.spec.initial())
+        plain = make(other, batches, 0)
         assert plain.forward._compiled is None
-        plain.forward.load(start)
-        x = torch.ones(4, 1, 28, 28)
-        exact = plain.spec.build().eval()
-        plain.spec.load(exact, start)
-        assert torch.equal(plain.forward(x), exact(x))
-
-
-def make_bn() -> ModelSpec:
-    """With buffers."""
-    return ModelSpec.of(MODELS["lenet5"](batch_norm=True), (1, 28, 28), 5, 0)
+        assert torch.equal(_after(plain, start, x), exact(x))

@@ -33,6 +33,7 @@ from rayfl.training.batched import (
     layers,
     network,
     parameters,
+    recurrent,
 )
 from rayfl.training.batched.graphs import CudaRecorder, FixedMemory, Recorder
 from rayfl.training.batched.network import BatchedNetwork
@@ -149,7 +150,7 @@ class Tape(Again):
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Layers do as they do on a GPU: without compiled loops, which write behind PyTorch's back."""
-    for module in (layers, parameters, fused, network):
+    for module in (layers, parameters, fused, network, recurrent):
         monkeypatch.setattr(module, "on_gpu", lambda tensor: True)
 
 

@@ -6,9 +6,10 @@ the other, so that a client's model, velocity and samples stay in the core's own
 and its result does not depend on the others that the kernel trains in any way.
 
 The network is a table of integers, a row for each layer: its kind, its sizes, and where its parameters,
-inputs, outputs and winners lie in flat arrays (the ``KIND`` and other columns below). Convolutions, forward
-products and the loss are those of :mod:`.conv_kernels`, :mod:`.linear_kernels` and :mod:`.loss_kernel`. A row
-of weights is changed as soon as its gradient is complete, which is never written to memory.
+inputs, outputs and winners lie in flat arrays (the ``KIND`` and other columns below). Convolutions, their
+normalisation, forward products and the loss are those of :mod:`.conv_kernels`, :mod:`.norm_kernels`,
+:mod:`.linear_kernels` and :mod:`.loss_kernel`. A row of weights is changed as soon as its gradient is
+complete, which is never written to memory.
 """
 
 from __future__ import annotations
@@ -18,23 +19,28 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.training.batched import conv_kernels, linear_kernels
+from rayfl.training.batched import conv_kernels, linear_kernels, norm_kernels
 from rayfl.training.batched.jit import jit
 from rayfl.training.batched.loss_kernel import cross_entropy
+from rayfl.training.batched.vectors import LANES
 
 CONVOLUTION, LINEAR, FLATTEN = 0, 1, 2
 """Kinds of layers: a convolution with pooling and ReLU; a linear layer; channels last to channels first."""
 
 (KIND, WEIGHT, BIAS, SIZE, OUTPUT, RELU, FROM, TO, PADDED, WINNER) = range(10)
 (CHANNELS, HEIGHT, WIDTH, OUTPUTS, KERNEL, PADDING) = range(10, 16)
+(GAMMA, BETA, MEAN, VARIANCE, PLANE, STATISTICS) = range(16, 22)
 """Columns of a layer's row.
 
 ``WEIGHT, BIAS``: where its parameters begin in the model's flat vector; -1 for no bias. ``SIZE, OUTPUT``:
 numbers of a sample before and after it. ``RELU``: whether one follows a linear layer. ``FROM, TO``: where its
 inputs and outputs begin in memory; ``PADDED, WINNER``: a convolution's inputs with their padding, and its
-winners. The others are of a convolution, or the ``CHANNELS, HEIGHT, WIDTH`` of what is flattened.
+winners. ``CHANNELS`` to ``PADDING`` are of a convolution, or the ``CHANNELS, HEIGHT, WIDTH`` of what is
+flattened. ``GAMMA`` to ``VARIANCE``: where the parameters and the running statistics of the BatchNorm behind
+a convolution begin in the model's flat vector; -1 if there is none. ``PLANE, STATISTICS``: where what enters
+it, and the batch's mean and variance, begin in memory.
 """
-COLUMNS = 16
+COLUMNS = 22
 
 _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
@@ -71,6 +77,8 @@ class Memory(NamedTuple):
         velocity: of a client ``(P,)``; empty without momentum.
         ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
         dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
+        planes, statistics: what enters each BatchNorm, and the batch's mean and variance of it.
+        dplane, dnorm: gradients of one of the former, and of gamma and beta.
     """
 
     acts: Floats
@@ -82,6 +90,10 @@ class Memory(NamedTuple):
     ahead: Floats
     dweight: Floats
     dbias: Floats
+    planes: Floats
+    statistics: Floats
+    dplane: Floats
+    dnorm: Floats
 
 
 class Step(NamedTuple):
@@ -100,6 +112,7 @@ class Step(NamedTuple):
 @jit(fastmath={"contract"})
 def train(  # type: ignore[no-untyped-def]
     network,
+    norms,
     models,
     first,
     targets,
@@ -120,6 +133,7 @@ def train(  # type: ignore[no-untyped-def]
 
     Args:
         network: a row for each layer ``(L, COLUMNS)`` int64.
+        norms: epsilon and momentum of the BatchNorm of each layer ``(L, 2)`` float32.
         models: ``(C, P)`` float32, changed.
         first: see :class:`Images`.
         targets: of the terms that pull each weight towards a point, ``(C, P)``, or of all clients ``(1, P)``;
@@ -137,7 +151,7 @@ def train(  # type: ignore[no-untyped-def]
         memory: see :class:`Memory`.
         losses: ``(C,)`` float64: receives the sum over steps of loss times samples.
     """
-    acts, grads, padded, dpadded, winners, velocity, ahead, dweight, dbias = memory
+    acts, grads, velocity, ahead = memory.acts, memory.grads, memory.velocity, memory.ahead
     clients, size = models.shape
     layers = len(network)
     passes = 2 if len(ahead) else 1
@@ -167,7 +181,7 @@ def train(  # type: ignore[no-untyped-def]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
                 _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
-            _forward(network, batch, at, acts, padded, winners, dbias)
+            _forward(network, norms, batch, at, w, memory)
             end = logits_at + batch * classes
             cross_entropy(
                 acts[logits_at:end].reshape((1, batch, classes)),
@@ -186,22 +200,9 @@ def train(  # type: ignore[no-untyped-def]
             for number in range(layers - 1, -1, -1):
                 layer = network[number]
                 if layer[KIND] == CONVOLUTION:
-                    _back_through_convolution(
-                        layer,
-                        batch,
-                        number > 0,
-                        at,
-                        acts,
-                        grads,
-                        padded,
-                        dpadded,
-                        winners,
-                        dweight,
-                        dbias,
-                        terms,
-                    )
+                    _back_through_convolution(layer, norms[number], batch, number > 0, at, memory, terms)
                 elif layer[KIND] == LINEAR:
-                    _back_through_product(layer, batch, number > 0, at, acts, grads, dbias, terms)
+                    _back_through_product(layer, batch, number > 0, at, acts, grads, memory.dbias, terms)
                 elif number > 0:
                     _swap(layer, batch, grads, False)
             if not looks_ahead and keep_after[c] == t // passes + 1:
@@ -213,7 +214,7 @@ def outputs(network, w, first, x, most, memory, logits):  # type: ignore[no-unty
     """What the network makes of samples.
 
     Args:
-        network, first: see :func:`train`.
+        network, first: see :func:`train`; a BatchNorm is part of its convolution's weights and bias.
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
         most: samples for which there is memory.
@@ -222,28 +223,34 @@ def outputs(network, w, first, x, most, memory, logits):  # type: ignore[no-unty
     """
     last = network[len(network) - 1]
     classes, logits_at = last[OUTPUT], last[TO]
+    norms = np.empty((0, 2), np.float32)
     for begin in range(0, len(x), most):
         batch = min(most, len(x) - begin)
         for b in range(batch):
             inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
             _read(x[begin + b], first.channels, first.pixels, inputs)
-        _forward(network, batch, w, memory.acts, memory.padded, memory.winners, memory.dbias)
+        _forward(network, norms, batch, w, w, memory)
         for b in range(batch):
             at = logits_at + b * classes
             logits[begin + b] = memory.acts[at : at + classes]
 
 
 @jit(fastmath={"contract"})
-def _forward(network, batch, w, acts, padded, winners, zeros):  # type: ignore[no-untyped-def]
-    """Through all layers, from the inputs of the first."""
+def _forward(network, norms, batch, w, running, memory):  # type: ignore[no-untyped-def]
+    """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept."""
+    acts, zeros = memory.acts, memory.dbias
     for number in range(len(network)):
         layer = network[number]
-        if layer[KIND] == CONVOLUTION:
-            _convolve(layer, batch, w, acts, padded, winners, zeros)
-        elif layer[KIND] == LINEAR:
+        if layer[KIND] == LINEAR:
             _multiply(layer, batch, w, acts, zeros)
-        else:
+        elif layer[KIND] == FLATTEN:
             _swap(layer, batch, acts, True)
+        elif layer[GAMMA] < 0:
+            winners = memory.winners[layer[WINNER] :]
+            _convolve(layer, batch, w, memory, acts[layer[TO] :], winners)
+        else:
+            _convolve(layer, batch, w, memory, memory.planes[layer[PLANE] :], memory.winners[:0])
+            _normalise(layer, norms[number], batch, w, running, memory)
 
 
 @jit(fastmath={"contract"})
@@ -281,22 +288,61 @@ def _geometry(layer, batch):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _convolve(layer, batch, w, acts, padded, winners, zeros):  # type: ignore[no-untyped-def]
-    """Forward through a convolution, its pooling and ReLU."""
+def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-def]
+    """Forward through a convolution, and unless ``winners`` is empty through its pooling and ReLU."""
     outputs = layer[OUTPUTS]
     weights = outputs * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
+    zeros = memory.dbias
     if layer[BIAS] < 0:
         zeros[:outputs] = _ZERO
     bias = zeros[:outputs] if layer[BIAS] < 0 else w[layer[BIAS] : layer[BIAS] + outputs]
     conv_kernels.forward(
-        acts[layer[FROM] :],
+        memory.acts[layer[FROM] :],
         w[layer[WEIGHT] : layer[WEIGHT] + weights],
         bias,
         _geometry(layer, batch),
-        padded[layer[PADDED] :],
-        acts[layer[TO] :],
-        winners[layer[WINNER] :],
+        memory.padded[layer[PADDED] :],
+        y,
+        winners,
     )
+
+
+@jit(fastmath={"contract"})
+def _plane(layer, batch):  # type: ignore[no-untyped-def]
+    """Sizes of what enters a BatchNorm: samples, rows, columns and outputs."""
+    less = 2 * layer[PADDING] - layer[KERNEL] + 1
+    return batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS]
+
+
+@jit(fastmath={"contract"})
+def _statistics(layer, memory):  # type: ignore[no-untyped-def]
+    """Mean and variance of the batch, of each output."""
+    lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES
+    at = layer[STATISTICS]
+    return memory.statistics[at : at + lanes], memory.statistics[at + lanes : at + 2 * lanes]
+
+
+@jit(fastmath={"contract"})
+def _normalise(layer, norm, batch, w, running, memory):  # type: ignore[no-untyped-def]
+    """Forward through a BatchNorm, the pooling and the ReLU behind it."""
+    shape, outputs = _plane(layer, batch), layer[OUTPUTS]
+    mean, variance = _statistics(layer, memory)
+    norm_kernels.forward(
+        memory.planes[layer[PLANE] :],
+        shape,
+        w[layer[GAMMA] : layer[GAMMA] + outputs],
+        w[layer[BETA] : layer[BETA] + outputs],
+        norm[0],
+        mean,
+        variance,
+        memory.acts[layer[TO] :],
+        memory.winners[layer[WINNER] :],
+    )
+    count = np.float32(shape[0] * shape[1] * shape[2])
+    for o in range(outputs):
+        m, v = layer[MEAN] + o, layer[VARIANCE] + o
+        running[m] += norm[1] * (mean[o] - running[m])
+        running[v] += norm[1] * (variance[o] * (count / (count - np.float32(1))) - running[v])
 
 
 @jit(fastmath={"contract"})
@@ -319,20 +365,37 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _back_through_convolution(  # type: ignore[no-untyped-def]
-    layer, batch, need_input, w, acts, grads, padded, dpadded, winners, dweight, dbias, terms
-):
+def _back_through_convolution(layer, norm, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
+    """Back through a convolution, its BatchNorm if it has one, its pooling and ReLU."""
     outputs, channels, padding = layer[OUTPUTS], layer[CHANNELS], layer[PADDING]
     weights = outputs * channels * layer[KERNEL] * layer[KERNEL]
+    dy, winners = memory.grads[layer[TO] :], memory.winners[layer[WINNER] :]
+    if layer[GAMMA] >= 0:
+        mean, variance = _statistics(layer, memory)
+        dgamma, dbeta = memory.dnorm[:outputs], memory.dnorm[outputs : 2 * outputs]
+        norm_kernels.backward(
+            dy,
+            winners,
+            memory.planes[layer[PLANE] :],
+            _plane(layer, batch),
+            w[layer[GAMMA] : layer[GAMMA] + outputs],
+            norm[0],
+            mean,
+            variance,
+            memory.dplane,
+            dgamma,
+            dbeta,
+        )
+        dy, winners = memory.dplane, memory.winners[:0]
     conv_kernels.backward(
-        grads[layer[TO] :],
-        winners[layer[WINNER] :],
-        padded[layer[PADDED] :],
+        dy,
+        winners,
+        memory.padded[layer[PADDED] :],
         w[layer[WEIGHT] : layer[WEIGHT] + weights],
         _geometry(layer, batch),
-        dweight[:weights],
-        dbias[:outputs],
-        dpadded,
+        memory.dweight[:weights],
+        memory.dbias[:outputs],
+        memory.dpadded,
         need_input,
         weights > 0,  # a constant would be a type of its own, for which the kernel is compiled again
     )
@@ -344,11 +407,14 @@ def _back_through_convolution(  # type: ignore[no-untyped-def]
             for r in range(height):
                 of = (b * (height + 2 * padding) + r + padding) * wide + padding * channels
                 for k in range(row):
-                    grads[to + k] = dpadded[of + k]
+                    memory.grads[to + k] = memory.dpadded[of + k]
                 to += row
-    _descend(layer[WEIGHT], dweight, weights, terms)
+    _descend(layer[WEIGHT], memory.dweight, weights, terms)
     if layer[BIAS] >= 0:
-        _descend(layer[BIAS], dbias, outputs, terms)
+        _descend(layer[BIAS], memory.dbias, outputs, terms)
+    if layer[GAMMA] >= 0:
+        _descend(layer[GAMMA], memory.dnorm[:outputs], outputs, terms)
+        _descend(layer[BETA], memory.dnorm[outputs:], outputs, terms)
 
 
 @jit(fastmath={"contract"})

@@ -11,6 +11,7 @@ from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel, ls
 from rayfl.training.batched.compiled import CompiledForward, CompiledTraining
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.steps import StepPlan
+from rayfl.training.batched.vectors import LANES
 from rayfl.training.work import NO_TERMS, LocalWork
 
 _TERMS = (
@@ -31,7 +32,7 @@ def compile_all() -> None:
     one = f32(1)
     geometry = conv_kernels.Geometry(1, 1, 1, 4, 4, 1, 3, 0)
     samples, kernel, bias, room = np.ones(16, f32), np.ones(9, f32), np.ones(1, f32), np.ones(64, f32)
-    pooled, winner = np.ones(1 + conv_kernels.LANES, f32), np.zeros(1 + conv_kernels.LANES, np.int32)
+    pooled, winner = np.ones(1 + LANES, f32), np.zeros(1 + LANES, np.int32)
 
     linear_kernels.weighted_sum(np.ones(1), x[0], np.zeros(2))
     conv_kernels.forward(samples, kernel, bias, geometry, room, pooled, winner)

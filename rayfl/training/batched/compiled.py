@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,12 +15,12 @@ from rayfl.models import ModelSpec
 from rayfl.training.batched import client_kernel as kernel
 from rayfl.training.batched import layers
 from rayfl.training.batched.client_kernel import Floats, Memory
-from rayfl.training.batched.conv_kernels import LANES
 from rayfl.training.batched.fused import ConvPoolReLU
 from rayfl.training.batched.layers import Layer
 from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.parameters import THIN
 from rayfl.training.batched.steps import StepPlan
+from rayfl.training.batched.vectors import LANES
 from rayfl.training.work import LocalWork, Terms
 
 
@@ -37,9 +38,9 @@ class CompiledTraining:
     def __init__(self, spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> None:
         if type(spec.loss) is not CrossEntropy or spec.loss.label_smoothing or spec.model.tokens:
             raise Unsupported("its loss is not a plain cross-entropy")
-        if spec.n_parameters != spec.P:
-            raise Unsupported("it has buffers")
-        self.spec, self._layers = spec, _read(spec, sequence)
+        self.spec = spec
+        self._layers, norms = _read(spec, sequence)
+        self._norms = np.array(norms, np.float32)
         self._images = _images(self._layers)
         self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
@@ -69,7 +70,10 @@ class CompiledTraining:
         network, memory = self._prepare(int(batch), bool(work.momentum), bool(work.inner_lr))
         nothing = np.empty((0, self.spec.P), np.float32)
         decay, mask = work.weight_decay + work.proximal, terms.mask
-        masks = np.empty((0, self.spec.P), np.uint8) if mask is None else (mask != 0).to(torch.uint8).numpy()
+        masks = np.empty((0, self.spec.P), np.uint8)
+        if mask is not None:
+            masks = (mask != 0).to(torch.uint8).numpy()
+            masks[:, self.spec.n_parameters :] = 1  # running statistics are not masked
         targets = nothing
         if work.proximal:
             # lambda w + mu (w - w_start) = (lambda + mu) (w - target)
@@ -83,6 +87,7 @@ class CompiledTraining:
             raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
         kernel.train(
             network,
+            self._norms,
             models.numpy(),
             self._images,
             targets,
@@ -131,9 +136,12 @@ class CompiledForward:
     """
 
     def __init__(self, spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> None:
-        if spec.n_parameters != spec.P or spec.model.tokens:
-            raise Unsupported("it has buffers, or takes words")
-        rows = _read(spec, [each for each in sequence if not isinstance(each[0], layers.Dropout)])
+        if spec.model.tokens:
+            raise Unsupported("it takes words")
+        rows, norms = _read(spec, [each for each in sequence if not isinstance(each[0], layers.Dropout)])
+        self._folds = [
+            _Fold.of(row, eps) for row, (eps, _) in zip(rows, norms, strict=True) if row[kernel.GAMMA] >= 0
+        ]
         self.spec, self._images = spec, _images(rows)
         self._always = spec.P <= _FEW or any(row[kernel.KIND] == kernel.CONVOLUTION for row in rows)
         self._network, self._memory = _lay_out(rows, THIN, 0, 0)
@@ -145,6 +153,10 @@ class CompiledForward:
 
     def outputs(self, model: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """Logits ``(n, classes)`` of a model ``(P,)``."""
+        if self._folds:
+            model = model.clone()
+            for fold in self._folds:
+                fold.apply(model)
         logits = torch.empty(len(x), int(self._network[-1, kernel.OUTPUT]))
         kernel.outputs(
             self._network,
@@ -158,34 +170,93 @@ class CompiledForward:
         return logits
 
 
+@dataclass(frozen=True)
+class _Fold:
+    """A BatchNorm with its running statistics as a factor and a summand of the convolution before it.
+
+    Attributes:
+        weight: where the convolution's weights are in a model's flat vector.
+        bias: where its bias is; None for none.
+        gamma, beta, mean, variance: where the BatchNorm's are. In place of beta comes the bias of both.
+        eps: its epsilon.
+    """
+
+    weight: slice
+    bias: slice | None
+    gamma: slice
+    beta: slice
+    mean: slice
+    variance: slice
+    eps: float
+
+    @classmethod
+    def of(cls, row: list[int], eps: float) -> _Fold:
+        """That of a layer, whose row is changed to one without a BatchNorm."""
+        outputs = row[kernel.OUTPUTS]
+        weights = outputs * row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
+        weight, bias = row[kernel.WEIGHT], row[kernel.BIAS]
+        gamma, beta, mean, variance = (slice(row[at], row[at] + outputs) for at in _NORM)
+        known = None if bias < 0 else slice(bias, bias + outputs)
+        fold = cls(slice(weight, weight + weights), known, gamma, beta, mean, variance, eps)
+        row[kernel.GAMMA], row[kernel.BIAS] = -1, row[kernel.BETA]
+        return fold
+
+    def apply(self, model: torch.Tensor) -> None:
+        """Change a model ``(P,)``."""
+        scale = model[self.gamma] / torch.sqrt(model[self.variance] + self.eps)
+        before = -model[self.mean] if self.bias is None else model[self.bias] - model[self.mean]
+        model[self.weight].view(len(scale), -1).mul_(scale.unsqueeze(1))
+        model[self.beta] += before * scale
+
+
+_NORM = kernel.GAMMA, kernel.BETA, kernel.MEAN, kernel.VARIANCE
+
+
 def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
     """What enters the first layer."""
     channels, size = max(1, rows[0][kernel.CHANNELS]), rows[0][kernel.SIZE]
     return kernel.Images(channels, size // channels)
 
 
-def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[int]]:
-    """A row for each layer (:data:`.client_kernel.COLUMNS`), without places in memory."""
+def _read(
+    spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]
+) -> tuple[list[list[int]], list[tuple[float, float]]]:
+    """A row for each layer (:data:`.client_kernel.COLUMNS`), without places in memory, and the epsilon and
+    momentum of its BatchNorm."""
     begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
     shapes = dict(zip(spec.names, spec.shapes, strict=True))
-    shape, rows = tuple(spec.shape), list[list[int]]()
-    for layer, prefix in sequence:
-        row = [0] * kernel.COLUMNS
+    shape, rows, norms = tuple(spec.shape), list[list[int]](), list[tuple[float, float]]()
+    left = list(sequence)
+    while left:
+        layer, prefix = left.pop(0)
+        row, norm = [0] * kernel.COLUMNS, (0.0, 0.0)
+        row[kernel.GAMMA] = -1
         row[kernel.SIZE] = row[kernel.OUTPUT] = math.prod(shape)
-        if isinstance(layer, ConvPoolReLU | layers.Linear):
+        convolution = layer.conv if isinstance(layer, ConvPoolReLU) else None
+        if isinstance(layer, layers.Conv2d) and _pools_a_norm(layer, left):
+            convolution, (batch_norm, name) = layer, left[0]
+            assert isinstance(batch_norm, layers.BatchNorm)
+            if name + "weight" not in begins:
+                raise Unsupported("a BatchNorm without weights")
+            for column, part in zip(_NORM, ("weight", "bias", "running_mean", "running_var"), strict=True):
+                row[column] = begins[name + part]
+            norm = batch_norm.eps, batch_norm.momentum
+            del left[:3]
+        if convolution or isinstance(layer, layers.Linear):
             row[kernel.WEIGHT] = begins[prefix + "weight"]
             row[kernel.BIAS] = begins.get(prefix + "bias", -1)
-        if isinstance(layer, ConvPoolReLU) and len(shape) == 3:
+        if convolution and len(shape) == 3:
             outputs, inputs, size, _ = shapes[prefix + "weight"]
-            padding = int(layer.conv.padding[0])
+            padding = int(convolution.padding[0])
             row[kernel.KIND] = kernel.CONVOLUTION
-            row[kernel.CHANNELS :] = [*shape, outputs, size, padding]
+            row[kernel.CHANNELS : kernel.GAMMA] = [*shape, outputs, size, padding]
             wide = math.prod(side + 2 * padding for side in shape[1:])
             if inputs != shape[0] or THIN * inputs * wide >= 2**31:  # winners are numbers of 32 bits
                 raise Unsupported("images do not fit its convolution")
-            shape = (outputs, *((side + 2 * padding - size + 1) // 2 for side in shape[1:]))
-            if min(shape) < 1:
+            pixels = [side + 2 * padding - size + 1 for side in shape[1:]]
+            if min(pixels) < 2 or (row[kernel.GAMMA] >= 0 and pixels[1] < 4):
                 raise Unsupported("an image is too small to be pooled")
+            shape = (outputs, *(side // 2 for side in pixels))
         elif isinstance(layer, layers.Linear) and len(shape) == 1:
             row[kernel.KIND] = kernel.LINEAR
             if shapes[prefix + "weight"][1:] != shape:
@@ -205,9 +276,19 @@ def _read(spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> list[list[i
             raise Unsupported(f"{type(layer).__name__} here")
         row[kernel.OUTPUT] = math.prod(shape)
         rows.append(row)
+        norms.append(norm)
     if not rows or rows[-1][kernel.KIND] != kernel.LINEAR:
         raise Unsupported("its last layer is not linear")
-    return rows
+    return rows, norms
+
+
+def _pools_a_norm(conv: layers.Conv2d, behind: Sequence[tuple[Layer, str]]) -> bool:
+    """Whether a BatchNorm, a pooling and a ReLU come behind a convolution that the kernels know."""
+    if len(behind) < 3:
+        return False
+    norm, pool, relu = (layer for layer, _ in behind[:3])
+    known = isinstance(norm, layers.BatchNorm) and isinstance(relu, layers.ReLU)
+    return known and isinstance(pool, layers.MaxPool2d) and ConvPoolReLU.supports(conv, pool)
 
 
 def _lay_out(
@@ -215,7 +296,7 @@ def _lay_out(
 ) -> tuple[NDArray[np.int64], Memory]:
     """The table with places in memory, and the memory."""
     network = np.array(rows, np.int64)
-    acts = padded = winners = most = dweight = dbias = 0
+    acts = padded = winners = most = dweight = dbias = planes = statistics = dplane = 0
     for layer in network:
         # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
         beyond = LANES + 4 * int(layer[kernel.CHANNELS])
@@ -223,12 +304,17 @@ def _lay_out(
         acts += batch * int(layer[kernel.SIZE]) + beyond
         layer[kernel.TO] = acts
         layer[kernel.PADDED], layer[kernel.WINNER] = padded, winners
+        layer[kernel.PLANE], layer[kernel.STATISTICS] = planes, statistics
         if layer[kernel.KIND] == kernel.CONVOLUTION:
-            channels, height, width, outputs, size, padding = map(int, layer[kernel.CHANNELS :])
+            channels, height, width, outputs, size, padding = map(int, layer[kernel.CHANNELS : kernel.GAMMA])
             needed = batch * (height + 2 * padding) * (width + 2 * padding) * channels + beyond
             padded, most = padded + needed, max(most, needed)
             winners += batch * int(layer[kernel.OUTPUT]) + LANES
             dweight, dbias = max(dweight, outputs * channels * size**2), max(dbias, outputs)
+            if layer[kernel.GAMMA] >= 0:
+                lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
+                plane = batch * (height + less) * (width + less) * lanes
+                planes, dplane, statistics = planes + plane, max(dplane, plane), statistics + 2 * lanes
         else:
             dbias = max(dbias, int(layer[kernel.OUTPUT]))
     acts += batch * int(network[-1, kernel.OUTPUT]) + LANES
@@ -242,6 +328,10 @@ def _lay_out(
         ahead=_zeros(ahead),
         dweight=_zeros(dweight),
         dbias=_zeros(dbias),
+        planes=_zeros(planes),
+        statistics=_zeros(statistics),
+        dplane=_zeros(dplane),
+        dnorm=_zeros(2 * dbias),
     )
     return network, memory
 

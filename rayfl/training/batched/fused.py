@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from rayfl.training.batched import conv_kernels
 from rayfl.training.batched.layers import Conv2d, Layer, MaxPool2d, ReLU, Step
+from rayfl.training.batched.vectors import LANES
 from rayfl.training.device import on_gpu
 
 LARGEST_WINDOW = 256
@@ -65,10 +66,10 @@ class ConvPoolReLU(Layer):
             clients, batch, channels, height, width, outputs, kernel, padding
         )
         # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
-        self._padded = self._buffer("padded", padded + conv_kernels.LANES + 4 * channels, np.float32)
+        self._padded = self._buffer("padded", padded + LANES + 4 * channels, np.float32)
         size = clients * batch * pooled[0] * pooled[1] * outputs
-        y = self._buffer("y", size + conv_kernels.LANES, np.float32)
-        self._winner = self._buffer("winner", size + conv_kernels.LANES, np.int32)
+        y = self._buffer("y", size + LANES, np.float32)
+        self._winner = self._buffer("winner", size + LANES, np.int32)
         bias = self.conv.bias
         conv_kernels.forward(
             _channels_last(x),
