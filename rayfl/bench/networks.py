@@ -163,6 +163,7 @@ def _own(target: str) -> Model:
 CASES = (
     Case("W1: MLP", _model("mlp", hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
     Case("W2: LeNet-5", _model("lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case("LeNet-5, BatchNorm", _model("lenet5", batch_norm=True), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
     Case("W3: MLP", _model("mlp", hidden=[32]), (1, 8, 8), 10, 250, 20, 1, 20),
     Case("W4a: ResNet-18, GroupNorm", _model("torchvision", norm="group"), samples=32, clients=2),
     Case("W4b: ResNet-9, BatchNorm", _own("resnet9"), samples=32, clients=2),
@@ -171,7 +172,8 @@ CASES = (
     Case("skip", _own("SkipNet")),
     Case("skip, 8 x 8 grey", _own("SkipNet"), (1, 8, 8), batch_size=10),
 )
-"""W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples."""
+"""W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples; W2 also with
+BatchNorm, as Sub-FedAvg trains it."""
 
 
 def run(

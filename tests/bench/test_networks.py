@@ -58,6 +58,7 @@ def test_the_networks_are_what_the_table_says() -> None:
     assert {name: case.spec.n_parameters for name, case in CASES.items()} == {
         "W1: MLP": 166_447,
         "W2: LeNet-5": 44_426,
+        "LeNet-5, BatchNorm": 44_470,
         "W3: MLP": 2_410,
         "W4a: ResNet-18, GroupNorm": 11_181_642,
         "W4b: ResNet-9, BatchNorm": 6_575_370,
