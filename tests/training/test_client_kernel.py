@@ -303,10 +303,12 @@ class Misfit(Chain):
             front: list[nn.Module] = [nn.Flatten(), nn.Linear(432, 6), nn.ReLU(), nn.Linear(50, 8)]
             return nn.Sequential(nn.Sequential(*front), nn.Linear(8, classes))
         front = [nn.Conv2d(1, 4, 3), nn.MaxPool2d(2), nn.ReLU(), nn.Flatten()]
+        if self.parts == "norm":
+            front = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(9), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
         return nn.Sequential(nn.Sequential(*front), nn.Linear(100, classes))
 
 
-@pytest.mark.parametrize("parts", ["linear", "convolution"])
+@pytest.mark.parametrize("parts", ["linear", "convolution", "norm"])
 def test_layers_that_do_not_fit_fail_as_in_the_loop(parts: str) -> None:
     """And nothing is read or written beside the arrays."""
     spec = ModelSpec.of(Misfit(parts=parts), (3, 12, 12), 5, 0)
@@ -375,7 +377,7 @@ def test_outputs_are_those_of_the_module(case: str) -> None:
     assert compiled is not None
     exact = spec.build().double().eval()
     generator = torch.Generator().manual_seed(0)
-    for n in (1, 5, 31, 32, 33, 100, 2):
+    for n in (1, 9, 10, 11, 32, 33, 100, 2):
         model_, x = torch.from_numpy(spec.initial(index=n)), torch.randn(n, *shape, generator=generator)
         model_[spec.n_parameters :] = torch.rand(spec.P - spec.n_parameters, generator=generator) + 0.5
         before = model_.clone()

@@ -116,6 +116,12 @@ class CompiledTraining:
         return found
 
 
+_NORM = "weight", "bias", "running_mean", "running_var"
+"""What a BatchNorm has in a model, in the order of the kernel's columns."""
+
+_TOGETHER = 10
+"""Samples that go through all layers before the next do: with more no network of those measured is faster."""
+
 _FEW = 1 << 16
 """Weights of linear layers up to which forward passes of any number of samples are compiled."""
 
@@ -144,7 +150,7 @@ class CompiledForward:
         ]
         self.spec, self._images = spec, _images(rows)
         self._always = spec.P <= _FEW or any(row[kernel.KIND] == kernel.CONVOLUTION for row in rows)
-        self._network, self._memory = _lay_out(rows, THIN, 0, 0)
+        self._network, self._memory = _lay_out(rows, _TOGETHER, 0, 0)
 
     def covers(self, x: torch.Tensor) -> bool:
         """Whether it takes these samples ``(n, ...)``, and is faster than the library."""
@@ -163,7 +169,7 @@ class CompiledForward:
             model.contiguous().numpy(),
             self._images,
             x.reshape(len(x), -1).contiguous().numpy(),
-            THIN,
+            _TOGETHER,
             self._memory,
             logits.numpy(),
         )
@@ -195,7 +201,8 @@ class _Fold:
         outputs = row[kernel.OUTPUTS]
         weights = outputs * row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
         weight, bias = row[kernel.WEIGHT], row[kernel.BIAS]
-        gamma, beta, mean, variance = (slice(row[at], row[at] + outputs) for at in _NORM)
+        of_norm = row[kernel.GAMMA : kernel.PLANE]
+        gamma, beta, mean, variance = (slice(at, at + outputs) for at in of_norm)
         known = None if bias < 0 else slice(bias, bias + outputs)
         fold = cls(slice(weight, weight + weights), known, gamma, beta, mean, variance, eps)
         row[kernel.GAMMA], row[kernel.BIAS] = -1, row[kernel.BETA]
@@ -207,9 +214,6 @@ class _Fold:
         before = -model[self.mean] if self.bias is None else model[self.bias] - model[self.mean]
         model[self.weight].view(len(scale), -1).mul_(scale.unsqueeze(1))
         model[self.beta] += before * scale
-
-
-_NORM = kernel.GAMMA, kernel.BETA, kernel.MEAN, kernel.VARIANCE
 
 
 def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
@@ -233,13 +237,11 @@ def _read(
         row[kernel.GAMMA] = -1
         row[kernel.SIZE] = row[kernel.OUTPUT] = math.prod(shape)
         convolution = layer.conv if isinstance(layer, ConvPoolReLU) else None
-        if isinstance(layer, layers.Conv2d) and _pools_a_norm(layer, left):
-            convolution, (batch_norm, name) = layer, left[0]
-            assert isinstance(batch_norm, layers.BatchNorm)
-            if name + "weight" not in begins:
-                raise Unsupported("a BatchNorm without weights")
-            for column, part in zip(_NORM, ("weight", "bias", "running_mean", "running_var"), strict=True):
-                row[column] = begins[name + part]
+        if isinstance(layer, layers.Conv2d) and (found := _norm_before_pooling(layer, left)):
+            convolution, (batch_norm, name) = layer, found
+            if shapes.get(name + "weight") != shapes[prefix + "weight"][:1]:
+                raise Unsupported("a BatchNorm without weights, or of other channels")
+            row[kernel.GAMMA : kernel.PLANE] = [begins[name + part] for part in _NORM]
             norm = batch_norm.eps, batch_norm.momentum
             del left[:3]
         if convolution or isinstance(layer, layers.Linear):
@@ -282,13 +284,14 @@ def _read(
     return rows, norms
 
 
-def _pools_a_norm(conv: layers.Conv2d, behind: Sequence[tuple[Layer, str]]) -> bool:
-    """Whether a BatchNorm, a pooling and a ReLU come behind a convolution that the kernels know."""
-    if len(behind) < 3:
-        return False
-    norm, pool, relu = (layer for layer, _ in behind[:3])
-    known = isinstance(norm, layers.BatchNorm) and isinstance(relu, layers.ReLU)
-    return known and isinstance(pool, layers.MaxPool2d) and ConvPoolReLU.supports(conv, pool)
+def _norm_before_pooling(
+    conv: layers.Conv2d, behind: Sequence[tuple[Layer, str]]
+) -> tuple[layers.BatchNorm, str] | None:
+    """The BatchNorm behind a convolution, if a pooling that the kernels know and a ReLU come next."""
+    match behind[:3]:
+        case [(layers.BatchNorm() as norm, name), (layers.MaxPool2d() as pool, _), (layers.ReLU(), _)]:
+            return (norm, name) if ConvPoolReLU.supports(conv, pool) else None
+    return None
 
 
 def _lay_out(
