@@ -181,20 +181,28 @@ def backward(
             # Lanes beyond the window add zeros, the last of a client's even to the next client's first
             # sample: whatever zero times a gradient that is not finite left there is cleared now.
             dpadded[c * batch * rows * row : (c + 1) * batch * rows * row] = 0
+        # Pixels outside, samples inside: windows that overlap should not follow each other, because a load
+        # that overlaps a store still under way waits for it.
+        every = 0
+        for p in range(0 if pools else pixels):
+            window = c * batch * rows * row + p // wide * row + p % wide * channels
+            for s in range(batch):
+                store(starts, every, np.int32(window + s * rows * row))
+                every += 1
         for o in range(outputs):
-            # Pixels outside, samples inside: windows that overlap should not follow each other, because a
-            # load that overlaps a store still under way waits for it.
             count = 0
             for p in range(pixels):
                 at = (c * batch * pixels + p) * stride + o
-                window = c * batch * rows * row + p // wide * row + p % wide * channels
-                for s in range(batch):
-                    start = get(winner, at) if pools else np.int32(window + s * rows * row)
+                for _ in range(batch):
                     gradient = get(dy, at)
-                    at += pixels * stride
-                    store(starts, count, start)
                     store(gradients, count, gradient)
-                    count += (start >= 0) & (gradient != 0)
+                    if pools:
+                        start = get(winner, at)
+                        store(starts, count, start)
+                        count += (start >= 0) & (gradient != 0)
+                    else:
+                        count += 1
+                    at += pixels * stride
             total = np.float32(0)
             for e in range(count):
                 total += gradients[e]
