@@ -109,6 +109,7 @@ class LoopEngine:
             ValueError: if the terms are not of this block, or ``work.frozen`` does not fit the model.
             ConfigError: if the network has no such layer as the guides name.
         """
+        self.forward.module_changed()
         terms.check(start)
         self.spec.frozen(work.frozen)  # a wrong one is no fault of a client's
         if terms.guides is not None:

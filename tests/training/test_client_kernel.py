@@ -397,6 +397,61 @@ def _after(engine: BatchedEngine | LoopEngine, model: torch.Tensor, x: torch.Ten
     return engine.forward(x)
 
 
+@pytest.mark.parametrize("make", [BatchedEngine, LoopEngine])
+def test_training_does_not_change_the_loaded_model(make: Any) -> None:
+    for case in ("lenet5", "wide"):
+        spec = make_case(case)
+        batches, *given = job(spec, [9, 4])
+        engine = make(spec, batches, 0)
+        x, model = torch.randn(40, *spec.shape), torch.from_numpy(spec.initial(index=5))
+        before = _after(engine, model, x)
+        assert not engine.train(PLAIN, *given).failures
+        assert torch.equal(engine.forward(x), before)
+
+
+@pytest.mark.parametrize("case", ["lenet5", "lenet5-bn", "mlp"])
+def test_no_samples_have_no_outputs(case: str) -> None:
+    spec = make_case(case)
+    for make in (BatchedEngine, LoopEngine):
+        engine = make(spec, job(spec, [2])[0], 0)
+        assert _after(engine, torch.from_numpy(spec.initial()), torch.zeros(0, *spec.shape)).shape == (0, 5)
+
+
+def test_large_layers_are_left_to_the_library() -> None:
+    """A convolution with many products before a BatchNorm in training; many linear weights in tests."""
+    for outputs, hidden, compiled, always in (
+        (6, 50, True, True),
+        (12, 50, False, True),
+        (6, 900, True, False),
+    ):
+        spec = ModelSpec.of(Large(outputs=outputs, hidden=hidden), (3, 32, 32), 5, 0)
+        engine = BatchedEngine(spec, Batches(make_samples((3, 32, 32)), torch.device("cpu")), 0)
+        assert (engine.compiled is not None) is compiled
+        assert engine.forward._compiled is not None
+        assert engine.forward._compiled.covers(torch.zeros(32, 3, 32, 32))
+        assert engine.forward._compiled.covers(torch.zeros(33, 3, 32, 32)) is always
+
+
+class Large(Model):
+    """A convolution of 28 x 28 pixels, and a hidden layer."""
+
+    name: str = "large"
+    outputs: int
+    hidden: int
+    layers: ClassVar[dict[str, tuple[str, ...]]] = {"conv": ("0", "1"), "fc": ("5",), "last": ("7",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """The network."""
+        conv = (
+            nn.Conv2d(3, self.outputs, 5),
+            nn.BatchNorm2d(self.outputs),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        )
+        first = nn.Linear(self.outputs * 196, self.hidden)
+        return nn.Sequential(*conv, nn.Flatten(), first, nn.ReLU(), nn.Linear(self.hidden, classes))
+
+
 def test_a_forward_pass_is_the_same_after_any_other() -> None:
     spec = make_case("lenet5")
     engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), torch.device("cpu")), 0)

@@ -98,6 +98,7 @@ def test_equals_autograd(clients: int, length: int, texts: int, size: int, seed:
 
 
 def test_a_client_has_the_same_bits_in_any_company() -> None:
+    """With equally long batches."""
     rng = np.random.default_rng(0)
     gates = rng.normal(0, 1, (3, 4, 7, 20)).astype(np.float32)
     recurrent = rng.normal(0, 1, (3, 20, 5)).astype(np.float32)

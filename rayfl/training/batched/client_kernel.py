@@ -218,7 +218,7 @@ def outputs(network, w, first, x, most, memory, logits):  # type: ignore[no-unty
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
         most: samples for which there is memory.
-        memory: see :class:`Memory`; that of gradients is not used.
+        memory: see :class:`Memory`; of gradients ``dbias`` alone is used, for biases that are missing.
         logits: ``(n, classes)`` float32, written.
     """
     last = network[len(network) - 1]

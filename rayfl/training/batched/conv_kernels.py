@@ -64,7 +64,7 @@ def forward(
         padded: receives the samples with their padding; longer than that by LANES + 4 * channels.
         y: receives ``relu(maximum)``: ``(C, B, pooled height, pooled width, outputs)``; longer by LANES. If
             ``winner`` is empty, what the convolution returns, ``(C, B, tall, wide, lanes)``: at least 2 by 4
-            pixels, and of each the outputs, filled up to whole vectors by zeros.
+            pixels, and of each the outputs, filled up to whole vectors by what is not read.
         winner: receives where in ``padded`` the winning window of each output begins, or -1; longer likewise.
     """
     clients, batch, channels, height, width, outputs, kernel, padding = geometry

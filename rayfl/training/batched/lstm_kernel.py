@@ -4,7 +4,9 @@ A text of twenty words is twenty steps of ten operations on a few thousand numbe
 calls from Python would cost more than what they compute. The products with what enters the layer, for all
 places of the texts at once, are left to the library.
 
-Clients, texts and places come one after another, so no result depends on the other clients of a call.
+Clients, texts and places come one after another. So a result depends on the other clients of a call in one
+way only: batches are padded to the longest, and the products of :mod:`.linear_kernels` round the texts behind
+the last group of five in another order.
 """
 
 from __future__ import annotations
@@ -84,17 +86,17 @@ def backward(gates, c, tanh_c, dh, backwards):  # type: ignore[no-untyped-def]
                 i, f, g, o = a[:size], a[size : 2 * size], a[2 * size : 3 * size], a[3 * size :]
                 for j in range(size):
                     through_h = above[j] + after[j]
-                    dc[j] += through_h * (o[j] - o[j] * tanh_t[j] * tanh_t[j])
-                    o[j] = through_h * tanh_t[j] * (o[j] - o[j] * o[j])
+                    dc[j] += through_h * o[j] * (_ONE - tanh_t[j]) * (_ONE + tanh_t[j])
+                    o[j] = through_h * tanh_t[j] * o[j] * (_ONE - o[j])
                 for j in range(size):
-                    through_i = dc[j] * g[j] * (i[j] - i[j] * i[j])
-                    g[j] = dc[j] * i[j] * (_ONE - g[j] * g[j])
+                    through_i = dc[j] * g[j] * i[j] * (_ONE - i[j])
+                    g[j] = dc[j] * i[j] * (_ONE - g[j]) * (_ONE + g[j])
                     i[j] = through_i
                 if t:
                     before = c[n, t - 1, b]
                     for j in range(size):
                         kept = f[j]
-                        f[j] = dc[j] * before[j] * (kept - kept * kept)
+                        f[j] = dc[j] * before[j] * kept * (_ONE - kept)
                         dc[j] *= kept
                 else:
                     f[:] = np.float32(0)

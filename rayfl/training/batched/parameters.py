@@ -14,8 +14,8 @@ from rayfl.training.work import LocalWork, Segments
 
 THIN = 32
 """Samples of a product up to which the compiled loop is faster than the library, or as fast. It has no
-lower bound: a short batch is padded to the longest batch in the same call, and the choice of kernel must not
-depend on that."""
+lower bound: a short batch is padded to the longest batch in the same call, and for most clients the choice of
+kernel must not depend on that."""
 
 _SMALL = 4096
 """Number of weights below which the overhead of calling the compiled loop exceeds its gain."""
