@@ -110,6 +110,18 @@ def test_ray_on_any_number_of_actors_is_inline(
 
 
 @pytest.mark.ray
+def test_a_network_with_batch_norm_stopped_on_ray_and_resumed(
+    settings: dict[str, Any], ray_cluster: None
+) -> None:
+    """Convolutions with BatchNorm train and are tested in compiled calls; running statistics are restored."""
+    small = {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": 28}}
+    small["model"] = {"name": "lenet5", "batch_norm": True}
+    on_ray = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}
+    begun = run({**small, "rounds": 1, "execution": on_ray})
+    assert_same(run(small), resume(begun.path, ["rounds=3"]))
+
+
+@pytest.mark.ray
 def test_one_actor_a_client_with_fractional_gpus(settings: dict[str, Any], ray_cluster: None) -> None:
     """Logical GPUs: the scheduling is real, the device falls back to the CPU where there is none."""
     pinned = _settings(settings, "mt_hfl", clients_per_actor=1, block_size=1)

@@ -42,6 +42,9 @@ it, and the batch's mean and variance, begin in memory.
 """
 COLUMNS = 22
 
+EPSILON, MOMENTUM = range(2)
+"""Columns of the numbers of a layer's BatchNorm."""
+
 _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
 
@@ -133,7 +136,7 @@ def train(  # type: ignore[no-untyped-def]
 
     Args:
         network: a row for each layer ``(L, COLUMNS)`` int64.
-        norms: epsilon and momentum of the BatchNorm of each layer ``(L, 2)`` float32.
+        norms: numbers of the BatchNorm of each layer ``(L, 2)`` float32, see :data:`EPSILON`.
         models: ``(C, P)`` float32, changed.
         first: see :class:`Images`.
         targets: of the terms that pull each weight towards a point, ``(C, P)``, or of all clients ``(1, P)``;
@@ -309,9 +312,9 @@ def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-d
 
 @jit(fastmath={"contract"})
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
-    """Sizes of what enters a BatchNorm: samples, rows, columns and outputs."""
+    """Sizes of what enters a BatchNorm."""
     less = 2 * layer[PADDING] - layer[KERNEL] + 1
-    return batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS]
+    return norm_kernels.Plane(batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS])
 
 
 @jit(fastmath={"contract"})
@@ -325,24 +328,24 @@ def _statistics(layer, memory):  # type: ignore[no-untyped-def]
 @jit(fastmath={"contract"})
 def _normalise(layer, norm, batch, w, running, memory):  # type: ignore[no-untyped-def]
     """Forward through a BatchNorm, the pooling and the ReLU behind it."""
-    shape, outputs = _plane(layer, batch), layer[OUTPUTS]
+    plane, outputs = _plane(layer, batch), layer[OUTPUTS]
     mean, variance = _statistics(layer, memory)
     norm_kernels.forward(
         memory.planes[layer[PLANE] :],
-        shape,
+        plane,
         w[layer[GAMMA] : layer[GAMMA] + outputs],
         w[layer[BETA] : layer[BETA] + outputs],
-        norm[0],
+        norm[EPSILON],
         mean,
         variance,
         memory.acts[layer[TO] :],
         memory.winners[layer[WINNER] :],
     )
-    count = np.float32(shape[0] * shape[1] * shape[2])
+    count = np.float32(plane.batch * plane.tall * plane.wide)
     for o in range(outputs):
         m, v = layer[MEAN] + o, layer[VARIANCE] + o
-        running[m] += norm[1] * (mean[o] - running[m])
-        running[v] += norm[1] * (variance[o] * (count / (count - np.float32(1))) - running[v])
+        running[m] += norm[MOMENTUM] * (mean[o] - running[m])
+        running[v] += norm[MOMENTUM] * (variance[o] * (count / (count - np.float32(1))) - running[v])
 
 
 @jit(fastmath={"contract"})
@@ -379,7 +382,7 @@ def _back_through_convolution(layer, norm, batch, need_input, w, memory, terms):
             memory.planes[layer[PLANE] :],
             _plane(layer, batch),
             w[layer[GAMMA] : layer[GAMMA] + outputs],
-            norm[0],
+            norm[EPSILON],
             mean,
             variance,
             memory.dplane,

@@ -15,6 +15,8 @@ The result is the same whatever other clients a call trains.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from rayfl.training.batched.jit import jit
@@ -23,20 +25,29 @@ from rayfl.training.batched.vectors import LANES, load, multiply_add, splat, sto
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
+class Plane(NamedTuple):
+    """Sizes of ``z``: samples, rows and columns of pixels, and outputs, without what fills up a vector."""
+
+    batch: int
+    tall: int
+    wide: int
+    outputs: int
+
+
 @jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
-def forward(z, shape, gamma, beta, eps, mean, variance, y, winner):  # type: ignore[no-untyped-def]
+def forward(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: ignore[no-untyped-def]
     """Normalise with the batch's own statistics, pool, apply ReLU. All arrays are flat.
 
     Args:
         z: see above.
-        shape: ``(B, tall, wide, outputs)``.
+        plane: the sizes.
         gamma, beta: ``(outputs,)``.
         eps: float32.
         mean, variance: receive m and s^2 ``(lanes,)``.
         y: receives ``(B, tall // 2, wide // 2, outputs)``; longer by LANES.
         winner: receives the winning pixel of each, or -1 where ReLU is 0; longer likewise.
     """
-    batch, tall, wide, outputs = shape
+    batch, tall, wide, outputs = plane
     lanes = (outputs + LANES - 1) // LANES * LANES
     pixels = tall * wide
     share, one, less = splat(_ONE / np.float32(batch * pixels)), splat(_ONE), splat(-_ONE)
@@ -81,15 +92,15 @@ def forward(z, shape, gamma, beta, eps, mean, variance, y, winner):  # type: ign
 
 
 @jit(fastmath={"contract"})
-def backward(dy, winner, z, shape, gamma, eps, mean, variance, dz, dgamma, dbeta):  # type: ignore[no-untyped-def]
+def backward(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, dbeta):  # type: ignore[no-untyped-def]
     """Gradients from those of the pooled outputs. All arrays are flat.
 
     Args:
-        dy, winner, z, shape, gamma, eps, mean, variance: as of :func:`forward`.
+        dy, winner, z, plane, gamma, eps, mean, variance: as of :func:`forward`.
         dz: receives the gradients of ``z``, shaped alike.
         dgamma, dbeta: receive those of gamma and beta ``(outputs,)``.
     """
-    batch, tall, wide, outputs = shape
+    batch, tall, wide, outputs = plane
     lanes = (outputs + LANES - 1) // LANES * LANES
     pooled, pixels = batch * (tall // 2) * (wide // 2), batch * tall * wide
     inverse, scale = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
