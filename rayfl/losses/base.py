@@ -63,12 +63,12 @@ class Loss(Section):
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each` over predictions, which leaves
-        out positions of texts without a target. Subclasses may compute it faster.
+        out positions of texts without a target; 0 if there are none else. Subclasses may compute it faster.
         """
         each = self.each(outputs, targets)
         if each.dim() == 1:
             return each.mean()
-        return each.sum() / (targets != IGNORED).sum()
+        return each.sum() / (targets != IGNORED).sum().clamp_min(1)
 
     def for_tests(self) -> Loss:
         """The loss that tests report: this one without terms that only apply in training."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 from typing_extensions import override
 
-from rayfl.losses.base import Loss
+from rayfl.losses.base import IGNORED, Loss
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -35,7 +35,11 @@ class CrossEntropy(Loss):
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         from torch.nn import functional
 
-        return functional.cross_entropy(outputs, targets, label_smoothing=self.label_smoothing)
+        smoothing = self.label_smoothing
+        if targets.dim() == 1:
+            return functional.cross_entropy(outputs, targets, label_smoothing=smoothing)
+        total = functional.cross_entropy(outputs, targets, reduction="sum", label_smoothing=smoothing)
+        return total / (targets != IGNORED).sum().clamp_min(1)
 
     @override
     def for_tests(self) -> Loss:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from rayfl.data import IGNORED, Samples
+from rayfl.losses import CrossEntropy, Loss
 from rayfl.models import MODELS, ModelSpec
 from rayfl.training import NO_TERMS, LocalWork, Terms
 from rayfl.training.batched import BatchedEngine
@@ -22,6 +23,15 @@ from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth, rounding
+
+
+
+class Plain(CrossEntropy):
+    """With the mean of any loss of one's own."""
+
+    def mean(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return Loss.mean(self, outputs, targets)
+
 
 PLAIN = LocalWork(2, 5, 0.5)
 SIZES = [11, 6, 4, 15, 7, 1]
@@ -138,6 +148,32 @@ def test_every_word_of_a_batch_has_the_same_weight() -> None:
     assert targets[0, :4].tolist() == [4, 5, 6, 7]
     labels, plain = torch.tensor([[1, 2]]), torch.tensor([[0.5, 0.5]])
     assert predictions(labels, plain) == (labels, plain)
+
+
+@pytest.mark.parametrize("change", [{}, {"inner_lr": 0.2}, {"momentum": 0.5}], ids=str)
+@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy(label_smoothing=0.1), Plain()], ids=str)
+def test_a_batch_with_nothing_to_predict_changes_nothing(loss: Loss, change: dict[str, float]) -> None:
+    """Client 0 visits such texts between others, client 1 only the others, client 2 only such texts."""
+    spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=5), (6,), 20, 0, loss)
+    samples, work = texts(6, 20), replace(PLAIN, **change)  # type: ignore[arg-type]
+    targets = np.array(samples.targets_train)
+    targets[:20] = IGNORED
+    batches = Batches(replace(samples, targets_train=targets), torch.device("cpu"))
+    indices = [np.arange(40)] * 3
+    silent, others = np.arange(20).reshape(4, 5), np.arange(20, 40).reshape(4, 5)
+    mixed = np.concatenate([silent[:2], others[:2], silent[2:], others[2:]])
+    start = torch.from_numpy(np.stack([spec.initial()] * 3))
+    if change.get("momentum"):  # a batch without a gradient moves on with the velocity
+        mixed = np.concatenate([silent, others])
+    terms = Terms(visits=[mixed, others, silent])
+    for make in (LoopEngine, BatchedEngine):
+        block = make(spec, batches, 0).train(work, 0, [0, 1, 2], indices, start, terms)
+        assert not block.failures
+        torch.testing.assert_close(block.rows[0], block.rows[1])
+        assert not torch.equal(block.rows[1], start[1])
+        assert torch.equal(block.rows[2], start[2])
+        assert block.losses[2] == 0
+        assert block.losses[0] == pytest.approx(block.losses[1] / 2)
 
 
 def test_one_step_by_autograd() -> None:

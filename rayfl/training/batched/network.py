@@ -324,7 +324,7 @@ def predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, t
     """Targets and weights of all predictions of a step.
 
     A text has one prediction for each word; every word of the batch that counts has the same weight, as in
-    PyTorch's cross-entropy.
+    PyTorch's cross-entropy. Where none counts all weights are 0: such a batch changes nothing.
 
     Args:
         y: ``(C, B)``; words ``(C, B, L)`` with :data:`IGNORED` where nothing is to be predicted; or numbers
@@ -337,7 +337,7 @@ def predictions(y: torch.Tensor, weights: torch.Tensor) -> tuple[torch.Tensor, t
     if y.dim() == 2 or y.is_floating_point():
         return y, weights
     counted = (y != IGNORED) & (weights > 0).unsqueeze(2)
-    shares = counted / counted.sum((1, 2), keepdim=True)
+    shares = counted / counted.sum((1, 2), keepdim=True).clamp_min(1)
     return y.clamp_min(0).flatten(1), shares.flatten(1)
 
 
