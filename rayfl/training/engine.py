@@ -17,7 +17,7 @@ from rayfl.errors import ConfigError
 from rayfl.models import ModelSpec
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.graphs import WARM_UPS, CudaRecorder, Recorder
-from rayfl.training.batched.network import Unsupported
+from rayfl.training.batched.reading import Unsupported
 from rayfl.training.batched.vmap import VmapEngine
 from rayfl.training.batches import Batches
 from rayfl.training.forward import Forward

@@ -15,7 +15,7 @@ from torch import nn
 
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork, Terms
-from rayfl.training.batched import BatchedEngine, client_kernel
+from rayfl.training.batched import BatchedEngine, Unsupported, client_kernel
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.guides import Guides
@@ -310,11 +310,12 @@ class Misfit(Chain):
 
 @pytest.mark.parametrize("parts", ["linear", "convolution", "norm"])
 def test_layers_that_do_not_fit_fail_as_in_the_loop(parts: str) -> None:
-    """And nothing is read or written beside the arrays."""
+    """They are refused before any kernel sees them."""
     spec = ModelSpec.of(Misfit(parts=parts), (3, 12, 12), 5, 0)
     batches, *given = job(spec, [3, 2])
-    for engine in (LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0)):
-        assert list(engine.train(PLAIN, *given).failures) == [0, 1]
+    assert list(LoopEngine(spec, batches, 0).train(PLAIN, *given).failures) == [0, 1]
+    with pytest.raises(Unsupported, match="its forward pass cannot be read: "):
+        BatchedEngine(spec, batches, 0)
     assert choose_engine(spec)[0] == "loop"
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from rayfl.training.batched import BatchedEngine, layers
 from rayfl.training.batched.fused import LARGEST_WINDOW, ConvPoolReLU, fuse
 from rayfl.training.batched.jit import jit
-from rayfl.training.batched.layers import Step
+from rayfl.training.batched.layers import Step, pair
 from rayfl.training.batched.parameters import Parameter, Sgd
 from rayfl.training.batches import Batches
 from rayfl.training.work import LocalWork
@@ -24,7 +24,15 @@ STEP = Step([])
 
 
 def twins(conv: nn.Conv2d, pool: nn.MaxPool2d | None = None) -> list[layers.Layer]:
-    return [layers.Conv2d(conv), layers.MaxPool2d(pool or nn.MaxPool2d(2)), layers.ReLU()]
+    """The layers of a convolution, a pooling (by default of 2 x 2) and a ReLU."""
+    given = (pair(each) for each in (conv.stride, conv.padding, conv.dilation))  # type: ignore[arg-type]
+    pool = pool or nn.MaxPool2d(2)
+    of_pool = (pair(each) for each in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
+    return [
+        layers.Conv2d(*given, conv.groups, conv.in_channels, pair(conv.kernel_size)),
+        layers.MaxPool2d(*of_pool, pool.ceil_mode),
+        layers.ReLU(),
+    ]
 
 
 def fused(weight: torch.Tensor, bias: torch.Tensor | None, padding: int = 0, lr: float = 1.0) -> ConvPoolReLU:

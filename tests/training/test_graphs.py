@@ -37,6 +37,7 @@ from rayfl.training.batched import (
 )
 from rayfl.training.batched.graphs import CudaRecorder, FixedMemory, Recorder
 from rayfl.training.batched.network import BatchedNetwork
+from rayfl.training.batched.reading import read
 from rayfl.training.batched.vmap import VmapNetwork
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine, open_engine, try_recording
@@ -224,7 +225,8 @@ def test_the_cases_have_every_kind_of_layer_that_does_not_draw() -> None:
     found: set[type] = set()
     for name, config, shape in MODEL_CASES.values():
         network = BatchedNetwork(ModelSpec.of(PARTS[name](**config), shape, 5, 0))
-        found |= kinds(network.root) | {type(leaf) for leaf in network._leaves.values()}
+        leaves = read(network.spec).leaves  # also those that are parts of fused ones
+        found |= kinds(network.root) | {type(leaf.layer) for leaf in leaves}
 
     def ends(kind: type) -> set[type]:
         return set().union(*map(ends, kind.__subclasses__())) or {kind}

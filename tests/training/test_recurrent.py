@@ -25,7 +25,6 @@ from rayfl.training.loop import LoopEngine
 from tests.training.bounds import Truth, rounding
 
 
-
 class Plain(CrossEntropy):
     """With the mean of any loss of one's own."""
 

@@ -254,7 +254,7 @@ def test_dropout_draws_what_each_client_would_draw_alone(together: int) -> None:
     spec = spec_of(Drops, (1, 6, 6))
     assert choose_engine(spec) == (
         "vmap",
-        "a trial agrees with the plain loop; not batched: the model is a Drops",
+        "a trial agrees with the plain loop; not batched: it calls dropout2d",
     )
     work = LocalWork(2, 4, 0.05, momentum=0.5)
     assert_equal(spec, work, [6, 3, 8, 4], VmapNetwork(spec), together)
@@ -324,7 +324,7 @@ def test_who_trains_together_follows_from_the_model_and_the_block(
         return original(self, x, *given)
 
     monkeypatch.setattr(VmapNetwork, "step", counted)
-    assert choose_engine(spec)[0] == "vmap"
+    assert choose_engine(spec, "vmap")[0] == "vmap"
     calls.clear()
     given = LocalWork(1, 3, 0.05), 0, range(clients), indices, start
     rows = VmapEngine(spec, batches, 0).train(*given).rows
@@ -350,7 +350,7 @@ def test_a_network_that_needs_one_layout_of_images_gets_it(clients: int) -> None
     start = torch.from_numpy(spec.initial()).expand(clients, -1)
     work, indices = LocalWork(1, 3, 0.05), [np.arange(3 * c, 3 * c + 3) for c in range(clients)]
     given = work, 0, range(clients), indices, start
-    assert choose_engine(spec)[0] == "vmap"
+    assert choose_engine(spec, "vmap")[0] == "vmap"
     found = VmapEngine(spec, batches, 0).train(*given)
     assert not found.failures
     torch.testing.assert_close(found.rows, LoopEngine(spec, batches, 0).train(*given).rows, rtol=0, atol=1e-4)
@@ -396,7 +396,7 @@ def test_what_is_not_vectorised_is_said_once_in_a_line_of_ours() -> None:
         assert choose_engine(spec) == (
             "vmap",
             "a trial agrees with the plain loop; torch.func does aten::lerp_ for one client after another; "
-            "not batched: the model is a Quantiles",
+            "not batched: it calls quantile",
         )
         for round in range(2):
             block = engine.train(SGDS[0], round, [0, 1], [np.arange(5), np.arange(9)], start)

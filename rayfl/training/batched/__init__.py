@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rayfl.training.batched.engine import BatchedEngine
-    from rayfl.training.batched.network import Unsupported
+    from rayfl.training.batched.reading import Unsupported
 
 __all__ = ["BatchedEngine", "Unsupported"]
 

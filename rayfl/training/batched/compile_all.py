@@ -9,7 +9,7 @@ from rayfl.models import MODELS, ModelSpec
 from rayfl.training.ahead import stamp
 from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel, lstm_kernel
 from rayfl.training.batched.compiled import CompiledForward, CompiledTraining
-from rayfl.training.batched.network import BatchedNetwork
+from rayfl.training.batched.reading import read
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vectors import LANES
 from rayfl.training.work import NO_TERMS, LocalWork
@@ -56,12 +56,12 @@ def compile_all() -> None:
 def _train_a_client() -> None:
     """All of a client's training, and forward passes, in a call each: compiled for any network they cover."""
     spec = ModelSpec.of(MODELS["linear"](), (2,), 3, 0)
-    training, work = CompiledTraining(spec, BatchedNetwork(spec).sequence()), LocalWork(1, 1, 0.1)
+    training, work = CompiledTraining(spec, read(spec).sequence()), LocalWork(1, 1, 0.1)
     plan = StepPlan(0, 0, [0], np.ones(1, np.int64), work)
     model, labels = torch.from_numpy(spec.initial())[None], torch.zeros(1, dtype=torch.int64)
     training.train(plan, work, model, NO_TERMS, False, torch.ones(1, 2), labels)
     lenet = ModelSpec.of(MODELS["lenet5"](), (1, 28, 28), 3, 0)
-    forward = CompiledForward(lenet, BatchedNetwork(lenet).sequence())
+    forward = CompiledForward(lenet, read(lenet, training=False).sequence())
     forward.outputs(torch.from_numpy(lenet.initial()), torch.ones(1, 1, 28, 28))
 
 

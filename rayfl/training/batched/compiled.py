@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,9 +16,8 @@ from rayfl.training.batched import client_kernel as kernel
 from rayfl.training.batched import layers
 from rayfl.training.batched.client_kernel import Floats, Memory
 from rayfl.training.batched.fused import ConvPoolReLU
-from rayfl.training.batched.layers import Layer
-from rayfl.training.batched.network import Unsupported
 from rayfl.training.batched.parameters import THIN
+from rayfl.training.batched.reading import Leaf, Unsupported
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vectors import LANES
 from rayfl.training.work import LocalWork, Terms
@@ -29,13 +28,13 @@ class CompiledTraining:
 
     Args:
         spec: the model and its flat layout.
-        sequence: its layers, and the names of their parameters' module with a dot.
+        sequence: its layers in training.
 
     Raises:
         Unsupported: if a layer, their order or the loss is not among what the kernel knows.
     """
 
-    def __init__(self, spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> None:
+    def __init__(self, spec: ModelSpec, sequence: Sequence[Leaf]) -> None:
         if type(spec.loss) is not CrossEntropy or spec.loss.label_smoothing or spec.model.tokens:
             raise Unsupported("its loss is not a plain cross-entropy")
         self.spec = spec
@@ -143,16 +142,16 @@ class CompiledForward:
 
     Args:
         spec: the model and its flat layout.
-        sequence: its layers, and the names of their parameters' module with a dot.
+        sequence: its layers in evaluation mode.
 
     Raises:
         Unsupported: as :class:`CompiledTraining`, but for the loss.
     """
 
-    def __init__(self, spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]) -> None:
+    def __init__(self, spec: ModelSpec, sequence: Sequence[Leaf]) -> None:
         if spec.model.tokens:
             raise Unsupported("it takes words")
-        rows, norms = _read(spec, [each for each in sequence if not isinstance(each[0], layers.Dropout)])
+        rows, norms = _read(spec, sequence)
         self._folds = [
             _Fold.of(row, eps) for row, (eps, _) in zip(rows, norms, strict=True) if row[kernel.GAMMA] >= 0
         ]
@@ -250,9 +249,7 @@ def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
     return kernel.Images(channels, size // channels)
 
 
-def _read(
-    spec: ModelSpec, sequence: Sequence[tuple[Layer, str]]
-) -> tuple[list[list[int]], list[tuple[float, float]]]:
+def _read(spec: ModelSpec, sequence: Sequence[Leaf]) -> tuple[list[list[int]], list[tuple[float, float]]]:
     """A row for each layer (:data:`.client_kernel.COLUMNS`), without places in memory, and the epsilon and
     momentum of its BatchNorm."""
     begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
@@ -260,38 +257,37 @@ def _read(
     shape, rows, norms = tuple(spec.shape), list[list[int]](), list[tuple[float, float]]()
     left = list(sequence)
     while left:
-        layer, prefix = left.pop(0)
+        leaf = left.pop(0)
+        layer, names = leaf.layer, leaf.names
         row, norm = [0] * kernel.COLUMNS, (0.0, 0.0)
         row[kernel.GAMMA] = -1
         row[kernel.SIZE] = row[kernel.OUTPUT] = math.prod(shape)
         convolution = layer.conv if isinstance(layer, ConvPoolReLU) else None
         if isinstance(layer, layers.Conv2d) and (found := _norm_before_pooling(layer, left)):
-            convolution, (batch_norm, name) = layer, found
-            if shapes.get(name + "weight") != shapes[prefix + "weight"][:1]:
-                raise Unsupported("a BatchNorm without weights, or of other channels")
-            row[kernel.GAMMA : kernel.PLANE] = [begins[name + part] for part in _NORM]
+            convolution, (batch_norm, its) = layer, found
+            if "weight" not in its:
+                raise Unsupported("a BatchNorm without weights")
+            row[kernel.GAMMA : kernel.PLANE] = [begins[its[part]] for part in _NORM]
             norm = batch_norm.eps, batch_norm.momentum
             del left[:3]
         if convolution or isinstance(layer, layers.Linear):
-            row[kernel.WEIGHT] = begins[prefix + "weight"]
-            row[kernel.BIAS] = begins.get(prefix + "bias", -1)
+            row[kernel.WEIGHT] = begins[names["weight"]]
+            row[kernel.BIAS] = begins[names["bias"]] if "bias" in names else -1
         if convolution and len(shape) == 3:
-            outputs, inputs, size, _ = shapes[prefix + "weight"]
+            outputs, channels, size, _ = shapes[names["weight"]]
             padding = int(convolution.padding[0])
             row[kernel.KIND] = kernel.CONVOLUTION
             row[kernel.CHANNELS : kernel.GAMMA] = [*shape, outputs, size, padding]
             wide = math.prod(side + 2 * padding for side in shape[1:])
-            if inputs != shape[0] or THIN * inputs * wide >= 2**31:  # winners are numbers of 32 bits
-                raise Unsupported("images do not fit its convolution")
+            if THIN * channels * wide >= 2**31:  # winners are numbers of 32 bits
+                raise Unsupported("its images are too large")
             pixels = [side + 2 * padding - size + 1 for side in shape[1:]]
             if min(pixels) < 2 or (row[kernel.GAMMA] >= 0 and pixels[1] < 4):
                 raise Unsupported("an image is too small to be pooled")
             shape = (outputs, *(side // 2 for side in pixels))
         elif isinstance(layer, layers.Linear) and len(shape) == 1:
             row[kernel.KIND] = kernel.LINEAR
-            if shapes[prefix + "weight"][1:] != shape:
-                raise Unsupported("a linear layer does not fit what comes before it")
-            shape = shapes[prefix + "weight"][:1]
+            shape = shapes[names["weight"]][:1]
         elif isinstance(layer, layers.Flatten):
             if not rows or len(shape) == 1:  # samples lie in the order of their dimensions
                 shape = (math.prod(shape),)
@@ -313,12 +309,12 @@ def _read(
 
 
 def _norm_before_pooling(
-    conv: layers.Conv2d, behind: Sequence[tuple[Layer, str]]
-) -> tuple[layers.BatchNorm, str] | None:
+    conv: layers.Conv2d, behind: Sequence[Leaf]
+) -> tuple[layers.BatchNorm, Mapping[str, str]] | None:
     """The BatchNorm behind a convolution, if a pooling that the kernels know and a ReLU come next."""
-    match behind[:3]:
-        case [(layers.BatchNorm() as norm, name), (layers.MaxPool2d() as pool, _), (layers.ReLU(), _)]:
-            return (norm, name) if ConvPoolReLU.supports(conv, pool) else None
+    match [leaf.layer for leaf in behind[:3]]:
+        case [layers.BatchNorm() as norm, layers.MaxPool2d() as pool, layers.ReLU()]:
+            return (norm, behind[0].names) if ConvPoolReLU.supports(conv, pool) else None
     return None
 
 

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from typing_extensions import override
 
 from rayfl.training.batched.layers import Step
-from rayfl.training.batched.network import Unsupported
+from rayfl.training.batched.reading import Unsupported
 
 _MULTI_HEAD = inspect.signature(functional.multi_head_attention_forward)
 

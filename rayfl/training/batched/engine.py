@@ -19,8 +19,9 @@ from rayfl.training.batched.calls import clients_in_a_call, clients_in_the_cache
 from rayfl.training.batched.compiled import CompiledForward, CompiledTraining
 from rayfl.training.batched.graphs import RecordedSteps, Recorder, Unrecordable
 from rayfl.training.batched.layers import Step
-from rayfl.training.batched.network import BatchedNetwork, Network, Unsupported
+from rayfl.training.batched.network import BatchedNetwork, Network
 from rayfl.training.batched.parameters import Sgd
+from rayfl.training.batched.reading import Unsupported, read
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.device import out_of_memory
@@ -72,7 +73,7 @@ class BatchedEngine:
         if network is None and batches.device.type == "cpu":
             assert isinstance(self.network, BatchedNetwork)
             with suppress(Unsupported):
-                compiled_forward = CompiledForward(spec, self.network.sequence())
+                compiled_forward = CompiledForward(spec, read(spec, training=False).sequence())
             with suppress(Unsupported):
                 self.compiled = CompiledTraining(spec, self.network.sequence())
         self.forward = Forward(spec, self.module, compiled_forward)

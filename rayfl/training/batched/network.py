@@ -1,51 +1,26 @@
-"""From a module tree to batched layers: every supported ``nn.Module`` has a counterpart with a client
-dimension."""
+"""The models of many clients side by side, and a step of all of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from types import MappingProxyType
-from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 from typing_extensions import override
 
 from rayfl.data import IGNORED
 from rayfl.losses import CrossEntropy, Loss
 from rayfl.models import ModelSpec
-from rayfl.models.modules.recurrent import ClassesSecond, States
-from rayfl.models.modules.residual import Residual as ResidualModule
-from rayfl.training.batched import layers, recurrent
-from rayfl.training.batched.fused import ConvPoolReLU, fuse
-from rayfl.training.batched.layers import Chain, Layer, Residual, Step
+from rayfl.training.batched import layers
+from rayfl.training.batched.layers import Step
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.parameters import Parameter, Sgd
+from rayfl.training.batched.reading import Leaf, Unsupported, read
 from rayfl.training.device import on_gpu
 from rayfl.training.guides import Guides
-
-_TWINS: dict[type[nn.Module], Callable[[Any], Layer]] = {
-    nn.Linear: layers.Linear,
-    nn.Conv2d: layers.Conv2d,
-    nn.ReLU: lambda module: layers.ReLU(),
-    nn.MaxPool2d: layers.MaxPool2d,
-    nn.AvgPool2d: layers.AvgPool2d,
-    nn.Flatten: lambda module: layers.Flatten(),
-    nn.Dropout: layers.Dropout,
-    nn.GroupNorm: layers.GroupNorm,
-    nn.BatchNorm1d: layers.BatchNorm,
-    nn.BatchNorm2d: layers.BatchNorm,
-    nn.Embedding: recurrent.Embedding,
-    States: recurrent.Lstm,
-    ClassesSecond: lambda module: recurrent.ClassesSecond(),
-}
-
-
-class Unsupported(Exception):
-    """The module tree contains a module without a batched counterpart; the message names it."""
 
 
 class Network:
@@ -186,35 +161,18 @@ class Network:
 
 
 class BatchedNetwork(Network):
-    """Batched layers generated from the module tree, with hand-written backward passes.
+    """Batched layers read from the network's forward pass, with hand-written backward passes.
 
     Raises:
-        Unsupported: if a module has no batched counterpart.
+        Unsupported: if something that it computes has no batched counterpart.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        module = spec.outline()
-        if len(list(module.named_parameters(remove_duplicate=False))) > len(self._parameter_names):
-            raise Unsupported("two layers share their weights")
-        self._grow(module)
-        self.draws = any(isinstance(leaf, layers.Dropout) for leaf in self._leaves.values())
-        self.counts = any(isinstance(leaf, layers.BatchNorm) for leaf in self._leaves.values())
-
-    def _grow(self, module: nn.Module) -> None:
-        self._leaves: dict[str, Layer] = {}
-        self.root = self._twin(module, "")
-
-    def _twin(self, module: nn.Module, name: str) -> Layer:
-        prefix = name + "." if name else ""
-        if type(module) in (nn.Sequential, ResidualModule):
-            # Not named_children(), which leaves out a module that comes a second time.
-            twins = [self._twin(m, prefix + n) for n, m in module._modules.items() if m is not None]
-            chain = Chain(fuse(_pool_first(twins)))
-            return chain if type(module) is nn.Sequential else Residual(chain)
-        _check(module, name)
-        self._leaves[prefix] = layer = _TWINS[type(module)](module)
-        return layer
+        self._layers = read(spec)
+        leaves = [leaf.layer for leaf in self._layers.leaves]
+        self.draws = any(isinstance(leaf, layers.Dropout) for leaf in leaves)
+        self.counts = any(isinstance(leaf, layers.BatchNorm) for leaf in leaves)
 
     @override
     def load(
@@ -237,24 +195,24 @@ class BatchedNetwork(Network):
     @override
     def release(self) -> None:
         super().release()
-        self._grow(self.spec.outline())  # layers keep what their backward passes need
+        self._layers = read(self.spec)  # layers keep what their backward passes need
 
-    def sequence(self) -> list[tuple[Layer, str]]:
-        """All layers in order, each with the prefix of its parameters' names; fused ones have that of their
-        convolution.
+    @property
+    def root(self) -> layers.Chain:
+        """All layers."""
+        return self._layers.root
 
-        Raises:
-            Unsupported: if they do not simply follow one another.
-        """
-        prefixes = {id(leaf): prefix for prefix, leaf in self._leaves.items()}
-        return [
-            (layer, prefixes[id(layer.conv if isinstance(layer, ConvPoolReLU) else layer)])
-            for layer in _in_order(self.root)
-        ]
+    def sequence(self) -> list[Leaf]:
+        """See :meth:`Reading.sequence`."""
+        return self._layers.sequence()
 
     def _bind(self) -> None:
-        for prefix, leaf in self._leaves.items():
-            leaf.bind(_below(prefix, self.parameters), _below(prefix, self.buffers))
+        for leaf in self._layers.leaves:
+            names, parameters, buffers = leaf.names.items(), self.parameters, self.buffers
+            leaf.layer.bind(
+                {role: parameters[name] for role, name in names if name in parameters},
+                {role: buffers[name] for role, name in names if name in buffers},
+            )
         self.root.settle()
 
     @override
@@ -345,61 +303,3 @@ def _place(
     place: Callable[[str, torch.Tensor], torch.Tensor], name: str, kind: str, tensor: torch.Tensor
 ) -> torch.Tensor:
     return place(f"{kind} of {name}", tensor)
-
-
-_T = TypeVar("_T")
-
-
-def _below(prefix: str, named: Mapping[str, _T]) -> dict[str, _T]:
-    """The tensors registered directly at the module with this prefix, by local name."""
-    return {
-        n[len(prefix) :]: v for n, v in named.items() if n.rpartition(".")[0] + "." * ("." in n) == prefix
-    }
-
-
-def _check(module: nn.Module, name: str) -> None:
-    """Refuse modules and settings without a batched counterpart."""
-    if type(module) not in _TWINS:
-        raise Unsupported(f"{name or 'the model'} is a {type(module).__name__}")
-    if isinstance(module, nn.Conv2d) and (module.padding_mode != "zeros" or isinstance(module.padding, str)):
-        raise Unsupported(f"{name} has padding {module.padding!r} of mode {module.padding_mode!r}")
-    if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d) and (
-        not module.track_running_stats or module.momentum is None
-    ):
-        raise Unsupported(f"{name} keeps no running statistics with a momentum")
-    if isinstance(module, nn.Flatten) and (module.start_dim, module.end_dim) != (1, -1):
-        raise Unsupported(f"{name} flattens dimensions {module.start_dim} to {module.end_dim}")
-    if isinstance(module, nn.Embedding) and (
-        module.padding_idx is not None or module.max_norm is not None or module.scale_grad_by_freq
-    ):
-        raise Unsupported(f"{name} is not a plain embedding")
-    if isinstance(module, nn.LSTM) and (
-        module.bidirectional
-        or module.dropout
-        or module.proj_size
-        or not module.bias
-        or not module.batch_first
-    ):
-        raise Unsupported(f"{name} is not a plain LSTM with the batch first")
-    if isinstance(module, nn.AvgPool2d) and module.divisor_override is not None:
-        raise Unsupported(f"{name} has a divisor of its own")
-
-
-def _in_order(layer: Layer) -> Iterator[Layer]:
-    """The layers of chains, one after another."""
-    if isinstance(layer, Chain):
-        for inner in layer.layers:
-            yield from _in_order(inner)
-    elif isinstance(layer, Residual):
-        raise Unsupported("it has skip connections")
-    else:
-        yield layer
-
-
-def _pool_first(chain: list[Layer]) -> list[Layer]:
-    """``pool(relu(x)) = relu(pool(x))`` for a maximum, and then ReLU has a quarter of the work."""
-    result = list(chain)
-    for k in range(len(result) - 1):
-        if isinstance(result[k], layers.ReLU) and isinstance(result[k + 1], layers.MaxPool2d):
-            result[k], result[k + 1] = result[k + 1], result[k]
-    return result

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import nn
 from typing_extensions import override
 
 from rayfl.training.batched import lstm_kernel
@@ -25,9 +24,6 @@ from rayfl.training.device import on_gpu
 
 class Embedding(Layer):
     """A row of the table for each word; only the rows of words that occur have a gradient."""
-
-    def __init__(self, module: nn.Embedding) -> None:
-        pass
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
@@ -54,8 +50,8 @@ class Lstm(Layer):
     ``c_t = f c_{t-1} + i g``, ``h_t = o tanh(c_t)``; ``h_0 = c_0 = 0``.
     """
 
-    def __init__(self, module: nn.LSTM) -> None:
-        self.cells = [_Cells() for _ in range(module.num_layers)]
+    def __init__(self, depth: int) -> None:
+        self.depth, self.cells = depth, [_Cells() for _ in range(depth)]
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
@@ -189,15 +185,3 @@ class _Cells:
             if t:
                 later = torch.bmm(da_t, recurrent)
         return slopes
-
-
-class ClassesSecond(Layer):
-    """The identity here: every word is a sample already, with its logits in the last dimension."""
-
-    @override
-    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
-        return x
-
-    @override
-    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        return dy

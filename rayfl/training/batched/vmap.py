@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -25,8 +24,9 @@ from rayfl.models.base import task_of
 from rayfl.training.batched import dropout
 from rayfl.training.batched.engine import BatchedEngine
 from rayfl.training.batched.layers import Step
-from rayfl.training.batched.network import Network, Unsupported, loss_of, predictions
+from rayfl.training.batched.network import Network, loss_of, predictions
 from rayfl.training.batched.parameters import Sgd
+from rayfl.training.batched.reading import Unsupported, drawn
 from rayfl.training.batches import Batches
 from rayfl.training.guides import Guides, watching
 from rayfl.training.loop import LoopEngine
@@ -392,12 +392,6 @@ class _WithoutPadding(TorchFunctionMode):
         return y.to(x.dtype)
 
 
-def _drawn() -> tuple[object, ...]:
-    """The states of the generators that a forward pass may draw from."""
-    own, numpy = random.getstate(), str(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
-    return torch.get_rng_state().numpy().tobytes(), own, numpy
-
-
 def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Draw]]:
     """Take a step without changing the module, to see what the forward pass draws, and what it keeps for the
     backward pass.
@@ -423,11 +417,11 @@ def _rehearse(module: nn.Module, spec: ModelSpec) -> tuple[int, list[dropout.Dra
         return tensor
 
     with torch.random.fork_rng(devices=[]), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        before = _drawn()
+        before = drawn()
         inputs = torch.from_numpy(x)
         with dropout.rehearsed(len(x), draws):
             output = functional_call(module, values, (inputs.long() if x.dtype == np.int32 else inputs,))
-        if before != _drawn():
+        if before != drawn():
             raise Unsupported("it draws random numbers")
     for name, value in rest.items():
         if values[name] is not value:

@@ -1,0 +1,563 @@
+"""The layers of a network, read from its forward pass.
+
+A network says only in its ``forward`` what it computes. That is run on a few samples, and every call of
+PyTorch is noted. Layers that follow one another become a :class:`~rayfl.training.batched.layers.Chain`, and
+the sum of a value and of what was computed from it a :class:`~rayfl.training.batched.layers.Residual`. So it
+does not matter how a network is written: with modules, functions, or methods of tensors, and in which order
+its modules are defined.
+
+What has no batched counterpart is refused, and so is what cannot be followed: other calls, also those that
+look at numbers of samples or parameters; parameters that are in no layer or in two; parts of the computation
+without a gradient; random numbers other than dropout's; and forward passes that differ with the size of the
+batch.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
+from typing_extensions import override
+
+from rayfl.losses import CrossEntropy
+from rayfl.models import ModelSpec
+from rayfl.models.base import one_line, task_of
+from rayfl.training.batched import layers, recurrent
+from rayfl.training.batched.fused import ConvPoolReLU, fuse
+from rayfl.training.batched.layers import Chain, Layer, Residual, pair
+
+_BATCHES = 2, 3
+"""Sizes of the batches with which a network is read."""
+
+
+class Unsupported(Exception):
+    """The network computes something that has no batched counterpart; the message says what."""
+
+
+@dataclass(frozen=True, eq=False)
+class Leaf:
+    """A layer without layers in it.
+
+    Attributes:
+        layer: it.
+        names: of its parameters and buffers in the module, by what the layer calls them.
+    """
+
+    layer: Layer
+    names: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A network as batched layers.
+
+    Attributes:
+        root: all of them.
+        leaves: those without layers in them, in the order in which they compute.
+    """
+
+    root: Chain
+    leaves: tuple[Leaf, ...]
+
+    def sequence(self) -> list[Leaf]:
+        """The leaves, if they simply follow one another; a fused layer has the names of its convolution.
+
+        Raises:
+            Unsupported: if there are skip connections.
+        """
+        names = {id(leaf.layer): leaf.names for leaf in self.leaves}
+        found = []
+        for layer in self.root.layers:
+            if isinstance(layer, Residual):
+                raise Unsupported("it has skip connections")
+            own = layer.conv if isinstance(layer, ConvPoolReLU) else layer
+            found.append(Leaf(layer, names[id(own)]))
+        return found
+
+
+def read(spec: ModelSpec, training: bool = True) -> Reading:
+    """The layers of a model in training or in evaluation mode.
+
+    Raises:
+        Unsupported: if it computes anything else.
+    """
+    module = spec.outline()
+    if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters())):
+        raise Unsupported("two layers share their weights")
+    # What its numbers are does not matter. Not to_empty(), which imports half of a compiler.
+    module._apply(_blank)  # type: ignore[no-untyped-call]
+    module.train(training)
+    first, *others = (_read(spec, module, batch) for batch in _BATCHES)
+    if any(_described(first) != _described(other) for other in others):
+        raise Unsupported("what it computes depends on the size of the batch")
+    return Reading(_chain(first), tuple(_leaves(first)))
+
+
+_Steps: TypeAlias = "tuple[Leaf | _Steps, ...]"
+"""Leaves one after another; a tuple among them is what a residual adds to its input."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Value:
+    """What has been computed of the samples, up to some point.
+
+    Attributes:
+        before: the value from which the last step computes this one; None: these are the samples.
+        step: that last step, a leaf or the inside of a residual.
+        words: whether every word is a sample.
+        final: whether nothing but the loss may follow.
+    """
+
+    before: _Value | None = None
+    step: Leaf | _Steps = ()
+    words: bool = False
+    final: bool = False
+
+    def since(self, other: _Value) -> _Steps | None:
+        """The steps between another value and this one; None if this one was not computed from it alone."""
+        steps: list[Leaf | _Steps] = []
+        value: _Value | None = self
+        while value is not None and value is not other:
+            steps.append(value.step)
+            value = value.before
+        return None if value is None else tuple(reversed(steps))
+
+
+def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
+    """The steps from samples to outputs, for a batch of this size."""
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    kind = torch.int64 if spec.model.tokens else torch.float32
+    samples = torch.zeros((batch, *spec.shape), dtype=kind)
+    notes = _Notes(spec, module.training, {id(tensor): name for name, tensor in tensors.items()}, samples)
+    before = drawn()
+    with torch.enable_grad(), notes:
+        try:
+            outputs = module(samples)
+        except Exception as error:  # whatever the network may do with such numbers
+            problem = notes.problem or f"its forward pass cannot be read: {one_line(error)}"
+            raise Unsupported(problem) from None
+    if notes.problem:
+        raise Unsupported(notes.problem)
+    if drawn() != before:
+        raise Unsupported("it draws random numbers")
+    return notes.steps(outputs)
+
+
+_RULES: dict[Any, Callable[..., _Value]] = {}
+"""By function of PyTorch; modules of ``torch.nn`` and operators call these."""
+
+_KEEPING: set[Callable[..., _Value]] = set()
+"""The rules of functions that may return their input, but never change it."""
+
+_R = TypeVar("_R", bound=Callable[..., _Value])
+
+
+def _rule(*functions: Any, keeps: bool = False) -> Callable[[_R], _R]:
+    """The rule for functions with the same parameters: what comes out, then what they are called with."""
+
+    def add(rule: _R) -> _R:
+        _RULES.update(dict.fromkeys(functions, rule))
+        if keeps:
+            _KEEPING.add(rule)
+        return rule
+
+    return add
+
+
+class _Notes(TorchFunctionMode):
+    """Notes every call of PyTorch while it is entered.
+
+    Args:
+        spec: the model's layout.
+        training: whether the network is in training mode.
+        names: of the tensors of the model, by their identity.
+        samples: what enters the network.
+
+    Attributes:
+        problem: the first that was met; empty if there is none.
+    """
+
+    def __init__(self, spec: ModelSpec, training: bool, names: Mapping[int, str], samples: Tensor) -> None:
+        super().__init__()
+        self.problem = ""
+        self._spec, self._training, self._names = spec, training, names
+        self._start = _Value()
+        self._values = {id(samples): self._start}
+        self._kept = [samples]  # the identity of a tensor that is gone may come again
+        self._zeros: set[int] = set()
+        self._leaves: list[Leaf] = []
+
+    @override
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        # Dropout draws nothing here, so that other random numbers show.
+        out = (_undropped if func is functional.dropout else func)(*args, **given)
+        if not self.problem:
+            try:
+                self._note(func, args, given, out)
+            except Unsupported as error:
+                self.problem = str(error)
+            except TypeError:  # arguments that the rule does not take
+                self.problem = f"it calls {_called(func)} in another way"
+        return out
+
+    def steps(self, outputs: Any) -> _Steps:
+        """From the samples to the outputs.
+
+        Raises:
+            Unsupported: if they are no outputs of a classifier or of words, or not all of the model and of
+                what was noted leads there.
+        """
+        value = self._values.get(id(outputs)) if isinstance(outputs, Tensor) else None
+        words = task_of(self._spec.model) == "words"
+        if value is None or value.words != words or (words and not value.final):
+            raise Unsupported("its outputs cannot be read")
+        if not words and outputs.dim() != 2:
+            raise Unsupported(f"its outputs have {outputs.dim()} dimensions")
+        steps = value.since(self._start) or ()
+        leaves = list(_leaves(steps))
+        if len(leaves) < len(self._leaves):
+            raise Unsupported("a part of what it computes is not in its outputs")
+        names = [name for leaf in leaves for name in leaf.names.values()]
+        if len(set(names)) < len(names):
+            raise Unsupported("two layers share their weights")
+        missing = [name for name in self._spec.names if name not in names]
+        if missing:
+            raise Unsupported(f"{missing[0]} is in none of its layers")
+        return steps
+
+    def _note(self, func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], out: Any) -> None:
+        given = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        found = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
+        self._kept += found
+        own = [self._names[id(tensor)] for tensor in given if id(tensor) in self._names]
+        if not found and func.__name__ in _QUESTIONS:
+            return
+        if not any(id(tensor) in self._values for tensor in given):
+            if func is torch.zeros:
+                self._zeros.add(id(out))
+            if any(name in self._spec.names or not found for name in own):
+                raise Unsupported(f"it calls {_called(func)} with {own[0]}")
+            return
+        rule = _RULES.get(func)
+        if rule is None:
+            raise Unsupported(f"it calls {_called(func)}")
+        if not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+            raise Unsupported(f"it calls {_called(func)} without a gradient")
+        if any(torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")):
+            raise Unsupported("it chooses a precision of its own")
+        value, result = rule(self, out, *args, **kwargs), found[0]
+        if rule not in _KEEPING and any(result is tensor for tensor in given):
+            self._forget(result)
+        self._values[id(result)] = value
+
+    def _forget(self, changed: Tensor) -> None:
+        """A tensor was changed in place: other views of its memory are no longer what they were."""
+        memory = changed.untyped_storage()._cdata
+        for tensor in self._kept:
+            if tensor.untyped_storage()._cdata == memory:
+                self._values.pop(id(tensor), None)
+
+    def _of(self, tensor: Any) -> _Value:
+        """The value of a tensor to which a layer is applied."""
+        value = self._values.get(id(tensor))
+        if value is None:
+            what = self._names.get(id(tensor), "something else than its samples")
+            raise Unsupported(f"it computes with {what} outside of a layer")
+        if value.final:
+            raise Unsupported("it computes with its outputs")
+        return value
+
+    def _leaf(self, before: _Value, layer: Layer, **tensors: Tensor | None) -> _Value:
+        """What a layer with these tensors of the model makes of a value."""
+        names = {}
+        for role, tensor in tensors.items():
+            if tensor is not None:
+                name = self._names.get(id(tensor))
+                if name not in self._spec.names or role.startswith("running") == isinstance(
+                    tensor, nn.Parameter
+                ):
+                    raise Unsupported(f"the {role} of a {type(layer).__name__} is none of its parameters")
+                names[role] = name
+        leaf = Leaf(layer, names)
+        self._leaves.append(leaf)
+        return _Value(before, leaf, before.words)
+
+    @_rule(functional.linear)
+    def _linear(self, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None) -> _Value:
+        before = self._of(input)
+        if input.dim() != 2 and not before.words:
+            raise Unsupported("a linear layer takes inputs of several dimensions")
+        return self._leaf(before, layers.Linear(), weight=weight, bias=bias)
+
+    @_rule(functional.conv2d)
+    def _conv2d(
+        self, out: Tensor, input: Tensor, weight: Tensor, bias: Tensor | None = None, stride: Any = 1,
+        padding: Any = 0, dilation: Any = 1, groups: int = 1,
+    ) -> _Value:  # fmt: skip
+        kernel = weight.shape[2], weight.shape[3]
+        if isinstance(padding, str):
+            wide = [d * (k - 1) for d, k in zip(pair(dilation), kernel, strict=True)]
+            if padding == "same" and any(each % 2 for each in wide):
+                raise Unsupported("a convolution pads its two sides differently")
+            padding = [each // 2 if padding == "same" else 0 for each in wide]
+        layer = layers.Conv2d(pair(stride), pair(padding), pair(dilation), groups, input.shape[1], kernel)
+        return self._leaf(self._image(input), layer, weight=weight, bias=bias)
+
+    @_rule(functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
+    def _relu(self, out: Tensor, input: Tensor, inplace: bool = False) -> _Value:
+        before = self._of(input)
+        if isinstance(before.step, Leaf) and isinstance(before.step.layer, recurrent.Lstm):
+            raise Unsupported("a ReLU of the states of an LSTM")  # which needs them as they are
+        return self._leaf(before, layers.ReLU())
+
+    @_rule(functional.max_pool2d, torch.max_pool2d)
+    def _max_pool2d(
+        self, out: Any, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+        dilation: Any = 1, ceil_mode: bool = False, return_indices: bool = False,
+    ) -> _Value:  # fmt: skip
+        if return_indices:
+            raise Unsupported("a pooling returns indices")
+        kernel, step = pair(kernel_size), pair(stride or kernel_size)
+        layer = layers.MaxPool2d(kernel, step, pair(padding), pair(dilation), ceil_mode)
+        return self._leaf(self._image(input), layer)
+
+    @_rule(functional.avg_pool2d)
+    def _avg_pool2d(
+        self, out: Tensor, input: Tensor, kernel_size: Any, stride: Any = None, padding: Any = 0,
+        ceil_mode: bool = False, count_include_pad: bool = True, divisor_override: int | None = None,
+    ) -> _Value:  # fmt: skip
+        if divisor_override is not None:
+            raise Unsupported("a pooling has a divisor of its own")
+        kernel, step = pair(kernel_size), pair(stride or kernel_size)
+        layer = layers.AvgPool2d(kernel, step, pair(padding), ceil_mode, count_include_pad)
+        return self._leaf(self._image(input), layer)
+
+    @_rule(functional.adaptive_avg_pool2d)
+    def _adaptive_avg_pool2d(self, out: Tensor, input: Tensor, output_size: Any) -> _Value:
+        sizes = list(zip(input.shape[2:], out.shape[2:], strict=True))
+        if any(size % parts for size, parts in sizes):
+            raise Unsupported("windows of a pooling overlap")
+        return self._means(self._image(input), [size // parts for size, parts in sizes])
+
+    @_rule(torch.mean, Tensor.mean)
+    def _mean(
+        self, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
+    ) -> _Value:
+        over = [dim] if isinstance(dim, int) else list(dim or ())
+        if sorted(each % input.dim() for each in over) != [2, 3]:
+            raise Unsupported("a mean over something else than pixels")
+        value = self._means(self._image(input), list(input.shape[2:]))
+        return value if keepdim else self._leaf(value, layers.Flatten())
+
+    def _means(self, before: _Value, window: Sequence[int]) -> _Value:
+        """Means over windows beside one another."""
+        size = window[0], window[1]
+        return self._leaf(before, layers.AvgPool2d(size, size, (0, 0), False, True))
+
+    @_rule(functional.dropout)
+    def _dropout(
+        self, out: Tensor, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False
+    ) -> _Value:
+        before = self._of(input)
+        if not training or p == 0:
+            return before
+        if before.words:
+            raise Unsupported("dropout of the states of words")
+        return self._leaf(before, layers.Dropout(p))
+
+    @_rule(functional.batch_norm)
+    def _batch_norm(
+        self, out: Tensor, input: Tensor, running_mean: Tensor | None, running_var: Tensor | None,
+        weight: Tensor | None = None, bias: Tensor | None = None, training: bool = False,
+        momentum: float = 0.1, eps: float = 1e-5,
+    ) -> _Value:  # fmt: skip
+        if running_mean is None or running_var is None:
+            raise Unsupported("a BatchNorm keeps no running statistics")
+        if training != self._training:
+            raise Unsupported("a BatchNorm is not in the mode of the network")
+        return self._leaf(
+            self._of(input),
+            layers.BatchNorm(eps, momentum),
+            weight=weight,
+            bias=bias,
+            running_mean=running_mean,
+            running_var=running_var,
+        )
+
+    @_rule(functional.group_norm)
+    def _group_norm(
+        self, out: Tensor, input: Tensor, num_groups: int, weight: Tensor | None = None,
+        bias: Tensor | None = None, eps: float = 1e-5,
+    ) -> _Value:  # fmt: skip
+        return self._leaf(self._of(input), layers.GroupNorm(num_groups, eps), weight=weight, bias=bias)
+
+    @_rule(
+        torch.flatten,
+        Tensor.flatten,
+        Tensor.view,
+        torch.reshape,
+        Tensor.reshape,
+        torch.squeeze,
+        Tensor.squeeze,
+        keeps=True,
+    )
+    def _reshape(self, out: Tensor, input: Tensor, *shape: Any, **named: Any) -> _Value:
+        before = self._of(input)
+        if out.shape == input.shape and out.dtype == input.dtype:
+            return before
+        if before.words or out.shape != (len(input), math.prod(input.shape[1:])):
+            raise Unsupported(f"it gives {tuple(input.shape[1:])} the shape {tuple(out.shape[1:])}")
+        return self._leaf(before, layers.Flatten())
+
+    @_rule(Tensor.contiguous, Tensor.float, Tensor.long, Tensor.to, keeps=True)
+    def _same(self, out: Tensor, input: Tensor, *how: Any, **named: Any) -> _Value:
+        if (out.dtype, out.shape, out.device) != (input.dtype, input.shape, input.device):
+            raise Unsupported(f"it turns its samples into {out.dtype}")
+        return self._values.get(id(input)) or self._of(input)
+
+    @_rule(torch.add, Tensor.add, Tensor.add_)
+    def _add(self, out: Tensor, input: Tensor, other: Any, *, alpha: float = 1) -> _Value:
+        one, two = self._of(input), self._of(other)
+        if alpha != 1 or input.shape != other.shape or one is two:
+            raise Unsupported("a sum of something else than a value and what was computed from it")
+        for first, last in ((one, two), (two, one)):
+            inside = last.since(first)
+            if inside is not None:
+                return _Value(first, inside, first.words)
+        raise Unsupported("a sum of two branches")
+
+    @_rule(functional.embedding)
+    def _embedding(
+        self, out: Tensor, input: Tensor, weight: Tensor, padding_idx: int | None = None,
+        max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+    ) -> _Value:  # fmt: skip
+        if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
+            raise Unsupported("an embedding is not a plain one")
+        return self._leaf(self._of(input), recurrent.Embedding(), weight=weight)
+
+    @_rule(torch.lstm)
+    def _lstm(
+        self, out: Any, input: Tensor, hx: Sequence[Tensor], params: Sequence[Tensor], has_biases: bool,
+        num_layers: int, dropout: float, train: bool, bidirectional: bool, batch_first: bool,
+    ) -> _Value:  # fmt: skip
+        plain = has_biases and batch_first and not bidirectional and input.dim() == 3
+        roles = [f"{role}_l{k}" for k in range(num_layers) for role in _LSTM]
+        if not plain or (dropout and train and num_layers > 1) or len(params) != len(roles):
+            raise Unsupported("an LSTM is not a plain one with the batch first")
+        if not all(id(state) in self._zeros for state in hx):
+            raise Unsupported("an LSTM starts from states of its own")
+        before = self._of(input)
+        if before.words:
+            raise Unsupported("an LSTM behind another")
+        value = self._leaf(before, recurrent.Lstm(num_layers), **dict(zip(roles, params, strict=True)))
+        return replace(value, words=True)
+
+    @_rule(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, keeps=True)
+    def _transpose(self, out: Tensor, input: Tensor, *dims: Any, **named: Any) -> _Value:
+        before = self._of(input)
+        order = tuple(range(input.dim()))
+        if named or not before.words or len(order) != 3:
+            raise Unsupported("it transposes something else than the classes of words")
+        flat = [each % 3 for dim in dims for each in ([dim] if isinstance(dim, int) else dim)]
+        if flat not in ([0, 2, 1], [1, 2], [2, 1]):
+            raise Unsupported("it transposes something else than the classes of words")
+        return replace(before, final=True)
+
+    @_rule(functional.log_softmax, torch.log_softmax, Tensor.log_softmax)
+    def _log_softmax(
+        self, out: Tensor, input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: Any = None
+    ) -> _Value:
+        """The logarithms of probabilities are logits, too: the cross-entropy of both is the same."""
+        before = self._of(input)
+        if not self._training or type(self._spec.loss) is not CrossEntropy or dim not in (1, -1):
+            raise Unsupported("it calls log_softmax")
+        if input.dim() != 2 or dtype is not None:
+            raise Unsupported("it calls log_softmax in another way")
+        return replace(before, final=True)
+
+    def _image(self, input: Tensor) -> _Value:
+        """The value of images ``(B, channels, height, width)``."""
+        if input.dim() != 4:
+            raise Unsupported("a convolution or pooling takes no images")
+        return self._of(input)
+
+
+_LSTM = "weight_ih", "weight_hh", "bias_ih", "bias_hh"
+"""What PyTorch calls the tensors of a layer of an LSTM, in the order in which it hands them over."""
+
+_QUESTIONS = {
+    "__get__", "__len__", "dim", "element_size", "get_device", "is_contiguous", "is_floating_point",
+    "ndimension", "nelement", "numel", "size", "stride", "type",
+}  # fmt: skip
+"""What may be asked of tensors, since the answer is none of their numbers."""
+
+
+def _leaves(steps: _Steps) -> Iterator[Leaf]:
+    """All leaves, also those in residuals, in the order in which they compute."""
+    for step in steps:
+        if isinstance(step, Leaf):
+            yield step
+        else:
+            yield from _leaves(step)
+
+
+def _chain(steps: _Steps) -> Chain:
+    """Their layers, fused where there are kernels for several."""
+    own = [step.layer if isinstance(step, Leaf) else Residual(_chain(step)) for step in steps]
+    return Chain(fuse(_pool_first(own)))
+
+
+def _pool_first(chain: list[Layer]) -> list[Layer]:
+    """``pool(relu(x)) = relu(pool(x))`` for a maximum, and then ReLU has a quarter of the work."""
+    result = list(chain)
+    for k in range(len(result) - 1):
+        if isinstance(result[k], layers.ReLU) and isinstance(result[k + 1], layers.MaxPool2d):
+            result[k], result[k + 1] = result[k + 1], result[k]
+    return result
+
+
+def _described(steps: _Steps) -> list[Any]:
+    """What tells the steps of one reading from those of another."""
+    found: list[Any] = []
+    for step in steps:
+        if isinstance(step, Leaf):
+            settings = {k: v for k, v in vars(step.layer).items() if isinstance(v, int | float | tuple)}
+            found.append((type(step.layer), settings, dict(step.names)))
+        else:
+            found.append(_described(step))
+    return found
+
+
+def _called(func: Callable[..., Any]) -> str:
+    """The name of a function of PyTorch, or of a property of tensors."""
+    owner = getattr(func, "__self__", None)
+    return str(getattr(owner if func.__name__ == "__get__" else func, "__name__", func))
+
+
+def _blank(tensor: Tensor) -> Tensor:
+    """A tensor of its shape in this machine's memory."""
+    return torch.empty(tensor.shape, dtype=tensor.dtype)
+
+
+def _undropped(input: Tensor, *how: Any, **named: Any) -> Tensor:
+    """As dropout, which drops nothing."""
+    return input.clone()
+
+
+def drawn() -> tuple[object, ...]:
+    """The states of the generators that a forward pass may draw from."""
+    own, numpy = random.getstate(), str(np.random.get_state(legacy=False)["state"])  # noqa: NPY002
+    return torch.get_rng_state().numpy().tobytes(), own, numpy
