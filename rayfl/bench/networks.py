@@ -1,5 +1,5 @@
-"""Engines against the plain loop, and both against the floor: the networks of W1 to W5, and others with
-BatchNorm and skip connections.
+"""Engines against the plain loop, and both against the floor: the networks of W1 to W5, that of PyTorch's
+tutorial, and others with BatchNorm and skip connections.
 
 Everything runs in this process on one thread, and all clients of a case in one block; the figure is processor
 time. ``rayfl bench W1 W2 W3`` measures whole rounds instead, with Ray, and against a loop in two processes.
@@ -33,6 +33,29 @@ from rayfl.training.work import LocalWork
 
 WORDS, LENGTH = 5_002, 20
 """The vocabulary and the words of a text."""
+
+
+class Tutorial(nn.Module):
+    """The network of PyTorch's tutorial "Training a classifier", for images of 32 x 32, as written there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, 6, 5)
+        self.pool = nn.MaxPool2d(2, 2)
+        self.conv2 = nn.Conv2d(6, 16, 5)
+        self.fc1 = nn.Linear(16 * 5 * 5, 120)
+        self.fc2 = nn.Linear(120, 84)
+        self.fc3 = nn.Linear(84, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits ``(B, 10)`` of images ``(B, 3, 32, 32)``."""
+        x = self.pool(functional.relu(self.conv1(x)))
+        x = self.pool(functional.relu(self.conv2(x)))
+        x = torch.flatten(x, 1)
+        x = functional.relu(self.fc1(x))
+        x = functional.relu(self.fc2(x))
+        logits: Tensor = self.fc3(x)
+        return logits
 
 
 class SkipNet(nn.Module):
@@ -164,6 +187,9 @@ CASES = (
     Case("W1: MLP", _model("mlp", hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
     Case("W2: LeNet-5", _model("lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
     Case("LeNet-5, BatchNorm", _model("lenet5", batch_norm=True), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case(
+        "PyTorch's tutorial", _own("Tutorial"), clients=1, samples=600, epochs=2, batch_size=10, momentum=0.5
+    ),
     Case("W3: MLP", _model("mlp", hidden=[32]), (1, 8, 8), 10, 250, 20, 1, 20),
     Case("W4a: ResNet-18, GroupNorm", _model("torchvision", norm="group"), samples=32, clients=2),
     Case("W4b: ResNet-9, BatchNorm", _own("resnet9"), samples=32, clients=2),
@@ -173,7 +199,7 @@ CASES = (
     Case("skip, 8 x 8 grey", _own("SkipNet"), (1, 8, 8), batch_size=10),
 )
 """W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples; W2 also with
-BatchNorm, as Sub-FedAvg trains it."""
+BatchNorm, as Sub-FedAvg trains it, and with a network that is written with functions."""
 
 
 def run(

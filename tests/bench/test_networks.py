@@ -19,8 +19,8 @@ CASES = {case.network: case for case in networks.CASES}
 @pytest.mark.parametrize(
     ("network", "engine", "settings"),
     [
-        ("skip", "vmap", {"clients": 8, "samples": 2}),
-        ("skip, 8 x 8 grey", "vmap", {"clients": 8, "samples": 2}),
+        ("skip", "batched", {"clients": 8, "samples": 2}),
+        ("skip, 8 x 8 grey", "batched", {"clients": 8, "samples": 2}),
         ("W3: MLP", "batched", {"clients": 2}),
         ("W5a: LSTM", "batched", {"samples": 2, "classes": 30}),
         ("W5b: transformer", "vmap", {"samples": 2, "classes": 30}),
@@ -59,6 +59,7 @@ def test_the_networks_are_what_the_table_says() -> None:
         "W1: MLP": 166_447,
         "W2: LeNet-5": 44_426,
         "LeNet-5, BatchNorm": 44_470,
+        "PyTorch's tutorial": 62_006,
         "W3: MLP": 2_410,
         "W4a: ResNet-18, GroupNorm": 11_181_642,
         "W4b: ResNet-9, BatchNorm": 6_575_370,
