@@ -150,7 +150,7 @@ class Wavy(Model):
         return {"fc": ("0",), "out": ("2",)}
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        middle = nn.RReLU() if self.draws else nn.Tanh()
+        middle = nn.RReLU() if self.draws else nn.Softplus()
         return nn.Sequential(nn.Linear(shape[0], 8), middle, nn.Linear(8, classes))
 
 
@@ -195,11 +195,11 @@ def test_layouts_and_padding_in_memory_change_nothing(parts: str) -> None:
 
 def test_what_has_no_twin_goes_to_vmap_and_then_to_the_loop() -> None:
     tanh = ModelSpec.of(Wavy(), (6,), 3, 0)
-    with pytest.raises(Unsupported, match="it calls tanh"):
+    with pytest.raises(Unsupported, match="it calls softplus"):
         BatchedNetwork(tanh)
     name, why = choose_engine(tanh)
     assert name == "vmap"
-    assert "not batched: it calls tanh" in why
+    assert "not batched: it calls softplus" in why
     assert_equal(tanh, SGDS[1], [5, 7, 3], VmapNetwork(tanh))
     name, why = choose_engine(ModelSpec.of(Wavy(draws=True), (6,), 3, 0))
     assert name == "loop"
@@ -208,7 +208,7 @@ def test_what_has_no_twin_goes_to_vmap_and_then_to_the_loop() -> None:
 
 def test_a_wanted_engine_that_cannot_is_refused() -> None:
     spec = ModelSpec.of(Wavy(), (6,), 3, 0)
-    with pytest.raises(ConfigError, match=r"training\.engine: batched does not cover this model.*tanh"):
+    with pytest.raises(ConfigError, match=r"training\.engine: batched does not cover this model.*softplus"):
         choose_engine(spec, "batched")
     assert choose_engine(spec, "loop")[0] == "loop"
     assert choose_engine(ModelSpec.of(MODELS["lenet5"](), (1, 28, 28), 10, 0)) == (

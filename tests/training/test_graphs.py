@@ -72,11 +72,11 @@ class Averaging(Model):
 
     @property
     def layers(self) -> dict[str, tuple[str, ...]]:
-        return {"conv": ("0",), "norm": ("3",), "out": ("4",)}
+        return {"conv": ("0",), "norm": ("4",), "out": ("5",)}
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-        pool, flat = nn.AvgPool2d(3, stride=2, padding=1), nn.Flatten()
-        return nn.Sequential(nn.Conv2d(1, 3, 3), pool, flat, nn.BatchNorm1d(27), nn.Linear(27, classes))
+        pool, flat, norm = nn.AvgPool2d(3, stride=2, padding=1), nn.Flatten(), nn.BatchNorm1d(27)
+        return nn.Sequential(nn.Conv2d(1, 3, 3), nn.Tanh(), pool, flat, norm, nn.Linear(27, classes))
 
 
 class Grouped(Model):

@@ -34,6 +34,8 @@ PARTS: dict[str, Callable[[], Any]] = {
     "inner": lambda: nn.Conv2d(4, 4, 3, padding="same", bias=False),
     "same": lambda: nn.BatchNorm2d(4),
     "wide": lambda: nn.Linear(64, 4),
+    "vectors": lambda: nn.LayerNorm(4),
+    "pixels": lambda: nn.LayerNorm((4, 8, 8)),
     "pool": lambda: nn.MaxPool2d(2),
     "drop": lambda: nn.Dropout(0.3),
     "act": nn.ReLU,
@@ -146,6 +148,17 @@ def nested(m: Any, x: Tensor) -> Tensor:
     return m.last((x + F.relu(y + m.inner(y.relu()), inplace=True)).mean((2, 3)))
 
 
+def activations(m: Any, x: Tensor) -> Tensor:
+    x = torch.tanh(F.leaky_relu(m.conv(x), 0.2, inplace=True))
+    x = F.silu(F.elu(m.inner(x), alpha=0.7))
+    x = F.gelu(m.wide(F.avg_pool2d(x, 2).flatten(1)).sigmoid(), approximate="tanh")
+    return m.last(F.gelu(x))
+
+
+def layer_norm(m: Any, x: Tensor) -> Tensor:
+    return m.last(m.vectors(m.wide(m.pool(m.conv(x)).flatten(1))).tanh())
+
+
 WRITTEN = {
     "tutorial": ("conv wide last", tutorial),
     "modules": ("conv wide last pool act", modules),
@@ -156,6 +169,8 @@ WRITTEN = {
     "dropout": ("conv drop last", dropout),
     "residual": ("conv norm inner same last", residual),
     "nested": ("conv norm inner last", nested),
+    "activations": ("conv inner wide last", activations),
+    "LayerNorm": ("conv wide pool vectors last", layer_norm),
 }
 
 
@@ -270,7 +285,7 @@ def never_mind(m: Any, x: Tensor) -> Tensor:
     """It hides the problem from whoever reads it."""
     x = m.conv(x)
     with contextlib.suppress(Exception):
-        x = torch.sigmoid(x)
+        x = torch.cos(x)
     return m.last(x.mean((2, 3)))
 
 
@@ -281,8 +296,8 @@ def mean_of(m: Any, x: Tensor) -> Any:
 REFUSED = {
     "another function": (
         "conv last",
-        lambda m, x: m.last(torch.tanh(m.conv(x)).mean((2, 3))),
-        "it calls tanh",
+        lambda m, x: m.last(F.softplus(m.conv(x)).mean((2, 3))),
+        "it calls softplus",
     ),
     "an operator": ("conv last", lambda m, x: mean_of(m, x / 255), "it calls"),
     "a number of the samples": ("conv last", lambda m, x: mean_of(m, x) * float(x.max()), "it calls max"),
@@ -329,6 +344,16 @@ REFUSED = {
         lambda m, x: m.last((F.relu(y := m.conv(x)) + m.inner(y)).mean((2, 3))),
         "a sum of two branches",
     ),
+    "a LayerNorm of images": (
+        "conv pixels last",
+        lambda m, x: m.last(m.pixels(m.conv(x)).mean((2, 3))),
+        "a LayerNorm of something else than vectors",
+    ),
+    "a ReLU that would change what tanh keeps": (
+        "conv last",
+        lambda m, x: m.last(F.relu(torch.tanh(m.conv(x))).mean((2, 3))),
+        "a ReLU right behind Activation",
+    ),
     "a sum with itself": (
         "conv last",
         lambda m, x: m.last((y := m.conv(x).mean((2, 3))) + y),
@@ -358,7 +383,7 @@ REFUSED = {
     "another precision": ("conv last", lambda m, x: mean_of(m, x.double().float()), "it calls double"),
     "a view that changes": ("conv last", view_changed, "it calls linear with last.weight"),
     "a frozen norm": ("conv norm last", frozen_norm, "a BatchNorm is not in the mode"),
-    "a problem it hides": ("conv last", never_mind, "it calls sigmoid"),
+    "a problem it hides": ("conv last", never_mind, "it calls cos"),
     "an error": ("conv last", lambda m, x: m.missing(x), "cannot be read: .*missing"),
     "several outputs": ("conv last", lambda m, x: (mean_of(m, x), x), "its outputs cannot be read"),
     "images": ("conv", lambda m, x: m.conv(x), "its outputs have 4 dimensions"),
@@ -447,7 +472,7 @@ def test_an_lstm_of_ones_own_equals_the_loop(function: Callable[[Any, Tensor], A
         ),
         (lambda m, x: m.words(m.lstm(m.embedding(x))[0]).transpose(0, 2), "it transposes something else"),
         (lambda m, x: m.words(m.lstm(m.embedding(x))[0].flatten(0, 1)), "the shape"),
-        (lambda m, x: m.words(F.relu(m.lstm(m.embedding(x))[0])).transpose(1, 2), "a ReLU of the states"),
+        (lambda m, x: m.words(F.relu(m.lstm(m.embedding(x))[0])).transpose(1, 2), "a ReLU right behind Lstm"),
     ],
     ids=["not transposed", "states", "begun", "transposed", "dropout", "samples last", "flat", "ReLU"],
 )

@@ -10,8 +10,9 @@ Each layer keeps what its backward pass needs between :meth:`Layer.forward` and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -232,6 +233,33 @@ class ReLU(Layer):
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
         return _aten.threshold_backward(_laid_out(dy, self._y), self._y, 0) if need_input else None
+
+
+class Activation(Layer):
+    """Another function of single numbers, by the library's operations; it keeps its input and its output.
+
+    Args:
+        name: what it is called, and its settings.
+        function: of the input.
+        slope: the input's gradient, from the output's, the input and the output.
+    """
+
+    def __init__(
+        self,
+        name: tuple[Any, ...],
+        function: Callable[[torch.Tensor], torch.Tensor],
+        slope: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> None:
+        self.name, self._function, self._slope = name, function, slope
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._x, self._y = x, self._function(x)
+        return self._y
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        return self._slope(_laid_out(dy, self._x), self._x, self._y) if need_input else None
 
 
 class MaxPool2d(Layer):

@@ -35,6 +35,8 @@ from rayfl.training.batched import layers, recurrent
 from rayfl.training.batched.fused import ConvPoolReLU, fuse
 from rayfl.training.batched.layers import Chain, Layer, Residual, pair
 
+_aten = torch.ops.aten
+
 _BATCHES = 2, 3
 """Sizes of the batches with which a network is read."""
 
@@ -318,9 +320,55 @@ class _Notes(TorchFunctionMode):
     @_rule(functional.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_)
     def _relu(self, out: Tensor, input: Tensor, inplace: bool = False) -> _Value:
         before = self._of(input)
-        if isinstance(before.step, Leaf) and isinstance(before.step.layer, recurrent.Lstm):
-            raise Unsupported("a ReLU of the states of an LSTM")  # which needs them as they are
+        if isinstance(before.step, Leaf) and isinstance(
+            before.step.layer, recurrent.Lstm | layers.Activation
+        ):
+            raise Unsupported(f"a ReLU right behind {type(before.step.layer).__name__}")  # it works in place
         return self._leaf(before, layers.ReLU())
+
+    @_rule(torch.tanh, Tensor.tanh, functional.tanh)
+    def _tanh(self, out: Tensor, input: Tensor) -> _Value:
+        layer = layers.Activation(("tanh",), torch.tanh, lambda dy, x, y: _aten.tanh_backward(dy, y))
+        return self._leaf(self._of(input), layer)
+
+    @_rule(torch.sigmoid, Tensor.sigmoid, functional.sigmoid)
+    def _sigmoid(self, out: Tensor, input: Tensor) -> _Value:
+        layer = layers.Activation(("sigmoid",), torch.sigmoid, lambda dy, x, y: _aten.sigmoid_backward(dy, y))
+        return self._leaf(self._of(input), layer)
+
+    @_rule(functional.leaky_relu)
+    def _leaky_relu(
+        self, out: Tensor, input: Tensor, negative_slope: float = 0.01, inplace: bool = False
+    ) -> _Value:
+        layer = layers.Activation(
+            ("leaky_relu", negative_slope),
+            lambda x: functional.leaky_relu(x, negative_slope),
+            lambda dy, x, y: _aten.leaky_relu_backward(dy, x, negative_slope, False),
+        )
+        return self._leaf(self._of(input), layer)
+
+    @_rule(functional.elu)
+    def _elu(self, out: Tensor, input: Tensor, alpha: float = 1.0, inplace: bool = False) -> _Value:
+        layer = layers.Activation(
+            ("elu", alpha),
+            lambda x: functional.elu(x, alpha),
+            lambda dy, x, y: _aten.elu_backward(dy, alpha, 1, 1, False, x),
+        )
+        return self._leaf(self._of(input), layer)
+
+    @_rule(functional.gelu)
+    def _gelu(self, out: Tensor, input: Tensor, *, approximate: str = "none") -> _Value:
+        layer = layers.Activation(
+            ("gelu", approximate),
+            lambda x: functional.gelu(x, approximate=approximate),
+            lambda dy, x, y: _aten.gelu_backward(dy, x, approximate=approximate),
+        )
+        return self._leaf(self._of(input), layer)
+
+    @_rule(functional.silu)
+    def _silu(self, out: Tensor, input: Tensor, inplace: bool = False) -> _Value:
+        layer = layers.Activation(("silu",), functional.silu, lambda dy, x, y: _aten.silu_backward(dy, x))
+        return self._leaf(self._of(input), layer)
 
     @_rule(functional.max_pool2d, torch.max_pool2d)
     def _max_pool2d(
@@ -402,6 +450,17 @@ class _Notes(TorchFunctionMode):
         bias: Tensor | None = None, eps: float = 1e-5,
     ) -> _Value:  # fmt: skip
         return self._leaf(self._of(input), layers.GroupNorm(num_groups, eps), weight=weight, bias=bias)
+
+    @_rule(functional.layer_norm)
+    def _layer_norm(
+        self, out: Tensor, input: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
+        bias: Tensor | None = None, eps: float = 1e-5,
+    ) -> _Value:  # fmt: skip
+        """Of vectors: that of one group."""
+        before = self._of(input)
+        if len(normalized_shape) != 1 or (input.dim() != 2 and not before.words):
+            raise Unsupported("a LayerNorm of something else than vectors")
+        return self._leaf(before, layers.GroupNorm(1, eps), weight=weight, bias=bias)
 
     @_rule(
         torch.flatten,
