@@ -35,6 +35,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "same": lambda: nn.BatchNorm2d(4),
     "wide": lambda: nn.Linear(64, 4),
     "vectors": lambda: nn.LayerNorm(4),
+    "rows": lambda: nn.BatchNorm1d(4),
     "pixels": lambda: nn.LayerNorm((4, 8, 8)),
     "pool": lambda: nn.MaxPool2d(2),
     "drop": lambda: nn.Dropout(0.3),
@@ -133,6 +134,27 @@ def dropout(m: Any, x: Tensor) -> Tensor:
     return m.last(x.mean((2, 3)))
 
 
+def certain(m: Any, x: Tensor) -> Tensor:
+    """Dropout of everything draws nothing, and none of nothing may be the same tensor."""
+    x = F.relu(F.dropout(m.conv(x), 0.5, training=False), inplace=True)
+    gone = m.drop(F.dropout(m.inner(x.clone()), 1.0, m.training))
+    return m.last((x + gone).mean((2, 3)))
+
+
+def dropped_in_place(m: Any, x: Tensor) -> Tensor:
+    """What is dropped is missing in the sum, too."""
+    x = m.conv(x)
+    y = F.dropout(x, 0.4, m.training, inplace=True)
+    return m.last((x + m.inner(y)).mean((2, 3)))
+
+
+def clamped(m: Any, x: Tensor) -> Tensor:
+    kept = m.conv(x).clamp(min=0)
+    out = kept.clone()
+    out += m.inner(kept)
+    return nn.LogSoftmax()(m.last(torch.clamp(out, min=0).mean((2, 3))))
+
+
 def residual(m: Any, x: Tensor) -> Tensor:
     """As torchvision writes it."""
     kept = m.norm(m.conv(x))
@@ -168,6 +190,9 @@ WRITTEN = {
     "own parameters": ("matrix vector conv", own_parameters),
     "dropout": ("conv drop last", dropout),
     "residual": ("conv norm inner same last", residual),
+    "certain dropout": ("conv inner drop last", certain),
+    "dropout in place": ("conv inner last", dropped_in_place),
+    "clamped": ("conv inner last", clamped),
     "nested": ("conv norm inner last", nested),
     "activations": ("conv inner wide last", activations),
     "LayerNorm": ("conv wide pool vectors last", layer_norm),
@@ -215,9 +240,7 @@ def test_what_is_read() -> None:
     conv, linear = (leaf for leaf in read(spec_of(*WRITTEN["own parameters"])).leaves if leaf.names)
     assert linear.names == {"weight": "matrix", "bias": "vector"}
     assert conv.names == {"weight": "conv.weight", "bias": "conv.bias"}
-    cast = spec_of(
-        "conv last", lambda m, x: m.last(m.conv(x.float().to(torch.float32)).mean((2, 3)).squeeze())
-    )
+    cast = spec_of("conv last", lambda m, x: m.last(m.conv(x.float().to(torch.float32)).mean((2, 3))))
     assert kinds(cast) == ["Conv2d", "AvgPool2d", "Flatten", "Linear"]
 
 
@@ -293,7 +316,58 @@ def mean_of(m: Any, x: Tensor) -> Any:
     return m.last(m.conv(x).mean((2, 3)))
 
 
+def until_large(m: Any, x: Tensor) -> Tensor:
+    while float(x.norm()) < 1:
+        x = x * 2
+    return mean_of(m, x)
+
+
+def counted(m: Any, x: Tensor) -> Tensor:
+    m.calls = getattr(m, "calls", 0) + 1
+    return mean_of(m, x)
+
+
+def seldom(m: Any, x: Tensor) -> Tensor:
+    m.random = getattr(m, "random", random.Random(0))
+    return mean_of(m, x if m.random.random() < 2 else -x)
+
+
+def times(m: Any, x: Tensor) -> Tensor:
+    for _ in range(int(m.norm.num_batches_tracked + 10**12)):
+        x = F.relu(x)
+    return mean_of(m, x)
+
+
 REFUSED = {
+    "numbers that never come": ("conv last", until_large, "it calls (norm|linalg_vector_norm)"),
+    "a number of a buffer": ("conv norm last", times, "it calls __int__ with norm.num_batches_tracked"),
+    "a counter": ("conv last", counted, "it changes its attributes"),
+    "a generator": ("conv last", seldom, "it changes its attributes"),
+    "a batch of one": (
+        "conv norm last",
+        lambda m, x: m.last((m.norm(y) if len(y := m.conv(x)) > 1 else y).mean((2, 3))),
+        "norm.weight is in none of its layers",
+    ),
+    "a batch of many": (
+        "conv last",
+        lambda m, x: m.last((F.relu(y) if len(y := m.conv(x)) > 3 else y).mean((2, 3))),
+        "size of the batch",
+    ),
+    "a squeeze": (
+        "conv last",
+        lambda m, x: m.last(m.conv(x).mean((2, 3)).squeeze()),
+        "if only in a batch of one",
+    ),
+    "another shape": (
+        "conv last",
+        lambda m, x: m.last(m.conv(x).view(len(x), 2, -1)),
+        r"gives \(4, 8, 8\) the",
+    ),
+    "a clamp": (
+        "conv last",
+        lambda m, x: m.last(m.conv(x).clamp(0, 6).mean((2, 3))),
+        "something else than a ReLU",
+    ),
     "another function": (
         "conv last",
         lambda m, x: m.last(F.softplus(m.conv(x)).mean((2, 3))),
@@ -390,7 +464,7 @@ REFUSED = {
     "pixels on end": (
         "conv last",
         lambda m, x: m.last(m.conv(x).view(-1, 4)),
-        r"gives \(4, 8, 8\) the shape",
+        "how many samples there are",
     ),
     "a linear layer of images": (
         "conv last",
@@ -420,6 +494,34 @@ def test_what_cannot_be_followed_is_refused(case: str) -> None:
     parts, function, why = REFUSED[case]
     with pytest.raises(Unsupported, match=why):
         read(spec_of(parts, function))
+
+
+def test_hooks_are_refused() -> None:
+    """Of parameters; those of modules are calls like others."""
+
+    class Hooked(Written):
+        def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+            module = super().build(shape, classes)
+            next(module.parameters()).register_hook(lambda gradient: gradient.clamp(-1, 1))
+            return module
+
+    with pytest.raises(Unsupported, match="a parameter has a hook"):
+        read(ModelSpec.of(Hooked(parts="conv last", function=mean_of), IMAGE, 3, 0))
+
+
+def test_a_batch_of_one_is_no_batch_for_a_norm_of_vectors() -> None:
+    spec = spec_of(
+        "conv pool wide rows last", lambda m, x: m.last(m.rows(m.wide(m.pool(m.conv(x)).flatten(1))))
+    )
+    batches, start = (
+        Batches(random_samples(IMAGE, 30, 3), CPU),
+        torch.from_numpy(spec.initial()).expand(2, -1),
+    )
+    given = LocalWork(1, 4, 0.1), 0, [0, 1], [np.arange(5), np.arange(5, 13)], start
+    for make in (LoopEngine, BatchedEngine):
+        failures = make(spec, batches, 0).train(*given).failures
+        assert list(failures) == [0]
+        assert "more than" in failures[0]
 
 
 def test_reading_changes_nothing() -> None:
@@ -471,10 +573,26 @@ def test_an_lstm_of_ones_own_equals_the_loop(function: Callable[[Any, Tensor], A
             "dropout of the states",
         ),
         (lambda m, x: m.words(m.lstm(m.embedding(x))[0]).transpose(0, 2), "it transposes something else"),
-        (lambda m, x: m.words(m.lstm(m.embedding(x))[0].flatten(0, 1)), "the shape"),
+        (lambda m, x: m.words(m.lstm(m.embedding(x))[0].flatten(0, 1)), "how many samples"),
+        (lambda m, x: m.words(F.group_norm(m.lstm(m.embedding(x))[0], 1)).transpose(1, 2), "over the words"),
+        (
+            lambda m, x: m.words(m.lstm(m.embedding(x), (h := torch.zeros(2, len(x), 5).add_(1), h))[0]),
+            "states of its own",
+        ),
         (lambda m, x: m.words(F.relu(m.lstm(m.embedding(x))[0])).transpose(1, 2), "a ReLU right behind Lstm"),
     ],
-    ids=["not transposed", "states", "begun", "transposed", "dropout", "samples last", "flat", "ReLU"],
+    ids=[
+        "not transposed",
+        "states",
+        "begun",
+        "transposed",
+        "dropout",
+        "samples last",
+        "flat",
+        "GroupNorm",
+        "changed",
+        "ReLU",
+    ],
 )
 def test_words_that_cannot_be_followed_are_refused(function: Callable[[Any, Tensor], Any], why: str) -> None:
     with pytest.raises(Unsupported, match=why):
@@ -498,7 +616,7 @@ def test_small_images_of_all_clients_go_together_and_large_ones_apart(
     together = BatchedEngine(spec, batches, 0).train(*given)
     assert set(calls) == {2, 3}  # one client alone has no company
     monkeypatch.setattr(layers, "_SMALL_CONVOLUTION", 0)
-    monkeypatch.setattr(layers, "_SMALL_NORM", 0)
+    monkeypatch.setattr(layers.BatchNorm, "small", 0)
     before = len(calls)
     apart = BatchedEngine(spec, batches, 0).train(*given)
     assert len(calls) == before

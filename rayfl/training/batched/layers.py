@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.nn import functional
@@ -24,9 +24,12 @@ from rayfl.training.device import on_gpu
 
 _aten = torch.ops.aten
 
-_SMALL_CONVOLUTION, _SMALL_NORM = 1 << 15, 1 << 16
-"""Numbers of a client, outputs of a convolution or inputs of a normalisation, up to which one operation for
-all clients is faster than one of the library's for each: 2.4 times for ten samples of 16 x 8 x 8."""
+_SMALL_CONVOLUTION = 1 << 15
+"""Outputs of a client's convolution up to which one operation for all clients is faster than one of the
+library's for each: with BatchNorm 2.4 times for ten samples of 16 x 8 x 8."""
+
+_CACHED = 1 << 20
+"""Such numbers of all clients above which it is not: they no longer stay in the cache."""
 
 Pair = tuple[int, int]
 """Of the height and the width of an image."""
@@ -120,7 +123,9 @@ class Conv2d(Layer):
         self._x = x
         weight = self.weight.value
         bias = None if self.bias is None else self.bias.value
-        self._grouped = on_gpu(x) or (len(x) > 1 and self._outputs(x) <= _SMALL_CONVOLUTION)
+        outputs = self._outputs(x)
+        small = outputs <= _SMALL_CONVOLUTION and len(x) * outputs <= _CACHED
+        self._grouped = on_gpu(x) or (small and len(x) > 1)
         if self._grouped:
             return self._grouped_forward(x, weight, bias)
         return _stacked(
@@ -320,7 +325,7 @@ class Dropout(Layer):
             return x
         # In the order of the dimensions, as the plain loop draws, whatever the layout of x.
         scale = torch.zeros(x.shape, dtype=x.dtype, device=x.device)
-        for c, generator in enumerate(step.generators[: len(x)]):
+        for c, generator in enumerate(step.generators[: len(x)] if self.p < 1 else ()):
             rows = x.shape[1] if step.lengths is None else step.lengths[c]
             scale[c, :rows].bernoulli_(1 - self.p, generator=generator)
         self._scale = scale.div_(1 - self.p) if self.p < 1 else scale
@@ -341,6 +346,9 @@ class Norm(Layer):
     is on a GPU or in a recorded step, which knows the clients' counts only there.
     """
 
+    small: ClassVar[int]
+    """Numbers of a client up to which images are small."""
+
     def __init__(self, eps: float) -> None:
         self.eps = eps
 
@@ -352,8 +360,8 @@ class Norm(Layer):
     @override
     def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
         known = step.counts is None or step.lengths is not None
-        large = x.dim() > 3 and x[0].numel() > _SMALL_NORM
-        self._by_library = large and known and not on_gpu(x)
+        small = x.dim() == 3 or (x[0].numel() <= self.small and x.numel() <= _CACHED)
+        self._by_library = known and not small and not on_gpu(x)
         if self._by_library:
             return self._each(x, step)
         self._hat = self._all(x, step)
@@ -421,6 +429,8 @@ class Norm(Layer):
 class GroupNorm(Norm):
     """Normalisation within each sample, so clients are only more samples."""
 
+    small = 1 << 14  # fewer than for BatchNorm, since groups are copied out of images with channels last
+
     def __init__(self, groups: int, eps: float) -> None:
         super().__init__(eps)
         self.groups = groups
@@ -459,6 +469,8 @@ class BatchNorm(Norm):
     are part of its model: aggregated and evaluated like weights.
     """
 
+    small = 1 << 16
+
     def __init__(self, eps: float, momentum: float) -> None:
         super().__init__(eps)
         self.momentum = momentum
@@ -484,6 +496,8 @@ class BatchNorm(Norm):
         clients, batch = x.shape[:2]
         self._over = (1, *range(3, x.dim()))
         spatial = x[0, 0, 0].numel()
+        if spatial * (batch if step.lengths is None else min(step.lengths)) < 2:
+            raise ValueError("a BatchNorm needs more than one value per channel")
         self._mask = None
         if step.counts is None:
             count = torch.full((), float(batch * spatial), device=x.device)

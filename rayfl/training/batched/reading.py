@@ -37,12 +37,16 @@ from rayfl.training.batched.layers import Chain, Layer, Residual, pair
 
 _aten = torch.ops.aten
 
-_BATCHES = 2, 3
+_BATCHES = 2, 1, 3, 10
 """Sizes of the batches with which a network is read."""
 
 
 class Unsupported(Exception):
     """The network computes something that has no batched counterpart; the message says what."""
+
+
+class _Failed(Unsupported):
+    """The forward pass itself failed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,15 +97,27 @@ def read(spec: ModelSpec, training: bool = True) -> Reading:
         Unsupported: if it computes anything else.
     """
     module = spec.outline()
+    if any(parameter._backward_hooks for parameter in module.parameters()):
+        raise Unsupported("a parameter has a hook")
     if len(list(module.named_parameters(remove_duplicate=False))) > len(list(module.named_parameters())):
         raise Unsupported("two layers share their weights")
     # What its numbers are does not matter. Not to_empty(), which imports half of a compiler.
     module._apply(_blank)  # type: ignore[no-untyped-call]
     module.train(training)
-    first, *others = (_read(spec, module, batch) for batch in _BATCHES)
-    if any(_described(first) != _described(other) for other in others):
-        raise Unsupported("what it computes depends on the size of the batch")
-    return Reading(_chain(first), tuple(_leaves(first)))
+    before = _state(module)
+    steps = _read(spec, module, _BATCHES[0])
+    for batch in _BATCHES[1:]:
+        try:
+            other = _read(spec, module, batch)
+        except _Failed:
+            if batch > 1:  # of one, a BatchNorm knows no variance
+                raise
+        else:
+            if _described(other) != _described(steps):
+                raise Unsupported("what it computes depends on the size of the batch")
+    if _state(module) != before:
+        raise Unsupported("it changes its attributes")
+    return Reading(_chain(steps), tuple(_leaves(steps)))
 
 
 _Steps: TypeAlias = "tuple[Leaf | _Steps, ...]"
@@ -145,8 +161,8 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
         try:
             outputs = module(samples)
         except Exception as error:  # whatever the network may do with such numbers
-            problem = notes.problem or f"its forward pass cannot be read: {one_line(error)}"
-            raise Unsupported(problem) from None
+            if not notes.problem:
+                raise _Failed(f"its forward pass cannot be read: {one_line(error)}") from None
     if notes.problem:
         raise Unsupported(notes.problem)
     if drawn() != before:
@@ -191,7 +207,7 @@ class _Notes(TorchFunctionMode):
     def __init__(self, spec: ModelSpec, training: bool, names: Mapping[int, str], samples: Tensor) -> None:
         super().__init__()
         self.problem = ""
-        self._spec, self._training, self._names = spec, training, names
+        self._spec, self._training, self._names = spec, training, dict(names)
         self._start = _Value()
         self._values = {id(samples): self._start}
         self._kept = [samples]  # the identity of a tensor that is gone may come again
@@ -203,15 +219,17 @@ class _Notes(TorchFunctionMode):
         self, func: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: Any = None
     ) -> Any:
         given = dict(kwargs or {})
-        # Dropout draws nothing here, so that other random numbers show.
-        out = (_undropped if func is functional.dropout else func)(*args, **given)
         if not self.problem:
+            # Dropout draws nothing here, so that other random numbers show.
+            out = (_undropped if func is functional.dropout else func)(*args, **given)
             try:
                 self._note(func, args, given, out)
             except Unsupported as error:
                 self.problem = str(error)
             except TypeError:  # arguments that the rule does not take
                 self.problem = f"it calls {_called(func)} in another way"
+        if self.problem:  # whoever asks for numbers must not wait for those that never come
+            raise Unsupported(self.problem)
         return out
 
     def steps(self, outputs: Any) -> _Steps:
@@ -247,10 +265,13 @@ class _Notes(TorchFunctionMode):
         if not found and func.__name__ in _QUESTIONS:
             return
         if not any(id(tensor) in self._values for tensor in given):
+            self._zeros -= {id(tensor) for tensor in found}
             if func is torch.zeros:
                 self._zeros.add(id(out))
             if any(name in self._spec.names or not found for name in own):
                 raise Unsupported(f"it calls {_called(func)} with {own[0]}")
+            if own:  # what is made of a buffer that is no part of the model
+                self._names.update((id(tensor), own[0]) for tensor in found)
             return
         rule = _RULES.get(func)
         if rule is None:
@@ -325,6 +346,14 @@ class _Notes(TorchFunctionMode):
         ):
             raise Unsupported(f"a ReLU right behind {type(before.step.layer).__name__}")  # it works in place
         return self._leaf(before, layers.ReLU())
+
+    @_rule(torch.clamp, torch.clamp_min, Tensor.clamp, Tensor.clamp_min)
+    def _clamp(
+        self, out: Tensor, input: Tensor, min: float | None = None, max: float | None = None
+    ) -> _Value:
+        if min != 0 or max is not None:
+            raise Unsupported("it calls clamp for something else than a ReLU")
+        return self._relu(out, input)
 
     @_rule(torch.tanh, Tensor.tanh, functional.tanh)
     def _tanh(self, out: Tensor, input: Tensor) -> _Value:
@@ -436,7 +465,7 @@ class _Notes(TorchFunctionMode):
         if training != self._training:
             raise Unsupported("a BatchNorm is not in the mode of the network")
         return self._leaf(
-            self._of(input),
+            self._channels(input),
             layers.BatchNorm(eps, momentum),
             weight=weight,
             bias=bias,
@@ -449,7 +478,7 @@ class _Notes(TorchFunctionMode):
         self, out: Tensor, input: Tensor, num_groups: int, weight: Tensor | None = None,
         bias: Tensor | None = None, eps: float = 1e-5,
     ) -> _Value:  # fmt: skip
-        return self._leaf(self._of(input), layers.GroupNorm(num_groups, eps), weight=weight, bias=bias)
+        return self._leaf(self._channels(input), layers.GroupNorm(num_groups, eps), weight=weight, bias=bias)
 
     @_rule(functional.layer_norm)
     def _layer_norm(
@@ -476,11 +505,15 @@ class _Notes(TorchFunctionMode):
         before = self._of(input)
         if out.shape == input.shape and out.dtype == input.dtype:
             return before
+        if out.shape[:1] != input.shape[:1]:
+            raise Unsupported(
+                "a view or squeeze changes how many samples there are, if only in a batch of one"
+            )
         if before.words or out.shape != (len(input), math.prod(input.shape[1:])):
             raise Unsupported(f"it gives {tuple(input.shape[1:])} the shape {tuple(out.shape[1:])}")
         return self._leaf(before, layers.Flatten())
 
-    @_rule(Tensor.contiguous, Tensor.float, Tensor.long, Tensor.to, keeps=True)
+    @_rule(torch.clone, Tensor.clone, Tensor.contiguous, Tensor.float, Tensor.long, Tensor.to, keeps=True)
     def _same(self, out: Tensor, input: Tensor, *how: Any, **named: Any) -> _Value:
         if (out.dtype, out.shape, out.device) != (input.dtype, input.shape, input.device):
             raise Unsupported(f"it turns its samples into {out.dtype}")
@@ -541,11 +574,18 @@ class _Notes(TorchFunctionMode):
     ) -> _Value:
         """The logarithms of probabilities are logits, too: the cross-entropy of both is the same."""
         before = self._of(input)
-        if not self._training or type(self._spec.loss) is not CrossEntropy or dim not in (1, -1):
+        if not self._training or type(self._spec.loss) is not CrossEntropy or dim not in (1, -1, None):
             raise Unsupported("it calls log_softmax")
         if input.dim() != 2 or dtype is not None:
             raise Unsupported("it calls log_softmax in another way")
         return replace(before, final=True)
+
+    def _channels(self, input: Tensor) -> _Value:
+        """The value of samples ``(B, channels, ...)``."""
+        before = self._of(input)
+        if before.words:
+            raise Unsupported("a normalisation over the words of a text")
+        return before
 
     def _image(self, input: Tensor) -> _Value:
         """The value of images ``(B, channels, height, width)``."""
@@ -607,13 +647,31 @@ def _called(func: Callable[..., Any]) -> str:
 
 
 def _blank(tensor: Tensor) -> Tensor:
-    """A tensor of its shape in this machine's memory."""
-    return torch.empty(tensor.shape, dtype=tensor.dtype)
+    """A tensor of its shape in this machine's memory; buffers, which may be sizes or indices, are zero."""
+    make = torch.empty if isinstance(tensor, nn.Parameter) else torch.zeros
+    return make(tensor.shape, dtype=tensor.dtype)
 
 
-def _undropped(input: Tensor, *how: Any, **named: Any) -> Tensor:
+def _undropped(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
     """As dropout, which drops nothing."""
-    return input.clone()
+    return input if inplace or not training or p == 0 else input.clone()
+
+
+def _state(module: nn.Module) -> list[Any]:
+    """What a network may remember from one forward pass to the next, apart from tensors."""
+    found: list[Any] = []
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, random.Random):
+                value = repr(value.getstate())
+            elif isinstance(value, np.random.Generator):
+                value = str(value.bit_generator.state)
+            elif isinstance(value, torch.Generator):
+                value = value.get_state().tolist()
+            several = value if isinstance(value, tuple | list) else (value,)
+            if all(isinstance(each, bool | int | float | str | None) for each in several):
+                found.append((name, key, repr(value)))
+    return found
 
 
 def drawn() -> tuple[object, ...]:
