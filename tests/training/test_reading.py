@@ -529,6 +529,8 @@ def test_reading_changes_nothing() -> None:
     spec = spec_of(*WRITTEN["dropout"])
     before = torch.get_rng_state(), spec.initial()
     read(spec)
+    with pytest.raises(Unsupported, match="random"):
+        read(spec_of(*REFUSED["PyTorch's"][:2]))
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(spec.initial(), before[1])
 

@@ -73,9 +73,10 @@ class BatchedEngine:
         if network is None and batches.device.type == "cpu":
             assert isinstance(self.network, BatchedNetwork)
             with suppress(Unsupported):
-                compiled_forward = CompiledForward(spec, read(spec, training=False).sequence())
-            with suppress(Unsupported):
-                self.compiled = CompiledTraining(spec, self.network.sequence())
+                sequence = self.network.sequence()
+                with suppress(Unsupported):
+                    compiled_forward = CompiledForward(spec, read(spec, training=False).sequence())
+                self.compiled = CompiledTraining(spec, sequence)
         self.forward = Forward(spec, self.module, compiled_forward)
 
     def record(self, recorder: Recorder) -> None:

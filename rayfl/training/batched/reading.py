@@ -156,17 +156,18 @@ def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
     kind = torch.int64 if spec.model.tokens else torch.float32
     samples = torch.zeros((batch, *spec.shape), dtype=kind)
     notes = _Notes(spec, module.training, {id(tensor): name for name, tensor in tensors.items()}, samples)
-    before = drawn()
-    with torch.enable_grad(), notes:
-        try:
-            outputs = module(samples)
-        except Exception as error:  # whatever the network may do with such numbers
-            if not notes.problem:
-                raise _Failed(f"its forward pass cannot be read: {one_line(error)}") from None
-    if notes.problem:
-        raise Unsupported(notes.problem)
-    if drawn() != before:
-        raise Unsupported("it draws random numbers")
+    with torch.random.fork_rng(devices=[]):
+        before = drawn()
+        with torch.enable_grad(), notes:
+            try:
+                outputs = module(samples)
+            except Exception as error:  # whatever the network may do with such numbers
+                if not notes.problem:
+                    raise _Failed(f"its forward pass cannot be read: {one_line(error)}") from None
+        if notes.problem:
+            raise Unsupported(notes.problem)
+        if drawn() != before:
+            raise Unsupported("it draws random numbers")
     return notes.steps(outputs)
 
 
