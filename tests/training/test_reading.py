@@ -526,11 +526,11 @@ def test_a_batch_of_one_is_no_batch_for_a_norm_of_vectors() -> None:
 
 def test_reading_changes_nothing() -> None:
     """Neither the generators nor what networks of this kind start from."""
-    spec = spec_of(*WRITTEN["dropout"])
+    spec, drawing = spec_of(*WRITTEN["dropout"]), spec_of(*REFUSED["PyTorch's"][:2])
     before = torch.get_rng_state(), spec.initial()
     read(spec)
     with pytest.raises(Unsupported, match="random"):
-        read(spec_of(*REFUSED["PyTorch's"][:2]))
+        read(drawing)
     assert torch.equal(torch.get_rng_state(), before[0])
     np.testing.assert_array_equal(spec.initial(), before[1])
 
