@@ -63,7 +63,7 @@ class Loss(Section):
 
     def mean(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The loss of a batch ``(B, ...)``, a scalar: the mean of :meth:`each` over predictions, which leaves
-        out positions of texts without a target; 0 if there are none else. Subclasses may compute it faster.
+        out positions of texts without a target; 0 if none has one. Subclasses may compute it faster.
         """
         each = self.each(outputs, targets)
         if each.dim() == 1:

@@ -140,7 +140,7 @@ def test_vmap_equals_the_loop(
 
 
 class Wavy(Model):
-    """Has a layer without a batched twin."""
+    """Computes something that has no batched counterpart."""
 
     name: str = "wavy"
     draws: bool = False
@@ -193,7 +193,7 @@ def test_layouts_and_padding_in_memory_change_nothing(parts: str) -> None:
         assert_equal(spec, LocalWork(2, 4, 0.02, momentum=0.5), [6, 3, 8], together=together)
 
 
-def test_what_has_no_twin_goes_to_vmap_and_then_to_the_loop() -> None:
+def test_what_has_no_counterpart_goes_to_vmap_and_then_to_the_loop() -> None:
     tanh = ModelSpec.of(Wavy(), (6,), 3, 0)
     with pytest.raises(Unsupported, match="it calls softplus"):
         BatchedNetwork(tanh)

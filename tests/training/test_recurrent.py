@@ -214,7 +214,7 @@ def test_a_word_that_comes_twice_moves_by_both_gradients(sgd: Sgd) -> None:
         nn.Sequential(nn.Embedding(5, 4), nn.LSTM(4, 4, batch_first=True)),
     ],
 )
-def test_what_has_no_twin_is_refused(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_has_no_counterpart_is_refused(module: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = ModelSpec.of(MODELS["lstm"](embedding=4, hidden=4), (3,), 5, 0)
     monkeypatch.setattr(ModelSpec, "outline", lambda self: module)
     with pytest.raises(Unsupported):

@@ -1,4 +1,4 @@
-"""Any module that ``torch.func`` can vectorise: the fallback for layers without a batched twin."""
+"""Any module that ``torch.func`` can vectorise: for networks that compute what has no batched counterpart."""
 
 from __future__ import annotations
 
