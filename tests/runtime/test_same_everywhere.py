@@ -110,12 +110,19 @@ def test_ray_on_any_number_of_actors_is_inline(
 
 
 @pytest.mark.ray
+@pytest.mark.parametrize(
+    ("model", "size"),
+    [
+        ({"name": "lenet5", "batch_norm": True}, 28),
+        ({"name": "module", "target": "rayfl.bench.networks:SkipNet"}, 8),
+    ],
+    ids=["compiled", "read from its own forward"],
+)
 def test_a_network_with_batch_norm_stopped_on_ray_and_resumed(
-    settings: dict[str, Any], ray_cluster: None
+    settings: dict[str, Any], ray_cluster: None, model: dict[str, Any], size: int
 ) -> None:
-    """Convolutions with BatchNorm train and are tested in compiled calls; running statistics are restored."""
-    small = {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": 28}}
-    small["model"] = {"name": "lenet5", "batch_norm": True}
+    """In compiled calls, and layer by layer for several clients; running statistics are restored."""
+    small = {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": size}, "model": model}
     on_ray = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}
     begun = run({**small, "rounds": 1, "execution": on_ray})
     assert_same(run(small), resume(begun.path, ["rounds=3"]))
