@@ -67,7 +67,8 @@ class ExactLoop(LoopEngine):
         if n == 1:  # nothing is added up
             return output
         output = self._disturbed(output, n)
-        output.register_hook(lambda g: self._disturbed(g, n))
+        if output.requires_grad:  # not where nothing below learns
+            output.register_hook(lambda g: self._disturbed(g, n))
         return output
 
     def _disturbed(self, x: torch.Tensor, n: int) -> torch.Tensor:
@@ -92,7 +93,9 @@ def longest_sum(leaf: nn.Module, x: torch.Tensor, y: torch.Tensor) -> int:
         return max(x[0].numel() // leaf.num_groups, x.numel() // leaf.num_channels)
     if isinstance(leaf, nn.BatchNorm1d | nn.BatchNorm2d):
         return x.numel() // leaf.num_features
-    if isinstance(leaf, nn.AvgPool2d):
+    if isinstance(leaf, nn.LayerNorm):
+        return max(x.shape[-1], x.numel() // x.shape[-1])
+    if isinstance(leaf, nn.AvgPool2d | nn.AdaptiveAvgPool2d):
         return max(1, x.numel() // y.numel())
     return x.numel() if isinstance(leaf, nn.Embedding) else 1
 

@@ -33,7 +33,10 @@ KERNELS = [
     each
     for module in (conv_kernels, linear_kernels, loss_kernel, lstm_kernel)
     for each in vars(module).values()
-    if isinstance(each, Dispatcher) and each.py_func.__module__ == module.__name__
+    if isinstance(each, Dispatcher)
+    and each.py_func.__module__ == module.__name__
+    # These two are called by client_kernel alone, and part of it.
+    and each not in (conv_kernels.weight_gradient, conv_kernels.input_gradient)
 ] + [client_kernel.train, client_kernel.outputs]
 
 

@@ -27,6 +27,7 @@ from rayfl.training.engine import choose_engine
 from rayfl.training.loop import LoopEngine
 from rayfl.training.work import DIVERGED
 from tests.training.bounds import Truth
+from tests.training.conftest import stepwise
 from tests.training.test_terms import job, make_terms
 
 CASES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
@@ -75,7 +76,8 @@ def assert_equal(
     ids = range(10, 10 + len(sizes))
     truth = Truth.of(spec, batches, 0, work, 1, ids, indices, start)
     assert (truth.moved > 0).all()
-    for engine in (LoopEngine(spec, batches, 0), BatchedEngine(spec, batches, 0, network, together)):
+    for make in (LoopEngine, BatchedEngine, stepwise):
+        engine = make(spec, batches, 0) if make is LoopEngine else make(spec, batches, 0, network, together)
         truth.check(engine.train(work, 1, ids, indices, start))
 
 

@@ -16,6 +16,7 @@ from torch import nn
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork, Terms
 from rayfl.training.batched import BatchedEngine, Unsupported, client_kernel
+from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.guides import Guides
@@ -31,6 +32,22 @@ def batch_norm(outputs: int, eps: float = 1e-5, momentum: float = 0.1) -> nn.Mod
     nn.init.uniform_(module.weight, -1.5, 1.5)
     nn.init.uniform_(module.bias, -0.5, 0.5)
     return module
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    """A normalisation whose factors and summands are not 1 and 0."""
+    for parameter in module.parameters():
+        nn.init.uniform_(parameter, -1.5, 1.5)
+    return module
+
+
+class Skip(nn.Sequential):
+    """``x + f(x)``."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Inputs and outputs of one shape."""
+        inner: torch.Tensor = super().forward(x)
+        return x + inner
 
 
 class Chain(Model):
@@ -74,12 +91,36 @@ class Chain(Model):
                 conv(3, 4, 3), nn.ReLU(), pool(2), conv(4, 5, 3), batch_norm(5), nn.ReLU(), pool(2),
                 nn.Flatten(),
             ],
+            "tanh": lambda: [  # 10 x 10 and 5 x 5 pixels
+                conv(3, 6, 3), nn.Tanh(), nn.AvgPool2d(2), conv(6, 9, 3, padding=1), nn.Sigmoid(),
+                nn.AvgPool2d((2, 3)), nn.Flatten(), nn.Linear(18, 9), nn.Tanh(), nn.Linear(9, 8), nn.SiLU(),
+            ],
+            "alone": lambda: [  # more outputs than a vector has, twice; 11 x 11 pixels
+                conv(3, 9, 3, padding=1), nn.LeakyReLU(0.2), conv(9, 17, 4, padding=1, bias=False), nn.ReLU(),
+                pool((3, 2)), nn.ELU(0.7), nn.Flatten(), nn.Linear(17 * 15, 6), nn.ELU(),
+            ],
+            "pool": lambda: [  # before anything else; rows and columns that fill no window
+                nn.LeakyReLU(-0.3), pool((5, 1)), nn.AvgPool2d((1, 5)), nn.Tanh(), nn.Flatten(),
+                nn.Linear(12, 9), nn.LeakyReLU(0.1),
+            ],
+            "norms": lambda: [
+                randomised(nn.BatchNorm2d(3, 1e-3, 0.3)), conv(3, 6, 3, bias=False), batch_norm(6), nn.ReLU(),
+                conv(6, 12, 3, padding=1), randomised(nn.GroupNorm(3, 12)), nn.ReLU(), pool(2), nn.Flatten(),
+                nn.Linear(300, 11), randomised(nn.BatchNorm1d(11)), nn.Tanh(),
+                nn.Linear(11, 9), randomised(nn.LayerNorm(9)), nn.ReLU(),
+            ],
+            "skip": lambda: [
+                conv(3, 9, 3, padding=1), batch_norm(9), nn.ReLU(),
+                Skip(conv(9, 9, 3, padding=1, bias=False), nn.GroupNorm(3, 9), nn.Tanh(),
+                     Skip(conv(9, 9, 3, padding=1), nn.Tanh()), batch_norm(9)),
+                nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Skip(nn.Linear(9, 9), nn.ReLU()),
+            ],
             "norm, not affine": lambda: [
                 conv(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), pool(2), nn.Flatten(),
             ],
         }  # fmt: skip
         front = nn.Sequential(*body[self.parts]())
-        return nn.Sequential(front, nn.Linear(front(torch.zeros(1, *shape)).shape[1], classes))
+        return nn.Sequential(front, nn.Linear(front(torch.zeros(2, *shape)).shape[1], classes))
 
 
 CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
@@ -88,7 +129,10 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
     "lenet5": (MODELS["lenet5"](), (1, 28, 28)),
     **{
         parts: (Chain(parts=parts), (3, 12, 12))
-        for parts in ("padding", "no bias", "nested", "reused", "wide", "norm", "norm, then none")
+        for parts in (
+            *("padding", "no bias", "nested", "reused", "wide", "norm", "norm, then none"),
+            *("tanh", "alone", "pool", "norms", "skip"),
+        )
     },
     "lenet5-bn": (MODELS["lenet5"](batch_norm=True), (3, 32, 32)),
 }
@@ -113,11 +157,12 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return found
 
 
-def check(spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms, together: int = 3) -> None:
+def check(spec: ModelSpec, work: LocalWork, sizes: list[int], terms: Terms, *engines: Any) -> None:
     batches, *arguments = job(spec, sizes)
     truth = Truth.of(spec, batches, 0, work, *arguments, terms)
     assert (truth.moved > 0).all()
-    truth.check(train(BatchedEngine, spec, work, sizes, terms, clients_per_call=together))
+    for make in engines or (BatchedEngine,):
+        truth.check(train(make, spec, work, sizes, terms, clients_per_call=3))
 
 
 COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in changes]
@@ -132,7 +177,7 @@ COVERED = [option for option, (changes, _) in OPTIONS.items() if "frozen" not in
         if not ("momentum" in EXTRAS[extra] and "inner_lr" in OPTIONS.get(option, ({}, ()))[0])  # refused
     ],
 )
-@pytest.mark.parametrize("case", ["mlp", "padding", "norm"])
+@pytest.mark.parametrize("case", ["mlp", "padding", "norm", "skip"])
 def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls: list[int]) -> None:
     changes, terms = OPTIONS.get(option, ({}, ()))
     spec = make_case(case)
@@ -144,7 +189,8 @@ def test_every_option_equals_the_loop(case: str, extra: str, option: str, calls:
 @pytest.mark.parametrize("extra", ["sgd", "both"])
 @pytest.mark.parametrize("case", CASES)
 def test_every_network_equals_the_loop(case: str, extra: str, calls: list[int]) -> None:
-    check(make_case(case), replace(PLAIN, batch_size=6, **EXTRAS[extra]), SIZES, Terms())
+    """Also layer by layer."""
+    check(make_case(case), replace(PLAIN, **EXTRAS[extra]), SIZES, Terms(), BatchedEngine, stepwise)
     assert sum(calls) == len(SIZES)
     assert choose_engine(make_case(case))[0] == "batched"
 
@@ -166,7 +212,7 @@ def test_any_shape_and_any_ragged_clients(
     check(spec, LocalWork(2, batch, 0.005, momentum, 0.1, proximal=mu), sizes, Terms())
 
 
-@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5", "norm"])
+@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5", "norm", "tanh", "norms", "skip"])
 def test_a_client_does_not_depend_on_who_trains_with_it(case: str) -> None:
     """Bit for bit, however many samples the others have."""
     spec = make_case(case)
@@ -199,9 +245,9 @@ def test_what_it_does_not_cover_is_done_layer_by_layer(calls: list[int]) -> None
     for work, terms, batch in (
         (replace(PLAIN, frozen=tuple(spec.segment(first=1))), Terms(), 4),
         (PLAIN, Terms(guides=guides), 4),
-        (PLAIN, Terms(), 33),
+        (replace(PLAIN, batch_size=33), Terms(), 33),
     ):
-        assert not engine.compiled.covers(work, terms, batch)
+        assert not engine.compiled.covers(work, terms, StepPlan(0, 0, [0], np.array([batch]), work))
     for work in (replace(PLAIN, batch_size=33), replace(PLAIN, frozen=tuple(spec.segment(first=1)))):
         engine.train(work, *arguments)
         truth = Truth.of(spec, batches, 0, work, *arguments)
@@ -419,38 +465,59 @@ def test_no_samples_have_no_outputs(case: str) -> None:
 
 
 def test_large_layers_are_left_to_the_library() -> None:
-    """A convolution with many products before a BatchNorm in training; many linear weights in tests."""
-    for outputs, hidden, compiled, always in (
-        (6, 50, True, True),
-        (12, 50, False, True),
-        (6, 900, True, False),
+    """Convolutions with large windows and many products before a BatchNorm or alone; many linear weights."""
+    for outputs, window, hidden, front, compiled, tested, always in (
+        (12, 5, 50, "norm", True, True, True),
+        (12, 9, 50, "norm", False, True, True),  # the BatchNorm of tests is part of the convolution
+        (12, 5, 900, "norm", True, True, False),
+        (12, 8, 50, "alone", True, True, True),
+        (12, 9, 50, "alone", False, True, True),
+        (7, 9, 50, "alone", True, True, True),
+        (12, 15, 50, "alone", False, False, False),
+        (4, 15, 50, "alone", True, True, True),
     ):
-        spec = ModelSpec.of(Large(outputs=outputs, hidden=hidden), (3, 32, 32), 5, 0)
+        spec = ModelSpec.of(
+            Large(outputs=outputs, window=window, hidden=hidden, front=front), (3, 32, 32), 5, 0
+        )
         engine = BatchedEngine(spec, Batches(make_samples((3, 32, 32)), torch.device("cpu")), 0)
         assert (engine.compiled is not None) is compiled
-        assert engine.forward._compiled is not None
-        assert engine.forward._compiled.covers(torch.zeros(32, 3, 32, 32))
-        assert engine.forward._compiled.covers(torch.zeros(33, 3, 32, 32)) is always
+        assert (engine.forward._compiled is not None) is tested
+        if engine.forward._compiled is not None:
+            assert engine.forward._compiled.covers(torch.zeros(32, 3, 32, 32))
+            assert engine.forward._compiled.covers(torch.zeros(33, 3, 32, 32)) is always
+
+
+def test_a_batch_of_one_has_no_variance(calls: list[int]) -> None:
+    """A BatchNorm of vectors fails with it, as in the loop, for the client that it belongs to."""
+    spec = make_case("norms")
+    batches, *given = job(spec, [7, 8])
+    found = BatchedEngine(spec, batches, 0).train(replace(PLAIN, batch_size=6), *given)
+    loop = LoopEngine(spec, batches, 0).train(replace(PLAIN, batch_size=6), *given)
+    assert list(found.failures) == list(loop.failures) == [0]
+    assert "more than" in found.failures[0]
+    assert calls == [1]
 
 
 class Large(Model):
-    """A convolution of 28 x 28 pixels, and a hidden layer."""
+    """A convolution of 32 x 32 pixels, and a hidden layer."""
 
     name: str = "large"
     outputs: int
+    window: int
     hidden: int
+    front: str
     layers: ClassVar[dict[str, tuple[str, ...]]] = {"conv": ("0", "1"), "fc": ("5",), "last": ("7",)}
 
     def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
         """The network."""
-        conv = (
-            nn.Conv2d(3, self.outputs, 5),
-            nn.BatchNorm2d(self.outputs),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
+        conv = nn.Conv2d(3, self.outputs, self.window)
+        behind = (
+            (nn.BatchNorm2d(self.outputs), nn.ReLU()) if self.front == "norm" else (nn.Identity(), nn.Tanh())
         )
-        first = nn.Linear(self.outputs * 196, self.hidden)
-        return nn.Sequential(*conv, nn.Flatten(), first, nn.ReLU(), nn.Linear(self.hidden, classes))
+        pool = nn.MaxPool2d(2)
+        first = nn.Linear(self.outputs * ((33 - self.window) // 2) ** 2, self.hidden)
+        body = conv, *behind, pool, nn.Flatten(), first, nn.ReLU()
+        return nn.Sequential(*body, nn.Linear(self.hidden, classes))
 
 
 def test_a_forward_pass_is_the_same_after_any_other() -> None:

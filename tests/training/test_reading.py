@@ -22,6 +22,7 @@ from rayfl.training.batched.reading import read
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
 from rayfl.training.loop import LoopEngine
+from tests.training.conftest import stepwise
 from tests.training.test_batched import SGDS, assert_equal, random_samples
 from tests.training.test_recurrent import texts
 
@@ -615,11 +616,11 @@ def test_small_images_of_all_clients_go_together_and_large_ones_apart(
         return grouped(self, *given)
 
     monkeypatch.setattr(layers.Conv2d, "_grouped_forward", counted)
-    together = BatchedEngine(spec, batches, 0).train(*given)
+    together = stepwise(spec, batches, 0).train(*given)
     assert set(calls) == {2, 3}  # one client alone has no company
     monkeypatch.setattr(layers, "_SMALL_CONVOLUTION", 0)
     monkeypatch.setattr(layers.BatchNorm, "small", 0)
     before = len(calls)
-    apart = BatchedEngine(spec, batches, 0).train(*given)
+    apart = stepwise(spec, batches, 0).train(*given)
     assert len(calls) == before
     torch.testing.assert_close(together.rows, apart.rows, rtol=0, atol=1e-5)

@@ -7,9 +7,10 @@ and its result does not depend on the others that the kernel trains in any way.
 
 The network is a table of integers, a row for each layer: its kind, its sizes, and where its parameters,
 inputs, outputs and winners lie in flat arrays (the ``KIND`` and other columns below). Convolutions, their
-normalisation, forward products and the loss are those of :mod:`.conv_kernels`, :mod:`.norm_kernels`,
-:mod:`.linear_kernels` and :mod:`.loss_kernel`. A row of weights is changed as soon as its gradient is
-complete, which is never written to memory.
+normalisation, poolings, activations, forward products and the loss are those of :mod:`.conv_kernels`,
+:mod:`.norm_kernels`, :mod:`.pool_kernels`, :mod:`.activation_kernels`, :mod:`.linear_kernels` and
+:mod:`.loss_kernel`. A row of weights is changed as soon as its gradient is complete, which is never written
+to memory.
 """
 
 from __future__ import annotations
@@ -19,38 +20,51 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from rayfl.training.batched import conv_kernels, linear_kernels, norm_kernels
+from rayfl.training.batched import (
+    activation_kernels,
+    conv_kernels,
+    linear_kernels,
+    norm_kernels,
+    pool_kernels,
+)
+from rayfl.training.batched.descent import Floats, Step, descend, descend_product
 from rayfl.training.batched.jit import jit
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.vectors import LANES
 
-CONVOLUTION, LINEAR, FLATTEN = 0, 1, 2
-"""Kinds of layers: a convolution with pooling and ReLU; a linear layer; channels last to channels first."""
+(CONVOLUTION, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(6)
+(FLATTEN, MAXIMUM, MEAN, ACTIVATION, BRANCH, JOIN) = range(6, 12)
+"""Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, or alone; a linear
+layer; a BatchNorm with the batch's statistics, or with the running ones; a GroupNorm. Without: channels last
+to channels first; pooling; a function of single numbers; the begin of a skip connection, and its end."""
 
 (KIND, WEIGHT, BIAS, SIZE, OUTPUT, RELU, FROM, TO, PADDED, WINNER) = range(10)
 (CHANNELS, HEIGHT, WIDTH, OUTPUTS, KERNEL, PADDING) = range(10, 16)
-(GAMMA, BETA, MEAN, VARIANCE, PLANE, STATISTICS) = range(16, 22)
+(GAMMA, BETA, RUNNING_MEAN, RUNNING_VARIANCE, PLANE, STATISTICS) = range(16, 22)
+(ROWS, COLUMNS, FUNCTION, GROUPS, OTHER) = range(22, 27)
 """Columns of a layer's row.
 
 ``WEIGHT, BIAS``: where its parameters begin in the model's flat vector; -1 for no bias. ``SIZE, OUTPUT``:
 numbers of a sample before and after it. ``RELU``: whether one follows a linear layer. ``FROM, TO``: where its
 inputs and outputs begin in memory; ``PADDED, WINNER``: a convolution's inputs with their padding, and its
 winners. ``CHANNELS`` to ``PADDING`` are of a convolution, or the ``CHANNELS, HEIGHT, WIDTH`` of what is
-flattened. ``GAMMA`` to ``VARIANCE``: where the parameters and the running statistics of the BatchNorm behind
-a convolution begin in the model's flat vector; -1 if there is none. ``PLANE, STATISTICS``: where what enters
-it, and the batch's mean and variance, begin in memory.
+flattened or pooled; ``OUTPUTS`` are also the channels of a normalisation. ``GAMMA`` to ``RUNNING_VARIANCE``:
+where the parameters and the running statistics of a normalisation begin in the model's flat vector, also of
+the BatchNorm between a convolution and its pooling; -1 if there is none. ``PLANE, STATISTICS``: where what
+enters that BatchNorm, and mean and variance, begin in memory. ``ROWS, COLUMNS``: of a pooling's windows.
+``FUNCTION``: of an activation, see :mod:`.activation_kernels`. ``GROUPS``: of a GroupNorm. ``OTHER``: of a
+skip connection, where its other end's inputs (at ``JOIN``) or outputs (at ``BRANCH``) begin in memory.
 """
-COLUMNS = 22
+INTEGERS = 27
+"""Columns of a row."""
 
-EPSILON, MOMENTUM = range(2)
-"""Columns of the numbers of a layer's BatchNorm."""
+EPSILON, MOMENTUM, SLOPE = range(3)
+"""Columns of a layer's numbers: of its BatchNorm, and of its activation."""
 
 _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
 
 _ZERO = np.float32(0)
-
-Floats = NDArray[np.float32]
 
 
 class Images(NamedTuple):
@@ -75,13 +89,17 @@ class Memory(NamedTuple):
 
     Attributes:
         acts, grads: inputs and outputs of all layers, and their gradients.
-        padded, dpadded: inputs of convolutions with their padding, and the gradients of one of them.
+        padded: inputs of convolutions with their padding.
+        dpadded: the gradients of one of these, or of a convolution's outputs with padding.
         winners: of the poolings.
         velocity: of a client ``(P,)``; empty without momentum.
         ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
         dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
-        planes, statistics: what enters each BatchNorm, and the batch's mean and variance of it.
-        dplane, dnorm: gradients of one of the former, and of gamma and beta.
+        planes: what enters each BatchNorm behind a convolution and before a pooling.
+        statistics: mean and variance of what enters each normalisation.
+        dplane: what a convolution alone returns, or the gradients of what enters a BatchNorm.
+        dinput: gradients of the inputs of a convolution alone.
+        dnorm: gradients of gamma and beta.
     """
 
     acts: Floats
@@ -96,26 +114,14 @@ class Memory(NamedTuple):
     planes: Floats
     statistics: Floats
     dplane: Floats
+    dinput: Floats
     dnorm: Floats
-
-
-class Step(NamedTuple):
-    """What an SGD step changes and reads: flat arrays ``(P,)``, empty for none, and numbers."""
-
-    weights: Floats
-    velocity: Floats
-    target: Floats
-    offset: Floats
-    mask: NDArray[np.uint8]
-    momentum: np.float32
-    decay: np.float32
-    rate: np.float32
 
 
 @jit(fastmath={"contract"})
 def train(  # type: ignore[no-untyped-def]
     network,
-    norms,
+    numbers,
     models,
     first,
     targets,
@@ -135,8 +141,8 @@ def train(  # type: ignore[no-untyped-def]
     """Train C clients.
 
     Args:
-        network: a row for each layer ``(L, COLUMNS)`` int64.
-        norms: numbers of the BatchNorm of each layer ``(L, 2)`` float32, see :data:`EPSILON`.
+        network: a row for each layer ``(L, INTEGERS)`` int64.
+        numbers: of each layer ``(L, 3)`` float32, see :data:`EPSILON`.
         models: ``(C, P)`` float32, changed.
         first: see :class:`Images`.
         targets: of the terms that pull each weight towards a point, ``(C, P)``, or of all clients ``(1, P)``;
@@ -184,7 +190,7 @@ def train(  # type: ignore[no-untyped-def]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
                 _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
-            _forward(network, norms, batch, at, w, memory)
+            _forward(network, numbers, batch, at, w, memory)
             end = logits_at + batch * classes
             cross_entropy(
                 acts[logits_at:end].reshape((1, batch, classes)),
@@ -202,22 +208,25 @@ def train(  # type: ignore[no-untyped-def]
                 losses[c] += np.float64(loss[0]) * batch
             for number in range(layers - 1, -1, -1):
                 layer = network[number]
-                if layer[KIND] == CONVOLUTION:
-                    _back_through_convolution(layer, norms[number], batch, number > 0, at, memory, terms)
-                elif layer[KIND] == LINEAR:
+                kind = layer[KIND]
+                if kind in (CONVOLUTION, PLAIN):
+                    _back_through_convolution(layer, numbers[number], batch, number > 0, at, memory, terms)
+                elif kind == LINEAR:
                     _back_through_product(layer, batch, number > 0, at, acts, grads, memory.dbias, terms)
+                elif kind in (BATCH_NORM, GROUP_NORM):
+                    _back_through_norm(layer, numbers[number], batch, at, memory, terms)
                 elif number > 0:
-                    _swap(layer, batch, grads, False)
+                    _back(layer, numbers[number], batch, memory)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
 
 @jit(fastmath={"contract"})
-def outputs(network, w, first, x, most, memory, logits):  # type: ignore[no-untyped-def]
+def outputs(network, numbers, w, first, x, most, memory, logits):  # type: ignore[no-untyped-def]
     """What the network makes of samples.
 
     Args:
-        network, first: see :func:`train`; a BatchNorm is part of its convolution's weights and bias.
+        network, numbers, first: see :func:`train`; a BatchNorm is part of its convolution's weights and bias.
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
         most: samples for which there is memory.
@@ -226,34 +235,93 @@ def outputs(network, w, first, x, most, memory, logits):  # type: ignore[no-unty
     """
     last = network[len(network) - 1]
     classes, logits_at = last[OUTPUT], last[TO]
-    norms = np.empty((0, 2), np.float32)
     for begin in range(0, len(x), most):
         batch = min(most, len(x) - begin)
         for b in range(batch):
             inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
             _read(x[begin + b], first.channels, first.pixels, inputs)
-        _forward(network, norms, batch, w, w, memory)
+        _forward(network, numbers, batch, w, w, memory)
         for b in range(batch):
             at = logits_at + b * classes
             logits[begin + b] = memory.acts[at : at + classes]
 
 
 @jit(fastmath={"contract"})
-def _forward(network, norms, batch, w, running, memory):  # type: ignore[no-untyped-def]
+def _forward(network, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
     """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept."""
-    acts, zeros = memory.acts, memory.dbias
+    acts = memory.acts
     for number in range(len(network)):
         layer = network[number]
-        if layer[KIND] == LINEAR:
-            _multiply(layer, batch, w, acts, zeros)
-        elif layer[KIND] == FLATTEN:
-            _swap(layer, batch, acts, True)
-        elif layer[GAMMA] < 0:
-            winners = memory.winners[layer[WINNER] :]
-            _convolve(layer, batch, w, memory, acts[layer[TO] :], winners)
-        else:
+        kind = layer[KIND]
+        if kind == LINEAR:
+            _multiply(layer, batch, w, acts, memory.dbias)
+        elif kind == CONVOLUTION and layer[GAMMA] >= 0:
             _convolve(layer, batch, w, memory, memory.planes[layer[PLANE] :], memory.winners[:0])
-            _normalise(layer, norms[number], batch, w, running, memory)
+            _normalise_and_pool(layer, numbers[number], batch, w, running, memory)
+        elif kind == CONVOLUTION:
+            _convolve(layer, batch, w, memory, acts[layer[TO] :], memory.winners[layer[WINNER] :])
+        elif kind == PLAIN:
+            _convolve(layer, batch, w, memory, memory.dplane, memory.winners[:0])
+            _squeeze(memory.dplane, batch * layer[OUTPUT], layer[OUTPUTS], acts[layer[TO] :])
+        elif kind in (BATCH_NORM, KNOWN_NORM, GROUP_NORM):
+            _normalise(layer, numbers[number], batch, w, running, memory)
+        elif kind == FLATTEN:
+            _swap(layer, batch, acts, True)
+        elif kind == MAXIMUM:
+            winners = memory.winners[layer[WINNER] :]
+            pool_kernels.maximum(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :], winners)
+        elif kind == MEAN:
+            pool_kernels.mean(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :])
+        elif kind in (BRANCH, JOIN):
+            x, y = _ends(layer, batch, acts)
+            _sum(x, acts[layer[OTHER] :], kind == JOIN, y)
+        else:
+            x, y = _ends(layer, batch, acts)
+            activation_kernels.forward(layer[FUNCTION], numbers[number, SLOPE], x, y)
+
+
+@jit(fastmath={"contract"})
+def _back(layer, numbers, batch, memory):  # type: ignore[no-untyped-def]
+    """Back through a layer without weights."""
+    acts, grads, kind = memory.acts, memory.grads, layer[KIND]
+    if kind == FLATTEN:
+        _swap(layer, batch, grads, False)
+    elif kind == MAXIMUM:
+        winners, pooling = memory.winners[layer[WINNER] :], _pooling(layer, batch)
+        pool_kernels.maximum_back(grads[layer[TO] :], winners, pooling, grads[layer[FROM] :])
+    elif kind == MEAN:
+        pool_kernels.mean_back(grads[layer[TO] :], _pooling(layer, batch), grads[layer[FROM] :])
+    elif kind in (BRANCH, JOIN):
+        dx, dy = _ends(layer, batch, grads)
+        _sum(dy, grads[layer[OTHER] :], kind == BRANCH, dx)
+    else:
+        x, y = _ends(layer, batch, acts)
+        dx, dy = _ends(layer, batch, grads)
+        activation_kernels.backward(layer[FUNCTION], numbers[SLOPE], x, y, dy, dx)
+
+
+@jit(fastmath={"contract"})
+def _ends(layer, batch, values):  # type: ignore[no-untyped-def]
+    """Inputs and outputs of a layer, or their gradients."""
+    of, to = layer[FROM], layer[TO]
+    return values[of : of + batch * layer[SIZE]], values[to : to + batch * layer[OUTPUT]]
+
+
+@jit(fastmath={"contract"})
+def _sum(x, other, both, y):  # type: ignore[no-untyped-def]
+    """``y = x``, or ``x + other``."""
+    for k in range(len(y)):
+        y[k] = x[k]
+    if both:
+        for k in range(len(y)):
+            y[k] += other[k]
+
+
+@jit(fastmath={"contract"})
+def _pooling(layer, batch):  # type: ignore[no-untyped-def]
+    return pool_kernels.Pooling(
+        batch, layer[CHANNELS], layer[HEIGHT], layer[WIDTH], layer[ROWS], layer[COLUMNS]
+    )
 
 
 @jit(fastmath={"contract"})
@@ -311,6 +379,15 @@ def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-d
 
 
 @jit(fastmath={"contract"})
+def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
+    """Copy ``size`` numbers, of each pixel the channels without what fills up a vector; also in place."""
+    lanes = (channels + LANES - 1) // LANES * LANES
+    for p in range(size // channels):
+        for i in range(channels):
+            y[p * channels + i] = plane[p * lanes + i]
+
+
+@jit(fastmath={"contract"})
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
     """Sizes of what enters a BatchNorm."""
     less = 2 * layer[PADDING] - layer[KERNEL] + 1
@@ -318,34 +395,80 @@ def _plane(layer, batch):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _statistics(layer, memory):  # type: ignore[no-untyped-def]
-    """Mean and variance of the batch, of each output."""
-    lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES
+def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
+    """Mean and variance of each channel, or of each sample's in so many ``groups``."""
+    lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * groups
     at = layer[STATISTICS]
     return memory.statistics[at : at + lanes], memory.statistics[at + lanes : at + 2 * lanes]
 
 
 @jit(fastmath={"contract"})
-def _normalise(layer, norm, batch, w, running, memory):  # type: ignore[no-untyped-def]
-    """Forward through a BatchNorm, the pooling and the ReLU behind it."""
+def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
+    """Forward through a BatchNorm behind a convolution, the pooling and the ReLU behind it."""
     plane, outputs = _plane(layer, batch), layer[OUTPUTS]
-    mean, variance = _statistics(layer, memory)
-    norm_kernels.forward(
+    mean, variance = _statistics(layer, 1, memory)
+    norm_kernels.pooled(
         memory.planes[layer[PLANE] :],
         plane,
         w[layer[GAMMA] : layer[GAMMA] + outputs],
         w[layer[BETA] : layer[BETA] + outputs],
-        norm[EPSILON],
+        numbers[EPSILON],
         mean,
         variance,
         memory.acts[layer[TO] :],
         memory.winners[layer[WINNER] :],
     )
-    count = np.float32(plane.batch * plane.tall * plane.wide)
-    for o in range(outputs):
-        m, v = layer[MEAN] + o, layer[VARIANCE] + o
-        running[m] += norm[MOMENTUM] * (mean[o] - running[m])
-        running[v] += norm[MOMENTUM] * (variance[o] * (count / (count - np.float32(1))) - running[v])
+    _run(layer, numbers, plane.batch * plane.tall * plane.wide, mean, variance, running)
+
+
+@jit(fastmath={"contract"})
+def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-untyped-def]
+    """Move a BatchNorm's running statistics, of which the variance is unbiased."""
+    unbiased = np.float32(count) / np.float32(count - 1)
+    for o in range(layer[OUTPUTS]):
+        m, v = layer[RUNNING_MEAN] + o, layer[RUNNING_VARIANCE] + o
+        running[m] += numbers[MOMENTUM] * (mean[o] - running[m])
+        running[v] += numbers[MOMENTUM] * (variance[o] * unbiased - running[v])
+
+
+@jit(fastmath={"contract"})
+def _normalise(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
+    """Forward through a normalisation."""
+    channels, eps = layer[OUTPUTS], numbers[EPSILON]
+    pixels = layer[SIZE] // channels
+    x, y = memory.acts[layer[FROM] :], memory.acts[layer[TO] :]
+    gamma, beta = w[layer[GAMMA] : layer[GAMMA] + channels], w[layer[BETA] : layer[BETA] + channels]
+    if layer[KIND] == GROUP_NORM:
+        mean, inverse = _statistics(layer, batch, memory)
+        norm_kernels.group(x, batch, pixels, layer[GROUPS], gamma, beta, eps, mean, inverse, y)
+    elif layer[KIND] == BATCH_NORM:
+        mean, variance = _statistics(layer, 1, memory)
+        norm_kernels.batch(x, batch, pixels, gamma, beta, eps, mean, variance, y)
+        _run(layer, numbers, batch * pixels, mean, variance, running)
+    else:
+        mean = w[layer[RUNNING_MEAN] : layer[RUNNING_MEAN] + channels]
+        variance = w[layer[RUNNING_VARIANCE] : layer[RUNNING_VARIANCE] + channels]
+        norm_kernels.affine(x, batch * pixels, gamma, beta, eps, mean, variance, y)
+
+
+@jit(fastmath={"contract"})
+def _back_through_norm(layer, numbers, batch, w, memory, terms):  # type: ignore[no-untyped-def]
+    """Back through a normalisation."""
+    channels = layer[OUTPUTS]
+    pixels = layer[SIZE] // channels
+    x, dx, dy = memory.acts[layer[FROM] :], memory.grads[layer[FROM] :], memory.grads[layer[TO] :]
+    gamma = w[layer[GAMMA] : layer[GAMMA] + channels]
+    dgamma, dbeta = memory.dnorm[:channels], memory.dnorm[channels : 2 * channels]
+    if layer[KIND] == GROUP_NORM:
+        mean, inverse = _statistics(layer, batch, memory)
+        norm_kernels.group_back(dy, x, batch, pixels, layer[GROUPS], gamma, mean, inverse, dx, dgamma, dbeta)
+    else:
+        mean, variance = _statistics(layer, 1, memory)
+        norm_kernels.batch_back(
+            dy, x, batch * pixels, gamma, numbers[EPSILON], mean, variance, dx, dgamma, dbeta
+        )
+    descend(layer[GAMMA], dgamma, channels, terms)
+    descend(layer[BETA], dbeta, channels, terms)
 
 
 @jit(fastmath={"contract"})
@@ -368,42 +491,70 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract"})
-def _back_through_convolution(layer, norm, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
+def _back_through_convolution(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
     """Back through a convolution, its BatchNorm if it has one, its pooling and ReLU."""
-    outputs, channels, padding = layer[OUTPUTS], layer[CHANNELS], layer[PADDING]
-    weights = outputs * channels * layer[KERNEL] * layer[KERNEL]
-    dy, winners = memory.grads[layer[TO] :], memory.winners[layer[WINNER] :]
+    outputs = layer[OUTPUTS]
+    weights = outputs * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
+    dy = memory.grads[layer[TO] :]
     if layer[GAMMA] >= 0:
-        mean, variance = _statistics(layer, memory)
+        plane = _plane(layer, batch)
+        mean, variance = _statistics(layer, 1, memory)
         dgamma, dbeta = memory.dnorm[:outputs], memory.dnorm[outputs : 2 * outputs]
-        norm_kernels.backward(
+        norm_kernels.pooled_back(
             dy,
-            winners,
+            memory.winners[layer[WINNER] :],
             memory.planes[layer[PLANE] :],
-            _plane(layer, batch),
+            plane,
             w[layer[GAMMA] : layer[GAMMA] + outputs],
-            norm[EPSILON],
+            numbers[EPSILON],
             mean,
             variance,
             memory.dplane,
             dgamma,
             dbeta,
         )
-        dy, winners = memory.dplane, memory.winners[:0]
+        _squeeze(memory.dplane, batch * plane.tall * plane.wide * outputs, outputs, memory.dplane)
+        dy = memory.dplane
+    if layer[GAMMA] >= 0 or layer[KIND] == PLAIN:
+        _back_alone(layer, batch, need_input, dy, w[layer[WEIGHT] : layer[WEIGHT] + weights], memory)
+    else:
+        _back_from_winners(layer, batch, need_input, dy, w[layer[WEIGHT] : layer[WEIGHT] + weights], memory)
+    descend(layer[WEIGHT], memory.dweight, weights, terms)
+    if layer[BIAS] >= 0:
+        descend(layer[BIAS], memory.dbias, outputs, terms)
+    if layer[GAMMA] >= 0:
+        descend(layer[GAMMA], memory.dnorm[:outputs], outputs, terms)
+        descend(layer[BETA], memory.dnorm[outputs:], outputs, terms)
+
+
+@jit(fastmath={"contract"})
+def _back_alone(layer, batch, need_input, dy, w, memory):  # type: ignore[no-untyped-def]
+    """Gradients of a convolution whose every output has one."""
+    geometry = _geometry(layer, batch)
+    conv_kernels.weight_gradient(dy, memory.padded[layer[PADDED] :], geometry, memory.dweight, memory.dbias)
+    if need_input:
+        conv_kernels.input_gradient(dy, w, geometry, memory.dpadded, memory.dinput)
+        _squeeze(memory.dinput, batch * layer[SIZE], layer[CHANNELS], memory.grads[layer[FROM] :])
+
+
+@jit(fastmath={"contract"})
+def _back_from_winners(layer, batch, need_input, dy, w, memory):  # type: ignore[no-untyped-def]
+    """Gradients of a convolution whose outputs were pooled."""
+    channels, padding, height = layer[CHANNELS], layer[PADDING], layer[HEIGHT]
     conv_kernels.backward(
         dy,
-        winners,
+        memory.winners[layer[WINNER] :],
         memory.padded[layer[PADDED] :],
-        w[layer[WEIGHT] : layer[WEIGHT] + weights],
+        w,
         _geometry(layer, batch),
-        memory.dweight[:weights],
-        memory.dbias[:outputs],
+        memory.dweight[: len(w)],
+        memory.dbias[: layer[OUTPUTS]],
         memory.dpadded,
         need_input,
-        weights > 0,  # a constant would be a type of its own, for which the kernel is compiled again
+        len(w) > 0,  # a constant would be a type of its own, for which the kernel is compiled again
     )
     if need_input:
-        height, row = layer[HEIGHT], layer[WIDTH] * channels
+        row = layer[WIDTH] * channels
         wide = row + 2 * padding * channels
         to = layer[FROM]
         for b in range(batch):
@@ -412,12 +563,6 @@ def _back_through_convolution(layer, norm, batch, need_input, w, memory, terms):
                 for k in range(row):
                     memory.grads[to + k] = memory.dpadded[of + k]
                 to += row
-    _descend(layer[WEIGHT], memory.dweight, weights, terms)
-    if layer[BIAS] >= 0:
-        _descend(layer[BIAS], memory.dbias, outputs, terms)
-    if layer[GAMMA] >= 0:
-        _descend(layer[GAMMA], memory.dnorm[:outputs], outputs, terms)
-        _descend(layer[BETA], memory.dnorm[outputs:], outputs, terms)
 
 
 @jit(fastmath={"contract"})
@@ -437,13 +582,13 @@ def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms
         for b in range(batch):
             for o in range(outputs):
                 dbias[o] += dy[b, o]
-        _descend(layer[BIAS], dbias, outputs, terms)
+        descend(layer[BIAS], dbias, outputs, terms)
     end = weight + outputs * size
     if need_input:
         dx = grads[of : of + batch * size].reshape((batch, size))
         _input_gradient(w[weight:end].reshape((outputs, size)), dy, dx)
     total = terms.velocity if len(terms.velocity) else terms.weights
-    _descend_product(weight, total[weight:end].reshape((outputs, size)), dy, x, terms)
+    descend_product(weight, total[weight:end].reshape((outputs, size)), dy, x, terms)
 
 
 @jit(fastmath={"contract"})
@@ -474,119 +619,3 @@ def _input_gradient(w, dy, dx):  # type: ignore[no-untyped-def]
                 for k in range(width):
                     d[k] += g0 * p[k]
             o += 1
-
-
-@jit(fastmath={"contract"})
-def _descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
-    """One step of SGD along ``dy^T x``, two rows of weights at a time, which stay in the cache until their
-    last sample.
-
-    Args:
-        at: where the layer's weights begin.
-        total: its velocity, or without momentum its weights, ``(O, D)``.
-        dy: ``(B, O)``.
-        x: ``(B, D)``.
-        terms: of the step.
-    """
-    outputs, size = total.shape
-    batch = len(x)
-    moving = len(terms.velocity) > 0
-    scale = np.float32(1) if moving else -terms.rate
-    for o in range(0, outputs, 2):
-        both = o + 1 < outputs
-        rows = (1 + both) * size
-        if moving or terms.decay != 0 or len(terms.offset):
-            _before(at, rows, terms)
-        p, q = total[o], total[o + 1 if both else o]
-        b = 0
-        while both and b + 5 <= batch:
-            x0, x1, x2, x3, x4 = x[b], x[b + 1], x[b + 2], x[b + 3], x[b + 4]
-            a0, d0 = scale * dy[b, o], scale * dy[b, o + 1]
-            a1, d1 = scale * dy[b + 1, o], scale * dy[b + 1, o + 1]
-            a2, d2 = scale * dy[b + 2, o], scale * dy[b + 2, o + 1]
-            a3, d3 = scale * dy[b + 3, o], scale * dy[b + 3, o + 1]
-            a4, d4 = scale * dy[b + 4, o], scale * dy[b + 4, o + 1]
-            for k in range(size):
-                u0, u1, u2, u3, u4 = x0[k], x1[k], x2[k], x3[k], x4[k]
-                p[k] = p[k] + a0 * u0 + a1 * u1 + a2 * u2 + a3 * u3 + a4 * u4
-                q[k] = q[k] + d0 * u0 + d1 * u1 + d2 * u2 + d3 * u3 + d4 * u4
-            b += 5
-        while b < batch:
-            a0, x0 = scale * dy[b, o], x[b]
-            for k in range(size):
-                p[k] += a0 * x0[k]
-            if both:
-                d0 = scale * dy[b, o + 1]
-                for k in range(size):
-                    q[k] += d0 * x0[k]
-            b += 1
-        if moving or len(terms.mask):
-            _after(at, rows, terms)
-        at += rows
-
-
-@jit(fastmath={"contract"})
-def _descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
-    """One step of SGD of ``size`` weights from ``at`` on along a gradient."""
-    moving = len(terms.velocity) > 0
-    if moving or terms.decay != 0 or len(terms.offset):
-        _before(at, size, terms)
-    scale = np.float32(1) if moving else -terms.rate
-    total = terms.velocity[at : at + size] if moving else terms.weights[at : at + size]
-    for k in range(size):
-        total[k] += scale * gradient[k]
-    if moving or len(terms.mask):
-        _after(at, size, terms)
-
-
-@jit(fastmath={"contract"})
-def _before(at, size, terms):  # type: ignore[no-untyped-def]
-    """What a step adds besides the gradient: to the velocity, or else to the weights.
-
-    Both have loops of their own. If one loop took either, the array that is read could be the one that is
-    written, and LLVM would not vectorise it.
-    """
-    velocity, target, decay, rate = terms.velocity, terms.target, terms.decay, terms.rate
-    w, pull = terms.weights[at : at + size], -rate * decay
-    s = target[at : at + size]  # empty if there is none
-    if len(velocity):
-        v = velocity[at : at + size]
-        for k in range(size):
-            v[k] *= terms.momentum
-        if len(target):
-            for k in range(size):
-                v[k] += decay * (w[k] - s[k])
-        elif decay != 0:
-            for k in range(size):
-                v[k] += decay * w[k]
-        _add(v, np.float32(1), terms.offset, at)
-        return
-    if len(target):
-        for k in range(size):
-            w[k] += pull * (w[k] - s[k])
-    elif decay != 0:
-        for k in range(size):
-            w[k] += pull * w[k]
-    _add(w, -rate, terms.offset, at)
-
-
-@jit(fastmath={"contract"})
-def _add(total, scale, offset, at):  # type: ignore[no-untyped-def]
-    if len(offset):
-        f = offset[at : at + len(total)]
-        for k in range(len(total)):
-            total[k] += scale * f[k]
-
-
-@jit(fastmath={"contract"})
-def _after(at, size, terms):  # type: ignore[no-untyped-def]
-    """Move along the velocity, and hold masked weights at zero."""
-    w = terms.weights[at : at + size]
-    if len(terms.velocity):
-        v = terms.velocity[at : at + size]
-        for k in range(size):
-            w[k] -= terms.rate * v[k]
-    if len(terms.mask):
-        m = terms.mask[at : at + size]
-        for k in range(size):
-            w[k] *= np.float32(m[k])

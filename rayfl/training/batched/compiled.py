@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from rayfl.losses import CrossEntropy
 from rayfl.models import ModelSpec
+from rayfl.training.batched import activation_kernels, layers
 from rayfl.training.batched import client_kernel as kernel
-from rayfl.training.batched import layers
 from rayfl.training.batched.client_kernel import Floats, Memory
 from rayfl.training.batched.fused import ConvPoolReLU
 from rayfl.training.batched.parameters import THIN
-from rayfl.training.batched.reading import Leaf, Unsupported
+from rayfl.training.batched.reading import Reading, Unsupported
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vectors import LANES
 from rayfl.training.work import LocalWork, Terms
@@ -28,26 +28,33 @@ class CompiledTraining:
 
     Args:
         spec: the model and its flat layout.
-        sequence: its layers in training.
+        reading: its layers in training.
 
     Raises:
         Unsupported: if a layer, their order or the loss is not among what the kernel knows.
     """
 
-    def __init__(self, spec: ModelSpec, sequence: Sequence[Leaf]) -> None:
+    def __init__(self, spec: ModelSpec, reading: Reading) -> None:
         if type(spec.loss) is not CrossEntropy or spec.loss.label_smoothing or spec.model.tokens:
             raise Unsupported("its loss is not a plain cross-entropy")
         self.spec = spec
-        self._layers, norms = _read(spec, sequence)
-        if max(map(_products, self._layers)) > _DENSE:
-            raise Unsupported("a convolution before a BatchNorm is large")
-        self._norms = np.array(norms, np.float32)
+        table = _Table(spec, reading)
+        self._layers = table.rows
+        if not all(_is_small(row, _WINDOW) for row in self._layers):
+            raise Unsupported("a convolution without a pooling behind it is large")
+        self._numbers = np.array(table.numbers, np.float32)
+        self._needs_two = any(  # samples, for a variance
+            row[kernel.KIND] == kernel.BATCH_NORM and row[kernel.SIZE] == row[kernel.OUTPUTS]
+            for row in self._layers
+        )
         self._images = _images(self._layers)
         self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
-    def covers(self, work: LocalWork, terms: Terms, batch: int) -> bool:
-        """Whether it does this work, in steps of up to ``batch`` samples."""
-        return not work.frozen and terms.guides is None and batch <= THIN
+    def covers(self, work: LocalWork, terms: Terms, plan: StepPlan) -> bool:
+        """Whether it does this work, in these steps."""
+        if self._needs_two and (plan.counts == 1).any():
+            return False  # refused there
+        return not work.frozen and terms.guides is None and plan.places.shape[2] <= THIN
 
     def train(
         self, plan: StepPlan, work: LocalWork, models: torch.Tensor, terms: Terms, alike: bool,
@@ -88,7 +95,7 @@ class CompiledTraining:
             raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
         kernel.train(
             network,
-            self._norms,
+            self._numbers,
             models.numpy(),
             self._images,
             targets,
@@ -117,13 +124,11 @@ class CompiledTraining:
         return found
 
 
-_NORM = "weight", "bias", "running_mean", "running_var"
-"""What a BatchNorm has in a model, in the order of the kernel's columns."""
-
-_DENSE = 400_000
-"""Products of a sample in a convolution before a BatchNorm up to which its training is compiled. Every pixel
-of it has a gradient, not one in four; measured 1.4 to 3 times as fast as the library up to 350,000 products,
-with 590,000 faster for ten samples and slower for 32."""
+_WINDOW, _WINDOW_OF_TESTS, _DENSE = 216, 640, 1 << 20
+"""Inputs to a pixel of a convolution each of whose pixels has a gradient, up to which its training is
+compiled, or a forward pass; and products of a sample up to which either is all the same. Measured with 6 to
+48 channels, K = 3 and 5, images of 8 to 32 pixels and batches of 10 and 32: within these bounds 0.96 to 5.9
+times as fast as the library, above 0.6 to 1.2; forward passes 1.1 to 2.6, and above 0.7 to 1."""
 
 _TOGETHER = 10
 """Samples that go through all layers before the next do: with more no network of those measured is faster."""
@@ -142,25 +147,30 @@ class CompiledForward:
 
     Args:
         spec: the model and its flat layout.
-        sequence: its layers in evaluation mode.
+        reading: its layers in evaluation mode.
 
     Raises:
         Unsupported: as :class:`CompiledTraining`, but for the loss.
     """
 
-    def __init__(self, spec: ModelSpec, sequence: Sequence[Leaf]) -> None:
+    def __init__(self, spec: ModelSpec, reading: Reading) -> None:
         if spec.model.tokens:
             raise Unsupported("it takes words")
-        rows, norms = _read(spec, sequence)
+        table = _Table(spec, reading)
         self._folds = [
-            _Fold.of(row, eps) for row, (eps, _) in zip(rows, norms, strict=True) if row[kernel.GAMMA] >= 0
+            _Fold.of(row, numbers[kernel.EPSILON])
+            for row, numbers in zip(table.rows, table.numbers, strict=True)
+            if row[kernel.KIND] == kernel.CONVOLUTION and row[kernel.GAMMA] >= 0
         ]
-        rows = [_without_norm(row) for row in rows]
+        rows = [_tested(row) for row in table.rows]
+        if not all(_is_small(row, _WINDOW_OF_TESTS) for row in rows):
+            raise Unsupported("a convolution without a pooling behind it is large")
+        self._numbers = np.array(table.numbers, np.float32)
         self.spec, self._images = spec, _images(rows)
         linear = sum(
             row[kernel.SIZE] * row[kernel.OUTPUT] for row in rows if row[kernel.KIND] == kernel.LINEAR
         )
-        convolves = any(row[kernel.KIND] == kernel.CONVOLUTION for row in rows)
+        convolves = any(row[kernel.KIND] in (kernel.CONVOLUTION, kernel.PLAIN) for row in rows)
         self._always = linear <= (_MORE if convolves else _FEW)
         self._network, self._memory = _lay_out(rows, _TOGETHER, 0, 0)
 
@@ -178,6 +188,7 @@ class CompiledForward:
         logits = torch.empty(len(x), int(self._network[-1, kernel.OUTPUT]))
         kernel.outputs(
             self._network,
+            self._numbers,
             model.contiguous().numpy(),
             self._images,
             x.flatten(1).contiguous().numpy(),
@@ -226,21 +237,26 @@ class _Fold:
         model[self.beta] += before * scale
 
 
-def _without_norm(row: list[int]) -> list[int]:
-    """The row of a layer whose BatchNorm has become its bias, in place of beta."""
+def _tested(row: list[int]) -> list[int]:
+    """The row of a layer whose BatchNorm has become its bias, in place of beta, or takes its running
+    statistics."""
     changed = list(row)
-    if row[kernel.GAMMA] >= 0:
+    if row[kernel.KIND] == kernel.BATCH_NORM:
+        changed[kernel.KIND] = kernel.KNOWN_NORM
+    elif row[kernel.KIND] == kernel.CONVOLUTION and row[kernel.GAMMA] >= 0:
         changed[kernel.GAMMA], changed[kernel.BIAS] = -1, row[kernel.BETA]
     return changed
 
 
-def _products(row: Sequence[int]) -> int:
-    """Of a sample in a convolution before a BatchNorm; 0 for other layers."""
-    if row[kernel.GAMMA] < 0:
-        return 0
+def _is_small(row: Sequence[int], window: int) -> bool:
+    """Whether a layer is no convolution each of whose pixels has a gradient, or a small one."""
+    pooled = row[kernel.KIND] == kernel.CONVOLUTION and row[kernel.GAMMA] < 0
+    if pooled or row[kernel.KIND] not in (kernel.CONVOLUTION, kernel.PLAIN):
+        return True
+    size = row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
     less = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
     pixels = (row[kernel.HEIGHT] + less) * (row[kernel.WIDTH] + less)
-    return row[kernel.OUTPUTS] * row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2 * pixels
+    return size <= window or size * row[kernel.OUTPUTS] * pixels <= _DENSE
 
 
 def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
@@ -249,72 +265,180 @@ def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
     return kernel.Images(channels, size // channels)
 
 
-def _read(spec: ModelSpec, sequence: Sequence[Leaf]) -> tuple[list[list[int]], list[tuple[float, float]]]:
-    """A row for each layer (:data:`.client_kernel.COLUMNS`), without places in memory, and the epsilon and
-    momentum of its BatchNorm."""
-    begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
-    shapes = dict(zip(spec.names, spec.shapes, strict=True))
-    shape, rows, norms = tuple(spec.shape), list[list[int]](), list[tuple[float, float]]()
-    left = list(sequence)
-    while left:
-        leaf = left.pop(0)
-        layer, names = leaf.layer, leaf.names
-        row, norm = [0] * kernel.COLUMNS, (0.0, 0.0)
-        row[kernel.GAMMA] = -1
-        row[kernel.SIZE] = row[kernel.OUTPUT] = math.prod(shape)
-        convolution = layer.conv if isinstance(layer, ConvPoolReLU) else None
-        if isinstance(layer, layers.Conv2d) and (found := _norm_before_pooling(layer, left)):
-            convolution, (batch_norm, its) = layer, found
-            if "weight" not in its:
-                raise Unsupported("a BatchNorm without weights")
-            row[kernel.GAMMA : kernel.PLANE] = [begins[its[part]] for part in _NORM]
-            norm = batch_norm.eps, batch_norm.momentum
-            del left[:3]
-        if convolution or isinstance(layer, layers.Linear):
-            row[kernel.WEIGHT] = begins[names["weight"]]
-            row[kernel.BIAS] = begins[names["bias"]] if "bias" in names else -1
-        if convolution and len(shape) == 3:
-            outputs, channels, size, _ = shapes[names["weight"]]
-            padding = int(convolution.padding[0])
-            row[kernel.KIND] = kernel.CONVOLUTION
-            row[kernel.CHANNELS : kernel.GAMMA] = [*shape, outputs, size, padding]
-            wide = math.prod(side + 2 * padding for side in shape[1:])
-            if THIN * channels * wide >= 2**31:  # winners are numbers of 32 bits
-                raise Unsupported("its images are too large")
-            pixels = [side + 2 * padding - size + 1 for side in shape[1:]]
-            if min(pixels) < 2 or (row[kernel.GAMMA] >= 0 and pixels[1] < 4):
-                raise Unsupported("an image is too small to be pooled")
-            shape = (outputs, *(side // 2 for side in pixels))
-        elif isinstance(layer, layers.Linear) and len(shape) == 1:
-            row[kernel.KIND] = kernel.LINEAR
-            shape = shapes[names["weight"]][:1]
-        elif isinstance(layer, layers.Flatten):
-            if not rows or len(shape) == 1:  # samples lie in the order of their dimensions
-                shape = (math.prod(shape),)
-                continue
-            row[kernel.KIND] = kernel.FLATTEN
-            row[kernel.CHANNELS : kernel.OUTPUTS] = shape
-            shape = (math.prod(shape),)
-        elif isinstance(layer, layers.ReLU) and rows and rows[-1][kernel.KIND] == kernel.LINEAR:
-            rows[-1][kernel.RELU] = 1
-            continue
-        else:
-            raise Unsupported(f"{type(layer).__name__} here")
-        row[kernel.OUTPUT] = math.prod(shape)
-        rows.append(row)
-        norms.append(norm)
-    if not rows or rows[-1][kernel.KIND] != kernel.LINEAR:
-        raise Unsupported("its last layer is not linear")
-    return rows, norms
+class _Table:
+    """A network's layers as rows of numbers, read one after another.
+
+    Attributes:
+        rows: of each layer (:data:`.client_kernel.INTEGERS`), without places in memory.
+        numbers: of each layer, see :data:`.client_kernel.EPSILON`.
+
+    Raises:
+        Unsupported: if a layer, or their order, is not among what the kernel knows.
+    """
+
+    def __init__(self, spec: ModelSpec, reading: Reading) -> None:
+        self.rows: list[list[int]] = []
+        self.numbers: list[list[float]] = []
+        self._begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
+        self._shapes = dict(zip(spec.names, spec.shapes, strict=True))
+        self._shape = tuple(spec.shape)  # of what enters the next layer
+        self._names = {id(leaf.layer): leaf.names for leaf in reading.leaves}
+        self._read_all(reading.root.layers)
+        if not self.rows or self.rows[-1][kernel.KIND] != kernel.LINEAR:
+            raise Unsupported("its last layer is not linear")
+
+    def _read_all(self, chain: Sequence[layers.Layer]) -> None:
+        """Add layers that follow one another."""
+        left = list(chain)
+        while left:
+            self._read(left.pop(0), left)
+
+    def _read(self, layer: layers.Layer, behind: list[layers.Layer]) -> None:
+        """Add a layer; those ``behind`` it that are part of it are removed."""
+        last = self.rows[-1] if self.rows else None
+        match layer:
+            case ConvPoolReLU():
+                self._convolve(kernel.CONVOLUTION, layer.conv)
+            case layers.Conv2d() if norm := _norm_before_pooling(layer, behind):
+                self._convolve(kernel.CONVOLUTION, layer, norm)
+                del behind[:3]
+            case layers.Conv2d() if ConvPoolReLU.supports_alone(layer):
+                self._convolve(kernel.PLAIN, layer)
+            case layers.Linear() if len(self._shape) == 1:
+                row = self._add(kernel.LINEAR, self._shapes[self._names[id(layer)]["weight"]][:1])
+                self._weigh(row, layer)
+            case layers.BatchNorm() | layers.GroupNorm():
+                self._normalise(layer)
+            case layers.Residual():
+                self._branch(layer)
+            case layers.Flatten():
+                if last is None or len(self._shape) == 1:  # samples lie in the order of their dimensions
+                    self._shape = (math.prod(self._shape),)
+                else:
+                    self._add(kernel.FLATTEN, (math.prod(self._shape),))
+            case layers.ReLU() if last and last[kernel.KIND] == kernel.LINEAR:
+                last[kernel.RELU] = 1
+            case layers.ReLU():
+                self._activate("relu")
+            case layers.Activation():
+                self._activate(*layer.name)
+            case layers.MaxPool2d() if (layer.padding, layer.dilation) == ((0, 0), (1, 1)):
+                self._pool(kernel.MAXIMUM, layer)
+            case layers.AvgPool2d() if layer.padding == (0, 0):
+                self._pool(kernel.MEAN, layer)
+            case _:
+                raise Unsupported(f"{type(layer).__name__} here")
+
+    def _add(self, kind: int, shape: tuple[int, ...]) -> list[int]:
+        """A row for a layer of which ``shape`` comes out."""
+        row = [0] * kernel.INTEGERS
+        row[kernel.KIND], row[kernel.GAMMA] = kind, -1
+        row[kernel.SIZE], row[kernel.OUTPUT] = math.prod(self._shape), math.prod(shape)
+        if len(self._shape) == 3:
+            row[kernel.CHANNELS : kernel.OUTPUTS] = self._shape
+        elif len(self._shape) != 1:
+            raise Unsupported(f"samples of {len(self._shape)} dimensions")
+        self._shape = shape
+        self.rows.append(row)
+        self.numbers.append([0.0] * 3)
+        return row
+
+    def _weigh(self, row: list[int], layer: layers.Layer) -> None:
+        """Say where a layer's weights and its bias are."""
+        names = self._names[id(layer)]
+        row[kernel.WEIGHT] = self._begins[names["weight"]]
+        row[kernel.BIAS] = self._begins[names["bias"]] if "bias" in names else -1
+
+    def _convolve(
+        self,
+        kind: int,
+        convolution: layers.Conv2d,
+        norm: layers.BatchNorm | None = None,
+    ) -> None:
+        """A convolution, with the BatchNorm behind it."""
+        if len(self._shape) != 3:
+            raise Unsupported(f"a convolution of {len(self._shape)} dimensions")
+        outputs, channels, size, _ = self._shapes[self._names[id(convolution)]["weight"]]
+        padding, sides = int(convolution.padding[0]), self._shape[1:]
+        if THIN * channels * math.prod(side + 2 * padding for side in sides) >= 2**31:
+            raise Unsupported("its images are too large")  # winners are numbers of 32 bits
+        pixels = [side + 2 * padding - size + 1 for side in sides]
+        pooled = kind == kernel.CONVOLUTION
+        if min(pixels) < 2:
+            raise Unsupported("an image is too small")
+        if (norm or not pooled) and (min(pixels[1], sides[1]) < 4 or sides[0] < 2 or padding >= size):
+            raise Unsupported("an image is too small, or its padding too large")
+        row = self._add(kind, (outputs, *(side // 2 if pooled else side for side in pixels)))
+        row[kernel.OUTPUTS : kernel.GAMMA] = [outputs, size, padding]
+        self._weigh(row, convolution)
+        if norm:
+            self._map(row, norm)
+
+    def _normalise(self, layer: layers.BatchNorm | layers.GroupNorm) -> None:
+        """A normalisation that is a layer of its own."""
+        row = self._add(kernel.BATCH_NORM, self._shape)
+        row[kernel.OUTPUTS] = self._shape[0]
+        if isinstance(layer, layers.GroupNorm):
+            row[kernel.KIND], row[kernel.GROUPS] = kernel.GROUP_NORM, layer.groups
+        self._map(row, layer)
+
+    def _map(self, row: list[int], norm: layers.BatchNorm | layers.GroupNorm) -> None:
+        """Say where a normalisation's parameters and statistics are, and its numbers."""
+        names = self._names[id(norm)]
+        if "weight" not in names or "bias" not in names:
+            raise Unsupported("a normalisation without weights")
+        row[kernel.GAMMA], row[kernel.BETA] = (self._begins[names[part]] for part in ("weight", "bias"))
+        self.numbers[-1][kernel.EPSILON] = norm.eps
+        if isinstance(norm, layers.BatchNorm):
+            statistics = (self._begins[names[part]] for part in ("running_mean", "running_var"))
+            row[kernel.RUNNING_MEAN], row[kernel.RUNNING_VARIANCE] = statistics
+            self.numbers[-1][kernel.MOMENTUM] = norm.momentum
+
+    def _branch(self, layer: layers.Residual) -> None:
+        """A skip connection: ``OTHER`` says for now in which row its other end is."""
+        begin, shape = len(self.rows), self._shape
+        first = self._add(kernel.BRANCH, shape)
+        self._read_all(layer.inner.layers)
+        if self._shape != shape:
+            raise Unsupported("a skip connection between different shapes")
+        first[kernel.OTHER] = len(self.rows)
+        self._add(kernel.JOIN, shape)[kernel.OTHER] = begin
+
+    def _activate(self, name: str, slope: float = 0.0) -> None:
+        """A function of single numbers."""
+        if name not in _FUNCTIONS:
+            raise Unsupported(f"{name} here")
+        self._add(kernel.ACTIVATION, self._shape)[kernel.FUNCTION] = _FUNCTIONS[name]
+        self.numbers[-1][kernel.SLOPE] = slope
+
+    def _pool(self, kind: int, layer: layers.MaxPool2d | layers.AvgPool2d) -> None:
+        """A pooling whose windows do not overlap, nor leave the image."""
+        if layer.stride != layer.kernel or layer.ceil or len(self._shape) != 3:
+            raise Unsupported("a pooling whose windows overlap or leave the image")
+        channels, *sides = self._shape
+        pooled = [side // window for side, window in zip(sides, layer.kernel, strict=True)]
+        if min(pooled) < 1 or THIN * math.prod(self._shape) >= 2**31:  # winners are numbers of 32 bits
+            raise Unsupported("an image is too small or too large")
+        row = self._add(kind, (channels, *pooled))
+        row[kernel.ROWS], row[kernel.COLUMNS] = layer.kernel
 
 
-def _norm_before_pooling(
-    conv: layers.Conv2d, behind: Sequence[Leaf]
-) -> tuple[layers.BatchNorm, Mapping[str, str]] | None:
+_FUNCTIONS = {
+    "relu": activation_kernels.RELU,
+    "tanh": activation_kernels.TANH,
+    "sigmoid": activation_kernels.SIGMOID,
+    "leaky_relu": activation_kernels.LEAKY_RELU,
+    "elu": activation_kernels.ELU,
+    "silu": activation_kernels.SILU,
+}
+"""By what :class:`.layers.Activation` calls them."""
+
+
+def _norm_before_pooling(conv: layers.Conv2d, behind: Sequence[layers.Layer]) -> layers.BatchNorm | None:
     """The BatchNorm behind a convolution, if a pooling that the kernels know and a ReLU come next."""
-    match [leaf.layer for leaf in behind[:3]]:
+    match behind[:3]:
         case [layers.BatchNorm() as norm, layers.MaxPool2d() as pool, layers.ReLU()]:
-            return (norm, behind[0].names) if ConvPoolReLU.supports(conv, pool) else None
+            return norm if ConvPoolReLU.supports(conv, pool) else None
     return None
 
 
@@ -323,7 +447,7 @@ def _lay_out(
 ) -> tuple[NDArray[np.int64], Memory]:
     """The table with places in memory, and the memory."""
     network = np.array(rows, np.int64)
-    acts = padded = winners = most = dweight = dbias = planes = statistics = dplane = 0
+    acts = padded = winners = most = dweight = dbias = planes = statistics = dplane = dinput = 0
     for layer in network:
         # Vectors reach beyond the last window, and the second of two outputs beyond the last column.
         beyond = LANES + 4 * int(layer[kernel.CHANNELS])
@@ -332,19 +456,36 @@ def _lay_out(
         layer[kernel.TO] = acts
         layer[kernel.PADDED], layer[kernel.WINNER] = padded, winners
         layer[kernel.PLANE], layer[kernel.STATISTICS] = planes, statistics
-        if layer[kernel.KIND] == kernel.CONVOLUTION:
+        if layer[kernel.KIND] == kernel.MAXIMUM:
+            winners += batch * int(layer[kernel.OUTPUT]) + LANES
+        if layer[kernel.KIND] in (kernel.CONVOLUTION, kernel.PLAIN):
             channels, height, width, outputs, size, padding = map(int, layer[kernel.CHANNELS : kernel.GAMMA])
             needed = batch * (height + 2 * padding) * (width + 2 * padding) * channels + beyond
             padded, most = padded + needed, max(most, needed)
-            winners += batch * int(layer[kernel.OUTPUT]) + LANES
             dweight, dbias = max(dweight, outputs * channels * size**2), max(dbias, outputs)
+            lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
+            plane = batch * (height + less) * (width + less) * lanes
+            if layer[kernel.KIND] == kernel.CONVOLUTION:
+                winners += batch * int(layer[kernel.OUTPUT]) + LANES
+            else:
+                dplane = max(dplane, plane)
             if layer[kernel.GAMMA] >= 0:
-                lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
-                plane = batch * (height + less) * (width + less) * lanes
                 planes, dplane, statistics = planes + plane, max(dplane, plane), statistics + 2 * lanes
+            if layer[kernel.KIND] == kernel.PLAIN or layer[kernel.GAMMA] >= 0:
+                around = (height + size - 1) * (width + size - 1) * outputs
+                most = max(most, batch * around + LANES + 4 * outputs)
+                dinput = max(dinput, batch * height * width * -(-channels // LANES) * LANES)
         else:
             dbias = max(dbias, int(layer[kernel.OUTPUT]))
+        if layer[kernel.KIND] in (kernel.BATCH_NORM, kernel.GROUP_NORM):
+            lanes = -(-int(layer[kernel.OUTPUTS]) // LANES) * LANES
+            statistics += 2 * lanes * (batch if layer[kernel.KIND] == kernel.GROUP_NORM else 1)
     acts += batch * int(network[-1, kernel.OUTPUT]) + LANES
+    for layer in network:
+        if layer[kernel.KIND] == kernel.BRANCH:
+            layer[kernel.OTHER] = network[layer[kernel.OTHER], kernel.TO]
+        elif layer[kernel.KIND] == kernel.JOIN:
+            layer[kernel.OTHER] = network[layer[kernel.OTHER], kernel.FROM]
     memory = Memory(
         acts=_zeros(acts),
         grads=_zeros(acts),
@@ -358,6 +499,7 @@ def _lay_out(
         planes=_zeros(planes),
         statistics=_zeros(statistics),
         dplane=_zeros(dplane),
+        dinput=_zeros(dinput),
         dnorm=_zeros(2 * dbias),
     )
     return network, memory

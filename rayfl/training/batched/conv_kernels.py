@@ -16,8 +16,9 @@ are K * channels consecutive floats. Everything is then a product of a scalar wi
 The vectors are explicit (:mod:`.vectors`): sums stay in registers over a whole window. They run in the same
 order whatever the number of clients in a call or the width of the machine's registers.
 
-Before a normalisation nothing can be pooled, and every window has a gradient: then both kernels, called
-without winners, write and read what the convolution alone returns (:mod:`.norm_kernels` does the rest).
+Without a pooling behind it, or before a normalisation (:mod:`.norm_kernels`), the forward pass writes what
+the convolution alone returns, and every window has a gradient: :func:`weight_gradient` sums over all of them,
+and :func:`input_gradient` is a convolution of its own.
 """
 
 from __future__ import annotations
@@ -151,11 +152,11 @@ def backward(
     need_input: bool,
     need_weight: bool,
 ) -> None:
-    """Gradients from those of the pooled outputs, or of the convolution's. All arrays are flat.
+    """Gradients from those of the pooled outputs. All arrays are flat.
 
     Args:
         dy: gradients of the pooled outputs, shaped as ``y`` of :func:`forward`.
-        winner: from the forward pass; empty if nothing was pooled.
+        winner: from the forward pass.
         padded: from the forward pass.
         weight: ``(C, outputs, channels, K, K)``.
         geometry: the sizes.
@@ -167,9 +168,7 @@ def backward(
     clients, batch, channels, height, width, outputs, kernel, padding = geometry
     rows, row = height + 2 * padding, (width + 2 * padding) * channels
     tall, wide = rows - kernel + 1, width + 2 * padding - kernel + 1
-    pools = len(winner) > 0
-    pixels = (tall // 2) * (wide // 2) if pools else tall * wide
-    stride = outputs if pools else (outputs + LANES - 1) // LANES * LANES
+    pixels = (tall // 2) * (wide // 2)
     size = kernel * channels
     lanes = (size + LANES - 1) // LANES * LANES
     starts, gradients = np.empty(batch * pixels + 1, np.int32), np.empty(batch * pixels + 1, np.float32)
@@ -181,28 +180,18 @@ def backward(
             # Lanes beyond the window add zeros, the last of a client's even to the next client's first
             # sample: whatever zero times a gradient that is not finite left there is cleared now.
             dpadded[c * batch * rows * row : (c + 1) * batch * rows * row] = 0
-        # Pixels outside, samples inside: windows that overlap should not follow each other, because a load
-        # that overlaps a store still under way waits for it.
-        every = 0
-        for p in range(0 if pools else pixels):
-            window = c * batch * rows * row + p // wide * row + p % wide * channels
-            for s in range(batch):
-                store(starts, every, np.int32(window + s * rows * row))
-                every += 1
         for o in range(outputs):
+            # Pixels outside, samples inside: windows that overlap should not follow each other, because a
+            # load that overlaps a store still under way waits for it.
             count = 0
             for p in range(pixels):
-                at = (c * batch * pixels + p) * stride + o
+                at = (c * batch * pixels + p) * outputs + o
                 for _ in range(batch):
-                    gradient = get(dy, at)
+                    gradient, start = get(dy, at), get(winner, at)
                     store(gradients, count, gradient)
-                    if pools:
-                        start = get(winner, at)
-                        store(starts, count, start)
-                        count += (start >= 0) & (gradient != 0)
-                    else:
-                        count += 1
-                    at += pixels * stride
+                    store(starts, count, start)
+                    count += (start >= 0) & (gradient != 0)
+                    at += pixels * outputs
             total = np.float32(0)
             for e in range(count):
                 total += gradients[e]
@@ -261,3 +250,88 @@ def backward(
                             to = start + v * row + lane
                             moved = multiply_add(g, load(w, v * lanes + lane), load(dpadded, to))
                             store(dpadded, to, moved)
+
+
+@jit(fastmath={"contract"})
+def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-untyped-def]
+    """Gradients of the parameters of one client from those of a convolution alone. All arrays are flat.
+
+    Args:
+        dy: gradients ``(B, tall, wide, outputs)``; longer by LANES.
+        padded: from the forward pass.
+        geometry: the sizes.
+        dweight: receives those of the weights ``(outputs, channels, K, K)``.
+        dbias: receives those of the biases.
+    """
+    _, batch, channels, height, width, outputs, kernel, padding = geometry
+    rows, row = height + 2 * padding, (width + 2 * padding) * channels
+    tall, wide = rows - kernel + 1, width + 2 * padding - kernel + 1
+    size = kernel * channels
+    zero, one = splat(np.float32(0)), splat(np.float32(1))
+    sums = np.empty(8 * LANES, np.float32)
+    for lane in range(0, outputs, LANES):  # lanes beyond the last output are the next pixel's, and not read
+        many = min(LANES, outputs - lane)
+        total = zero
+        for p in range(batch * tall * wide):
+            total = multiply_add(load(dy, p * outputs + lane), one, total)
+        store(sums, 0, total)
+        for o in range(many):
+            dbias[lane + o] = sums[o]
+        for v in range(kernel):
+            for first in range(0, size, 8):  # eight weights at a time: their sums stay in registers
+                begin = max(0, min(first, size - 8))
+                a0 = a1 = a2 = a3 = a4 = a5 = a6 = a7 = zero
+                for s in range(batch):
+                    for r in range(tall):
+                        of = (s * tall + r) * wide * outputs + lane
+                        x = (s * rows + r + v) * row + begin
+                        for _ in range(wide):
+                            g = load(dy, of)
+                            a0 = multiply_add(splat(get(padded, x)), g, a0)
+                            a1 = multiply_add(splat(get(padded, x + 1)), g, a1)
+                            a2 = multiply_add(splat(get(padded, x + 2)), g, a2)
+                            a3 = multiply_add(splat(get(padded, x + 3)), g, a3)
+                            a4 = multiply_add(splat(get(padded, x + 4)), g, a4)
+                            a5 = multiply_add(splat(get(padded, x + 5)), g, a5)
+                            a6 = multiply_add(splat(get(padded, x + 6)), g, a6)
+                            a7 = multiply_add(splat(get(padded, x + 7)), g, a7)
+                            of += outputs
+                            x += channels
+                store(sums, 0, a0)
+                store(sums, LANES, a1)
+                store(sums, 2 * LANES, a2)
+                store(sums, 3 * LANES, a3)
+                store(sums, 4 * LANES, a4)
+                store(sums, 5 * LANES, a5)
+                store(sums, 6 * LANES, a6)
+                store(sums, 7 * LANES, a7)
+                for k in range(begin, min(begin + 8, size)):  # an image of few channels has fewer
+                    u, i = k // channels, k % channels
+                    for o in range(many):
+                        at = (((lane + o) * channels + i) * kernel + v) * kernel + u
+                        dweight[at] = sums[(k - begin) * LANES + o]
+
+
+@jit(fastmath={"contract"})
+def input_gradient(dy, weight, geometry, padded, dx):  # type: ignore[no-untyped-def]
+    """Gradients of the inputs of one client from those of a convolution alone: those, padded, convolved with
+    the weights, turned around. All arrays are flat.
+
+    Args:
+        dy: gradients ``(B, tall, wide, outputs)``.
+        weight: ``(outputs, channels, K, K)``.
+        geometry: the sizes, with less padding than K; at least 2 by 4 pixels go in.
+        padded: room for ``dy`` with a padding of ``K - 1 - padding``; longer by LANES + 4 * outputs.
+        dx: receives ``(B, height, width, lanes)``: of each pixel the channels, filled up to whole vectors.
+    """
+    _, batch, channels, height, width, outputs, kernel, padding = geometry
+    turned = np.empty(outputs * channels * kernel * kernel, np.float32)
+    taps = kernel * kernel
+    for o in range(outputs):
+        for i in range(channels):
+            for k in range(taps):
+                turned[(i * outputs + o) * taps + k] = weight[(o * channels + i) * taps + taps - 1 - k]
+    less = 2 * padding - kernel + 1
+    around = Geometry(1, batch, outputs, height + less, width + less, channels, kernel, kernel - 1 - padding)
+    none, zeros = np.empty(0, np.int32), np.zeros(channels, np.float32)
+    forward(dy, turned, zeros, around, padded, dx, none)

@@ -73,10 +73,9 @@ class BatchedEngine:
         if network is None and batches.device.type == "cpu":
             assert isinstance(self.network, BatchedNetwork)
             with suppress(Unsupported):
-                sequence = self.network.sequence()
-                with suppress(Unsupported):
-                    compiled_forward = CompiledForward(spec, read(spec, training=False).sequence())
-                self.compiled = CompiledTraining(spec, sequence)
+                compiled_forward = CompiledForward(spec, read(spec, training=False))
+            with suppress(Unsupported):
+                self.compiled = CompiledTraining(spec, self.network.reading)
         self.forward = Forward(spec, self.module, compiled_forward)
 
     def record(self, recorder: Recorder) -> None:
@@ -198,7 +197,7 @@ class BatchedEngine:
             visits = visits[rows] if isinstance(visits, np.ndarray) else [visits[r] for r in rows]
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
-        if self.compiled is not None and self.compiled.covers(work, terms, plan.places.shape[2]):
+        if self.compiled is not None and self.compiled.covers(work, terms, plan):
             self._at_once(self.compiled, block, samples.values, plan, where)
             return
         guides = None if terms.guides is None else terms.guides.take(where)

@@ -35,15 +35,18 @@ class ConvPoolReLU(Layer):
     def supports(conv: Conv2d, pool: MaxPool2d) -> bool:
         """Whether the kernels support a convolution and the pooling after it, and are faster."""
         halves = (pool.kernel, pool.stride, pool.padding, pool.dilation) == ((2, 2), (2, 2), (0, 0), (1, 1))
+        small = conv.channels * conv.kernel[0] ** 2 <= LARGEST_WINDOW
+        return halves and not pool.ceil and small and ConvPoolReLU.supports_alone(conv)
+
+    @staticmethod
+    def supports_alone(conv: Conv2d) -> bool:
+        """Whether the kernels support a convolution, of any size."""
         return (
-            halves
-            and not pool.ceil
-            and conv.stride == (1, 1)
+            conv.stride == (1, 1)
             and conv.dilation == (1, 1)
             and conv.groups == 1
             and conv.kernel[0] == conv.kernel[1]
             and conv.padding[0] == conv.padding[1]
-            and conv.channels * conv.kernel[0] ** 2 <= LARGEST_WINDOW
         )
 
     @override

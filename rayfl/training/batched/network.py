@@ -18,7 +18,7 @@ from rayfl.training.batched import layers
 from rayfl.training.batched.layers import Step
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.parameters import Parameter, Sgd
-from rayfl.training.batched.reading import Leaf, Unsupported, read
+from rayfl.training.batched.reading import Unsupported, read
 from rayfl.training.device import on_gpu
 from rayfl.training.guides import Guides
 
@@ -163,14 +163,17 @@ class Network:
 class BatchedNetwork(Network):
     """Batched layers read from the network's forward pass, with hand-written backward passes.
 
+    Attributes:
+        reading: the layers.
+
     Raises:
         Unsupported: if something that it computes has no batched counterpart.
     """
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec)
-        self._layers = read(spec)
-        leaves = [leaf.layer for leaf in self._layers.leaves]
+        self.reading = read(spec)
+        leaves = [leaf.layer for leaf in self.reading.leaves]
         self.draws = any(isinstance(leaf, layers.Dropout) for leaf in leaves)
         self.counts = any(isinstance(leaf, layers.BatchNorm) for leaf in leaves)
 
@@ -195,19 +198,15 @@ class BatchedNetwork(Network):
     @override
     def release(self) -> None:
         super().release()
-        self._layers = read(self.spec)  # layers keep what their backward passes need
+        self.reading = read(self.spec)  # layers keep what their backward passes need
 
     @property
     def root(self) -> layers.Chain:
         """All layers."""
-        return self._layers.root
-
-    def sequence(self) -> list[Leaf]:
-        """See :meth:`Reading.sequence`."""
-        return self._layers.sequence()
+        return self.reading.root
 
     def _bind(self) -> None:
-        for leaf in self._layers.leaves:
+        for leaf in self.reading.leaves:
             names, parameters, buffers = leaf.names.items(), self.parameters, self.buffers
             leaf.layer.bind(
                 {role: parameters[name] for role, name in names if name in parameters},

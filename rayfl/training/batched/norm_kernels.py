@@ -1,16 +1,19 @@
-"""BatchNorm, 2x2 maximum pooling and ReLU behind a convolution, compiled by Numba for the CPU.
+"""Normalisations of one client, compiled by Numba for the CPU.
 
-For one client. ``z`` is what the convolution returns (:mod:`.conv_kernels` without winners): ``(B, tall,
-wide, lanes)``, the ``outputs`` of each pixel filled up to whole vectors. With the mean m and the variance s^2
-of an output over all pixels of the batch (Ioffe and Szegedy 2015, Algorithm 1),
+``x`` are the pixels of all samples with channels last; of vectors there is one pixel a sample. BatchNorm
+(Ioffe and Szegedy 2015, Algorithm 1), with the mean m and the variance s^2 of a channel over all pixels of
+the batch:
 
-    ``z' = (z - m) / sqrt(s^2 + eps)``,  ``v = gamma z' + beta``,  ``y = relu(max v)``.
+    ``x' = (x - m) / sqrt(s^2 + eps)``,  ``v = gamma x' + beta``,
+    ``dx = gamma / sqrt(s^2 + eps) (dv - mean dv - x' mean(dv x'))``.
 
-Only the winners of the pooling have a gradient, but through m and s every pixel has one:
+Behind a convolution, and before 2x2 maximum pooling and ReLU, ``y = relu(max v)`` is computed at once, of
+what the convolution returns (:mod:`.conv_kernels`), and only the winners of the pooling have a ``dv``.
+GroupNorm (Wu and He 2018) has a mean and a variance of each sample and group of channels; one group of a
+vector is LayerNorm.
 
-    ``dz = gamma / sqrt(s^2 + eps) (dv - mean dv - z' mean(dv z'))``.
-
-The result is the same whatever other clients a call trains.
+The result is the same whatever other clients a call trains. All arrays are flat; where vectors are read or
+written beyond the channels of the last pixel, they are longer by LANES.
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
 class Plane(NamedTuple):
-    """Sizes of ``z``: samples, rows and columns of pixels, and outputs, without what fills up a vector."""
+    """Sizes of what a convolution returns: samples, rows and columns of pixels, and outputs, without what
+    fills up a vector."""
 
     batch: int
     tall: int
@@ -34,12 +38,44 @@ class Plane(NamedTuple):
     outputs: int
 
 
+@jit(fastmath={"contract"})
+def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # type: ignore[no-untyped-def]
+    """Mean and variance ``(lanes,)`` of each channel, where the pixels are ``stride`` numbers apart."""
+    share, one, less = splat(_ONE / np.float32(samples * pixels)), splat(_ONE), splat(-_ONE)
+    zero = splat(_ZERO)
+    for lane in range(0, channels, LANES):
+        total = zero
+        for s in range(samples):  # of one image after another: the sums stay small
+            part = zero
+            for p in range(s * pixels, (s + 1) * pixels):
+                part = multiply_add(load(x, p * stride + lane), one, part)
+            total = multiply_add(part, share, total)
+        store(mean, lane, total)
+        middle, total = total, zero
+        for s in range(samples):
+            part = zero
+            for p in range(s * pixels, (s + 1) * pixels):
+                off = multiply_add(middle, less, load(x, p * stride + lane))
+                part = multiply_add(off, off, part)
+            total = multiply_add(part, share, total)
+        store(variance, lane, total)
+
+
+@jit(fastmath={"contract"})
+def _find_map(gamma, beta, eps, mean, variance, scale, shift):  # type: ignore[no-untyped-def]
+    """The normalisation and its affine map as a factor and a summand of each channel."""
+    for o in range(len(gamma)):
+        scale[o] = gamma[o] / np.sqrt(variance[o] + eps)
+        shift[o] = beta[o] - mean[o] * scale[o]
+
+
 @jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
-def forward(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: ignore[no-untyped-def]
-    """Normalise with the batch's own statistics, pool, apply ReLU. All arrays are flat.
+def pooled(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: ignore[no-untyped-def]
+    """BatchNorm with the batch's own statistics, pooling and ReLU.
 
     Args:
-        z: see above.
+        z: what a convolution returns ``(B, tall, wide, lanes)``: the outputs of each pixel filled up to whole
+            vectors.
         plane: the sizes.
         gamma, beta: ``(outputs,)``.
         eps: float32.
@@ -49,29 +85,9 @@ def forward(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: ign
     """
     batch, tall, wide, outputs = plane
     lanes = (outputs + LANES - 1) // LANES * LANES
-    pixels = tall * wide
-    share, one, less = splat(_ONE / np.float32(batch * pixels)), splat(_ONE), splat(-_ONE)
-    zero = splat(_ZERO)
+    _find_statistics(z, batch, tall * wide, lanes, outputs, mean, variance)
     scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
-    for lane in range(0, lanes, LANES):
-        total = zero
-        for s in range(batch):  # of one image after another: the sums stay small
-            part = zero
-            for p in range(s * pixels, (s + 1) * pixels):
-                part = multiply_add(load(z, p * lanes + lane), one, part)
-            total = multiply_add(part, share, total)
-        store(mean, lane, total)
-        middle, total = total, zero
-        for s in range(batch):
-            part = zero
-            for p in range(s * pixels, (s + 1) * pixels):
-                off = multiply_add(middle, less, load(z, p * lanes + lane))
-                part = multiply_add(off, off, part)
-            total = multiply_add(part, share, total)
-        store(variance, lane, total)
-    for o in range(outputs):
-        scale[o] = gamma[o] / np.sqrt(variance[o] + eps)
-        shift[o] = beta[o] - mean[o] * scale[o]
+    _find_map(gamma, beta, eps, mean, variance, scale, shift)
     at = 0
     for s in range(batch):
         for p in range(tall // 2):
@@ -92,23 +108,23 @@ def forward(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: ign
 
 
 @jit(fastmath={"contract"})
-def backward(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, dbeta):  # type: ignore[no-untyped-def]
-    """Gradients from those of the pooled outputs. All arrays are flat.
+def pooled_back(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, dbeta):  # type: ignore[no-untyped-def]
+    """Gradients from those of the pooled outputs.
 
     Args:
-        dy, winner, z, plane, gamma, eps, mean, variance: as of :func:`forward`.
+        dy, winner, z, plane, gamma, eps, mean, variance: as of :func:`pooled`.
         dz: receives the gradients of ``z``, shaped alike.
         dgamma, dbeta: receive those of gamma and beta ``(outputs,)``.
     """
     batch, tall, wide, outputs = plane
     lanes = (outputs + LANES - 1) // LANES * LANES
-    pooled, pixels = batch * (tall // 2) * (wide // 2), batch * tall * wide
+    winners, pixels = batch * (tall // 2) * (wide // 2), batch * tall * wide
     inverse, scale = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
     for o in range(outputs):
         inverse[o] = _ONE / np.sqrt(variance[o] + eps)
         scale[o] = gamma[o] * inverse[o]
         dgamma[o] = dbeta[o] = _ZERO
-    for p in range(pooled):
+    for p in range(winners):
         for o in range(outputs):
             at = winner[p * outputs + o]
             if at >= 0:
@@ -125,8 +141,172 @@ def backward(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, dbeta
         for p in range(pixels):
             of = p * lanes + lane
             store(dz, of, multiply_add(multiply_add(middle, less, load(z, of)), c1, c0))
-    for p in range(pooled):
+    for p in range(winners):
         for o in range(outputs):
             at = winner[p * outputs + o]
             if at >= 0:
                 dz[at * lanes + o] += scale[o] * dy[p * outputs + o]
+
+
+@jit(fastmath={"contract"})
+def batch(x, samples, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-untyped-def]
+    """BatchNorm alone, with the batch's own statistics.
+
+    Args:
+        x: ``(samples, pixels, channels)``.
+        samples, pixels: how many, and of each.
+        gamma, beta: ``(channels,)``.
+        eps: float32.
+        mean, variance: receive m and s^2 ``(lanes,)``.
+        y: receives ``v``, shaped as ``x``.
+    """
+    channels = len(gamma)
+    _find_statistics(x, samples, pixels, channels, channels, mean, variance)
+    affine(x, samples * pixels, gamma, beta, eps, mean, variance, y)
+
+
+@jit(fastmath={"contract"})
+def affine(x, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-untyped-def]
+    """BatchNorm with known statistics of ``pixels`` in all; arguments as of :func:`batch`."""
+    channels = len(gamma)
+    lanes = (channels + LANES - 1) // LANES * LANES
+    scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    _find_map(gamma, beta, eps, mean, variance, scale, shift)
+    for p in range(pixels):  # lanes that reach into the next pixel are written over
+        for lane in range(0, channels, LANES):
+            at = p * channels + lane
+            store(y, at, multiply_add(load(x, at), load(scale, lane), load(shift, lane)))
+
+
+@jit(fastmath={"contract"})
+def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
+    """Gradients of :func:`batch`, of ``pixels`` in all: ``dx`` of the inputs, and of gamma and beta."""
+    channels = len(gamma)
+    lanes = (channels + LANES - 1) // LANES * LANES
+    one, less, zero = splat(_ONE), splat(-_ONE), splat(_ZERO)
+    inverse, scale = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    sums, products = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    for o in range(channels):
+        inverse[o] = _ONE / np.sqrt(variance[o] + eps)
+        scale[o] = gamma[o] * inverse[o]
+    for lane in range(0, channels, LANES):
+        middle, total, product = load(mean, lane), zero, zero
+        for p in range(pixels):
+            g = load(dy, p * channels + lane)
+            total = multiply_add(g, one, total)
+            product = multiply_add(g, multiply_add(middle, less, load(x, p * channels + lane)), product)
+        store(sums, lane, total)
+        store(products, lane, product)
+    constant, slope = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    for o in range(channels):
+        dbeta[o], dgamma[o] = sums[o], products[o] * inverse[o]
+        constant[o] = -scale[o] * dbeta[o] / np.float32(pixels)
+        slope[o] = -scale[o] * inverse[o] * dgamma[o] / np.float32(pixels)
+    for p in range(pixels):
+        for lane in range(0, channels, LANES):
+            at = p * channels + lane
+            off = multiply_add(load(mean, lane), less, load(x, at))
+            through = multiply_add(off, load(slope, lane), load(constant, lane))
+            store(dx, at, multiply_add(load(dy, at), load(scale, lane), through))
+
+
+@jit(fastmath={"contract"})
+def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # type: ignore[no-untyped-def]
+    """GroupNorm.
+
+    Args:
+        x: ``(samples, pixels, channels)``.
+        samples, pixels: how many, and of each.
+        groups: of channels.
+        gamma, beta: ``(channels,)``.
+        eps: float32.
+        mean, inverse: receive the mean and ``1 / sqrt(s^2 + eps)`` of the group of each sample and channel.
+        y: receives ``v``, shaped as ``x``.
+    """
+    channels = len(gamma)
+    each = channels // groups
+    lanes = (channels + LANES - 1) // LANES * LANES
+    sums, scale, shift = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    share, less, one, zero = _ONE / np.float32(each * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
+    for s in range(samples):
+        begin = s * pixels * channels
+        m, v = mean[s * lanes : (s + 1) * lanes], inverse[s * lanes : (s + 1) * lanes]
+        for lane in range(0, channels, LANES):
+            total = zero
+            for p in range(pixels):
+                total = multiply_add(load(x, begin + p * channels + lane), one, total)
+            store(sums, lane, total)
+        _spread(sums, groups, each, share, m)
+        for lane in range(0, channels, LANES):
+            middle, total = load(m, lane), zero
+            for p in range(pixels):
+                off = multiply_add(middle, less, load(x, begin + p * channels + lane))
+                total = multiply_add(off, off, total)
+            store(sums, lane, total)
+        _spread(sums, groups, each, share, v)
+        for o in range(channels):
+            v[o] = _ONE / np.sqrt(v[o] + eps)
+            scale[o] = gamma[o] * v[o]
+            shift[o] = beta[o] - m[o] * scale[o]
+        for p in range(pixels):
+            for lane in range(0, channels, LANES):
+                at = begin + p * channels + lane
+                store(y, at, multiply_add(load(x, at), load(scale, lane), load(shift, lane)))
+
+
+@jit(fastmath={"contract"})
+def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
+    """Gradients of :func:`group`: ``dx`` of the inputs, and of gamma and beta."""
+    channels = len(gamma)
+    each = channels // groups
+    lanes = (channels + LANES - 1) // LANES * LANES
+    sums, products = np.zeros(lanes, np.float32), np.zeros(lanes, np.float32)
+    constant, slope, scale = (
+        np.zeros(lanes, np.float32),
+        np.zeros(lanes, np.float32),
+        np.zeros(lanes, np.float32),
+    )
+    share, less, one, zero = _ONE / np.float32(each * pixels), splat(-_ONE), splat(_ONE), splat(_ZERO)
+    for o in range(channels):
+        dgamma[o] = dbeta[o] = _ZERO
+    for s in range(samples):
+        begin = s * pixels * channels
+        m, v = mean[s * lanes : (s + 1) * lanes], inverse[s * lanes : (s + 1) * lanes]
+        for lane in range(0, channels, LANES):
+            middle, total, product = load(m, lane), zero, zero
+            for p in range(pixels):
+                at = begin + p * channels + lane
+                g = load(dy, at)
+                total = multiply_add(g, one, total)
+                product = multiply_add(g, multiply_add(middle, less, load(x, at)), product)
+            store(sums, lane, total)
+            store(products, lane, product)
+        for o in range(channels):
+            products[o] *= v[o]
+            dbeta[o] += sums[o]
+            dgamma[o] += products[o]
+            sums[o] *= gamma[o]
+            products[o] *= gamma[o]
+            scale[o] = gamma[o] * v[o]
+        _spread(sums, groups, each, share, constant)
+        _spread(products, groups, each, share, slope)
+        for o in range(channels):
+            constant[o] *= -v[o]
+            slope[o] *= -v[o] * v[o]
+        for p in range(pixels):
+            for lane in range(0, channels, LANES):
+                at = begin + p * channels + lane
+                off = multiply_add(load(m, lane), less, load(x, at))
+                through = multiply_add(off, load(slope, lane), load(constant, lane))
+                store(dx, at, multiply_add(load(dy, at), load(scale, lane), through))
+
+
+@jit(fastmath={"contract"})
+def _spread(sums, groups, each, share, found):  # type: ignore[no-untyped-def]
+    """Of each channel the sum over its group, times ``share``."""
+    for g in range(groups):
+        total = _ZERO
+        for o in range(g * each, (g + 1) * each):
+            total += sums[o]
+        for o in range(g * each, (g + 1) * each):
+            found[o] = total * share

@@ -32,7 +32,7 @@ from rayfl.losses import CrossEntropy
 from rayfl.models import ModelSpec
 from rayfl.models.base import one_line, task_of
 from rayfl.training.batched import layers, recurrent
-from rayfl.training.batched.fused import ConvPoolReLU, fuse
+from rayfl.training.batched.fused import fuse
 from rayfl.training.batched.layers import Chain, Layer, Residual, pair
 
 _aten = torch.ops.aten
@@ -73,21 +73,6 @@ class Reading:
 
     root: Chain
     leaves: tuple[Leaf, ...]
-
-    def sequence(self) -> list[Leaf]:
-        """The leaves, if they simply follow one another; a fused layer has the names of its convolution.
-
-        Raises:
-            Unsupported: if there are skip connections.
-        """
-        names = {id(leaf.layer): leaf.names for leaf in self.leaves}
-        found = []
-        for layer in self.root.layers:
-            if isinstance(layer, Residual):
-                raise Unsupported("it has skip connections")
-            own = layer.conv if isinstance(layer, ConvPoolReLU) else layer
-            found.append(Leaf(layer, names[id(own)]))
-        return found
 
 
 def read(spec: ModelSpec, training: bool = True) -> Reading:

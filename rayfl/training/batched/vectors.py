@@ -112,6 +112,28 @@ def multiply_add(typing: Any, a: Any, b: Any, c: Any) -> Any:
 
 
 @_operation
+def store_larger(typing: Any, y: Any, winner: Any, at: Any, x: Any, of: Any, first: Any) -> Any:
+    """Store those of ``x[of : of + LANES]`` that are larger than ``y[at : at + LANES]`` there, and ``of`` in
+    ``winner``; all of them if they are the ``first``. As in PyTorch NaN beats all."""
+
+    def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        y_, winner_, at_, x_, of_, first_ = args
+        best_at = _pointer(context, builder, y, y_, at_, _FLOATS)
+        where_at = _pointer(context, builder, winner, winner_, at_, _INTS)
+        best, where = builder.load(best_at, align=4), builder.load(where_at, align=4)
+        new = builder.load(_pointer(context, builder, x, x_, of_, _FLOATS), align=4)
+        greater = builder.fcmp_ordered(">", new, best)
+        better = builder.or_(greater, builder.fcmp_unordered("uno", new, new))
+        better = builder.or_(better, _broadcast(builder, first_, ir.VectorType(ir.IntType(1), LANES)))
+        here = _broadcast(builder, builder.trunc(of_, _INT), _INTS)
+        builder.store(builder.select(better, new, best), best_at, align=4)
+        builder.store(builder.select(better, here, where), where_at, align=4)
+        return context.get_dummy_value()
+
+    return types.void(y, winner, types.intp, x, types.intp, types.boolean), generate
+
+
+@_operation
 def store_maximum(
     typing: Any,
     y: Any,
