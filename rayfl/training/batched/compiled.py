@@ -14,7 +14,8 @@ from rayfl.losses import CrossEntropy
 from rayfl.models import ModelSpec
 from rayfl.training.batched import activation_kernels, layers
 from rayfl.training.batched import client_kernel as kernel
-from rayfl.training.batched.client_kernel import Floats, Memory
+from rayfl.training.batched.client_kernel import Memory
+from rayfl.training.batched.descent import Floats
 from rayfl.training.batched.fused import ConvPoolReLU
 from rayfl.training.batched.parameters import THIN
 from rayfl.training.batched.reading import Reading, Unsupported
