@@ -15,7 +15,7 @@ from torch import nn
 
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork, Terms
-from rayfl.training.batched import BatchedEngine, Unsupported, client_kernel
+from rayfl.training.batched import BatchedEngine, Unsupported, client_kernel, compiled
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -115,6 +115,11 @@ class Chain(Model):
                      Skip(conv(9, 9, 3, padding=1), nn.Tanh()), batch_norm(9)),
                 nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), Skip(nn.Linear(9, 9), nn.ReLU()),
             ],
+            "dropout": lambda: [  # of images, channels first, and of vectors; twice in a row
+                nn.Dropout(0.1), conv(3, 6, 3), nn.ReLU(), pool(2), nn.Dropout(0.5),
+                Skip(conv(6, 6, 3, padding=1), nn.Tanh(), nn.Dropout(0.3)), nn.Flatten(), nn.Dropout(0.2),
+                nn.Dropout(0.4), nn.Linear(150, 9), nn.ReLU(), nn.Dropout(0.5),
+            ],
             "norm, not affine": lambda: [
                 conv(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), pool(2), nn.Flatten(),
             ],
@@ -131,7 +136,7 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
         parts: (Chain(parts=parts), (3, 12, 12))
         for parts in (
             *("padding", "no bias", "nested", "reused", "wide", "norm", "norm, then none"),
-            *("tanh", "alone", "pool", "norms", "skip"),
+            *("tanh", "alone", "pool", "norms", "skip", "dropout"),
         )
     },
     "lenet5-bn": (MODELS["lenet5"](batch_norm=True), (3, 32, 32)),
@@ -212,7 +217,7 @@ def test_any_shape_and_any_ragged_clients(
     check(spec, LocalWork(2, batch, 0.005, momentum, 0.1, proximal=mu), sizes, Terms())
 
 
-@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5", "norm", "tanh", "norms", "skip"])
+@pytest.mark.parametrize("case", ["mlp", "padding", "lenet5", "norm", "tanh", "norms", "skip", "dropout"])
 def test_a_client_does_not_depend_on_who_trains_with_it(case: str) -> None:
     """Bit for bit, however many samples the others have."""
     spec = make_case(case)
@@ -257,6 +262,25 @@ def test_what_it_does_not_cover_is_done_layer_by_layer(calls: list[int]) -> None
     assert calls == [2]
 
 
+@pytest.mark.parametrize("option", ["maml-all", "scaffold-prox", "visits"])
+def test_dropout_with_options_equals_the_loop(option: str, calls: list[int]) -> None:
+    """Each pass of a step draws; a client alone in every call."""
+    changes, terms = OPTIONS[option]
+    spec = make_case("dropout")
+    check(spec, make_work(PLAIN, spec, changes), SIZES, make_terms(terms, spec, SIZES))
+    assert calls == [1] * len(SIZES)
+
+
+def test_many_draws_are_made_step_by_step(monkeypatch: pytest.MonkeyPatch, calls: list[int]) -> None:
+    spec = make_case("dropout")
+    one = train(BatchedEngine, spec, PLAIN, SIZES, Terms())
+    assert calls == [1] * len(SIZES)
+    monkeypatch.setattr(compiled, "_DRAWS", 1000)
+    other = train(BatchedEngine, spec, PLAIN, SIZES, Terms())
+    assert len(calls) == len(SIZES)
+    torch.testing.assert_close(one.rows, other.rows, rtol=0, atol=1e-5)
+
+
 def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the trial, although layer by layer the engine is right."""
     original = client_kernel.train
@@ -274,7 +298,6 @@ def test_a_wrong_kernel_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "shape", "config"),
     [
-        ("mlp", (1, 4, 4), {"hidden": [8], "dropout": 0.5}),
         ("resnet9", (3, 32, 32), {}),
         ("leaf_cnn", (1, 12, 12), {}),
     ],
@@ -401,7 +424,7 @@ def test_looking_ahead_by_less_than_float32_can_say() -> None:
 
 
 class Dropped(Model):
-    """A network with dropout, which is not trained in a compiled call, but tested in one."""
+    """A network with dropout, of which tests see nothing."""
 
     name: str = "dropped"
     layers: ClassVar[dict[str, tuple[str, ...]]] = {"conv": ("0",), "last": ("6",)}
@@ -420,8 +443,8 @@ def test_outputs_are_those_of_the_module(case: str) -> None:
     model, shape = FORWARD[case]
     spec = ModelSpec.of(model, shape, 5, 0)
     engine = BatchedEngine(spec, Batches(make_samples(shape), torch.device("cpu")), 0)
-    compiled = engine.forward._compiled
-    assert compiled is not None
+    tested = engine.forward._compiled
+    assert tested is not None
     exact = spec.build().double().eval()
     generator = torch.Generator().manual_seed(0)
     for n in (1, 9, 10, 11, 32, 33, 100, 2):
@@ -430,8 +453,8 @@ def test_outputs_are_those_of_the_module(case: str) -> None:
         before = model_.clone()
         spec.load(exact, model_)
         truth = exact(x.double()).detach()
-        assert compiled.covers(x) == (case not in ("large", "wide") or n <= 32)
-        for found in (compiled.outputs(model_, x), _after(engine, model_, x)):
+        assert tested.covers(x) == (case not in ("large", "wide") or n <= 32)
+        for found in (tested.outputs(model_, x), _after(engine, model_, x)):
             assert found.shape == truth.shape
             assert not found.requires_grad
             error = float((found - truth).abs().max())
@@ -466,7 +489,7 @@ def test_no_samples_have_no_outputs(case: str) -> None:
 
 def test_large_layers_are_left_to_the_library() -> None:
     """Convolutions with large windows and many products before a BatchNorm or alone; many linear weights."""
-    for outputs, window, hidden, front, compiled, tested, always in (
+    for outputs, window, hidden, front, trained, tested, always in (
         (12, 5, 50, "norm", True, True, True),
         (12, 9, 50, "norm", False, True, True),  # the BatchNorm of tests is part of the convolution
         (12, 5, 900, "norm", True, True, False),
@@ -480,7 +503,7 @@ def test_large_layers_are_left_to_the_library() -> None:
             Large(outputs=outputs, window=window, hidden=hidden, front=front), (3, 32, 32), 5, 0
         )
         engine = BatchedEngine(spec, Batches(make_samples((3, 32, 32)), torch.device("cpu")), 0)
-        assert (engine.compiled is not None) is compiled
+        assert (engine.compiled is not None) is trained
         assert (engine.forward._compiled is not None) is tested
         if engine.forward._compiled is not None:
             assert engine.forward._compiled.covers(torch.zeros(32, 3, 32, 32))

@@ -33,15 +33,16 @@ from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.vectors import LANES
 
 (CONVOLUTION, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(6)
-(FLATTEN, MAXIMUM, MEAN, ACTIVATION, BRANCH, JOIN) = range(6, 12)
+(FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(6, 13)
 """Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, or alone; a linear
 layer; a BatchNorm with the batch's statistics, or with the running ones; a GroupNorm. Without: channels last
-to channels first; pooling; a function of single numbers; the begin of a skip connection, and its end."""
+to channels first; pooling; a function of single numbers; dropout; the begin of a skip connection, and its
+end."""
 
 (KIND, WEIGHT, BIAS, SIZE, OUTPUT, RELU, FROM, TO, PADDED, WINNER) = range(10)
 (CHANNELS, HEIGHT, WIDTH, OUTPUTS, KERNEL, PADDING) = range(10, 16)
 (GAMMA, BETA, RUNNING_MEAN, RUNNING_VARIANCE, PLANE, STATISTICS) = range(16, 22)
-(ROWS, COLUMNS, FUNCTION, GROUPS, OTHER) = range(22, 27)
+(ROWS, COLUMNS, FUNCTION, GROUPS, DROPPED, OTHER) = range(22, 28)
 """Columns of a layer's row.
 
 ``WEIGHT, BIAS``: where its parameters begin in the model's flat vector; -1 for no bias. ``SIZE, OUTPUT``:
@@ -52,14 +53,15 @@ flattened or pooled; ``OUTPUTS`` are also the channels of a normalisation. ``GAM
 where the parameters and the running statistics of a normalisation begin in the model's flat vector, also of
 the BatchNorm between a convolution and its pooling; -1 if there is none. ``PLANE, STATISTICS``: where what
 enters that BatchNorm, and mean and variance, begin in memory. ``ROWS, COLUMNS``: of a pooling's windows.
-``FUNCTION``: of an activation, see :mod:`.activation_kernels`. ``GROUPS``: of a GroupNorm. ``OTHER``: of a
-skip connection, where its other end's inputs (at ``JOIN``) or outputs (at ``BRANCH``) begin in memory.
+``FUNCTION``: of an activation, see :mod:`.activation_kernels`. ``GROUPS``: of a GroupNorm. ``DROPPED``:
+numbers of a sample that dropout before this one draws. ``OTHER``: of a skip connection, where its other end's
+inputs (at ``JOIN``) or outputs (at ``BRANCH``) begin in memory.
 """
-INTEGERS = 27
+INTEGERS = 28
 """Columns of a row."""
 
-EPSILON, MOMENTUM, SLOPE = range(3)
-"""Columns of a layer's numbers: of its BatchNorm, and of its activation."""
+EPSILON, MOMENTUM, SLOPE, SCALE = range(4)
+"""Columns of a layer's numbers: of its BatchNorm, its activation, and of what its dropout keeps."""
 
 _CHUNK = 512
 """Features for which all samples are visited before the next: their gradients stay in the nearest cache."""
@@ -135,6 +137,7 @@ def train(  # type: ignore[no-untyped-def]
     rates,
     keep_after,
     kept,
+    draws,
     memory,
     losses,
 ):
@@ -142,7 +145,7 @@ def train(  # type: ignore[no-untyped-def]
 
     Args:
         network: a row for each layer ``(L, INTEGERS)`` int64.
-        numbers: of each layer ``(L, 3)`` float32, see :data:`EPSILON`.
+        numbers: of each layer ``(L, 4)`` float32, see :data:`EPSILON`.
         models: ``(C, P)`` float32, changed.
         first: see :class:`Images`.
         targets: of the terms that pull each weight towards a point, ``(C, P)``, or of all clients ``(1, P)``;
@@ -157,6 +160,8 @@ def train(  # type: ignore[no-untyped-def]
         rates: of each step ``(T,)`` float32.
         keep_after: after which step each model is copied to ``kept``, ``(C,)`` int64; 0 for never.
         kept: ``(C, P)``, or ``(0, P)``.
+        draws: what dropout keeps, bytes of 1 and 0, of one client: for each pass and layer with dropout the
+            samples, channels first; empty without dropout.
         memory: see :class:`Memory`.
         losses: ``(C,)`` float64: receives the sum over steps of loss times samples.
     """
@@ -169,7 +174,12 @@ def train(  # type: ignore[no-untyped-def]
     nothing, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
     last = network[layers - 1]
     classes, logits_at = last[OUTPUT], last[TO]
+    drawn = 0  # numbers of a sample
+    for number in range(layers):
+        if network[number, KIND] == DROPOUT:
+            drawn += network[number, SIZE]
     for c in range(clients):
+        used = 0
         w = models[c]
         target = nothing if len(targets) == 0 else targets[c if len(targets) > 1 else 0]
         offset = nothing if len(offsets) == 0 else offsets[c]
@@ -190,7 +200,9 @@ def train(  # type: ignore[no-untyped-def]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
                 _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
-            _forward(network, numbers, batch, at, w, memory)
+            kept_now = draws[used : used + batch * drawn]
+            used += batch * drawn
+            _forward(network, numbers, batch, at, w, kept_now, memory)
             end = logits_at + batch * classes
             cross_entropy(
                 acts[logits_at:end].reshape((1, batch, classes)),
@@ -216,7 +228,7 @@ def train(  # type: ignore[no-untyped-def]
                 elif kind in (BATCH_NORM, GROUP_NORM):
                     _back_through_norm(layer, numbers[number], batch, at, memory, terms)
                 elif number > 0:
-                    _back(layer, numbers[number], batch, memory)
+                    _back(layer, numbers[number], batch, kept_now, memory)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
@@ -235,20 +247,22 @@ def outputs(network, numbers, w, first, x, most, memory, logits):  # type: ignor
     """
     last = network[len(network) - 1]
     classes, logits_at = last[OUTPUT], last[TO]
+    no_draws = np.empty(0, np.uint8)
     for begin in range(0, len(x), most):
         batch = min(most, len(x) - begin)
         for b in range(batch):
             inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
             _read(x[begin + b], first.channels, first.pixels, inputs)
-        _forward(network, numbers, batch, w, w, memory)
+        _forward(network, numbers, batch, w, w, no_draws, memory)
         for b in range(batch):
             at = logits_at + b * classes
             logits[begin + b] = memory.acts[at : at + classes]
 
 
 @jit(fastmath={"contract"})
-def _forward(network, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
-    """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept."""
+def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignore[no-untyped-def]
+    """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept, and
+    ``draws`` what dropout keeps in this pass."""
     acts = memory.acts
     for number in range(len(network)):
         layer = network[number]
@@ -272,6 +286,9 @@ def _forward(network, numbers, batch, w, running, memory):  # type: ignore[no-un
             pool_kernels.maximum(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :], winners)
         elif kind == MEAN:
             pool_kernels.mean(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :])
+        elif kind == DROPOUT:
+            x, y = _ends(layer, batch, acts)
+            _drop(layer, numbers[number, SCALE], batch, draws, x, y)
         elif kind in (BRANCH, JOIN):
             x, y = _ends(layer, batch, acts)
             _sum(x, acts[layer[OTHER] :], kind == JOIN, y)
@@ -281,7 +298,7 @@ def _forward(network, numbers, batch, w, running, memory):  # type: ignore[no-un
 
 
 @jit(fastmath={"contract"})
-def _back(layer, numbers, batch, memory):  # type: ignore[no-untyped-def]
+def _back(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     """Back through a layer without weights."""
     acts, grads, kind = memory.acts, memory.grads, layer[KIND]
     if kind == FLATTEN:
@@ -291,6 +308,9 @@ def _back(layer, numbers, batch, memory):  # type: ignore[no-untyped-def]
         pool_kernels.maximum_back(grads[layer[TO] :], winners, pooling, grads[layer[FROM] :])
     elif kind == MEAN:
         pool_kernels.mean_back(grads[layer[TO] :], _pooling(layer, batch), grads[layer[FROM] :])
+    elif kind == DROPOUT:
+        dx, dy = _ends(layer, batch, grads)
+        _drop(layer, numbers[SCALE], batch, draws, dy, dx)
     elif kind in (BRANCH, JOIN):
         dx, dy = _ends(layer, batch, grads)
         _sum(dy, grads[layer[OTHER] :], kind == BRANCH, dx)
@@ -305,6 +325,19 @@ def _ends(layer, batch, values):  # type: ignore[no-untyped-def]
     """Inputs and outputs of a layer, or their gradients."""
     of, to = layer[FROM], layer[TO]
     return values[of : of + batch * layer[SIZE]], values[to : to + batch * layer[OUTPUT]]
+
+
+@jit(fastmath={"contract"})
+def _drop(layer, scale, batch, draws, x, y):  # type: ignore[no-untyped-def]
+    """``y`` is what is kept of ``x``, times ``scale``, and 0 elsewhere."""
+    size, channels = layer[SIZE], max(1, layer[CHANNELS])
+    pixels = size // channels
+    for b in range(batch):
+        first = batch * layer[DROPPED] + b * size
+        for i in range(channels):
+            for k in range(pixels):
+                at = b * size + k * channels + i
+                y[at] = x[at] * (scale * np.float32(draws[first + i * pixels + k]))
 
 
 @jit(fastmath={"contract"})

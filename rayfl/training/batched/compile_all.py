@@ -59,7 +59,7 @@ def _train_a_client() -> None:
     training, work = CompiledTraining(spec, read(spec)), LocalWork(1, 1, 0.1)
     plan = StepPlan(0, 0, [0], np.ones(1, np.int64), work)
     model, labels = torch.from_numpy(spec.initial())[None], torch.zeros(1, dtype=torch.int64)
-    training.train(plan, work, model, NO_TERMS, False, torch.ones(1, 2), labels)
+    training.train(plan, work, model, NO_TERMS, False, (torch.ones(1, 2), labels))
     lenet = ModelSpec.of(MODELS["lenet5"](), (1, 28, 28), 3, 0)
     forward = CompiledForward(lenet, read(lenet, training=False))
     forward.outputs(torch.from_numpy(lenet.initial()), torch.ones(1, 1, 28, 28))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,6 +48,7 @@ class CompiledTraining:
             row[kernel.KIND] == kernel.BATCH_NORM and row[kernel.SIZE] == row[kernel.OUTPUTS]
             for row in self._layers
         )
+        self._dropouts = table.dropouts
         self._images = _images(self._layers)
         self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
@@ -55,11 +56,13 @@ class CompiledTraining:
         """Whether it does this work, in these steps."""
         if self._needs_two and (plan.counts == 1).any():
             return False  # refused there
+        if plan.counts.sum(axis=0).max() * sum(size for size, _ in self._dropouts) > _DRAWS:
+            return False
         return not work.frozen and terms.guides is None and plan.places.shape[2] <= THIN
 
     def train(
         self, plan: StepPlan, work: LocalWork, models: torch.Tensor, terms: Terms, alike: bool,
-        x: torch.Tensor, y: torch.Tensor,
+        samples: tuple[torch.Tensor, torch.Tensor], generators: Sequence[torch.Generator] = (),
     ) -> tuple[NDArray[np.float64], torch.Tensor]:  # fmt: skip
         """Train C clients from ``models`` ``(C, P)``, which are changed.
 
@@ -69,12 +72,14 @@ class CompiledTraining:
             models: contiguous.
             terms: of these clients.
             alike: whether all rows of ``models`` are one.
-            x, y: the samples of all clients, one after another.
+            samples: those of all clients, one after another, and their labels.
+            generators: one for each client; needed for dropout.
 
         Returns:
             Their mean losses ``(C,)``, and the models after ``plan.snapshots`` steps; ``(0, P)`` if no
             epoch is to be kept.
         """
+        x, y = samples
         clients, batch = plan.places.shape[1:]
         network, memory = self._prepare(int(batch), bool(work.momentum), bool(work.inner_lr))
         nothing = np.empty((0, self.spec.P), np.float32)
@@ -94,26 +99,52 @@ class CompiledTraining:
         size = self._layers[0][kernel.SIZE]
         if math.prod(x.shape[1:]) != size:
             raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
-        kernel.train(
-            network,
-            self._numbers,
-            models.numpy(),
-            self._images,
-            targets,
-            nothing if terms.offset is None else terms.offset.contiguous().numpy(),
-            masks,
-            kernel.Rule(*map(np.float32, (work.momentum, decay, work.inner_lr))),
-            x.view(len(x), size).numpy(),
-            y.numpy(),
-            plan.places,
-            plan.counts,
-            np.array([work.rate(step) for step in range(plan.passes // work.batches_a_step)], np.float32),
-            plan.snapshots,
-            kept.numpy(),
-            memory,
-            losses,
-        )
+        offsets = nothing if terms.offset is None else terms.offset.contiguous().numpy()
+        rates = [work.rate(step) for step in range(plan.passes // work.batches_a_step)]
+        for some, draws in self._parts(plan, generators):
+            kernel.train(
+                network,
+                self._numbers,
+                models[some].numpy(),
+                self._images,
+                targets if len(targets) == 1 else targets[some],
+                offsets[some],
+                masks[some],
+                kernel.Rule(*map(np.float32, (work.momentum, decay, work.inner_lr))),
+                x.view(len(x), size).numpy(),
+                y.numpy(),
+                np.ascontiguousarray(plan.places[:, some]),
+                np.ascontiguousarray(plan.counts[:, some]),
+                np.array(rates, np.float32),
+                plan.snapshots[some],
+                kept[some].numpy(),
+                draws,
+                memory,
+                losses[some],
+            )
         return losses / np.maximum(1, plan.seen), kept
+
+    def _parts(
+        self, plan: StepPlan, generators: Sequence[torch.Generator]
+    ) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+        """The clients of each call, and what dropout keeps there: all at once, or with dropout each alone."""
+        if not self._dropouts:
+            yield slice(None), np.empty(0, np.uint8)
+            return
+        for c, generator in enumerate(generators):
+            yield slice(c, c + 1), self._draw(plan.counts[:, c], generator)
+
+    def _draw(self, counts: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.uint8]:
+        """What the plain loop would draw for a client in passes over ``counts`` samples each."""
+        found = np.empty(counts.sum() * sum(size for size, _ in self._dropouts), np.uint8)
+        room = torch.empty(int(counts.max()) * max(size for size, _ in self._dropouts))
+        at = 0
+        for count in counts[counts > 0].tolist():
+            for size, p in self._dropouts:
+                many = count * size
+                found[at : at + many] = room[:many].bernoulli_(1 - p, generator=generator).numpy()
+                at += many
+        return found
 
     def _prepare(self, batch: int, moves: bool, looks_ahead: bool) -> tuple[NDArray[np.int64], Memory]:
         """The network's table and memory for steps of up to ``batch`` samples, for the longest so far."""
@@ -130,6 +161,9 @@ _WINDOW, _WINDOW_OF_TESTS, _DENSE = 216, 640, 1 << 20
 compiled, or a forward pass; and products of a sample up to which either is all the same. Measured with 6 to
 48 channels, K = 3 and 5, images of 8 to 32 pixels and batches of 10 and 32: within these bounds 0.96 to 5.9
 times as fast as the library, above 0.6 to 1.2; forward passes 1.1 to 2.6, and above 0.7 to 1."""
+
+_DRAWS = 1 << 26
+"""Numbers that dropout draws for a client up to which they are drawn before it trains, a byte each."""
 
 _TOGETHER = 10
 """Samples that go through all layers before the next do: with more no network of those measured is faster."""
@@ -272,6 +306,7 @@ class _Table:
     Attributes:
         rows: of each layer (:data:`.client_kernel.INTEGERS`), without places in memory.
         numbers: of each layer, see :data:`.client_kernel.EPSILON`.
+        dropouts: of each dropout how many numbers of a sample it draws, and the probability of a zero.
 
     Raises:
         Unsupported: if a layer, or their order, is not among what the kernel knows.
@@ -280,6 +315,7 @@ class _Table:
     def __init__(self, spec: ModelSpec, reading: Reading) -> None:
         self.rows: list[list[int]] = []
         self.numbers: list[list[float]] = []
+        self.dropouts: list[tuple[int, float]] = []
         self._begins = {name: part.start for name, part in zip(spec.names, spec.slices, strict=True)}
         self._shapes = dict(zip(spec.names, spec.shapes, strict=True))
         self._shape = tuple(spec.shape)  # of what enters the next layer
@@ -310,6 +346,11 @@ class _Table:
                 self._weigh(row, layer)
             case layers.BatchNorm() | layers.GroupNorm():
                 self._normalise(layer)
+            case layers.Dropout() if layer.p < 1:
+                row = self._add(kernel.DROPOUT, self._shape)
+                row[kernel.DROPPED] = sum(size for size, _ in self.dropouts)
+                self.numbers[-1][kernel.SCALE] = 1 / (1 - layer.p)
+                self.dropouts.append((row[kernel.SIZE], layer.p))
             case layers.Residual():
                 self._branch(layer)
             case layers.Flatten():
@@ -341,7 +382,7 @@ class _Table:
             raise Unsupported(f"samples of {len(self._shape)} dimensions")
         self._shape = shape
         self.rows.append(row)
-        self.numbers.append([0.0] * 3)
+        self.numbers.append([0.0] * 4)
         return row
 
     def _weigh(self, row: list[int], layer: layers.Layer) -> None:

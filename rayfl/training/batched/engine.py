@@ -198,7 +198,7 @@ class BatchedEngine:
         plan = StepPlan(self.seed, block.round, ids, samples.sizes, work, visits)
         where = torch.from_numpy(rows).to(result.rows.device)
         if self.compiled is not None and self.compiled.covers(work, terms, plan):
-            self._at_once(self.compiled, block, samples.values, plan, where)
+            self._at_once(self.compiled, block, ids, samples.values, plan, where)
             return
         guides = None if terms.guides is None else terms.guides.take(where)
         self.network.load(block.start, where, Sgd.of(work), terms.offset, terms.mask, guides)
@@ -215,6 +215,7 @@ class BatchedEngine:
         self,
         compiled: CompiledTraining,
         block: _Block,
+        clients: NDArray[np.integer],
         samples: NDArray[np.integer],
         plan: StepPlan,
         where: torch.Tensor,
@@ -228,8 +229,15 @@ class BatchedEngine:
         torch.index_select(block.start, 0, where, out=models)
         offset, mask = (None if term is None else term[where] for term in (terms.offset, terms.mask))
         alike = block.start.stride(0) == 0
-        x, y = self.batches.train(samples)
-        means, kept = compiled.train(plan, block.work, models, Terms(offset, mask), alike, x, y)
+        means, kept = compiled.train(
+            plan,
+            block.work,
+            models,
+            Terms(offset, mask),
+            alike,
+            self.batches.train(samples),
+            self._generators(block, clients),
+        )
         lengths = torch.linalg.vector_norm(models, dim=1)
         for mean, length in zip(means.tolist(), lengths.tolist(), strict=True):
             check_diverged(mean, length)
@@ -239,6 +247,14 @@ class BatchedEngine:
             some = torch.from_numpy(plan.snapshots > 0)
             result.snapshots.index_copy_(0, where[some], kept[some])
         result.losses[rows], result.steps[rows] = means, plan.totals
+
+    def _generators(self, block: _Block, clients: NDArray[np.integer]) -> list[torch.Generator]:
+        """What dropout and the like draw is keyed per client and round, as in the plain loop."""
+        when, device = moment(block.round, block.work.phase), self.batches.device
+        return [
+            torch.Generator(device=device).manual_seed(key(self.seed, "train", *when, c) >> 1)
+            for c in (clients.tolist() if self.network.draws else ())
+        ]
 
     @torch.no_grad()
     def _together(
@@ -255,12 +271,7 @@ class BatchedEngine:
         if once:
             samples = samples[plan.places[0, : plan.active[0], : plan.widths[0]].reshape(-1)]
         x, y = self.batches.train(samples)
-        # What dropout and the like draw is keyed per client and round, as in the plain loop.
-        when = moment(block.round, work.phase)
-        generators = [
-            torch.Generator(device=device).manual_seed(key(self.seed, "train", *when, c) >> 1)
-            for c in (clients.tolist() if network.draws else ())
-        ]
+        generators = self._generators(block, clients)
         places, weights = torch.from_numpy(plan.places).to(device), torch.from_numpy(plan.weights).to(device)
         counts = torch.from_numpy(plan.counts).to(device)
         totals = torch.zeros(len(clients), dtype=torch.float64, device=device)
