@@ -1,5 +1,5 @@
-"""Engines against the plain loop, and both against the floor: the networks of W1 to W5, that of PyTorch's
-tutorial, and others with BatchNorm and skip connections.
+"""Engines against the plain loop, and both against the floor: the networks of W1 to W5, those of PyTorch's
+tutorial and MNIST example, and others with BatchNorm, tanh and skip connections.
 
 Everything runs in this process on one thread, and all clients of a case in one block; the figure is processor
 time. ``rayfl bench W1 W2 W3`` measures whole rounds instead, with Ray, and against a loop in two processes.
@@ -56,6 +56,38 @@ class Tutorial(nn.Module):
         x = functional.relu(self.fc2(x))
         logits: Tensor = self.fc3(x)
         return logits
+
+
+class MnistExample(nn.Module):
+    """The network of PyTorch's example "Basic MNIST", for images of 28 x 28, as written there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(1, 32, 3, 1)
+        self.conv2 = nn.Conv2d(32, 64, 3, 1)
+        self.dropout1 = nn.Dropout(0.25)
+        self.dropout2 = nn.Dropout(0.5)
+        self.fc1 = nn.Linear(9216, 128)
+        self.fc2 = nn.Linear(128, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities ``(B, 10)`` of images ``(B, 1, 28, 28)``."""
+        x = functional.relu(self.conv1(x))
+        x = functional.relu(self.conv2(x))
+        x = functional.max_pool2d(x, 2)
+        x = torch.flatten(self.dropout1(x), 1)
+        x = functional.relu(self.fc1(x))
+        x = self.fc2(self.dropout2(x))
+        return functional.log_softmax(x, dim=1)
+
+
+def published_lenet5(shape: tuple[int, ...], classes: int) -> nn.Module:
+    """LeNet-5 with tanh and average pooling (LeCun et al. 1998), for images of 28 x 28."""
+    return nn.Sequential(
+        *(nn.Conv2d(shape[0], 6, 5, padding=2), nn.Tanh(), nn.AvgPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.Tanh(), nn.AvgPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.Tanh(), nn.Linear(120, 84), nn.Tanh(), nn.Linear(84, classes)),
+    )
 
 
 class SkipNet(nn.Module):
@@ -187,6 +219,8 @@ CASES = (
     Case("W1: MLP", _model("mlp", hidden=[200]), (1, 28, 28), 47, 16, 47, 5, 10),
     Case("W2: LeNet-5", _model("lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
     Case("LeNet-5, BatchNorm", _model("lenet5", batch_norm=True), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case("LeNet-5, tanh", _own("published_lenet5"), (1, 28, 28), 10, 1, 600, 2, 10, 0.5),
+    Case("PyTorch's MNIST example", _own("MnistExample"), (1, 28, 28), 10, 1, 100, 1, 10),
     Case(
         "PyTorch's tutorial", _own("Tutorial"), clients=1, samples=600, epochs=2, batch_size=10, momentum=0.5
     ),
@@ -199,7 +233,7 @@ CASES = (
     Case("skip, 8 x 8 grey", _own("SkipNet"), (1, 8, 8), batch_size=10),
 )
 """W1 to W5 with as many clients in a block as they have in a run, or for W4 with fewer samples; W2 also with
-BatchNorm, as Sub-FedAvg trains it, and with a network that is written with functions."""
+BatchNorm, as Sub-FedAvg trains it, as published, and with networks that are written with functions."""
 
 
 def run(

@@ -59,6 +59,8 @@ def test_the_networks_are_what_the_table_says() -> None:
         "W1: MLP": 166_447,
         "W2: LeNet-5": 44_426,
         "LeNet-5, BatchNorm": 44_470,
+        "LeNet-5, tanh": 61_706,
+        "PyTorch's MNIST example": 1_199_882,
         "PyTorch's tutorial": 62_006,
         "W3: MLP": 2_410,
         "W4a: ResNet-18, GroupNorm": 11_181_642,
