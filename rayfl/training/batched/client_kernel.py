@@ -32,12 +32,14 @@ from rayfl.training.batched.jit import jit
 from rayfl.training.batched.loss_kernel import cross_entropy
 from rayfl.training.batched.vectors import LANES
 
-(CONVOLUTION, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(6)
-(FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(6, 13)
-"""Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, or alone; a linear
-layer; a BatchNorm with the batch's statistics, or with the running ones; a GroupNorm. Without: channels last
-to channels first; pooling; a function of single numbers; dropout; the begin of a skip connection, and its
-end."""
+(CONVOLUTION, NORMED, PLAIN, LINEAR, BATCH_NORM, KNOWN_NORM, GROUP_NORM) = range(7)
+(FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(7, 14)
+"""Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, one with a BatchNorm
+before these, or one alone; a linear layer; a BatchNorm with the batch's statistics, or with the running ones;
+a GroupNorm. Without: channels last to channels first; pooling; a function of single numbers; dropout; the
+begin of a skip connection, and its end."""
+FEW = CONVOLUTION, LINEAR, FLATTEN
+"""The kinds of LeNet-5 and of MLPs."""
 
 (KIND, WEIGHT, BIAS, SIZE, OUTPUT, RELU, FROM, TO, PADDED, WINNER) = range(10)
 (CHANNELS, HEIGHT, WIDTH, OUTPUTS, KERNEL, PADDING) = range(10, 16)
@@ -51,7 +53,7 @@ inputs and outputs begin in memory; ``PADDED, WINNER``: a convolution's inputs w
 winners. ``CHANNELS`` to ``PADDING`` are of a convolution, or the ``CHANNELS, HEIGHT, WIDTH`` of what is
 flattened or pooled; ``OUTPUTS`` are also the channels of a normalisation. ``GAMMA`` to ``RUNNING_VARIANCE``:
 where the parameters and the running statistics of a normalisation begin in the model's flat vector, also of
-the BatchNorm between a convolution and its pooling; -1 if there is none. ``PLANE, STATISTICS``: where what
+the BatchNorm between a convolution and its pooling. ``PLANE, STATISTICS``: where what
 enters that BatchNorm, and mean and variance, begin in memory. ``ROWS, COLUMNS``: of a pooling's windows.
 ``FUNCTION``: of an activation, see :mod:`.activation_kernels`. ``GROUPS``: of a GroupNorm. ``DROPPED``:
 numbers of a sample that dropout before this one draws. ``OTHER``: of a skip connection, where its other end's
@@ -161,7 +163,8 @@ def train(  # type: ignore[no-untyped-def]
         keep_after: after which step each model is copied to ``kept``, ``(C,)`` int64; 0 for never.
         kept: ``(C, P)``, or ``(0, P)``.
         draws: what dropout keeps, bytes of 1 and 0, of one client: for each pass and layer with dropout the
-            samples, channels first; empty without dropout.
+            samples, channels first; empty without dropout. None if the network has nothing but the
+            :data:`FEW` kinds: then the kernel is compiled without the others, which takes half the time.
         memory: see :class:`Memory`.
         losses: ``(C,)`` float64: receives the sum over steps of loss times samples.
     """
@@ -174,10 +177,7 @@ def train(  # type: ignore[no-untyped-def]
     nothing, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
     last = network[layers - 1]
     classes, logits_at = last[OUTPUT], last[TO]
-    drawn = 0  # numbers of a sample
-    for number in range(layers):
-        if network[number, KIND] == DROPOUT:
-            drawn += network[number, SIZE]
+    drawn = _drawn(network)
     for c in range(clients):
         used = 0
         w = models[c]
@@ -200,8 +200,10 @@ def train(  # type: ignore[no-untyped-def]
                 labels[b], shares[b] = y[place], np.float32(1) / np.float32(batch)
                 _read(x[place], first.channels, first.pixels, acts[network[0, FROM] + b * network[0, SIZE] :])
 
-            kept_now = draws[used : used + batch * drawn]
-            used += batch * drawn
+            kept_now = draws
+            if draws is not None:
+                kept_now = draws[used : used + batch * drawn]
+                used += batch * drawn
             _forward(network, numbers, batch, at, w, kept_now, memory)
             end = logits_at + batch * classes
             cross_entropy(
@@ -221,20 +223,25 @@ def train(  # type: ignore[no-untyped-def]
             for number in range(layers - 1, -1, -1):
                 layer = network[number]
                 kind = layer[KIND]
-                if kind in (CONVOLUTION, PLAIN):
-                    _back_through_convolution(layer, numbers[number], batch, number > 0, at, memory, terms)
+                if kind == CONVOLUTION:
+                    _back_from_winners(layer, batch, number > 0, at, memory, terms)
                 elif kind == LINEAR:
                     _back_through_product(layer, batch, number > 0, at, acts, grads, memory.dbias, terms)
-                elif kind in (BATCH_NORM, GROUP_NORM):
-                    _back_through_norm(layer, numbers[number], batch, at, memory, terms)
-                elif number > 0:
-                    _back(layer, numbers[number], batch, kept_now, memory)
+                elif kind == FLATTEN:
+                    _swap(layer, batch, grads, False)
+                elif kept_now is not None:
+                    if kind in (NORMED, PLAIN):
+                        _back_alone(layer, numbers[number], batch, number > 0, at, memory, terms)
+                    elif kind in (BATCH_NORM, GROUP_NORM):
+                        _back_through_norm(layer, numbers[number], batch, at, memory, terms)
+                    elif number > 0:
+                        _back(layer, numbers[number], batch, kept_now, memory)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
 
 
 @jit(fastmath={"contract"})
-def outputs(network, numbers, w, first, x, most, memory, logits):  # type: ignore[no-untyped-def]
+def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type: ignore[no-untyped-def]
     """What the network makes of samples.
 
     Args:
@@ -242,24 +249,24 @@ def outputs(network, numbers, w, first, x, most, memory, logits):  # type: ignor
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
         most: samples for which there is memory.
+        draws: empty, or None as of :func:`train`.
         memory: see :class:`Memory`; of gradients ``dbias`` alone is used, for biases that are missing.
         logits: ``(n, classes)`` float32, written.
     """
     last = network[len(network) - 1]
     classes, logits_at = last[OUTPUT], last[TO]
-    no_draws = np.empty(0, np.uint8)
     for begin in range(0, len(x), most):
         batch = min(most, len(x) - begin)
         for b in range(batch):
             inputs = memory.acts[network[0, FROM] + b * network[0, SIZE] :]
             _read(x[begin + b], first.channels, first.pixels, inputs)
-        _forward(network, numbers, batch, w, w, no_draws, memory)
+        _forward(network, numbers, batch, w, w, draws, memory)
         for b in range(batch):
             at = logits_at + b * classes
             logits[begin + b] = memory.acts[at : at + classes]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignore[no-untyped-def]
     """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept, and
     ``draws`` what dropout keeps in this pass."""
@@ -269,65 +276,78 @@ def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignor
         kind = layer[KIND]
         if kind == LINEAR:
             _multiply(layer, batch, w, acts, memory.dbias)
-        elif kind == CONVOLUTION and layer[GAMMA] >= 0:
-            _convolve(layer, batch, w, memory, memory.planes[layer[PLANE] :], memory.winners[:0])
-            _normalise_and_pool(layer, numbers[number], batch, w, running, memory)
         elif kind == CONVOLUTION:
             _convolve(layer, batch, w, memory, acts[layer[TO] :], memory.winners[layer[WINNER] :])
-        elif kind == PLAIN:
-            _convolve(layer, batch, w, memory, memory.dplane, memory.winners[:0])
-            _squeeze(memory.dplane, batch * layer[OUTPUT], layer[OUTPUTS], acts[layer[TO] :])
-        elif kind in (BATCH_NORM, KNOWN_NORM, GROUP_NORM):
-            _normalise(layer, numbers[number], batch, w, running, memory)
         elif kind == FLATTEN:
             _swap(layer, batch, acts, True)
-        elif kind == MAXIMUM:
-            winners = memory.winners[layer[WINNER] :]
-            pool_kernels.maximum(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :], winners)
-        elif kind == MEAN:
-            pool_kernels.mean(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :])
-        elif kind == DROPOUT:
-            x, y = _ends(layer, batch, acts)
-            _drop(layer, numbers[number, SCALE], batch, draws, x, y)
-        elif kind in (BRANCH, JOIN):
-            x, y = _ends(layer, batch, acts)
-            _sum(x, acts[layer[OTHER] :], kind == JOIN, y)
-        else:
-            x, y = _ends(layer, batch, acts)
-            activation_kernels.forward(layer[FUNCTION], numbers[number, SLOPE], x, y)
+        elif draws is not None:
+            if kind == NORMED:
+                _convolve(layer, batch, w, memory, memory.planes[layer[PLANE] :], memory.winners[:0])
+                _normalise_and_pool(layer, numbers[number], batch, w, running, memory)
+            elif kind == PLAIN:
+                _convolve(layer, batch, w, memory, memory.dplane, memory.winners[:0])
+                _squeeze(memory.dplane, batch * layer[OUTPUT], layer[OUTPUTS], acts[layer[TO] :])
+            elif kind in (BATCH_NORM, KNOWN_NORM, GROUP_NORM):
+                _normalise(layer, numbers[number], batch, w, running, memory)
+            else:
+                _on(layer, numbers[number], batch, draws, memory)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
+def _drawn(network):  # type: ignore[no-untyped-def]
+    """How many numbers of a sample dropout draws."""
+    drawn = 0
+    for number in range(len(network)):
+        if network[number, KIND] == DROPOUT:
+            drawn += network[number, SIZE]
+    return drawn
+
+
+@jit(fastmath={"contract"}, inner=True)
+def _on(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
+    """Forward through a layer without weights."""
+    acts, kind = memory.acts, layer[KIND]
+    x, y = _ends(layer, batch, acts)
+    if kind == MAXIMUM:
+        winners = memory.winners[layer[WINNER] :]
+        pool_kernels.maximum(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :], winners)
+    elif kind == MEAN:
+        pool_kernels.mean(acts[layer[FROM] :], _pooling(layer, batch), acts[layer[TO] :])
+    elif kind == DROPOUT:
+        _drop(layer, numbers[SCALE], batch, draws, x, y)
+    elif kind in (BRANCH, JOIN):
+        _sum(x, acts[layer[OTHER] :], kind == JOIN, y)
+    else:
+        activation_kernels.forward(layer[FUNCTION], numbers[SLOPE], x, y)
+
+
+@jit(fastmath={"contract"}, inner=True)
 def _back(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     """Back through a layer without weights."""
-    acts, grads, kind = memory.acts, memory.grads, layer[KIND]
-    if kind == FLATTEN:
-        _swap(layer, batch, grads, False)
-    elif kind == MAXIMUM:
+    grads, kind = memory.grads, layer[KIND]
+    dx, dy = _ends(layer, batch, grads)
+    if kind == MAXIMUM:
         winners, pooling = memory.winners[layer[WINNER] :], _pooling(layer, batch)
         pool_kernels.maximum_back(grads[layer[TO] :], winners, pooling, grads[layer[FROM] :])
     elif kind == MEAN:
         pool_kernels.mean_back(grads[layer[TO] :], _pooling(layer, batch), grads[layer[FROM] :])
     elif kind == DROPOUT:
-        dx, dy = _ends(layer, batch, grads)
         _drop(layer, numbers[SCALE], batch, draws, dy, dx)
     elif kind in (BRANCH, JOIN):
-        dx, dy = _ends(layer, batch, grads)
         _sum(dy, grads[layer[OTHER] :], kind == BRANCH, dx)
     else:
-        x, y = _ends(layer, batch, acts)
-        dx, dy = _ends(layer, batch, grads)
+        x, y = _ends(layer, batch, memory.acts)
         activation_kernels.backward(layer[FUNCTION], numbers[SLOPE], x, y, dy, dx)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _ends(layer, batch, values):  # type: ignore[no-untyped-def]
     """Inputs and outputs of a layer, or their gradients."""
     of, to = layer[FROM], layer[TO]
     return values[of : of + batch * layer[SIZE]], values[to : to + batch * layer[OUTPUT]]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _drop(layer, scale, batch, draws, x, y):  # type: ignore[no-untyped-def]
     """``y`` is what is kept of ``x``, times ``scale``, and 0 elsewhere."""
     size, channels = layer[SIZE], max(1, layer[CHANNELS])
@@ -340,7 +360,7 @@ def _drop(layer, scale, batch, draws, x, y):  # type: ignore[no-untyped-def]
                 y[at] = x[at] * (scale * np.float32(draws[first + i * pixels + k]))
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _sum(x, other, both, y):  # type: ignore[no-untyped-def]
     """``y = x``, or ``x + other``."""
     for k in range(len(y)):
@@ -350,14 +370,14 @@ def _sum(x, other, both, y):  # type: ignore[no-untyped-def]
             y[k] += other[k]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _pooling(layer, batch):  # type: ignore[no-untyped-def]
     return pool_kernels.Pooling(
         batch, layer[CHANNELS], layer[HEIGHT], layer[WIDTH], layer[ROWS], layer[COLUMNS]
     )
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
     """Copy a sample; of images that enter a convolution with channels last."""
     if channels == 1:
@@ -369,7 +389,7 @@ def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
             inputs[k * channels + i] = sample[i * pixels + k]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
     """From a layer's inputs, channels last, to its outputs, channels first as PyTorch flattens; or back."""
     channels, pixels, size = layer[CHANNELS], layer[HEIGHT] * layer[WIDTH], layer[SIZE]
@@ -384,25 +404,24 @@ def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
                     values[last] = values[first]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _geometry(layer, batch):  # type: ignore[no-untyped-def]
     return conv_kernels.Geometry(
         1, batch, layer[CHANNELS], layer[HEIGHT], layer[WIDTH], layer[OUTPUTS], layer[KERNEL], layer[PADDING]
     )
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-def]
     """Forward through a convolution, and unless ``winners`` is empty through its pooling and ReLU."""
     outputs = layer[OUTPUTS]
-    weights = outputs * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
     zeros = memory.dbias
     if layer[BIAS] < 0:
         zeros[:outputs] = _ZERO
     bias = zeros[:outputs] if layer[BIAS] < 0 else w[layer[BIAS] : layer[BIAS] + outputs]
     conv_kernels.forward(
         memory.acts[layer[FROM] :],
-        w[layer[WEIGHT] : layer[WEIGHT] + weights],
+        _weights(layer, w),
         bias,
         _geometry(layer, batch),
         memory.padded[layer[PADDED] :],
@@ -411,7 +430,7 @@ def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-d
     )
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
     """Copy ``size`` numbers, of each pixel the channels without what fills up a vector; also in place."""
     lanes = (channels + LANES - 1) // LANES * LANES
@@ -420,14 +439,14 @@ def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
             y[p * channels + i] = plane[p * lanes + i]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
     """Sizes of what enters a BatchNorm."""
     less = 2 * layer[PADDING] - layer[KERNEL] + 1
     return norm_kernels.Plane(batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS])
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
     """Mean and variance of each channel, or of each sample's in so many ``groups``."""
     lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * groups
@@ -435,7 +454,7 @@ def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
     return memory.statistics[at : at + lanes], memory.statistics[at + lanes : at + 2 * lanes]
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
     """Forward through a BatchNorm behind a convolution, the pooling and the ReLU behind it."""
     plane, outputs = _plane(layer, batch), layer[OUTPUTS]
@@ -454,7 +473,7 @@ def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ign
     _run(layer, numbers, plane.batch * plane.tall * plane.wide, mean, variance, running)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-untyped-def]
     """Move a BatchNorm's running statistics, of which the variance is unbiased."""
     unbiased = np.float32(count) / np.float32(count - 1)
@@ -464,7 +483,7 @@ def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-unt
         running[v] += numbers[MOMENTUM] * (variance[o] * unbiased - running[v])
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _normalise(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
     """Forward through a normalisation."""
     channels, eps = layer[OUTPUTS], numbers[EPSILON]
@@ -484,7 +503,7 @@ def _normalise(layer, numbers, batch, w, running, memory):  # type: ignore[no-un
         norm_kernels.affine(x, batch * pixels, gamma, beta, eps, mean, variance, y)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _back_through_norm(layer, numbers, batch, w, memory, terms):  # type: ignore[no-untyped-def]
     """Back through a normalisation."""
     channels = layer[OUTPUTS]
@@ -504,7 +523,7 @@ def _back_through_norm(layer, numbers, batch, w, memory, terms):  # type: ignore
     descend(layer[BETA], dbeta, channels, terms)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
     """Forward through a linear layer, and the ReLU after it."""
     size, outputs, at = layer[SIZE], layer[OUTPUT], layer[TO]
@@ -523,13 +542,19 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
             y[k] = _ZERO if y[k] < 0 else y[k]
 
 
-@jit(fastmath={"contract"})
-def _back_through_convolution(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
-    """Back through a convolution, its BatchNorm if it has one, its pooling and ReLU."""
-    outputs = layer[OUTPUTS]
-    weights = outputs * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
+@jit(fastmath={"contract"}, inner=True)
+def _weights(layer, w):  # type: ignore[no-untyped-def]
+    """Those of a convolution, flat."""
+    many = layer[OUTPUTS] * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
+    return w[layer[WEIGHT] : layer[WEIGHT] + many]
+
+
+@jit(fastmath={"contract"}, inner=True)
+def _back_alone(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
+    """Back through a convolution whose every output has a gradient, alone or behind its BatchNorm."""
+    outputs, geometry, weights = layer[OUTPUTS], _geometry(layer, batch), _weights(layer, w)
     dy = memory.grads[layer[TO] :]
-    if layer[GAMMA] >= 0:
+    if layer[KIND] == NORMED:
         plane = _plane(layer, batch)
         mean, variance = _statistics(layer, 1, memory)
         dgamma, dbeta = memory.dnorm[:outputs], memory.dnorm[outputs : 2 * outputs]
@@ -548,43 +573,31 @@ def _back_through_convolution(layer, numbers, batch, need_input, w, memory, term
         )
         _squeeze(memory.dplane, batch * plane.tall * plane.wide * outputs, outputs, memory.dplane)
         dy = memory.dplane
-    if layer[GAMMA] >= 0 or layer[KIND] == PLAIN:
-        _back_alone(layer, batch, need_input, dy, w[layer[WEIGHT] : layer[WEIGHT] + weights], memory)
-    else:
-        _back_from_winners(layer, batch, need_input, dy, w[layer[WEIGHT] : layer[WEIGHT] + weights], memory)
-    descend(layer[WEIGHT], memory.dweight, weights, terms)
-    if layer[BIAS] >= 0:
-        descend(layer[BIAS], memory.dbias, outputs, terms)
-    if layer[GAMMA] >= 0:
+    conv_kernels.weight_gradient(dy, memory.padded[layer[PADDED] :], geometry, memory.dweight, memory.dbias)
+    if need_input:
+        conv_kernels.input_gradient(dy, weights, geometry, memory.dpadded, memory.dinput)
+        _squeeze(memory.dinput, batch * layer[SIZE], layer[CHANNELS], memory.grads[layer[FROM] :])
+    _descend_convolution(layer, len(weights), memory, terms)
+    if layer[KIND] == NORMED:
         descend(layer[GAMMA], memory.dnorm[:outputs], outputs, terms)
         descend(layer[BETA], memory.dnorm[outputs:], outputs, terms)
 
 
-@jit(fastmath={"contract"})
-def _back_alone(layer, batch, need_input, dy, w, memory):  # type: ignore[no-untyped-def]
-    """Gradients of a convolution whose every output has one."""
-    geometry = _geometry(layer, batch)
-    conv_kernels.weight_gradient(dy, memory.padded[layer[PADDED] :], geometry, memory.dweight, memory.dbias)
-    if need_input:
-        conv_kernels.input_gradient(dy, w, geometry, memory.dpadded, memory.dinput)
-        _squeeze(memory.dinput, batch * layer[SIZE], layer[CHANNELS], memory.grads[layer[FROM] :])
-
-
-@jit(fastmath={"contract"})
-def _back_from_winners(layer, batch, need_input, dy, w, memory):  # type: ignore[no-untyped-def]
-    """Gradients of a convolution whose outputs were pooled."""
-    channels, padding, height = layer[CHANNELS], layer[PADDING], layer[HEIGHT]
+@jit(fastmath={"contract"}, inner=True)
+def _back_from_winners(layer, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
+    """Back through a convolution with pooling and ReLU."""
+    channels, padding, height, weights = layer[CHANNELS], layer[PADDING], layer[HEIGHT], _weights(layer, w)
     conv_kernels.backward(
-        dy,
+        memory.grads[layer[TO] :],
         memory.winners[layer[WINNER] :],
         memory.padded[layer[PADDED] :],
-        w,
+        weights,
         _geometry(layer, batch),
-        memory.dweight[: len(w)],
+        memory.dweight[: len(weights)],
         memory.dbias[: layer[OUTPUTS]],
         memory.dpadded,
         need_input,
-        len(w) > 0,  # a constant would be a type of its own, for which the kernel is compiled again
+        len(weights) > 0,  # a constant would be a type of its own, for which the kernel is compiled again
     )
     if need_input:
         row = layer[WIDTH] * channels
@@ -596,9 +609,17 @@ def _back_from_winners(layer, batch, need_input, dy, w, memory):  # type: ignore
                 for k in range(row):
                     memory.grads[to + k] = memory.dpadded[of + k]
                 to += row
+    _descend_convolution(layer, len(weights), memory, terms)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
+def _descend_convolution(layer, weights, memory, terms):  # type: ignore[no-untyped-def]
+    descend(layer[WEIGHT], memory.dweight, weights, terms)
+    if layer[BIAS] >= 0:
+        descend(layer[BIAS], memory.dbias, layer[OUTPUTS], terms)
+
+
+@jit(fastmath={"contract"}, inner=True)
 def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms):  # type: ignore[no-untyped-def]
     """Back through a linear layer and the ReLU after it."""
     size, outputs, weight, of, to = layer[SIZE], layer[OUTPUT], layer[WEIGHT], layer[FROM], layer[TO]
@@ -624,7 +645,7 @@ def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms
     descend_product(weight, total[weight:end].reshape((outputs, size)), dy, x, terms)
 
 
-@jit(fastmath={"contract"})
+@jit(fastmath={"contract"}, inner=True)
 def _input_gradient(w, dy, dx):  # type: ignore[no-untyped-def]
     """``dx = dy w``, four outputs at a time."""
     outputs, size = w.shape

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import ClassVar, Literal
+
 import numpy as np
 import torch
+from torch import nn
 
-from rayfl.models import MODELS, ModelSpec
+from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training.ahead import stamp
 from rayfl.training.batched import conv_kernels, linear_kernels, loss_kernel, lstm_kernel
 from rayfl.training.batched.compiled import CompiledForward, CompiledTraining
@@ -54,15 +57,26 @@ def compile_all() -> None:
 
 
 def _train_a_client() -> None:
-    """All of a client's training, and forward passes, in a call each: compiled for any network they cover."""
-    spec = ModelSpec.of(MODELS["linear"](), (2,), 3, 0)
-    training, work = CompiledTraining(spec, read(spec)), LocalWork(1, 1, 0.1)
-    plan = StepPlan(0, 0, [0], np.ones(1, np.int64), work)
-    model, labels = torch.from_numpy(spec.initial())[None], torch.zeros(1, dtype=torch.int64)
-    training.train(plan, work, model, NO_TERMS, False, (torch.ones(1, 2), labels))
-    lenet = ModelSpec.of(MODELS["lenet5"](), (1, 28, 28), 3, 0)
-    forward = CompiledForward(lenet, read(lenet, training=False))
-    forward.outputs(torch.from_numpy(lenet.initial()), torch.ones(1, 1, 28, 28))
+    """All of a client's training, and forward passes, in a call each: compiled once for networks like LeNet-5
+    and MLPs, and once for all others that they cover."""
+    for model in MODELS["linear"](), _Tanh():
+        spec = ModelSpec.of(model, (2,), 3, 0)
+        training, work = CompiledTraining(spec, read(spec)), LocalWork(1, 1, 0.1)
+        plan = StepPlan(0, 0, [0], np.ones(1, np.int64), work)
+        start, labels = torch.from_numpy(spec.initial()), torch.zeros(1, dtype=torch.int64)
+        training.train(plan, work, start[None].clone(), NO_TERMS, False, (torch.ones(1, 2), labels))
+        CompiledForward(spec, read(spec, training=False)).outputs(start, torch.ones(1, 2))
+
+
+class _Tanh(Model):
+    """A network with a layer that LeNet-5 does not have."""
+
+    name: Literal["tanh"] = "tanh"
+    layers: ClassVar[dict[str, tuple[str, ...]]] = {"first": ("0",), "last": ("2",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """For vectors."""
+        return nn.Sequential(nn.Linear(shape[0], 2), nn.Tanh(), nn.Linear(2, classes))
 
 
 if __name__ == "__main__":

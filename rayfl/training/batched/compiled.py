@@ -48,7 +48,7 @@ class CompiledTraining:
             row[kernel.KIND] == kernel.BATCH_NORM and row[kernel.SIZE] == row[kernel.OUTPUTS]
             for row in self._layers
         )
-        self._dropouts = table.dropouts
+        self._dropouts, self._no_draws = table.dropouts, _no_draws(self._layers)
         self._images = _images(self._layers)
         self._memory: dict[tuple[bool, bool], tuple[int, tuple[NDArray[np.int64], Memory]]] = {}
 
@@ -126,10 +126,10 @@ class CompiledTraining:
 
     def _parts(
         self, plan: StepPlan, generators: Sequence[torch.Generator]
-    ) -> Iterator[tuple[slice, NDArray[np.uint8]]]:
+    ) -> Iterator[tuple[slice, NDArray[np.uint8] | None]]:
         """The clients of each call, and what dropout keeps there: all at once, or with dropout each alone."""
         if not self._dropouts:
-            yield slice(None), np.empty(0, np.uint8)
+            yield slice(None), self._no_draws
             return
         for c, generator in enumerate(generators):
             yield slice(c, c + 1), self._draw(plan.counts[:, c], generator)
@@ -195,7 +195,7 @@ class CompiledForward:
         self._folds = [
             _Fold.of(row, numbers[kernel.EPSILON])
             for row, numbers in zip(table.rows, table.numbers, strict=True)
-            if row[kernel.KIND] == kernel.CONVOLUTION and row[kernel.GAMMA] >= 0
+            if row[kernel.KIND] == kernel.NORMED
         ]
         rows = [_tested(row) for row in table.rows]
         if not all(_is_small(row, _WINDOW_OF_TESTS) for row in rows):
@@ -207,6 +207,7 @@ class CompiledForward:
         )
         convolves = any(row[kernel.KIND] in (kernel.CONVOLUTION, kernel.PLAIN) for row in rows)
         self._always = linear <= (_MORE if convolves else _FEW)
+        self._no_draws = _no_draws(rows)
         self._network, self._memory = _lay_out(rows, _TOGETHER, 0, 0)
 
     def covers(self, x: torch.Tensor) -> bool:
@@ -228,6 +229,7 @@ class CompiledForward:
             self._images,
             x.flatten(1).contiguous().numpy(),
             _TOGETHER,
+            self._no_draws,
             self._memory,
             logits.numpy(),
         )
@@ -278,20 +280,24 @@ def _tested(row: list[int]) -> list[int]:
     changed = list(row)
     if row[kernel.KIND] == kernel.BATCH_NORM:
         changed[kernel.KIND] = kernel.KNOWN_NORM
-    elif row[kernel.KIND] == kernel.CONVOLUTION and row[kernel.GAMMA] >= 0:
-        changed[kernel.GAMMA], changed[kernel.BIAS] = -1, row[kernel.BETA]
+    elif row[kernel.KIND] == kernel.NORMED:
+        changed[kernel.KIND], changed[kernel.BIAS] = kernel.CONVOLUTION, row[kernel.BETA]
     return changed
 
 
 def _is_small(row: Sequence[int], window: int) -> bool:
     """Whether a layer is no convolution each of whose pixels has a gradient, or a small one."""
-    pooled = row[kernel.KIND] == kernel.CONVOLUTION and row[kernel.GAMMA] < 0
-    if pooled or row[kernel.KIND] not in (kernel.CONVOLUTION, kernel.PLAIN):
+    if row[kernel.KIND] not in (kernel.NORMED, kernel.PLAIN):
         return True
     size = row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
     less = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
     pixels = (row[kernel.HEIGHT] + less) * (row[kernel.WIDTH] + less)
     return size <= window or size * row[kernel.OUTPUTS] * pixels <= _DENSE
+
+
+def _no_draws(rows: Sequence[Sequence[int]]) -> NDArray[np.uint8] | None:
+    """What the kernels are given where dropout draws nothing."""
+    return None if all(row[kernel.KIND] in kernel.FEW for row in rows) else np.empty(0, np.uint8)
 
 
 def _images(rows: Sequence[Sequence[int]]) -> kernel.Images:
@@ -337,7 +343,7 @@ class _Table:
             case ConvPoolReLU():
                 self._convolve(kernel.CONVOLUTION, layer.conv)
             case layers.Conv2d() if norm := _norm_before_pooling(layer, behind):
-                self._convolve(kernel.CONVOLUTION, layer, norm)
+                self._map(self._convolve(kernel.NORMED, layer), norm)
                 del behind[:3]
             case layers.Conv2d() if ConvPoolReLU.supports_alone(layer):
                 self._convolve(kernel.PLAIN, layer)
@@ -374,7 +380,7 @@ class _Table:
     def _add(self, kind: int, shape: tuple[int, ...]) -> list[int]:
         """A row for a layer of which ``shape`` comes out."""
         row = [0] * kernel.INTEGERS
-        row[kernel.KIND], row[kernel.GAMMA] = kind, -1
+        row[kernel.KIND] = kind
         row[kernel.SIZE], row[kernel.OUTPUT] = math.prod(self._shape), math.prod(shape)
         if len(self._shape) == 3:
             row[kernel.CHANNELS : kernel.OUTPUTS] = self._shape
@@ -391,13 +397,8 @@ class _Table:
         row[kernel.WEIGHT] = self._begins[names["weight"]]
         row[kernel.BIAS] = self._begins[names["bias"]] if "bias" in names else -1
 
-    def _convolve(
-        self,
-        kind: int,
-        convolution: layers.Conv2d,
-        norm: layers.BatchNorm | None = None,
-    ) -> None:
-        """A convolution, with the BatchNorm behind it."""
+    def _convolve(self, kind: int, convolution: layers.Conv2d) -> list[int]:
+        """A convolution; its row."""
         if len(self._shape) != 3:
             raise Unsupported(f"a convolution of {len(self._shape)} dimensions")
         outputs, channels, size, _ = self._shapes[self._names[id(convolution)]["weight"]]
@@ -405,16 +406,17 @@ class _Table:
         if THIN * channels * math.prod(side + 2 * padding for side in sides) >= 2**31:
             raise Unsupported("its images are too large")  # winners are numbers of 32 bits
         pixels = [side + 2 * padding - size + 1 for side in sides]
-        pooled = kind == kernel.CONVOLUTION
         if min(pixels) < 2:
             raise Unsupported("an image is too small")
-        if (norm or not pooled) and (min(pixels[1], sides[1]) < 4 or sides[0] < 2 or padding >= size):
-            raise Unsupported("an image is too small, or its padding too large")
+        if kind != kernel.CONVOLUTION:
+            narrow = min(pixels[1], sides[1]) < 4 or sides[0] < 2
+            if narrow or padding >= size:
+                raise Unsupported("an image is too small, or its padding too large")
+        pooled = kind != kernel.PLAIN
         row = self._add(kind, (outputs, *(side // 2 if pooled else side for side in pixels)))
         row[kernel.OUTPUTS : kernel.GAMMA] = [outputs, size, padding]
         self._weigh(row, convolution)
-        if norm:
-            self._map(row, norm)
+        return row
 
     def _normalise(self, layer: layers.BatchNorm | layers.GroupNorm) -> None:
         """A normalisation that is a layer of its own."""
@@ -500,23 +502,22 @@ def _lay_out(
         layer[kernel.PLANE], layer[kernel.STATISTICS] = planes, statistics
         if layer[kernel.KIND] == kernel.MAXIMUM:
             winners += batch * int(layer[kernel.OUTPUT]) + LANES
-        if layer[kernel.KIND] in (kernel.CONVOLUTION, kernel.PLAIN):
+        if layer[kernel.KIND] in (kernel.CONVOLUTION, kernel.NORMED, kernel.PLAIN):
             channels, height, width, outputs, size, padding = map(int, layer[kernel.CHANNELS : kernel.GAMMA])
             needed = batch * (height + 2 * padding) * (width + 2 * padding) * channels + beyond
             padded, most = padded + needed, max(most, needed)
             dweight, dbias = max(dweight, outputs * channels * size**2), max(dbias, outputs)
-            lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
-            plane = batch * (height + less) * (width + less) * lanes
-            if layer[kernel.KIND] == kernel.CONVOLUTION:
+            if layer[kernel.KIND] != kernel.PLAIN:
                 winners += batch * int(layer[kernel.OUTPUT]) + LANES
-            else:
+            if layer[kernel.KIND] != kernel.CONVOLUTION:
+                lanes, less = -(-outputs // LANES) * LANES, 2 * padding - size + 1
+                plane = batch * (height + less) * (width + less) * lanes
                 dplane = max(dplane, plane)
-            if layer[kernel.GAMMA] >= 0:
-                planes, dplane, statistics = planes + plane, max(dplane, plane), statistics + 2 * lanes
-            if layer[kernel.KIND] == kernel.PLAIN or layer[kernel.GAMMA] >= 0:
                 around = (height + size - 1) * (width + size - 1) * outputs
                 most = max(most, batch * around + LANES + 4 * outputs)
                 dinput = max(dinput, batch * height * width * -(-channels // LANES) * LANES)
+                if layer[kernel.KIND] == kernel.NORMED:
+                    planes, statistics = planes + plane, statistics + 2 * lanes
         else:
             dbias = max(dbias, int(layer[kernel.OUTPUT]))
         if layer[kernel.KIND] in (kernel.BATCH_NORM, kernel.GROUP_NORM):
