@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar
+from typing import ClassVar, TypeVar
+
+T = TypeVar("T")
 
 
 class RayflError(Exception):
@@ -114,6 +116,17 @@ def type_of(value: object) -> str:
         return "nothing (None)"
     name = type(value).__name__
     return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+
+
+def returned(where: str, found: object, kind: type[T]) -> T:
+    """What a method of a user's part has returned, if it is of the expected kind.
+
+    Raises:
+        ConfigError: if not; ``where`` is the part's name and the method's.
+    """
+    if not isinstance(found, kind):
+        raise ConfigError(where, f"returned {type_of(found)}", f"expected a {kind.__name__}")
+    return found
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

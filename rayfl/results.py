@@ -138,7 +138,8 @@ class Result:
             Classes ``(n,)``; for texts words ``(n, L)``; for numbers floats ``(n, D)``.
 
         Raises:
-            ConfigError: as :meth:`model`, or if the inputs have another shape than the run's.
+            ConfigError: as :meth:`model`, or if the inputs have another shape than the run's, or are pixels
+                (uint8) where the run's are other numbers, or the other way round.
         """
         import numpy as np
         import torch
@@ -152,6 +153,13 @@ class Result:
                 "predict", f"inputs of shape {np.shape(x)}", f"they must be (n, {', '.join(map(str, shape))})"
             )
         task, numbers = task_of(host.spec.model), host.spec.loss.numeric
+        if task == "numbers" and (np.asarray(x).dtype == np.uint8) != self.scaling.of_pixels:
+            kinds = ("floats", "uint8 from 0 to 255")
+            raise ConfigError(
+                "predict",
+                f"inputs of {np.asarray(x).dtype}; the run's are {kinds[self.scaling.of_pixels]}",
+                "give them as the dataset stores them",
+            )
         found = []
         with torch.inference_mode():
             for start in range(0, len(x), _BATCH):

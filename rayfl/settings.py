@@ -17,6 +17,7 @@ import pkgutil
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -293,6 +294,7 @@ class Choice:
 
     def _chosen(self, value: object) -> Section:
         if isinstance(value, self._classes()):
+            self._check_methods(type(value))
             return value
         name = value.get("name") if isinstance(value, Mapping) else value
         if not isinstance(name, str):
@@ -300,7 +302,13 @@ class Choice:
         if name not in self.parts:
             raise PydanticCustomError("no_such_part", "no part has this name", {"part": name})
         part = self.parts[name]
+        self._check_methods(part)
         return part.model_validate(value if isinstance(value, Mapping) else {"name": name})
+
+    def _check_methods(self, part: type[Section]) -> None:
+        if isinstance(self.parts, Registry):
+            base: type[Section] = self.parts.base
+            check_methods(part, base)
 
     def _classes(self) -> tuple[type[Section], ...]:
         return (self.parts.base,) if isinstance(self.parts, Registry) else tuple(self.parts.values())
@@ -317,6 +325,36 @@ class Choice:
             part.model_rebuild()
         sections = [handler(part.__pydantic_core_schema__) for part in self.parts.values()]
         return {"anyOf": [{"enum": complete, "type": "string"}, *sections]}
+
+
+@cache
+def check_methods(part: type[Section], base: type[Section]) -> None:
+    """Refuse a part whose methods cannot be called as those of its base are, or that lacks one.
+
+    Raises:
+        ValueError: naming the method, its arguments and the expected ones.
+    """
+    for name, method in vars(base).items():
+        if not inspect.isfunction(method) or name.startswith("_"):
+            continue
+        where, own = f"{part_name(part) or part.__name__}.{name}", getattr(part, name)
+        if own is method:
+            if method.__code__.co_names == ("NotImplementedError",):
+                raise ValueError(f"{where} is missing in class {part.__name__}")
+            continue
+        expected = list(inspect.signature(method).parameters)
+        if not callable(own):
+            raise ValueError(
+                f"{where} is of type {type(own).__name__}; expected a method of ({', '.join(expected[1:])})"
+            )
+        bound = isinstance(inspect.getattr_static(part, name), staticmethod | classmethod)
+        try:
+            inspect.signature(own).bind(*expected[bound:])
+        except TypeError:
+            takes = list(inspect.signature(own).parameters)[not bound :]
+            raise ValueError(
+                f"{where} takes ({', '.join(takes)}); expected ({', '.join(expected[1:])})"
+            ) from None
 
 
 def choice(parts: Mapping[str, type[PartT]]) -> Any:

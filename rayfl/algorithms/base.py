@@ -103,6 +103,7 @@ from rayfl.algorithms.contract import (
     Sweep,
 )
 from rayfl.clustering.newcomers import Fit
+from rayfl.local import weights_of, work_of
 from rayfl.models import ModelSpec
 from rayfl.sampling import Candidates
 from rayfl.server_step import ServerStep
@@ -240,7 +241,7 @@ class Algorithm(Section, Generic[S]):
 
     def work(self, setup: Setup, state: S) -> LocalWork:
         """The local work of the round: E epochs of SGD on the local objective."""
-        return setup.local.work(setup.training.work(state.round, setup.rounds))
+        return work_of(setup.local, setup.training.work(state.round, setup.rounds))
 
     def downloads(self, setup: Setup, state: S, plan: Plan) -> int:
         """Number of models that clients download in a round.
@@ -322,7 +323,7 @@ def average(setup: Setup, plan: Plan, rows: NDArray[np.int64], models: int) -> M
         models: K.
     """
     columns, shape = np.arange(len(plan.cohort)), (models, len(plan.cohort))
-    weights, keep = setup.local.weights(setup.sizes[plan.cohort], rows, setup.training)
+    weights, keep = weights_of(setup.local, setup.sizes[plan.cohort], rows, setup.training)
     kept = None if keep is None else scipy.sparse.csr_array((keep, (rows, columns)), shape=shape)
     return Mixing(scipy.sparse.csr_array((weights, (rows, columns)), shape=shape), keep=kept)
 

@@ -23,6 +23,7 @@ from rayfl.clustering.graph import kinds_of_clients, with_newcomers
 from rayfl.clustering.newcomers import Fit, fit_by_means, nearest_cluster
 from rayfl.clustering.numbering import completed, match_ids, most_used
 from rayfl.clustering.proximity import POINTS
+from rayfl.local import weights_of
 from rayfl.training.reports import Reports
 
 
@@ -148,7 +149,7 @@ class FLT(OneShotClustered[FLTState]):
         """Case I: row k of A holds n_i for the sampled relatives i of clients of kind k."""
         if state.relatives is None:
             return super().mix(setup, state, plan, reports)
-        weights, _ = setup.local.weights(setup.sizes[plan.cohort], plan.group, setup.training)
+        weights, _ = weights_of(setup.local, setup.sizes[plan.cohort], plan.group, setup.training)
         sampled = state.relatives.tocsc()[:, plan.cohort]
         sampled.data = np.repeat(weights, np.diff(sampled.indptr))
         return Mixing(sampled.tocsr())

@@ -44,7 +44,7 @@ from rayfl.data import Federation, Ragged
 from rayfl.data.base import Part, TestedOn, called
 from rayfl.errors import ClientError, ConfigError, DataError, RayflError, type_of
 from rayfl.evaluation import Score, Scores
-from rayfl.local import Outcome, Start
+from rayfl.local import Outcome, Start, trained_by
 from rayfl.memory import resident
 from rayfl.models.flat import as_tensor
 from rayfl.ordering import Arrival
@@ -174,7 +174,7 @@ class ClientHost:
             phases.append(engine.train(work, job.round, job.clients.tolist(), indices, models, terms))
             return phases[-1]
 
-        block, outcome = local.train(start, train)
+        block, outcome = trained_by(local, start, train)
         block = _of_phases(block, phases)
         if job.sends_updates:
             outcome = replace(outcome, rows=_moved(outcome.rows, start.models, spec.n_parameters))

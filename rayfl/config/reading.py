@@ -74,8 +74,8 @@ def load(
 ) -> Config:
     """Read, complete and validate a configuration.
 
-    Where ``overrides`` name another algorithm than the source, the source's settings of sections that it
-    does not use are left out.
+    Where ``overrides`` or ``parts`` name another algorithm than the source, the source's settings of sections
+    that it does not use are left out.
 
     Args:
         source: a preset's name, a YAML file, or a mapping (or a Config, to change it).
@@ -86,11 +86,11 @@ def load(
     Raises:
         ConfigError: one line: where, what, and what would be right.
     """
-    settings, overrides = {**read(source), **plain(parts)}, names_first(overrides)
-    wanted = with_overrides(settings, overrides)
+    settings, given, overrides = read(source), plain(parts), names_first(overrides)
+    wanted = with_overrides({**settings, **given}, overrides)
     bring_plugins(wanted)
     if algorithm_of(wanted) is not algorithm_of(settings):
-        wanted = with_overrides(used(settings, algorithm_of(wanted)), overrides)
+        wanted = with_overrides({**used(settings, algorithm_of(wanted)), **given}, overrides)
     return resolve(wanted)
 
 

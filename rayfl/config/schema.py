@@ -23,7 +23,7 @@ from rayfl.config import text
 from rayfl.data import DATASETS, PARTITIONS, Dataset, Partition
 from rayfl.data.events import Event, Outage
 from rayfl.errors import ConfigError
-from rayfl.local import OBJECTIVES, LocalObjective
+from rayfl.local import OBJECTIVES, LocalObjective, weights_of
 from rayfl.loggers import LOGGERS, Logger
 from rayfl.losses import LOSSES, Loss
 from rayfl.models import MODELS, Model
@@ -460,7 +460,7 @@ class Config(Section):
             "leave parameters out of the average": local.masks,
             "add to a vector of the server": type(local).server_size is not LocalObjective.server_size,
             "count in the average when they are absent": local.counts_absent,
-            "keep a part of the old model": local.weights(one, one * 0, self.training)[1] is not None,
+            "keep a part of the old model": weights_of(local, one, one * 0, self.training)[1] is not None,
         }
         for what, true in why.items():
             if true:

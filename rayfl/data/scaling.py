@@ -68,6 +68,11 @@ class Scaling:
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
+    @property
+    def of_pixels(self) -> bool:
+        """Whether the inputs are uint8."""
+        return self.factor != 1
+
     @classmethod
     def of(cls, samples: Inputs, x: NDArray[np.generic] | None = None) -> Scaling:
         """Statistics of ``x``, by default of all training samples.

@@ -1,8 +1,17 @@
 """What a client optimises in a round: the local objective, composed with any algorithm."""
 
-from rayfl.local.base import LocalObjective, Outcome, Start, Train
+from rayfl.local.base import LocalObjective, Outcome, Start, Train, trained_by, weights_of, work_of
 from rayfl.settings import Registry
 
 OBJECTIVES = Registry("local objective", "rayfl.local", LocalObjective)
 
-__all__ = ["OBJECTIVES", "LocalObjective", "Outcome", "Start", "Train"]
+__all__ = [
+    "OBJECTIVES",
+    "LocalObjective",
+    "Outcome",
+    "Start",
+    "Train",
+    "trained_by",
+    "weights_of",
+    "work_of",
+]

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from rayfl.errors import ConfigError, returned, type_of
 from rayfl.models import ModelSpec
 from rayfl.settings import Section
 from rayfl.training import NO_TERMS, LocalWork, Terms, TrainedBlock, Training
@@ -184,9 +185,9 @@ class LocalObjective(Section):
         Returns:
             The training whose models and losses are reported, and what the clients keep and send.
         """
-        terms, own = self.terms(start), self.begin(start)
+        terms, own = returned(f"{self.name}.terms", self.terms(start), Terms), self.begin(start)
         block = train(start.work, start.models if own is None else own, terms)
-        return block, self.finish(start, block)
+        return block, returned(f"{self.name}.finish", self.finish(start, block), Outcome)
 
     def finetuning(self, work: LocalWork, spec: ModelSpec) -> LocalWork | None:
         """How a client trains its model (:meth:`client_model`) further to be tested again
@@ -208,6 +209,48 @@ class LocalObjective(Section):
     def client_facts(self, states: NDArray[np.float32], spec: ModelSpec) -> dict[str, NDArray[np.float64]]:
         """Facts about clients, computed from their states ``(n, S)``: columns ``(n,)`` of ``clients.csv``."""
         return {}
+
+
+def work_of(local: LocalObjective, work: LocalWork) -> LocalWork:
+    """The round's work with the objective's settings.
+
+    Raises:
+        ConfigError: if it returns something else.
+    """
+    return returned(f"{local.name}.work", local.work(work), LocalWork)
+
+
+def weights_of(
+    local: LocalObjective, sizes: NDArray[np.int64], rows: NDArray[np.int64], training: Training
+) -> tuple[NDArray[np.float64], NDArray[np.float64] | None]:
+    """How much each client counts: :meth:`LocalObjective.weights`.
+
+    Raises:
+        ConfigError: unless these are two arrays ``(M,)``, of which the second may be None.
+    """
+    found: object = local.weights(sizes, rows, training)
+    fits = isinstance(found, tuple) and len(found) == 2 and np.shape(found[0]) == sizes.shape
+    if not fits or (found[1] is not None and np.shape(found[1]) != sizes.shape):  # type: ignore[index]
+        what = "expected weights (M,) of the M clients, and (M,) for the old model or None"
+        raise ConfigError(f"{local.name}.weights", f"returned {type_of(found)}", what)
+    return found  # type: ignore[return-value]
+
+
+def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[TrainedBlock, Outcome]:
+    """The clients' round: :meth:`LocalObjective.train`.
+
+    Raises:
+        ConfigError: if it returns something else, or the clients send models of another shape.
+    """
+    where, found = f"{local.name}.train", local.train(start, train)
+    kinds = tuple(map(type, found)) if isinstance(found, tuple) else ()
+    if kinds != (TrainedBlock, Outcome):
+        raise ConfigError(where, f"returned {type_of(found)}", "expected (TrainedBlock, Outcome)")
+    rows: object = found[1].rows
+    if getattr(rows, "shape", None) != start.models.shape:
+        what = f"clients send {type_of(rows)} {tuple(getattr(rows, 'shape', ()))}"
+        raise ConfigError(where, what, f"expected their models {tuple(start.models.shape)}")
+    return found
 
 
 def cached(values: torch.Tensor) -> Iterator[tuple[slice, slice]]:

@@ -14,7 +14,7 @@ from rayfl.clients.partial import LARGE
 from rayfl.clients.ranges import Ranges
 from rayfl.config import Config
 from rayfl.errors import ConfigError
-from rayfl.local import LocalObjective
+from rayfl.local import LocalObjective, work_of
 from rayfl.memory import total_memory
 from rayfl.servers.averaging import most_waiting
 from rayfl.servers.shards import WHOLE
@@ -160,7 +160,7 @@ class Copies:
         kept = states + method.keeps_updates  # of each client, between rounds
         rows = sends_models(config)  # trained models are sent, not sums
         large = parameters >= LARGE
-        work = config.local.work(LocalWork(1, 1, 1.0, momentum=config.training.momentum))
+        work = work_of(config.local, LocalWork(1, 1, 1.0, momentum=config.training.momentum))
         calls = min(block, clients_in_a_call(parameters))
         # One to test; of each client that trains its model, its gradient, ...
         training = 1 + calls * (2 + bool(work.momentum) + bool(work.proximal))

@@ -4,7 +4,6 @@ at once.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -33,28 +32,6 @@ from rayfl.training.server import ServerTraining
 
 T = TypeVar("T")
 
-_HOOKS = (
-    *("begin", "join", "drift", "recluster", "cohort", "select", "plan", "work", "reports", "mix"),
-    *("server_step", "server_training", "global_step", "end", "split", "tested_with"),
-)
-"""The steps that methods override."""
-
-
-def check_signatures(algorithm: Algorithm[Any]) -> None:
-    """Refuse hooks that cannot be called with their arguments, before anything is trained.
-
-    Raises:
-        ConfigError: naming the hook, its arguments and the expected ones.
-    """
-    for hook in _HOOKS:
-        expected = list(inspect.signature(getattr(Algorithm, hook)).parameters)[1:]
-        own = inspect.signature(getattr(algorithm, hook))
-        try:
-            own.bind(*expected)
-        except TypeError:
-            what = f"takes ({', '.join(own.parameters)})"
-            raise ConfigError(f"{algorithm.name}.{hook}", what, f"expected ({', '.join(expected)})") from None
-
 
 def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
     """The state before round 0.
@@ -62,7 +39,6 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
     Raises:
         ConfigError: if it is not a :class:`~rayfl.algorithms.ServerState`, or lacks a model for a client.
     """
-    check_signatures(algorithm)
     where = f"{algorithm.name}.begin"
     state = _returned(where, algorithm.begin(setup), ServerState)
     _check(where, "assignment", state.assignment, setup.clients, state.models)

@@ -433,6 +433,9 @@ class _Ruled:
         if found.shape != old.shape or found.dtype.kind != "f":
             what = f"returned {found.dtype} {found.shape}"
             raise ConfigError(f"{self._rule.name}.combine", what, f"expected an array of floats {old.shape}")
+        if not np.isfinite(found).all() and np.isfinite(values).all() and np.isfinite(old).all():
+            what = "returned numbers that are not finite, of numbers that are"
+            raise ConfigError(f"{self._rule.name}.combine", what)
         if self._kept:
             weight = float(self._weights.sum())
             found = (weight * found + self._kept * old) / (weight + self._kept)

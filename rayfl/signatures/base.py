@@ -54,7 +54,7 @@ class Signature(Section):
         Raises:
             DataError: if these data have no such signature (no samples, not finite).
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} is not a signature of data")
 
     @property
     def public_samples(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -55,7 +56,7 @@ class LocalWork:
 
     Raises:
         ValueError: for ``inner_lr`` together with ``momentum``: momentum over gradients at two points is not
-            defined.
+            defined. For negative or infinite numbers.
     """
 
     epochs: int
@@ -75,6 +76,10 @@ class LocalWork:
     def __post_init__(self) -> None:
         if self.inner_lr and self.momentum:
             raise ValueError("first-order Per-FedAvg (inner_lr) takes no momentum")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not (value >= least and math.isfinite(value)):
+                raise ValueError(f"{name} is {value}; expected a finite number, {least} or more")
 
     @property
     def batches_a_step(self) -> int:
@@ -95,6 +100,10 @@ class LocalWork:
         An epoch has as many steps as shuffled batches would take, even if the client visits other samples.
         """
         return min(steps, self.snapshot_epoch * self.steps_an_epoch(samples))
+
+
+_LEAST = {"epochs": 0, "batch_size": 1, "lr": 0, "momentum": 0, "weight_decay": 0, "proximal": 0}
+"""The least values of some settings of :class:`LocalWork`."""
 
 
 @dataclass(frozen=True)

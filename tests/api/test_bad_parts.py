@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -14,14 +14,18 @@ from numpy.typing import NDArray
 from torch import nn
 
 import rayfl
+from rayfl.aggregation.base import Aggregation
 from rayfl.algorithms import Plan
 from rayfl.algorithms.fedavg import FedAvg
+from rayfl.config import load
 from rayfl.config.kinds import KINDS
 from rayfl.data.base import Assignment, Dataset, Partition
 from rayfl.errors import ConfigError, DataError
+from rayfl.local import LocalObjective
 from rayfl.losses import Loss
 from rayfl.models import Model
 from rayfl.sampling import Sampling
+from rayfl.settings import check_methods
 from rayfl.signatures.base import Signature
 from rayfl.training.reports import ClientReport, Trained
 
@@ -54,6 +58,68 @@ class NoModel(FedAvg):
 
     def plan(self, setup, state, cohort):
         return Plan(cohort, np.full(len(cohort), 7), np.zeros(len(cohort), int))
+
+
+class ShortRule(Aggregation):
+    name: Literal["bad_rule"] = "bad_rule"
+
+    def combine(self, values):
+        return values[0]
+
+
+class NotFinite(Aggregation):
+    name: Literal["bad_rule_nan"] = "bad_rule_nan"
+
+    def combine(self, values, weights, old):
+        return old * np.nan
+
+
+class Objective(LocalObjective):
+    name: Literal["bad_local"] = "bad_local"
+    what: str
+
+    def work(self, work):
+        return None if self.what == "work" else work
+
+    def weights(self, sizes, rows, training):
+        return sizes if self.what == "weights" else super().weights(sizes, rows, training)
+
+    def terms(self, start):
+        return {} if self.what == "terms" else super().terms(start)
+
+    def finish(self, start, block):
+        return block.rows if self.what == "finish" else super().finish(start, block)
+
+    def train(self, start, train):
+        block, outcome = super().train(start, train)
+        if self.what == "rows":
+            return block, replace(outcome, rows=outcome.rows[:, :3])
+        return block if self.what == "train" else (block, outcome)
+
+
+class Other(Objective):
+    name: Literal["bad_arguments_local"] = "bad_arguments_local"
+
+    def terms(self, begin, x):
+        return None
+
+
+class Nobody(Sampling):
+    name: Literal["bad_nobody"] = "bad_nobody"
+
+
+class NoMethod(Sampling):
+    name: Literal["bad_no_method"] = "bad_no_method"
+    cohort: ClassVar[int] = 3
+
+
+class Chance(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(64, 8), nn.Linear(8, 10)
+
+    def forward(self, x):
+        return self.last(nn.functional.dropout(self.first(x.flatten(1)), 0.5))
 
 
 class Dense(FedAvg):
@@ -217,7 +283,52 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "mix": ({"algorithm": Dense()}, r"bad_mix.mix: returned an array of float64 \(1, 4\); expected a Mixing"),
     "arguments": (
         {"algorithm": Short()},
-        r"bad_arguments.mix: takes \(setup, state, plan\); expected \(setup, state, plan, reports\)",
+        r"algorithm: bad_arguments.mix takes \(setup, state, plan\); expected \(setup, state, plan, rep",
+    ),
+    "rule": (
+        {"aggregation": ShortRule()},
+        r"aggregation: bad_rule.combine takes \(values\); expected \(values, weights, old\)",
+    ),
+    "rule, NaN": (
+        {"aggregation": NotFinite()},
+        r"bad_rule_nan.combine: returned numbers that are not finite, of numbers that are",
+    ),
+    "objective": (
+        {"local": Other(what="arguments")},
+        r"local: bad_arguments_local.terms takes \(begin, x\); expected \(start\)",
+    ),
+    "objective, work": ({"local": Objective(what="work")}, r"bad_local.work: returned nothing \(None\)"),
+    "objective, terms": (
+        {"local": Objective(what="terms")},
+        r"bad_local.terms: returned a dict; expected a Terms",
+    ),
+    "objective, finish": (
+        {"local": Objective(what="finish")},
+        r"bad_local.finish: returned a Tensor; expected a Outcome",
+    ),
+    "objective, train": (
+        {"local": Objective(what="train")},
+        r"bad_local.train: returned a TrainedBlock; expected \(TrainedBlock, Outcome\)",
+    ),
+    "objective, rows": (
+        {"local": Objective(what="rows")},
+        r"bad_local.train: clients send a Tensor \(1, 3\); expected their models \(1, \d+\)",
+    ),
+    "objective, weights": (
+        {"local": Objective(what="weights")},
+        r"bad_local.weights: returned a ndarray; expected weights \(M,\)",
+    ),
+    "no cohort": (
+        {"sampling": Nobody(), "training": {"participation": 0.5}},
+        r"sampling: bad_nobody.cohort is missing in class Nobody",
+    ),
+    "no method": (
+        {"sampling": NoMethod()},
+        r"sampling: bad_no_method.cohort is of type int; expected a method",
+    ),
+    "chance": (
+        {"model": Chance},
+        r"model: forward returns other outputs each time for the same samples in evaluation; draw",
     ),
     "work": ({"algorithm": NoWork()}, r"bad_work.work: returned nothing \(None\); expected a LocalWork"),
     "reports": ({"algorithm": Number()}, r"bad_answers.reports: 'x' is an int; expected a ClientReport"),
@@ -233,13 +344,13 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"bad_signature.compute: returned nothing \(None\); expected an array of numbers",
     ),
     "gradient": ({"loss": Constant()}, r"bad_gradient.each: returned a loss through which no gradient flows"),
-    "no loss": ({"loss": Empty()}, r"bad_empty.each: is missing in class Empty"),
+    "no loss": ({"loss": Empty()}, r"loss: bad_empty.each is missing in class Empty"),
     "NaN": ({"model": Broken}, r"model: forward returns NaN or infinity for inputs between 0 and 1"),
     "sampling": (
         {"sampling": Anybody(), "training": {"participation": 0.5}},
         r"fedavg.cohort: there is no client 50 now",
     ),
-    "model": ({"model": Unbuilt()}, r"model: 'bad_model' cannot be built: NotImplementedError"),
+    "model": ({"model": Unbuilt()}, r"model: bad_model.build is missing in class Unbuilt"),
     "data": ({"data": Arrays()}, r"data: bad_data: load returned a ndarray; expected rayfl.data.Samples"),
     "source": ({"data": Raises()}, r"test_bad_parts.py:\d+: KeyError: 'x'"),
     "list": ({"partition": Given(what="a list")}, r"assign returned a list; expected an Assignment"),
@@ -248,6 +359,32 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty": ({"partition": Given(what="nothing")}, r"bad_partition: client 0 has no training sample"),
     "twice": ({"partition": Given(what="twice")}, r"training sample 5 is given out twice"),
 }
+
+
+def test_parts_as_they_should_be_are_taken() -> None:
+    """Further arguments with defaults, any number of them, a static method."""
+
+    class Rule(Aggregation):
+        name: Literal["good_rule"] = "good_rule"
+
+        def combine(self, *given, more=1):
+            return given[2]
+
+        @staticmethod
+        def reweigh(gram, weights):
+            return weights, 0.0
+
+    check_methods(Rule, Aggregation)
+
+
+def test_an_algorithm_as_an_object_leaves_out_what_it_does_not_use() -> None:
+    """As one that is named by an override; what is given beside it is not left out."""
+    given: Any = {"algorithm": FedAvg()}
+    for config in (load("digits-demo", **given), load("digits-demo", ["algorithm=fedavg"])):
+        assert config.algorithm == FedAvg()
+        assert config.clustering.n_clusters is None
+    with pytest.raises(ConfigError, match="n_clusters: would do nothing with fedavg"):
+        load("digits-demo", **given, clustering={"n_clusters": 2})
 
 
 @pytest.fixture

@@ -109,6 +109,8 @@ def test_mistakes(ran: rayfl.Result, chosen: dict[str, Any], line: str) -> None:
 def test_inputs_of_another_shape_are_refused(ran: rayfl.Result) -> None:
     with pytest.raises(ConfigError, match="predict: inputs of shape"):
         ran.predict(np.zeros((2, 3)), cluster=0)
+    with pytest.raises(ConfigError, match="inputs of float64; the run's are uint8 from 0 to 255"):
+        ran.predict(np.zeros((2, 1, 8, 8)), cluster=0)
 
 
 class Handle:

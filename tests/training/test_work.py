@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rayfl.config import load
 from rayfl.data.scaling import Scaling
 from rayfl.errors import ConfigError
-from rayfl.training import Training, complement, gather, length, scatter_
+from rayfl.training import LocalWork, Training, complement, gather, length, scatter_
 from rayfl.training.batches import Batches, raw_features
 from tests.training.conftest import make_samples
 
@@ -168,3 +168,19 @@ def test_learning_rates_fall_and_stay_positive(schedule, rounds):
 def test_a_rate_that_would_grow_is_refused():
     with pytest.raises(ConfigError, match=r"training: decay 1\.5 would make the exponential"):
         load({"training": {"schedule": "exponential", "decay": 1.5}})
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epochs": -3}, "epochs is -3; expected a finite number, 0 or more"),
+        ({"batch_size": 0}, "batch_size is 0; expected a finite number, 1 or more"),
+        ({"lr": math.nan}, "lr is nan; expected a finite number, 0 or more"),
+        ({"lr": math.inf}, "lr is inf"),
+        ({"weight_decay": -0.1, "proximal": 0.1}, "weight_decay is -0.1"),
+        ({"momentum": 0.5, "inner_lr": 0.1}, "takes no momentum"),
+    ],
+)
+def test_work_that_makes_no_sense_is_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        replace(LocalWork(1, 10, 0.1), **changes)

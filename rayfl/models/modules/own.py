@@ -92,11 +92,16 @@ def check_forward(module: nn.Module, shape: tuple[int, ...], classes: int, task:
                 _check_logits(logits, expected)
                 if training:
                     _check_gradients(logits, x)
-    if task == "numbers":  # not zeros, by which a network may divide; module is in evaluation
+    if task == "numbers":  # not zeros, by which a network may divide, and of which dropout leaves zeros
         x = torch.rand(2, *shape, generator=torch.Generator().manual_seed(0))
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            if not _tried("forward", partial(module, x), x).isfinite().all():
-                raise ConfigError(_WHERE, "forward returns NaN or infinity for inputs between 0 and 1")
+    with torch.random.fork_rng(devices=[]), torch.no_grad():  # module is in evaluation
+        outputs, again = (_tried("forward", partial(module, x), x) for _ in range(2))
+    if not outputs.isfinite().all():
+        raise ConfigError(_WHERE, "forward returns NaN or infinity for inputs between 0 and 1")
+    if not torch.equal(outputs, again):
+        what = "forward returns other outputs each time for the same samples in evaluation"
+        remedy = "draw random numbers in training alone, as F.dropout(x, p, self.training) does"
+        raise ConfigError(_WHERE, what, remedy)
 
 
 def _tried(what: str, call: Callable[[], Any], x: Tensor) -> Any:
