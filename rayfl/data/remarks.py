@@ -57,7 +57,8 @@ def _gaps(samples: Samples) -> list[str]:
 
 
 def _scarce(samples: Samples) -> list[str]:
-    """Labels of which the test set has too few samples for their share of the training data, or none."""
+    """Labels of which the test set has too few samples for their share of the training data, or none, and
+    those of which the training data have none."""
     train, test, strata = strata_of(samples)
     trained, tested = np.bincount(train, minlength=strata), np.bincount(test, minlength=strata)
     lines = []
@@ -74,6 +75,12 @@ def _scarce(samples: Samples) -> list[str]:
         lines.append(
             f"data: no test sample of {_name(samples, int(absent[0]))} ({_more(len(absent))}): no client is "
             "tested on it"
+        )
+    unseen = np.flatnonzero((tested > 0) & (trained == 0))
+    if len(unseen):
+        lines.append(
+            f"data: no training sample of {_name(samples, int(unseen[0]))} ({_more(len(unseen))}), but "
+            f"{tested[unseen].sum():,} test samples: no network can learn to recognise them"
         )
     return lines
 

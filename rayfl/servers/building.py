@@ -324,9 +324,8 @@ def check_targets(config: Config, samples: Samples) -> None:
         kinds = "numbers (floats, or several per sample)", "classes (integers of shape (n,))"
         wanted, there = kinds if loss.numeric else kinds[::-1]
         suited = ", ".join(name for name, part in LOSSES.items() if part.numeric == samples.numeric)
-        raise ConfigError(
-            "loss.name", f"{loss.name!r} is of {wanted}; {samples.name} has {there}", f"use one of {suited}"
-        )
+        remedy = _as_classes(samples) or f"use one of {suited}"
+        raise ConfigError("loss.name", f"{loss.name!r} is of {wanted}; {samples.name} has {there}", remedy)
     if not samples.numeric:
         return
     for part in (samples.targets_train, samples.targets_test):
@@ -335,6 +334,18 @@ def check_targets(config: Config, samples: Samples) -> None:
         if section.needs_classes():
             what = f"{getattr(section, 'name', where)!r} needs classes; {samples.name} has numbers to predict"
             raise ConfigError(where, what, "choose another")
+
+
+def _as_classes(samples: Samples) -> str:
+    """How numbers that look like classes become classes; empty if they do not."""
+    targets = samples.targets_train
+    if targets is None or not len(targets):
+        return ""
+    if targets.ndim == 1 or targets.shape[1] == 1:
+        whole = np.all(targets == np.round(targets)) and targets.min() >= 0
+        return "if these are classes, store integers: y.astype(np.int64)" if whole else ""
+    one_hot = np.isin(targets, (0, 1)).all() and (targets.sum(axis=1) == 1).all()
+    return "if these are classes, one of which is 1, store their numbers: y.argmax(axis=1)" if one_hot else ""
 
 
 def check_model(parameters: int, memory: float) -> None:

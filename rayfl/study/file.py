@@ -330,6 +330,9 @@ class StudyFile(Section):
             for setting in self.tune.space:
                 if setting in self.grid or setting in self.settings:
                     raise ValueError(f"tune: {setting} is set already; leave it out of settings and grid")
+            for seed in self.tune.seeds:
+                if seed in self.seeds:
+                    raise ValueError(f"tune.seeds: {seed} is one of the study's seeds; choose on others")
         return self
 
     def has_point(self, name: str) -> bool:

@@ -247,6 +247,13 @@ def test_a_scarce_class_does_not_make_tests_small() -> None:
         assert len(part) >= 0.75 * len(full)
     (line,) = remarks(build(y_test[few[:-1]]))
     assert line == "data: no test sample of label 0 (the only one): no client is tested on it"
+    unseen = build_federation(
+        samples_of(y_train % 8, y_test), partition, validation=0, test_samples=None, seed=0
+    )
+    assert remarks(unseen)[-1] == (
+        "data: no training sample of label 8 (the first of 2 such), but 200 test samples: no network can "
+        "learn to recognise them"
+    )
 
 
 def test_clients_of_scarce_classes_only_have_all_there_are() -> None:

@@ -262,3 +262,19 @@ def test_what_is_said_of_a_run_without_accuracies(tmp_path: Path) -> None:
     assert table["rmse_mean"].tolist() == [result.summary["rmse_mean"], other.summary["rmse_mean"]]
     write_comparison([result.path, other.path], tmp_path / "both.html")
     assert "rmse" in (tmp_path / "both.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("targets", "remedy"),
+    [
+        (lambda y: y.astype(float), r"if these are classes, store integers: y.astype\(np.int64\)"),
+        (lambda y: np.eye(3)[y], r"one of which is 1, store their numbers: y.argmax\(axis=1\)"),
+        (lambda y: y + 0.5, "use one of bce, mse"),
+        (lambda y: np.eye(3)[y] + np.eye(3)[0], "use one of bce, mse"),
+    ],
+)
+def test_numbers_that_look_like_classes_are_called_so(targets: Any, remedy: str, tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((60, 4), np.float32), np.arange(60) % 3
+    settings = {"rounds": 1, "output": {"root": str(tmp_path)}, "execution": {"backend": "inline"}}
+    with pytest.raises(ConfigError, match=remedy):
+        rayfl.run(settings, data=(x, targets(y), x, targets(y)))
