@@ -140,6 +140,8 @@ def resume(
     overrides = [overrides] if isinstance(overrides, str) else list(overrides)
     for text in overrides:
         if text.split("=")[0].split(".")[0].strip() not in CHANGEABLE:
+            if Path(text).is_dir():
+                raise ConfigError(text, "one run is resumed at a time", f"resume {directory.path} alone")
             raise ConfigError(
                 text, "cannot be changed in a resumed run", "rounds, execution.* and output.* can"
             )

@@ -438,6 +438,9 @@ def test_what_can_be_done_with_finished_runs(finished, rayfl, tmp_path, monkeypa
     assert answer.code == 2
     assert "training.lr=0.5: cannot be changed in a resumed run" in answer.err
     assert rayfl("resume", str(runs[0]), "roundz=5").code == 2
+    answer = rayfl("resume", str(runs[0]), str(runs[1]))  # as a pattern of the shell may give them
+    assert answer.code == 2
+    assert f"{runs[1]}: one run is resumed at a time" in answer.err
 
     answer = rayfl("resume", str(runs[0]), "rounds=3")
     assert answer.code == 0

@@ -14,6 +14,7 @@ from rayfl.study import tables
 from rayfl.study.claims import Judgement, Verdict, overall
 from rayfl.study.results import Results
 from rayfl.study.running import directory_of, is_finished
+from rayfl.units import counted
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +42,10 @@ class Study:
     judgements: tuple[Judgement, ...]
     tuned: tuple[Mapping[str, Any], ...] = ()
     stopped: bool = False
+
+    def __repr__(self) -> str:
+        """Where it is, and how many runs it has; their configs would fill a screen."""
+        return f"Study({str(self.folder)!r}, {counted(len(self.results.runs), 'run')})"
 
     @cached_property
     def runs(self) -> pd.DataFrame:

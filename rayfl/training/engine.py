@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -143,6 +144,14 @@ def _check_reduced(spec: ModelSpec, precision: Precision) -> None:
         raise ConfigError("training.precision", what, "use float32") from None
 
 
+_MOST_LETTERS = 120
+"""Of what others say in a reason: torch.func writes whole paragraphs."""
+
+
+def _short(text: str) -> str:
+    return textwrap.shorten(text.split("\n")[0], _MOST_LETTERS, placeholder=" ...")
+
+
 def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tuple[str, str]:
     reasons = []
     for name in ENGINES if wanted == "auto" else (wanted,):
@@ -151,9 +160,9 @@ def _first_that_agrees(spec: ModelSpec, wanted: str, precision: Precision) -> tu
         try:
             gap, apart = _trials(spec, name, precision)
         except Unsupported as problem:
-            reasons.append(f"not {name}: {problem}")
+            reasons.append(f"not {name}: {_short(str(problem))}")
         except Exception as problem:  # a model that torch.func cannot vectorise fails in its own ways
-            reasons.append(f"not {name}: {type(problem).__name__}: {problem}".split("\n")[0])
+            reasons.append(f"not {name}: {_short(f'{type(problem).__name__}: {problem}')}")
         else:
             if gap <= TOLERANCE:
                 slow = [f"torch.func does {', '.join(apart)} for one client after another"] if apart else []

@@ -148,6 +148,7 @@ def test_everything_is_written(done: Any) -> None:
     assert r"\begin{tabular}{lrr" in (study.folder / "table.tex").read_text()
     assert json.loads((study.folder / "claims.json").read_text())["verdict"] == "holds"
     assert "holds" in study._repr_html_()
+    assert len(repr(study)) < 300
 
 
 def test_the_page_has_the_numbers_of_all_points(done: Any) -> None:

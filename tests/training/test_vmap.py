@@ -408,3 +408,29 @@ def test_what_is_not_vectorised_is_said_once_in_a_line_of_ours() -> None:
     assert {str(warning.message) for warning in seen} == {"of the network's own"}
     with pytest.warns(UserWarning, match="performance drop"):  # of others in this process, as before
         vmap(lambda x: x.quantile(0.3))(torch.rand(2, 3))
+
+
+def test_long_reasons_are_cut() -> None:
+    """torch.func's message about networks that look at numbers is a paragraph with links."""
+    spec = ModelSpec.of(MODELS["module"](target=f"{__name__}:looks_at_numbers"), (1, 4, 4), 3, 0)
+    name, why = choose_engine(spec)
+    assert name == "loop"
+    assert "not vmap: " in why
+    assert len(why) < 400
+
+
+class LooksAtNumbers(nn.Module):
+    """Which layer comes depends on the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.other = nn.Linear(16, 3), nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Images ``(n, 1, 4, 4)``."""
+        logits: torch.Tensor = (self.one if x.mean() > 0 else self.other)(x.flatten(1))
+        return logits
+
+
+def looks_at_numbers() -> nn.Module:
+    return LooksAtNumbers()
