@@ -6,9 +6,10 @@ addition ``page.js`` reads:
 - of an axis: ``format``, how its labels are written;
 - of a series: ``tip``, the tooltip of a point: ``title`` (a column of its dataset), and ``rows`` of a label,
   a column and a format, or, on charts over a common axis, ``y``, the format, and the columns ``low`` and
-  ``high``; ``band``, two columns between which a custom series fills; ``interval``, an axis and two columns
-  between which it draws a line at each point; ``hollow``, a column that marks estimates; ``colour``, the
-  column by which points are coloured (``kind``: ``category``, or ``scale``, where larger is darker);
+  ``high``; ``mostDots``, the number of points up to which a line marks each; ``band``, two columns between
+  which a custom series fills; ``interval``, an axis and two columns between which it draws a line at each
+  point; ``hollow``, a column that marks estimates; ``colour``, the column by which points are coloured
+  (``kind``: ``category``, or ``scale``, where larger is darker);
 - of the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map; ``equal``, whether
   both axes have the same scale.
 
@@ -27,7 +28,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from rayfl.report.page import Chart, Choice, Selector, plain, rounded
+from rayfl.report.page import Chart, Choice, Selector, plain, rounded, significant
 
 COLOURS = 7
 """Number of colours for series; after that they repeat with another dash."""
@@ -83,7 +84,6 @@ def curves(
     wanted = {n for m in (*metrics, *xs) for n in (m.column, m.low, m.high) if n}
     wanted |= {line.hollow for line in lines if line.hollow}
     sources = [_columns(line, wanted) for line in lines]
-    count = max((len(source[xs[0].column]) for source in sources), default=0)
     series: list[dict[str, Any]] = []
     for i, line in enumerate(lines):
         colour = f"${i % COLOURS}"
@@ -107,7 +107,7 @@ def curves(
                 "datasetIndex": i,
                 "symbol": "circle",
                 "symbolSize": 6,
-                "showSymbol": count <= MOST_DOTS or bool(line.hollow),
+                "mostDots": MOST_DOTS,
                 "hollow": line.hollow,
                 "connectNulls": True,
                 "itemStyle": {"color": colour},
@@ -118,8 +118,10 @@ def curves(
         )
 
     def over(x: Metric) -> dict[str, Any]:
+        counted = x.format == "number:0"  # nothing is before the first round, or after the last
+        ends = {"min": "dataMin", "max": "dataMax"} if counted else {"min": None, "max": None}
         return {
-            "xAxis": {"name": x.label, "format": x.format},
+            "xAxis": {"name": x.label, "format": x.format, **ends},
             "series": [{"encode": {"x": x.column}} for _ in series],
         }
 
@@ -179,8 +181,8 @@ def box(
     source: dict[str, Sequence[Any]] = {
         "group": list(known),
         what: [len(values) for values in known.values()],
-        **{name: rounded([f[i] for f in five], 3) for i, name in enumerate(names)},
-        "mean": rounded([values.mean() for values in known.values()], 3),
+        **{name: significant([f[i] for f in five]) for i, name in enumerate(names)},
+        "mean": significant([values.mean() for values in known.values()]),
     }
     rows = [[what, what, "number:0"], ["mean", "mean", format], *([n, n, format] for n in reversed(names))]
     option = _sideways(source, label, format)
@@ -243,8 +245,7 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
     """
     ends = np.asarray(edges, np.float64)
     counts, _ = np.histogram(_finite(values), ends)
-    whole = format == "number:0"  # then 5 to 6 is 5
-    written = [f"{a:g}" if whole and b - a == 1 else f"{a:g} to {b:g}" for a, b in itertools.pairwise(ends)]
+    written = [_between(a, b, format) for a, b in itertools.pairwise(ends.tolist())]
     return Chart(
         {
             "dataset": [{"source": {"between": written, "clients": counts.tolist()}}],
@@ -265,6 +266,32 @@ def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format:
         300,
         name="histogram",
     )
+
+
+def _between(low: float, high: float, format: str) -> str:
+    """The label of a bin: of whole numbers those in it, ``5`` or ``1,290 to 1,299``."""
+    if format != "number:0":
+        return f"{low:g} to {high:g}"
+    return f"{low:,.0f}" if high - low <= 1 else f"{low:,.0f} to {high - 1:,.0f}"
+
+
+def whole_edges(values: ArrayLike, most: int = 20) -> NDArray[np.float64]:
+    """Edges of at most ``most`` bins of equal width for whole numbers ``(n,)``."""
+    known = _finite(values)
+    least, count = known.min(), known.max() - known.min() + 1
+    width = math.ceil(count / most)
+    return np.asarray(least + width * np.arange(math.ceil(count / width) + 1), np.float64)
+
+
+def round_edges(values: ArrayLike, about: int = 15) -> NDArray[np.float64]:
+    """Edges of about so many bins of equal width, at round numbers, for the values ``(n,)``."""
+    known = _finite(values)
+    span = float(np.ptp(known)) or abs(float(known[0])) or 1.0
+    exact = span / about
+    power = 10.0 ** math.floor(math.log10(exact))
+    width = next(step * power for step in (1, 2, 5, 10) if step * power >= exact * (1 - 1e-9))
+    first, last = math.floor(known.min() / width), math.floor(known.max() / width) + 1
+    return np.array([float(f"{width * i:.12g}") for i in range(first, last + 1)])
 
 
 @dataclass(frozen=True)

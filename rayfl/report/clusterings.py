@@ -167,7 +167,8 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
 def _measure(result: ClusteringResult) -> str:
     if result.clusters.distances is None:
         return "being related (0) or not (1)"
-    return f"distance between signatures ({result.clustering.proximity})"
+    by = result.clustering.proximity
+    return "distance between signatures" + (f" ({by})" if by else "")
 
 
 def _square(found: Clusters) -> NDArray[np.float64] | None:

@@ -18,8 +18,8 @@ from rayfl import files
 from rayfl.errors import ConfigError
 from rayfl.report.charts import Line, Metric, box, curves, pareto
 from rayfl.report.files import RunFiles, numbers
-from rayfl.report.html import METRICS, MOST_GROUPS, ROUNDS, known, line_of
-from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, write
+from rayfl.report.html import METRICS, MOST_GROUPS, ROUNDS, known, line_of, thinned
+from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, significant, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, duration, number, size, uncertain
 
@@ -226,7 +226,9 @@ def page_of(found: Comparison) -> Page:
         )
         notes.append((f"Not ranked. {why}", list(found.differences)))
     notes.append(("", [found.caption()]))
-    lines = [mean_line(group.name, [line_of(run, "") for run in group.runs]) for group in found.groups]
+    lines = [
+        thinned(mean_line(group.name, [line_of(run, "") for run in group.runs])) for group in found.groups
+    ]
     count = len(found.groups)
     return Page(
         title="Comparison",
@@ -352,10 +354,10 @@ def mean_line(name: str, lines: Sequence[Line]) -> Line:
         if column == "estimated":
             columns[column] = (mean > 0).tolist()
             continue
-        columns[column] = rounded(mean, 0 if column == "bytes" else 4)
+        columns[column] = rounded(mean, 0) if column == "bytes" else significant(mean)
         if len(lines) > 1 and column not in axes:
             half = values.std(axis=0, ddof=1) * _half_width(len(lines))
-            columns |= {f"{column} low": rounded(mean - half, 4), f"{column} high": rounded(mean + half, 4)}
+            columns |= {f"{column} low": significant(mean - half), f"{column} high": significant(mean + half)}
     return Line(name, columns, "estimated" if "estimated" in columns else "")
 
 

@@ -42,6 +42,7 @@ class RunFiles:
         environment: ``environment.json``.
         clusters: ``clusters.json``.
         summary: ``summary.json``; empty while the run is not finished.
+        status: ``status.json``; empty for older runs.
         rounds, groups, clients, communication, labels: the CSV files of these names. Older runs have no
         ``groups.csv`` or ``labels.csv``; these are not reported as missing.
         missing: files that do not exist or cannot be read, each with the reason.
@@ -53,6 +54,7 @@ class RunFiles:
     environment: dict[str, Any]
     clusters: dict[str, Any]
     summary: dict[str, Any]
+    status: dict[str, Any]
     rounds: pd.DataFrame
     groups: pd.DataFrame
     clients: pd.DataFrame
@@ -97,6 +99,9 @@ class RunFiles:
         def newer(name: str) -> pd.DataFrame:
             return table(name) if (path / name).exists() else pd.DataFrame()
 
+        def later(name: str) -> dict[str, Any]:
+            return mapping(name, text(name)) if (path / name).exists() else {}
+
         config_text = text("config.yaml")
         return cls(
             path=path,
@@ -104,7 +109,8 @@ class RunFiles:
             config_text=config_text,
             environment=mapping("environment.json", text("environment.json")),
             clusters=mapping("clusters.json", text("clusters.json")),
-            summary=mapping("summary.json", text("summary.json")) if (path / "summary.json").exists() else {},
+            summary=later("summary.json"),
+            status=later("status.json"),
             rounds=table("rounds.csv"),
             groups=newer("groups.csv"),
             clients=table("clients.csv"),
@@ -126,6 +132,62 @@ class RunFiles:
         name = self.setting("loss.name")
         known = LOSSES[name].measures if name in LOSSES else self.summary.get("measures")
         return known if isinstance(known, Mapping) else {}
+
+    @property
+    def planned(self) -> int | None:
+        """The number of rounds that the run is to have; None if it is not known."""
+        found = [_number(rounds) for rounds in (self.setting("rounds"), self.status.get("rounds"))]
+        return next((rounds for rounds in found if isinstance(rounds, int) and rounds > 0), None)
+
+    @property
+    def unfinished(self) -> str:
+        """How the run ended before its last round, or that it has not ended; empty if it is finished."""
+        state, done = self.status.get("state"), len(self.rounds)
+        summed = _number(self.summary.get("rounds"))
+        finished = isinstance(summed, int) and summed >= max(done, self.planned or 0)
+        if finished or state not in ("starting", "running", "stopped", "failed"):
+            return ""
+        of = f" of {self.planned:,}" if self.planned else ""
+        after = f"after {done:,}{of} round{'s' * ((self.planned or done) != 1)}"
+        why = f": {self.status['why']}" if self.status.get("why") else "."
+        if state in ("starting", "running"):
+            return f"The run had not ended when this page was written, {after}."
+        return f"The run {'was stopped' if state == 'stopped' else 'failed'} {after}{why}"
+
+    @property
+    def clustered(self) -> bool:
+        """Whether the method clusters the clients, though it may have found a single cluster."""
+        counts, ari = numbers(self.rounds, "clusters"), numbers(self.rounds, "ari")
+        labels = numbers(self.clients, "cluster")
+        several = counts is not None and bool(np.nanmax(counts) > 1)
+        several = several or (labels is not None and len(np.unique(labels[labels >= 0])) > 1)
+        return bool(self.timeline) or ari is not None or several
+
+    @property
+    def gone(self) -> NDArray[np.bool_]:
+        """Which clients are absent at the end ``(N,)``, because they have no training samples."""
+        sizes = numbers(self.clients, "n")
+        none = np.zeros(len(self.clients), bool)
+        return none if sizes is None or not (sizes > 0).any() else sizes == 0
+
+    @property
+    def newcomers(self) -> NDArray[np.bool_]:
+        """Which clients joined after the last round ``(N,)``: they were tested, but not trained with."""
+        found = numbers(self.clients, "newcomers_accuracy")
+        return np.zeros(len(self.clients), bool) if found is None else ~np.isnan(found)
+
+    def absent(self, entry: Mapping[str, Any]) -> NDArray[np.bool_]:
+        """Which clients had left by an entry of :attr:`timeline` ``(N,)``.
+
+        It is known only who is absent at the end: none until the last event by which clients leave.
+        """
+        events = self.setting("events")
+        known = [each for each in events if isinstance(each, dict)] if isinstance(events, list) else []
+        leaves = [each for each in known if each.get("name") == "leave"]
+        since = max((int(e.get("round") or 0) for e in leaves), default=-1)
+        round = entry.get("round")
+        there = not isinstance(round, int) or round < since
+        return np.zeros(len(self.clients), bool) if there and leaves else self.gone
 
     @property
     def timeline(self) -> list[dict[str, Any]]:
@@ -196,7 +258,7 @@ class RunFiles:
             values = numbers(self.clients, column)
             known = values is not None and not np.isnan(values).all()
             row[name] = float(np.nanmean(values)) if values is not None and known else None
-        clusters = self._latest("clusters", "n_clusters")
+        clusters = self._latest("clusters", "n_clusters") if self.clustered else None
         row["clusters"] = None if clusters is None else int(clusters)
         row["ari"] = self._latest("ari", "ari")
         for direction in ("up", "down"):

@@ -26,14 +26,15 @@ from rayfl.report.charts import (
     curves,
     heatmap,
     histogram,
+    round_edges,
     sankey,
     scatter,
     spaced,
     steps,
 )
 from rayfl.report.files import RunFiles, Value, numbers
-from rayfl.report.page import Chart, Column, Data, Page, Section, Table, rounded, significant
-from rayfl.units import UNKNOWN, duration, number, percent, size, uncertain
+from rayfl.report.page import Chart, Column, Data, Page, Section, Table, formatted, rounded, significant
+from rayfl.units import UNKNOWN, counted, duration, number, percent, size, uncertain
 
 MOST_GROUPS = 20
 """With at most this many planted groups the table of clusters has a column for each."""
@@ -115,6 +116,7 @@ def page_of(run: RunFiles) -> Page:
         title=run.path.resolve().name,
         subtitle=" · ".join(names),
         facts=_facts(run, headline),
+        notes=[(run.unfinished, [])] if run.unfinished else [],
         lead=_headline(run, headline),
         sections=[section for section in sections if section is not None],
         folded=[
@@ -148,7 +150,7 @@ def summary_html(run_dir: Path) -> str:
 
 
 def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]]:
-    """The main numbers, at the top; failures only if there were any."""
+    """The main numbers, at the top; failures, over all rounds, only if there were any."""
     failures = numbers(run.rounds, "failures")
     failed = 0 if failures is None else int(np.nansum(failures))
     estimate = headline["estimated_from"] is not None
@@ -158,27 +160,32 @@ def _facts(run: RunFiles, headline: Mapping[str, Value]) -> list[tuple[str, str]
     ]
     if headline["accuracy_mean"] is None and run.measures:
         scores = [(f"mean {name}", number(headline[f"{name}_mean"], 3)) for name in run.measures]
-    return [
+    done, planned = len(run.rounds), run.planned
+    part = planned is not None and done < planned
+    facts = [
         *scores,
+        ("clients", number(headline["clients"], 0)),
+        (f"of {planned:,} rounds" if part else "rounds", number(headline["rounds"], 0)),
         ("clusters", number(headline["clusters"], 0)),
         ("ARI", number(headline["ari"])),
         ("sent up", size(headline["bytes_up"])),
         ("sent down", size(headline["bytes_down"])),
         ("time", duration(headline["seconds"])),
-        *([("failed clients", number(failed))] if failed else []),
+        *([("failures of clients", number(failed))] if failed else []),
     ]
+    return [(name, value) for name, value in facts if value != UNKNOWN]
 
 
 def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
     """The results: what was measured, on which clients, last and best."""
     last, estimate = "last evaluation", headline["estimated_from"] is not None
     if isinstance(headline["last_round"], int):
-        last += f" (round {headline['last_round'] + 1})"
+        last += f" (round {headline['last_round'] + 1:,})"
     if estimate:
         last += f", estimated from {number(headline['estimated_from'], 0)} clients"
     best = percent(headline["accuracy_mean_max"])
     if isinstance(headline["max_round"], int):
-        best += f" (round {headline['max_round'] + 1})"
+        best += f" (round {headline['max_round'] + 1:,})"
     rows = [
         ["Accuracy, mean over clients", uncertain(headline["accuracy_mean"], None, estimate), best],
         ["Its standard error over clients", percent(headline["accuracy_se"]), ""],
@@ -189,6 +196,10 @@ def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
         ["Accuracy, median client", percent(headline["accuracy_median"]), ""],
         ["Accuracy, mean of the worst 10 % of clients", percent(headline["accuracy_worst10"]), ""],
         ["Accuracy, mean of the best 10 % of clients", percent(headline["accuracy_best10"]), ""],
+        ["Accuracy, fine-tuned by each client", percent(headline["finetuned_accuracy_mean"]), ""],
+        ["Accuracy of models as clients trained them", percent(headline["local_accuracy_mean"]), ""],
+        ["Accuracy on all test samples", percent(headline["common_accuracy_mean"]), ""],
+        ["Accuracy on validation samples", percent(headline["validation_accuracy_mean"]), ""],
         ["Variance over clients, %²", number(headline["accuracy_var"], 1), ""],
         ["Variance within planted groups, %²", number(headline["group_var_within"], 1), ""],
         ["Variance between planted groups, %²", number(headline["group_var_between"], 1), ""],
@@ -232,6 +243,7 @@ def line_of(run: RunFiles, name: str) -> Line:
         return Line(name, {"round": []})
     rounds: pd.DataFrame = run.rounds.apply(pd.to_numeric, errors="coerce")
     wanted = [n for metric in METRICS for n in (metric.column, metric.low, metric.high) if n in rounds]
+    wanted = [name for name in wanted if name != "clusters" or run.clustered]
     before = run.communication
     ahead = before.loc[before["round"] < 0, "bytes"].sum() if {"round", "bytes"} <= set(before.columns) else 0
     columns: dict[str, Any] = {"round": rounded(rounds["round"] + 1, 0)}
@@ -240,30 +252,23 @@ def line_of(run: RunFiles, name: str) -> Line:
         columns["bytes"] = rounded(float(ahead) + sent.cumsum(), 0)
     if "seconds" in rounds:
         columns["time"] = rounded(rounds["seconds"].fillna(0).cumsum(), 2)
-    columns |= {name: _of_column(name, rounds[name]) for name in dict.fromkeys(wanted)}
+    columns |= {name: significant(rounds[name]) for name in dict.fromkeys(wanted)}
     hollow = ""
     if "estimated_from" in rounds and rounds["estimated_from"].notna().any():
         hollow, columns["estimated"] = "estimated", rounds["estimated_from"].notna().tolist()
-    kept = _drawn(rounds)
-    if len(kept) < len(rounds):
-        columns = {column: [values[i] for i in kept] for column, values in columns.items()}
     return Line(name, columns, hollow)
 
 
-def _of_column(name: str, values: Any) -> list[Any]:
-    """Numbers of a column as they are drawn: percentages with two decimals, others with as many digits as are
-    shown; the unit of an error may be anything.
-    """
-    return rounded(values, 2) if "accuracy" in name or name.startswith("f1_") else significant(values, 5)
-
-
-def _drawn(rounds: pd.DataFrame) -> list[int]:
-    """The rows that are drawn: if there are many, evenly spaced ones, and as many with an evaluation."""
-    chosen = set(spaced(len(rounds), MOST_ROUNDS).tolist())
-    if "accuracy_mean" in rounds:
-        tested = np.flatnonzero(rounds["accuracy_mean"].notna())
-        chosen |= set(tested[spaced(len(tested), MOST_ROUNDS)].tolist())
-    return sorted(chosen)
+def thinned(line: Line, most: int = MOST_ROUNDS) -> Line:
+    """At most ``most`` evenly spaced rows of a line, and as many of those with an evaluation."""
+    count = len(line.columns["round"])
+    chosen = set(spaced(count, most).tolist())
+    tests = [line.columns[name] for name in ("accuracy_mean", "loss_mean") if name in line.columns]
+    tested = [i for i in range(count) if any(values[i] is not None for values in tests)]
+    chosen |= {tested[i] for i in spaced(len(tested), most).tolist()}
+    kept = sorted(chosen)
+    columns = {name: [values[i] for i in kept] for name, values in line.columns.items()}
+    return Line(line.name, columns, line.hollow)
 
 
 def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
@@ -277,7 +282,7 @@ def known(metrics: Sequence[Metric], lines: Sequence[Line]) -> list[Metric]:
 
 
 def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None:
-    line = line_of(run, "this run")
+    line = thinned(line_of(run, "this run"))
     metrics = known(METRICS, [line])
     if not metrics:
         return None
@@ -288,8 +293,9 @@ def _over_rounds(run: RunFiles, headline: Mapping[str, Value]) -> Section | None
             f" Hollow points are estimates from {np.nanmin(few):,.0f} clients that represent all; none of "
             "them counts as best."
         )
-    if len(run.rounds) > MOST_ROUNDS:
-        note += f" {len(line.columns['round']):,} of {len(run.rounds):,} rounds are drawn, evenly spaced."
+    drawn = len(line.columns["round"])
+    if drawn < len(run.rounds):
+        note += f" {drawn:,} of {len(run.rounds):,} rounds are drawn, evenly spaced."
     alt = f"{metrics[0].label} over rounds"
     if headline["accuracy_mean"] is not None:
         alt = f"Mean accuracy over rounds, last {percent(headline['accuracy_mean'])}"
@@ -343,7 +349,7 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
                 rows = rows.iloc[spaced(len(rows), MOST_ROUNDS // 2)]
                 note = f"{base} Of the rounds with tests {len(rows):,} are drawn, evenly spaced."
             shown = {"round": rounded(rows["round"] + 1, 0)}
-            shown |= {c: _of_column(c, rows[c]) for c, _, _ in columns[2:] if c in rows}
+            shown |= {c: significant(rows[c]) for c, _, _ in columns[2:] if c in rows}
             lines.append(Line(f"{kind} {_id(i)}", shown))
         choices = known(
             [
@@ -398,28 +404,54 @@ def _client_columns(run: RunFiles) -> dict[str, list[Any]]:
             continue
         if column in ("best_round", "local_round"):
             values = np.where(values < 0, np.nan, values + 1)
-        found[column] = _of_column(column, values)
-    gone = _gone(run)
-    for column in [name for name in found if "accuracy" in name or name.startswith(("perplexity", "best"))]:
-        found[column] = [None if left else v for v, left in zip(found[column], gone.tolist(), strict=True)]
-    if set(found.get("cluster", ())) == {0}:
-        del found["cluster"]  # one model for all
-    return found
+        found[column] = significant(values)
+    gone, results = run.gone.tolist(), tuple(f"{name}_last" for name in run.measures)
+    for column in found:
+        if "accuracy" in column or column.startswith(("perplexity", "best", *results)):
+            found[column] = [None if left else v for v, left in zip(found[column], gone, strict=True)]
+    if not run.clustered:
+        found.pop("cluster", None)
+    return {name: values for name, values in found.items() if any(v is not None for v in values)}
+
+
+def result_of_clients(runs: Sequence[RunFiles]) -> Metric | None:
+    """The main result of single clients: their accuracy, else the first measure of the loss; None if the
+    clients of no run have one.
+    """
+    about = {name: text for run in runs for name, text in run.measures.items()}
+    metrics = [
+        Metric("accuracy_last", "last test accuracy of the client (%)", "percent:1"),
+        *(Metric(f"{name}_last", f"last {text} of the client", "number:3") for name, text in about.items()),
+    ]
+    return next((m for m in metrics if any(results_of(run, m) is not None for run in runs)), None)
+
+
+def results_of(run: RunFiles, metric: Metric) -> NDArray[np.float64] | None:
+    """The results of the clients ``(N,)``, NaN for absent ones; None if no client has one."""
+    found = numbers(run.clients, metric.column)
+    found = None if found is None else np.where(run.gone, np.nan, found)
+    return None if found is None or np.isnan(found).all() else found
+
+
+def _noun(metric: Metric) -> str:
+    """``accuracy``, ``rmse``."""
+    return metric.column.removesuffix("_last")
 
 
 def _clients(run: RunFiles, columns: Mapping[str, list[Any]]) -> Section | None:
-    last = numbers(run.clients, "accuracy_last")
-    if last is None or not columns:
-        return None
-    gone = _gone(run)
-    last = np.where(gone, np.nan, last)
-    if np.isnan(last).all():
+    metric = result_of_clients([run])
+    last = None if metric is None else results_of(run, metric)
+    if metric is None or last is None or not columns:
         return None
     tested = int((~np.isnan(last)).sum())
-    note = f"Last accuracy of {tested:,} of {len(last):,} clients."
-    if gone.any():
-        note += f" Those that left ({int(gone.sum()):,}) are not shown."
+    note = f"Last {_noun(metric)} of {tested:,} of {len(last):,} clients."
+    if run.gone.any():
+        note += f" Those that left ({int(run.gone.sum()):,}) are not shown."
+    late = run.newcomers & np.isnan(last)
+    if late.any():
+        note += f" Those that joined after the last round ({int(late.sum()):,}) are in the table only."
     titles = {name: (title, format) for name, title, format in CLIENT_COLUMNS}
+    titles |= {f"{name}_last": (f"{name}, last", "number:3") for name in run.measures}
     order = [name for name in titles if name in columns] + [name for name in columns if name not in titles]
     table = Table(
         [
@@ -430,13 +462,16 @@ def _clients(run: RunFiles, columns: Mapping[str, list[Any]]) -> Section | None:
         caption="clients",
         filter=True,
     )
-    return Section("Clients", note, [_spread_of_clients(columns, last)], [table])
+    return Section("Clients", note, [_spread_of_clients(columns, last, metric)], [table])
 
 
-def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float64]) -> Chart:
-    label = "last test accuracy of the client (%)"
-    alt = f"Histogram of client accuracies, mean {np.nanmean(last):.1f} %"
-    charts = {"all clients": histogram(last, label, alt, np.arange(0, 101, 5.0))}
+def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float64], metric: Metric) -> Chart:
+    label, noun = metric.label, _noun(metric)
+    alt = f"Histogram of clients by {noun}, mean {formatted(float(np.nanmean(last)), metric.format)}"
+    accuracy = metric.format.startswith("percent")
+    edges = np.arange(0, 101, 5.0) if accuracy else round_edges(last)
+    bins = histogram(last, label, alt, edges, "percent:0" if accuracy else "general")
+    charts = {"all clients": bins}
     for column, name in (("group", "planted group"), ("cluster", "cluster")):
         if column not in columns:
             continue
@@ -445,21 +480,16 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
         groups = {_id(i): last[(labels == i).to_numpy()] for i in sorted(largest)}
         few = {i: values for i, values in groups.items() if not np.isnan(values).all()}
         if few and labels.nunique() < len(labels):
-            charts[f"by {name}"] = box(few, label, f"Box plots of client accuracies by {name}")
+            alt = f"Box plots of client {noun} by {name}"
+            charts[f"by {name}"] = box(few, label, alt, metric.format)
     if "n" in columns:
-        tip = [("training samples", "n", "number:0"), ("accuracy", "accuracy_last", "percent:1")]
+        tip = [("training samples", "n", "number:0"), (noun, metric.column, metric.format)]
         tip += [(name, name, "text") for name in ("cluster", "group") if name in columns]
-        x, y = Metric("n", "training samples", "number:0"), Metric("accuracy_last", label, "percent:1")
-        points = Points("@clients", x, y, "client", tip, 7)
-        charts["by size"] = scatter(points, "Accuracy of clients over their number of training samples")
-    return alternatives("accuracy of", charts)
-
-
-def _gone(run: RunFiles) -> NDArray[np.bool_]:
-    """Which clients are absent at the end ``(N,)``, because they have no training samples."""
-    sizes = numbers(run.clients, "n")
-    none = np.zeros(len(run.clients), bool)
-    return none if sizes is None or not (sizes > 0).any() else sizes == 0
+        x = Metric("n", "training samples", "number:0")
+        points = Points("@clients", x, metric, "client", tip, 7)
+        alt = f"{noun.capitalize()} of clients over their number of training samples"
+        charts["by size"] = scatter(points, alt)
+    return alternatives(f"{noun} of", charts)
 
 
 def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
@@ -468,8 +498,9 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     found = maps.map_of(run, timeline) if columns else None
     if found is None or found.places.shape[1] != len(columns["client"]):
         return None
-    moving = len(found.places) > 1
-    for t, places in enumerate(found.places):
+    shown = _present(found.places, timeline, run)
+    moving = len(shown) > 1
+    for t, places in enumerate(shown):
         for axis, values in zip("xy", places.T, strict=True):
             columns[f"{axis}{t if moving else ''}"] = rounded(values, maps.DIGITS)
     frames, before = [], None
@@ -477,7 +508,7 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
         columns[f"cluster {t}"] = [None if label < 0 else label for label in step.labels.tolist()]
         what = "" if before is None else maps.change(before, step.labels)
         count = len(np.unique(step.labels[step.labels >= 0]))
-        label = f"{step.when}: {count} cluster{'s' * (count != 1)}" + (f", {what}" if what else "")
+        label = ", ".join(filter(None, (f"{step.when}: {counted(count, 'cluster')}", what)))
         frames.append(Frame(label, str(t)))
         before = step.labels
     colours, tip = [], []
@@ -487,8 +518,11 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     if "group" in columns:
         colours.append(Colour("group", "planted group"))
         tip.append(("planted group", "group", "text"))
-    for name, label, format in CLIENT_COLUMNS:
-        if name in ("accuracy_last", "n") and name in columns:
+    metric = result_of_clients([run])
+    scales = [("n", "training samples", "number:0")]
+    scales += [] if metric is None else [(metric.column, f"{_noun(metric)}, last", metric.format)]
+    for name, label, format in scales:
+        if name in columns:
             values = [v for v in columns[name] if v is not None]
             colours.append(Colour.scale(name, label, format, values))
             tip.append((label, name, format))
@@ -501,6 +535,11 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     note = f"Similar clients are close together: by {found.meaning}. Drag to zoom in."
     if len(frames) > 1:
         note += " The slider goes through the clusterings in time."
+    if timeline:
+        placed = np.isfinite(shown[-1]).all(axis=1)
+        lost = int((~placed & (timeline[-1].labels >= 0)).sum())
+        if lost:
+            note += f" Without {counted(lost, 'client')} whose position is unknown: they joined later."
     charts, matrix = [client_map(points, colours, frames, alt)], maps.matrix_of(run)
     if matrix is not None:
         names = [str(columns["client"][i]) for i in matrix.clients]
@@ -513,24 +552,37 @@ def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     return Section("Map of clients", note, charts, beside=len(charts) > 1)
 
 
+def _present(places: maps.Array, timeline: Sequence[maps.Step], run: RunFiles) -> maps.Array:
+    """The positions ``(T, N, 2)`` of the clients that are present at each step, NaN of the others; T = 1 if
+    nothing changes.
+    """
+    absent = np.array([step.labels < 0 for step in timeline] or [run.gone])
+    if len(places) == 1 and (absent == absent[0]).all():
+        absent = absent[:1]
+    return np.where(absent[:, :, None], np.nan, places)
+
+
 # --- clusters -------------------------------------------------------------------------------------------
 
 
 def _clusters(run: RunFiles) -> Section | None:
-    """Sizes, accuracies and planted groups of the last clustering, and how it was found."""
-    labels = _labels(run)
-    if labels is None:
+    """Sizes, results and planted groups of the last clustering, and how it was found."""
+    labels, metric = _labels(run), result_of_clients([run])
+    if labels is None or not run.clustered:
         return None
     clients = pd.DataFrame({"cluster": labels})
-    for name, values in (("accuracy", numbers(run.clients, "accuracy_last")), ("group", _groups(run))):
+    results = None if metric is None else numbers(run.clients, metric.column)
+    for name, values in (("result", results), ("group", _groups(run))):
         if values is not None and len(values) == len(clients):
             clients[name] = np.asarray(values)
     if "name" in run.clients and len(run.clients) == len(clients):
         clients["name"] = run.clients["name"].to_numpy()
-    gone = _gone(run)
     here = clients["cluster"].notna() & (clients["cluster"] >= 0)
-    if len(gone) == len(clients):
-        here &= ~gone
+    late = 0
+    if len(run.clients) == len(clients):
+        here &= ~run.gone
+        late = int((here & run.newcomers).sum())
+        here &= ~run.newcomers
     clients = clients[here]
     if clients.empty:
         return None
@@ -538,11 +590,11 @@ def _clusters(run: RunFiles) -> Section | None:
     shown = sizes.index
     note = "Members of the last clustering"
     columns = [Column("cluster", [_id(i) for i in shown]), Column("clients", sizes.tolist(), "number:0")]
-    if "accuracy" in clients:
-        spread = clients.groupby("cluster")["accuracy"].agg(["mean", "min", "max"]).loc[shown]
-        titles = {"mean": "mean accuracy", "min": "lowest", "max": "highest"}
-        columns += [Column(title, rounded(spread[name], 2), "percent:1") for name, title in titles.items()]
-        note += ", last accuracy of the members"
+    if metric is not None and "result" in clients:
+        spread = clients.groupby("cluster")["result"].agg(["mean", "min", "max"]).loc[shown]
+        titles = {"mean": f"mean {_noun(metric)}", "min": "lowest", "max": "highest"}
+        columns += [Column(title, significant(spread[name]), metric.format) for name, title in titles.items()]
+        note += f", last {_noun(metric)} of the members"
     if "group" in clients and clients["group"].nunique() <= MOST_GROUPS:
         crossed = pd.crosstab(clients["cluster"], clients["group"]).reindex(shown, fill_value=0)
         for group in crossed:
@@ -558,10 +610,16 @@ def _clusters(run: RunFiles) -> Section | None:
 
     timeline = run.timeline
     if len(timeline) > 1:
-        rows = [[maps.when(e), number(e.get("n_clusters"), 0), number(e.get("ari"))] for e in timeline]
-        tables.append(
-            Table.of(["clustered", "clusters", "ARI"], rows, caption="clusterings in time", sortable=False)
-        )
+        told = {
+            "clustered": [maps.when(entry) for entry in timeline],
+            "who": [maps.who(entry) for entry in timeline],
+            "clusters": [number(entry.get("n_clusters"), 0) for entry in timeline],
+            "ARI": [number(entry.get("ari")) for entry in timeline],
+        }
+        if not any(told["who"]):
+            del told["who"]
+        columns = [Column(name, of, right=name in ("clusters", "ARI")) for name, of in told.items()]
+        tables.append(Table(columns, caption="clusterings in time", sortable=False))
     charts = []
     if len(sizes) > FEW_CLUSTERS:
         largest = sizes.sort_values(ascending=False, kind="stable").head(MOST_BOXES)
@@ -571,6 +629,7 @@ def _clusters(run: RunFiles) -> Section | None:
             bars(names, largest.tolist(), "clients", f"Sizes of {len(sizes)} clusters{which}", "number:0")
         )
         note += f" (the chart: the {MOST_BOXES} largest of {len(sizes):,} clusters)" if which else ""
+    note += f". Without {counted(late, 'client')} that joined after the last round" if late else ""
     return Section("Clusters", note + ".", charts, tables)
 
 
@@ -621,6 +680,8 @@ def _communication(run: RunFiles) -> Section | None:
         ],
         caption="bytes by tier and kind",
     )  # fmt: skip
+    if not ledger["bytes"].sum():
+        return Section("Communication", "Nothing was sent.")
     charts = []
     lines = _traffic(ledger)
     if lines:

@@ -13,6 +13,7 @@ from scipy.spatial.distance import pdist, squareform
 
 from rayfl.clustering.plane import DIGITS, METHODS, MapMethod, classical, largest_axes
 from rayfl.report.files import RunFiles, numbers
+from rayfl.units import counted
 
 __all__ = [
     "DIGITS",
@@ -26,6 +27,7 @@ __all__ = [
     "spread",
     "steps_of",
     "when",
+    "who",
 ]
 
 Array = NDArray[np.float64]
@@ -109,7 +111,9 @@ class Step:
 
 
 def steps_of(run: RunFiles) -> list[Step]:
-    """The clusterings of a run that differ from the one before, and the last one."""
+    """The clusterings of a run that differ from the one before, and the last one; clients that were not there
+    have the label -1.
+    """
     count = len(run.clients) or max((len(e.get("labels") or ()) for e in run.timeline), default=0)
     found: list[Step] = []
     for entry in run.timeline:
@@ -118,13 +122,18 @@ def steps_of(run: RunFiles) -> list[Step]:
             continue
         places = _places(entry.get("map"), count)
         by: MapMethod = "umap" if places is not None and entry["map"].get("by") == "umap" else "mds"
-        step = Step(when(entry), np.asarray(labels, np.int64), places, by)
+        known = np.asarray(labels, np.int64)
+        if count == len(run.clients):
+            known = np.where(run.absent(entry), -1, known)
+        step = Step(when(entry) + (f" ({who(entry)})" if who(entry) else ""), known, places, by)
         if not found or places is not None or not np.array_equal(found[-1].labels, step.labels):
             found.append(step)
     last = numbers(run.clients, "cluster")
-    if not found and last is not None:
-        found.append(Step("at the end", np.nan_to_num(last, nan=-1).astype(np.int64)))
+    if not found and last is not None and run.clustered:
+        known = np.where(run.gone | np.isnan(last), -1, last).astype(np.int64)
+        found.append(Step("at the end", known))
     moving = sum(step.places is not None for step in found) > 1
+    moving = moving or any(((step.labels < 0) != (found[0].labels < 0)).any() for step in found)
     most = max(2, MOST_NUMBERS // max(1, count * (9 if moving else 1)))
     kept = np.unique(np.linspace(0, len(found) - 1, min(len(found), most)).astype(np.intp)) if found else ()
     return [found[i] for i in kept]
@@ -142,6 +151,13 @@ def when(entry: Mapping[str, Any]) -> str:
     if not isinstance(round, int) or round < 0 or (round == 0 and entry.get("when") == "before"):
         return "before training"
     return f"{entry.get('when', 'round')} {'round ' if 'when' in entry else ''}{round + 1}"
+
+
+def who(entry: Mapping[str, Any]) -> str:
+    """Which clients an entry of the timeline is about, if not all: ``5 newcomers``."""
+    joined, returned = (len(entry.get(name) or ()) for name in ("newcomers", "returned"))
+    words = [counted(joined, "newcomer")] * bool(joined) + [f"{returned:,} returned"] * bool(returned)
+    return ", ".join(words)
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ function tick(value, format) {
   return Number(value.toPrecision(6)).toLocaleString("en-US", { maximumFractionDigits: 6 });
 }
 
+const isKnown = (value) => value !== null && value !== undefined;
+
 const escaped = (text) => echarts.format.encodeHTML(String(text));
 
 // --- options -------------------------------------------------------------------------------------------
@@ -86,11 +88,14 @@ function merged(base, change) {
   return found;
 }
 
-function filledIn(value, slider) {
-  if (typeof value === "string") return value.replaceAll("{slider}", slider);
-  if (Array.isArray(value)) return value.map((each) => filledIn(each, slider));
+const NAMING = new Set(["encode", "by", "tip", "band", "interval"]);  // what is there names columns; other texts may be the user's
+
+function filledIn(value, slider, naming = false) {
+  if (typeof value === "string") return naming ? value.replaceAll("{slider}", () => slider) : value;
+  if (Array.isArray(value)) return value.map((each) => filledIn(each, slider, naming));
   if (!isObject(value)) return value;
-  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, key === "source" ? each : filledIn(each, slider)]));
+  return Object.fromEntries(Object.entries(value).map(([key, each]) =>
+    [key, key === "source" ? each : filledIn(each, slider, naming || NAMING.has(key))]));
 }
 
 const COLOURED = new Set(["color", "borderColor"]);
@@ -102,10 +107,41 @@ function painted(value, palette, key = "") {
   return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, name === "source" ? each : painted(each, palette, name)]));
 }
 
+let printing = false;
+const PAPER = 680;  // CSS pixels: A4 with margins of 15 mm
+
 const dark = () => {
+  if (printing) return false;
   const chosen = document.documentElement.dataset.theme;
   return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
 };
+
+// The distance between the ticks of ECharts.
+function stepOf(span, count) {
+  const exact = span / count, power = 10 ** Math.floor(Math.log10(exact)), share = exact / power;
+  return power * (share < 1.5 ? 1 : share < 2.5 ? 2 : share < 4 ? 3 : share < 7 ? 5 : 10);
+}
+
+// No accuracy is below 0 or above 100 %, though an interval or a round tick may be.
+const withinPercent = (scale, count) => ({
+  min: (found) => (found.min < 0 ? 0 : null),
+  max: (found) => {
+    const least = Math.max(0, scale ? found.min : 0), step = stepOf(found.max - least, count);
+    return found.max <= least || Math.ceil(found.max / step) * step > 100 ? 100 : null;
+  },
+});
+
+const DASHES = { dashed: [6, 4], dotted: [2, 3] };
+const SHAPES = { diamond: "M11 0L16 5L11 10L6 5Z", triangle: "M11 0L17 10H5Z", rect: "M6 0H16V10H6Z", circle: "M6 5A5 5 0 1 1 16 5A5 5 0 1 1 6 5Z" };
+
+// What stands for a series in a legend, as an outline of 22 by 10: its symbol, or its dashes.
+function keyOf(series) {
+  if (series.type !== "line") return SHAPES[series.symbol] ?? SHAPES.circle;
+  const kind = series.lineStyle?.type, dashes = Array.isArray(kind) ? kind : DASHES[kind] ?? [22], parts = [];
+  for (let x = 0, k = 0; x < 22; x += dashes[k++ % dashes.length])
+    if (k % 2 === 0) parts.push(`M${x} 3.75H${Math.min(22, x + dashes[k % dashes.length])}V6.25H${x}Z`);
+  return parts.join("");
+}
 
 const sourceOf = (source) => typeof source === "string" ? page.data[source.slice(1)] : source;
 
@@ -180,14 +216,14 @@ class Chart {
     const palette = this.palette = PALETTES[dark() ? "dark" : "light"];
     const option = painted(this.option(), palette);
     this.sources = (option.dataset ?? []).map((each) => sourceOf(each.source));
-    const narrow = this.narrow = this.canvas.clientWidth < 520;
+    const narrow = this.narrow = this.chart.getWidth() < 520;
     option.dataset = this.sources.map((source) => ({ source }));
     option.series = option.series.map((series) => this.series(series, option));
     for (const axis of [option.xAxis, option.yAxis]) if (axis) this.axis(axis, axis === option.xAxis, narrow);
     if (option.equal) this.equal(option);
     const cartesian = Boolean(option.xAxis), text = { fontFamily: FONT, fontSize: 12 };
     this.current = {
-      animationDuration: 250, ...option, backgroundColor: "transparent",
+      animation: !printing, animationDuration: 250, ...option, backgroundColor: "transparent",
       textStyle: text,
       aria: { enabled: true, label: { description: option.alt ?? this.spec.alt } },
       grid: { left: 4, right: 18, top: 6, bottom: option.visualMap ? 56 : 8, outerBoundsMode: "same", outerBoundsContain: "all" },
@@ -217,7 +253,7 @@ class Chart {
 
   // The same scale on both axes, so that distances are what they seem.
   equal(option) {
-    const room = [this.canvas.clientWidth - 40, this.canvas.clientHeight - 40], axes = [option.xAxis, option.yAxis];
+    const room = [this.chart.getWidth() - 40, this.chart.getHeight() - 40], axes = [option.xAxis, option.yAxis];
     const extents = ["x", "y"].map((axis) => {
       const known = this.sources[0][option.series[0].encode[axis]].filter((v) => v !== null);
       return [Math.min(...known), Math.max(...known)];
@@ -242,8 +278,7 @@ class Chart {
         ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel,
       },
       ...(across && axis.type === "value" ? { splitNumber: narrow ? 3 : 6 } : {}),
-      // An interval may end beyond 100 %, which no accuracy reaches.
-      ...(format?.startsWith("percent") && axis.type === "value" ? { max: (found) => (found.max > 100 ? 100 : null) } : {}),
+      ...(format?.startsWith("percent") && axis.type === "value" ? withinPercent(axis.scale, across ? (narrow ? 3 : 6) : 5) : {}),
       ...(format === "number:0" ? { minInterval: 1 } : {}),  // nothing counts half a round
     });
     delete axis.format;
@@ -278,11 +313,13 @@ class Chart {
         return { type: "group", children: [line(...a, ...b), line(a[0] - dx, a[1] - dy, a[0] + dx, a[1] + dy), line(b[0] - dx, b[1] - dy, b[0] + dx, b[1] + dy)] };
       } };
     }
-    if (series.hollow && source[series.hollow]) {
-      const few = source[series.hollow];
-      return { ...series, symbol: (value, params) => few[params.dataIndex] ? "emptyCircle" : "circle" };
+    if (series.mostDots) {
+      const few = series.hollow ? source[series.hollow] : null, count = (source[series.encode.y] ?? []).filter(isKnown).length;
+      const symbol = few ? (value, params) => few[params.dataIndex] ? "emptyCircle" : "circle" : series.symbol;
+      return { ...series, symbol, showSymbol: Boolean(few) || count <= series.mostDots };
     }
-    if (series.label && series.type === "scatter" && this.narrow) return { ...series, label: { show: false } };  // the legend has the names
+    if (series.label && series.type === "scatter")  // on a narrow page the legend has the names
+      return { ...series, label: this.narrow ? { show: false } : { ...series.label, formatter: () => series.name } };
     if (series.colour) {
       const rule = series.colour, values = source[rule.by], colour = this.colourOf(rule, values);
       return { ...series, itemStyle: { ...series.itemStyle, color: (params) => colour(values[params.dataIndex]) } };
@@ -317,11 +354,9 @@ class Chart {
     }
     for (const name of this.spec.legend) {
       const series = this.current.series.find((each) => each.name === name && each.type !== "custom");
-      const colour = series.lineStyle?.color ?? series.itemStyle.color, kind = series.lineStyle?.type;
-      const dash = kind === "dashed" ? "6 4" : kind === "dotted" ? "2 3" : Array.isArray(kind) ? kind.join(" ") : "";
       const key = document.createElementNS("http://www.w3.org/2000/svg", "svg");
       key.setAttribute("width", 22); key.setAttribute("height", 10); key.setAttribute("aria-hidden", "true");
-      key.innerHTML = series.type === "line" ? `<line x1="0" y1="5" x2="22" y2="5" stroke="${colour}" stroke-width="2.5" stroke-dasharray="${dash}"/>` : `<circle cx="11" cy="5" r="5" fill="${colour}"/>`;
+      key.innerHTML = `<path d="${keyOf(series)}" fill="${series.lineStyle?.color ?? series.itemStyle.color}"/>`;
       this.legend.append(element("button", { type: "button", "aria-pressed": String(!this.hidden.has(name)), onclick: (event) => {
         if (!this.hidden.delete(name)) this.hidden.add(name);
         this.chart.dispatchAction({ type: this.hidden.has(name) ? "legendUnSelect" : "legendSelect", name });
@@ -362,22 +397,53 @@ class Chart {
     if (event.key === "Escape") this.chart.dispatchAction({ type: "hideTip" });
     if (!step) return;
     event.preventDefault();
-    const at = this.current.series.findIndex((series) => series.tip || series.type === "heatmap" || series.type === "sankey");
-    const series = this.current.series[at], count = series.data?.length ?? Object.values(this.sources[series.datasetIndex ?? 0])[0].length;
-    this.at = Math.min(count - 1, Math.max(0, this.at + step));
-    this.chart.dispatchAction({ type: "showTip", seriesIndex: at, dataIndex: this.at });
+    const [seriesIndex, places] = this.stops();
+    if (!places.length) return;
+    this.at = Math.min(places.length - 1, Math.max(0, this.at + step));
+    this.chart.dispatchAction({ type: "showTip", seriesIndex, dataIndex: places[this.at] });
     const said = this.canvas.querySelector("div:last-child");
     document.getElementById("spoken").textContent = said?.innerText ?? "";
   }
 
+  // The points that the arrow keys go through: those of the first series that is shown and has any.
+  stops() {
+    for (const [at, series] of this.current.series.entries()) {
+      if (this.hidden.has(series.name) || !(series.tip || series.type === "heatmap" || series.type === "sankey")) continue;
+      const source = this.sources[series.datasetIndex ?? 0], values = series.tip?.y ? source[series.encode.y] ?? [] : null;
+      const count = (values ?? series.data ?? Object.values(source)[0]).length;
+      const places = Array.from({ length: count }, (_, i) => i).filter((i) => !values || isKnown(values[i]));
+      if (places.length) return [at, places];
+    }
+    return [-1, []];
+  }
+
+  // For paper: at its width, in light colours and at once. Afterwards for the screen again.
+  print() {
+    this.chart.resize({ width: printing ? Math.min(PAPER, this.spec.width || PAPER) : "auto" });
+    this.draw();
+    this.chart.getZr().flush();
+  }
+
+  // With the legend below the chart, in as many lines as it takes.
   save() {
-    const shown = this.spec.legend.length > 1;
+    const legend = this.spec.legend.filter((name) => !this.hidden.has(name)), room = this.chart.getWidth(), height = this.chart.getHeight();
     const keys = this.spec.legend.map((name) => {
       const series = this.current.series.find((each) => each.name === name && each.type !== "custom");
-      return { name, icon: "roundRect", itemStyle: { color: series.itemStyle.color, opacity: 1 } };
+      return { name, icon: `path://${keyOf(series)}`, itemStyle: { color: series.itemStyle.color, opacity: 1 } };
     });
-    this.chart.setOption({ animation: false, legend: { show: shown, data: keys, bottom: 0, itemHeight: 4, textStyle: { color: this.palette.ink } }, ...(shown ? { grid: { ...this.current.grid, bottom: 34 } } : {}) });
+    let lines = this.spec.legend.length > 1 ? 1 : 0, x = 0;
+    for (const name of lines ? legend : []) {
+      const wide = 50 + echarts.format.getTextRect(name, `12px ${FONT}`).width;
+      if (x && x + wide > room) { lines += 1; x = 0; }
+      x += wide;
+    }
+    this.chart.resize({ height: height + 24 * lines });
+    this.chart.setOption({
+      animation: false, grid: { ...this.current.grid, bottom: this.current.grid.bottom + 24 * lines },
+      legend: { show: lines > 0, data: keys, left: 0, bottom: 0, itemWidth: 22, itemHeight: 10, itemGap: 12, textStyle: { color: this.palette.ink, fontSize: 12, fontFamily: FONT } },
+    });
     offer(`${this.spec.name}.png`, this.chart.getDataURL({ pixelRatio: 3, backgroundColor: this.palette.page }));
+    this.chart.resize({ height: "auto" });
     this.draw();
   }
 
@@ -483,7 +549,7 @@ class Table {
     const rest = this.field.value.toLowerCase().replace(/([^<>=!]*?)\s*(<=|>=|<|>|!=|=)\s*(\S+)/g, (all, left, sign, right) => {
       const c = names.map((name, k) => [name, k]).filter(([name]) => name && left.trim().endsWith(name)).sort((a, b) => b[0].length - a[0].length)[0]?.[1];
       if (c === undefined) return all;
-      const wanted = Number(right);
+      const wanted = Number(right.replaceAll(",", ""));
       tests.push((i) => {
         const value = this.value(i, c), text = this.text(i, c).toLowerCase();
         const cmp = typeof value === "number" && !Number.isNaN(wanted) ? value - wanted : value === null ? NaN : text.localeCompare(right, "en", { numeric: true });
@@ -542,7 +608,11 @@ function open(figure) {
 }
 
 for (const figure of document.querySelectorAll("[data-chart]")) wanted.observe(figure);
-addEventListener("beforeprint", () => document.querySelectorAll("[data-chart]").forEach(open));
+addEventListener("beforeprint", () => {
+  printing = true;
+  document.querySelectorAll("[data-chart]").forEach((figure) => open(figure).print());
+});
+addEventListener("afterprint", () => { printing = false; charts.forEach((chart) => chart.print()); });
 
 const repaint = () => charts.forEach((chart) => chart.draw());
 document.getElementById("theme").addEventListener("click", () => {
@@ -559,6 +629,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", repaint);
 
 let due = 0;
 new ResizeObserver(() => {
+  if (printing) return;
   cancelAnimationFrame(due);
   due = requestAnimationFrame(() => charts.forEach((chart) => {
     chart.chart.resize();

@@ -43,6 +43,9 @@ from markupsafe import Markup
 from rayfl import files
 from rayfl.units import UNKNOWN, duration, number, percent, size
 
+DIGITS = 9
+"""Significant digits of the numbers in a page's data; they are rounded to those shown when written."""
+
 STATIC_ROWS = 100
 """Tables with at most this many rows are HTML; longer ones are built from the page's data."""
 
@@ -241,7 +244,7 @@ def rounded(values: Any, digits: int) -> list[Any]:
     return [None if not math.isfinite(v) else int(v) if v == int(v) else v for v in found.tolist()]
 
 
-def significant(values: Any, digits: int = 6) -> list[Any]:
+def significant(values: Any, digits: int = DIGITS) -> list[Any]:
     """As :func:`rounded`, but to significant digits, for numbers of any size; whole ones stay as they are."""
     found = np.asarray(values, np.float64).tolist()
     return [plain(v if not math.isfinite(v) or v == int(v) else float(f"{v:.{digits}g}")) for v in found]

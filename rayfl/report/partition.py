@@ -43,6 +43,7 @@ from rayfl.report.charts import (
     heatmap,
     histogram,
     spaced,
+    whole_edges,
 )
 from rayfl.report.page import Chart, Column, Data, Page, Section, render, rounded
 from rayfl.report.page import Table as PageTable
@@ -491,10 +492,9 @@ def _groups_section(found: View) -> Section:
 
 def _sizes_section(found: View, clients: dict[str, list[Any]]) -> Section:
     sizes = np.asarray(clients["n"])
-    edges = np.unique(np.linspace(sizes.min(), sizes.max() + 1, 21).astype(np.int64))
     what = "training samples of the client"
     alt = f"Histogram of {what}, {sizes.min():,} to {sizes.max():,}"
-    charts = {"all clients": histogram(sizes, what, alt, edges, "number:0")}
+    charts = {"all clients": histogram(sizes, what, alt, whole_edges(sizes), "number:0")}
     groups = found.planted
     if groups is not None and 1 < len(np.unique(groups)) <= DRAWN_GROUPS:
         members = {str(group): sizes[groups == group] for group in np.unique(groups).tolist()}

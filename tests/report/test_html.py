@@ -53,7 +53,7 @@ def test_the_report_says_what_was_measured(run_dir: Path):
     assert "clustering: {threshold: 3.5}" in page
     assert "<dt>sent up</dt><dd>6.30 kB</dd>" in page
     assert titles(page) == ALL
-    assert "failed clients" not in text(page)
+    assert "failures of clients" not in text(page)
     assert "Not in this report" not in text(page)
 
 
@@ -65,7 +65,7 @@ def test_clusters_against_groups(run_dir: Path):
     assert table[at + 2] == ["5", "2", "88.0 %", "88.0 %", "88.0 %", "1", "1"]
 
 
-def with_columns(run_dir: Path, **columns: list[object]) -> None:
+def with_columns(run_dir: Path, **columns: object) -> None:
     """Columns of ``rounds.csv`` as newer versions write them; tested were rounds 0, 2 and 3 of 5."""
     frame = pd.read_csv(run_dir / "rounds.csv").assign(**columns)
     frame.to_csv(run_dir / "rounds.csv", index=False)
@@ -156,8 +156,137 @@ def test_clients_that_left_do_not_count(run_dir: Path):
     clients.to_csv(run_dir / "clients.csv", index=False)
     page = write_report(run_dir).read_text()
     assert "Last accuracy of 3 of 4 clients. Those that left (1) are not shown." in page
-    assert "Histogram of client accuracies, mean 91.7 %" in page  # of 99, 88 and 88
+    assert "Histogram of clients by accuracy, mean 91.7 %" in page  # of 99, 88 and 88
     assert ["0", "1", "99.0 %", "99.0 %", "99.0 %", "1", "·"] in rows(page)
+
+
+def change(run_dir: Path, name: str, **columns: object) -> None:
+    """Set columns of a table of a run."""
+    frame = pd.read_csv(run_dir / name).assign(**columns)
+    frame.to_csv(run_dir / name, index=False)
+
+
+def test_numbers_are_rounded_once(run_dir: Path):
+    """78.35498 is 78.4, though 78.35, of two decimals, would be 78.3; and no digits are made up."""
+    change(run_dir, "rounds.csv", loss_mean=[167098.344, None, 1e-7, 0.7, None])
+    change(run_dir, "clients.csv", accuracy_last=[78.35498] * 4)
+    page = write_report(run_dir).read_text()
+    source = charts(page)["Over rounds"]["option"]["dataset"][0]["source"]
+    assert source["loss_mean"] == [167098.344, None, 1e-7, 0.7, None]
+    assert values(page)["data"]["clients"]["accuracy_last"] == [78.35498] * 4
+    assert ["0", "2", "78.4 %", "78.4 %", "78.4 %", "2", "·"] in rows(page)
+    boxes = choices(charts(page)["Clients"], "accuracy of")["by cluster"]["dataset"][0]["source"]
+    assert boxes["median"] == [78.35498] * 2
+
+
+LATE = [
+    {"round": 0, "when": "before", "labels": [0, 0, 5, -1], "n_clusters": 2,
+     "map": {"x": [0, 1, 2, None], "y": [0, 1, 0, None]}},
+    {"round": 5, "when": "before", "labels": [0, 0, 5, 5], "n_clusters": 2, "newcomers": [3]},
+    {"round": 5, "when": "before", "labels": [0, 0, 5, 0], "n_clusters": 2},
+]  # fmt: skip
+
+
+def test_clients_that_left_or_came_last_are_no_members(run_dir: Path):
+    """Client 0 left after two rounds; client 3 joined after the last and was tested as a newcomer."""
+    (run_dir / "clusters.json").write_text(json.dumps({"timeline": LATE}))
+    with (run_dir / "config.yaml").open("a") as config:
+        config.write("events: [{name: leave, round: 2}, {name: join, round: 5}]\n")
+    late = [None, None, None, 50.0]
+    change(
+        run_dir,
+        "clients.csv",
+        n=[0, 10, 10, 10],
+        accuracy_last=[65.0, 99.0, 88.0, None],
+        newcomers_accuracy=late,
+    )
+    page = write_report(run_dir).read_text()
+    assert "Those that joined after the last round (1) are in the table only." in page
+    table = rows(page)
+    at = table.index(["cluster", "clients", "mean accuracy", "lowest", "highest", "group 0", "group 1"])
+    assert table[at + 1] == ["0", "1", "99.0 %", "99.0 %", "99.0 %", "1", "·"]
+    assert table[at + 2] == ["5", "1", "88.0 %", "88.0 %", "88.0 %", "·", "1"]
+    assert "Without 1 client that joined after the last round." in page
+    at = table.index(["clustered", "who", "clusters", "ARI"])
+    assert [row[:2] for row in table[at + 1 : at + 4]] == [
+        ["before training", ""],
+        ["before round 6", "1 newcomer"],
+        ["before round 6", ""],
+    ]
+    data = values(page)["data"]["clients"]
+    assert (data["cluster 0"], data["cluster 1"]) == ([0, 0, 5, None], [None, 0, 5, 5])
+    drawn = [[x is not None for x in data[f"x{i}"]] for i in range(2)]
+    assert drawn == [[True, True, True, False], [False, True, True, False]]
+    assert "Without 1 client whose position is unknown: they joined later." in page
+
+
+def test_a_method_without_clusters_has_none(run_dir: Path):
+    """FedAvg has one model: that is not a cluster."""
+    (run_dir / "clusters.json").write_text(json.dumps({"groups": [0, 0, 1, 0], "timeline": []}))
+    change(run_dir, "rounds.csv", clusters=1, ari=None)
+    change(run_dir, "clients.csv", cluster=0)
+    page = write_report(run_dir).read_text()
+    assert RunFiles.read(run_dir).headline()["clusters"] is None
+    assert "<dt>clusters</dt>" not in page
+    assert "Clusters" not in titles(page)
+    assert "clusters" not in choices(charts(page)["Over rounds"], "metric")
+    (run_dir / "labels.csv").write_text("client,class_0,class_1\n0,9,1\n1,8,2\n2,1,9\n3,5,5\n")
+    colours = choices(charts(write_report(run_dir).read_text())["Map of clients"], "colour")
+    assert list(colours) == ["planted group", "training samples", "accuracy, last"]
+
+
+def test_the_clients_of_a_regression(run_dir: Path):
+    with (run_dir / "config.yaml").open("a") as config:
+        config.write("loss: {name: mse}\n")
+    change(run_dir, "rounds.csv", accuracy_mean=None, rmse_mean=[3.0, None, 2.0, 1.5, None])
+    rmse = [1.5, 0.5, 2.25, 171.793]
+    change(run_dir, "clients.csv", accuracy_last=None, accuracy_best=None, best_round=-1, rmse_last=rmse)
+    page = write_report(run_dir).read_text()
+    assert "Last rmse of 4 of 4 clients." in page
+    assert "Histogram of clients by rmse, mean 44.011" in page
+    header = ["client", "training samples", "test samples", "planted group", "cluster", "rmse, last"]
+    assert header in rows(page)
+    assert ["5", "2", "87.022", "2.250", "171.793", "1", "1"] in rows(page)
+    assert "rmse, last" in choices(charts(page)["Map of clients"], "colour")
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"state": "stopped"}, "The run was stopped after 5 of 1,200 rounds."),
+        (
+            {"state": "failed", "why": "the loss is NaN"},
+            "The run failed after 5 of 1,200 rounds: the loss is NaN",
+        ),
+        ({"state": "running"}, "The run had not ended when this page was written, after 5 of 1,200 rounds."),
+    ],
+)
+def test_a_run_that_did_not_finish_says_so(run_dir: Path, state: dict[str, str], said: str):
+    assert "<dt>rounds</dt><dd>5</dd>" in write_report(run_dir).read_text()
+    (run_dir / "status.json").write_text(json.dumps({"rounds": 1200, "done": 5, **state}))
+    page = write_report(run_dir).read_text()
+    assert f"<strong>{said}</strong>" in page
+    assert "<dt>of 1,200 rounds</dt><dd>5</dd>" in page
+    assert "<dt>clients</dt><dd>4</dd>" in page
+    # The report of a finished run is written before its status is.
+    (run_dir / "summary.json").write_text(json.dumps({"rounds": 1200}))
+    assert "The run " not in write_report(run_dir).read_text()
+
+
+def test_accuracies_of_other_models_and_samples_are_results(run_dir: Path):
+    with_columns(run_dir, local_accuracy_mean=71.0, common_accuracy_mean=62.0)
+    change(run_dir, "clients.csv", accuracy_finetuned=[90.0, 91.0, 92.0, 93.0])
+    table = rows(write_report(run_dir).read_text())
+    assert ["Accuracy, fine-tuned by each client", "91.5 %", ""] in table
+    assert ["Accuracy of models as clients trained them", "71.0 %", ""] in table
+    assert ["Accuracy on all test samples", "62.0 %", ""] in table
+
+
+def test_where_nothing_is_sent_nothing_is_drawn(run_dir: Path):
+    change(run_dir, "communication.csv", bytes=0)
+    page = write_report(run_dir).read_text()
+    assert "Nothing was sent." in page
+    assert "Communication" not in charts(page)
 
 
 def test_the_chosen_threshold_is_marked(run_dir: Path):
@@ -328,7 +457,7 @@ def test_failures_are_not_hidden(run_dir: Path):
     lines = (run_dir / "rounds.csv").read_text().splitlines()
     failures = ["failures", "0", "2", "0", "1", ""]
     (run_dir / "rounds.csv").write_text("\n".join(map(",".join, zip(lines, failures, strict=True))))
-    assert "<dt>failed clients</dt><dd>3</dd>" in write_report(run_dir).read_text()
+    assert "<dt>failures of clients</dt><dd>3</dd>" in write_report(run_dir).read_text()
 
 
 def test_only_traffic_before_training(run_dir: Path):

@@ -17,14 +17,15 @@ from scipy.spatial.distance import pdist, squareform
 import rayfl
 import rayfl.report
 from rayfl.clustering.cluster import Clusters
+from rayfl.clustering.config import Clustering
 from rayfl.clustering.plane import EXCERPT, FULL, LEAST, Excerpt, classical, plane
 from rayfl.commands.cluster import cluster_without_training
 from rayfl.config import load
 from rayfl.report import maps
-from rayfl.report.clusterings import page_of
+from rayfl.report.clusterings import ClusteringResult, page_of
 from rayfl.report.files import RunFiles
 from rayfl.report.page import render
-from tests.report.reading import charts, values
+from tests.report.reading import charts, text, values
 from tests.runs import TASKS
 
 
@@ -109,6 +110,14 @@ def test_umap_keeps_near_clients_near(tmp_path: Path) -> None:
 
     [one], _ = cluster_without_training([load(settings(tmp_path, map="umap"))])
     assert "by UMAP" in render(page_of([one], "one"))
+
+
+def test_a_graph_has_no_measure_of_distances() -> None:
+    settings = Clustering(proximity=None)
+    clusters = Clusters(np.array([0, 0, 1]), 2, distances=np.array([1.0, 2.0, 3.0]))
+    page = render(page_of([ClusteringResult("flt", settings, clusters, None, (), 0.1)], "one"))
+    assert "distance between signatures" in page
+    assert "None" not in text(page)
 
 
 def test_umap_makes_no_map_of_too_few_clients() -> None:

@@ -97,6 +97,28 @@ def test_boxes_by_hand() -> None:
     assert [dataset["source"][name] for name in names] == [[1], [2], [3], [4], [5], [3], [5]]
 
 
+def test_bins_of_whole_numbers_are_equally_wide() -> None:
+    """Each says which numbers it holds, and no number is in two of them."""
+    sizes = [1290, 1291, 1294, 1350]
+    edges = charts.whole_edges(sizes)
+    assert set(np.diff(edges)) == {4}
+    [dataset] = charts.histogram(sizes, "", "", edges, "number:0").option["dataset"]
+    assert dataset["source"]["between"][:2] == ["1,290 to 1,293", "1,294 to 1,297"]
+    assert dataset["source"]["clients"][:2] == [2, 1]
+    assert sum(dataset["source"]["clients"]) == 4
+    few = charts.histogram([4, 6], "", "", charts.whole_edges([4, 6]), "number:0").option["dataset"][0]
+    assert few["source"] == {"between": ["4", "5", "6"], "clients": [1, 0, 1]}
+
+
+@pytest.mark.parametrize("values", [[0.01, 0.02, 0.9], [171.793] * 3, [-4.0, 5.0], [0.0, 0.0], [1e-9, 2e-9]])
+def test_bins_end_at_round_numbers(values: list[float]) -> None:
+    edges = charts.round_edges(values)
+    assert edges[0] <= min(values)
+    assert max(values) < edges[-1]
+    assert 2 <= len(edges) <= 20
+    np.testing.assert_allclose(np.diff(edges), edges[1] - edges[0])
+
+
 def test_the_front_is_what_no_other_beats() -> None:
     points = [(1.0, 10.0), (2.0, 9.0), (3.0, 30.0), (3.0, 20.0), (2.5, 12.0), (None, 99.0)]
     assert charts._front(points) == [[1.0, 10.0], [2.5, 12.0], [3.0, 30.0]]
