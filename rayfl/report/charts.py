@@ -11,7 +11,7 @@ addition ``page.js`` reads:
   point; ``hollow``, a column that marks estimates; ``colour``, the column by which points are coloured
   (``kind``: ``category``, or ``scale``, where larger is darker);
 - of the option: ``caption``, a line below the chart; ``matrix``, the rows of a heat map; ``equal``, whether
-  both axes have the same scale.
+  both axes have the same scale; ``height``, if the choices of a chart differ in it.
 
 Colours are those of Okabe and Ito, which are safe for colour-blind readers. In matrices and scales dark means
 similar, or large.
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -41,6 +41,8 @@ SQUARE = 520
 """Height of a square matrix, CSS pixels."""
 NAMED = 25
 """Rows or columns of a matrix that are labelled on its axes; tooltips name the others."""
+MOST_LETTERS = 4
+"""Longer names below a square matrix are turned, so that it stays square."""
 RAMP = ["#08306b", "#08519c", "#2171b5", "#4292c6", "#6baed6", "#9ecae1", "#c6dbef", "#deebf7", "#f7fbff"]
 """Colour scale from dark to pale."""
 
@@ -185,7 +187,7 @@ def box(
         "mean": significant([values.mean() for values in known.values()]),
     }
     rows = [[what, what, "number:0"], ["mean", "mean", format], *([n, n, format] for n in reversed(names))]
-    option = _sideways(source, label, format)
+    option = _sideways(source, label, format, known)
     option["series"] = [
         {
             "type": "boxplot",
@@ -205,7 +207,7 @@ def box(
         },
     ]
     option["caption"] = "Box: quartiles and median; whiskers: minimum and maximum; diamond: mean."
-    return Chart(option, alt, _tall(len(known), 34), name="boxes")
+    return Chart(option, alt, _tall(known, 34), name="boxes")
 
 
 def bars(
@@ -232,11 +234,10 @@ def bars(
         source |= {"low": list(intervals[0]), "high": list(intervals[1])}
         rows += [["from", "low", format], ["to", "high", format]]
         series.append(_interval("x", "name", "value", "low", "high", sideways=True))
-    option = _sideways(source, label, format)
-    option["xAxis"]["scale"] = False  # lengths are compared
+    option = _sideways(source, label, format, names)
     option["xAxis"]["scale"] = False  # the length of a bar is its value
     option["series"] = series
-    return Chart(option, alt, _tall(len(names), 28), name="bars")
+    return Chart(option, alt, _tall(names, 28), name="bars")
 
 
 def histogram(values: ArrayLike, label: str, alt: str, edges: ArrayLike, format: str = "percent:0") -> Chart:
@@ -362,6 +363,9 @@ Ends = tuple[float, float, float]
 _LETTER, _LINE = 0.007, 0.05
 """Width and height of a label's letter, as fractions of a chart of 1,000 by 300 pixels."""
 
+_LONGEST = 30
+"""Letters of a label; the legend has the whole name."""
+
 _SIDES = ("right", "left", "top", "bottom")
 
 
@@ -386,7 +390,7 @@ def _labels(names: Sequence[str], xs: Sequence[Ends], ys: Sequence[Ends]) -> lis
     taken += [(u - 0.008, v - 0.025, u + 0.008, v + 0.025) for u, v in points]
     found = []
     for name, (u, v) in zip(names, points, strict=True):
-        wide, side = _LETTER * len(name), ""
+        wide, side = _LETTER * min(len(name), _LONGEST), ""
         for side in _SIDES:
             left = {"right": u + 0.01, "left": u - 0.01 - wide}.get(side, u - wide / 2)
             middle = v + {"top": 0.06, "bottom": -0.06}.get(side, 0.0)
@@ -405,7 +409,9 @@ def _overlap(one: tuple[float, float, float, float], other: tuple[float, float, 
     return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
-def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 380) -> Chart:
+def pareto(
+    lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 380, ranked: bool = True
+) -> Chart:
     """A point for each line's last row, with intervals on both axes; a line joins the Pareto front.
 
     Args:
@@ -414,6 +420,7 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
         x, y: the axes.
         alt: a description for screen readers.
         height: CSS pixels.
+        ranked: whether the points can be compared; without it there is no front.
     """
     tip = [[m.label, m.column, m.format] for m in (y, x)]
     places = _labels(
@@ -429,7 +436,13 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
             "z": 3,
             "encode": {"x": x.column, "y": y.column},
             "itemStyle": {"color": f"${i % COLOURS}"},
-            "label": {"show": bool(places[i]), "position": places[i], "color": "$ink", "formatter": "{a}"},
+            "label": {
+                "show": bool(places[i]),
+                "position": places[i],
+                "color": "$ink",
+                "backgroundColor": "$page",
+                **({"width": 7 * _LONGEST, "overflow": "truncate"} if len(line.name) > _LONGEST else {}),
+            },
             "symbol": ("circle", "diamond", "triangle", "rect")[i // COLOURS % 4],
             "tip": {"rows": tip},
         }
@@ -439,21 +452,27 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
                 drawn = _interval(axis, x.column, y.column, metric.low, metric.high)
                 series.append({**drawn, "name": line.name, "datasetIndex": i})
     last = [{name: [values[-1]] for name, values in line.columns.items() if len(values)} for line in lines]
+    caption = ""
     front = _front(
         [(each[x.column][0], each[y.column][0]) for each in last if {x.column, y.column} <= set(each)]
     )
-    series.append(
-        {
-            "type": "line",
-            "data": front,
-            "symbol": "none",
-            "silent": True,
-            "step": "end",
-            "z": 0,
-            "tooltip": {"show": False},
-            "lineStyle": {"color": "$quiet", "width": 1, "type": "dashed"},
-        }
-    )
+    if ranked and len(front) > 1:
+        series.append(
+            {
+                "type": "line",
+                "data": front,
+                "symbol": "none",
+                "silent": True,
+                "step": "end",
+                "z": 0,
+                "tooltip": {"show": False},
+                "lineStyle": {"color": "$quiet", "width": 1, "type": "dashed"},
+            }
+        )
+        caption = "Dashed: the Pareto front (no other point is better in both)."
+    elif ranked and front:
+        best = next(i for i, each in enumerate(last) if [each[x.column][0], each[y.column][0]] == front[0])
+        caption = f"No other point is better than {lines[best].name} in either."
     return Chart(
         {
             "dataset": [{"source": source} for source in last],
@@ -461,7 +480,7 @@ def pareto(lines: Sequence[Line], x: Metric, y: Metric, alt: str, height: int = 
             "yAxis": {"type": "value", "scale": True, "name": y.label, "format": y.format},
             "tooltip": {"trigger": "item"},
             "series": series,
-            "caption": "Dashed: the Pareto front (no other point is better in both).",
+            "caption": caption,
         },
         alt,
         height,
@@ -543,10 +562,11 @@ def heatmap(
     digits = max(0, 2 - math.floor(math.log10(max(abs(least), abs(most), 1e-12))))
     axis = {"type": "category", "splitLine": {"show": False}, "axisTick": {"show": False}}
     square = matrix.shape[0] == matrix.shape[1]
+    upright = {"rotate": 90} if square and max(map(len, columns), default=0) > MOST_LETTERS else {}
     return Chart(
         {
             "matrix": [rounded(row, digits) for row in matrix],
-            "xAxis": {**axis, "data": list(columns), "axisLabel": _some_of(columns)},
+            "xAxis": {**axis, "data": list(columns), "axisLabel": {**_some_of(columns), **upright}},
             "yAxis": {**axis, "data": list(rows), "inverse": True, "axisLabel": _some_of(rows)},
             "visualMap": {
                 "type": "continuous",
@@ -574,7 +594,8 @@ def heatmap(
 
 def _some_of(names: Sequence[str]) -> dict[str, Any]:
     """Labels of an axis, as many as fit."""
-    return {"show": True, "hideOverlap": True, "interval": -(-len(names) // NAMED) - 1}
+    some = {"show": True, "hideOverlap": True, "interval": -(-len(names) // NAMED) - 1}
+    return {**some, "width": 80, "overflow": "truncate"}
 
 
 def sankey(links: Sequence[tuple[str, str, float]], alt: str, format: str = "size") -> Chart:
@@ -651,6 +672,8 @@ def steps(
                 "formatter": "{b}",
                 "color": "$1",
                 "position": "end",
+                # In the right half the text ends at the line, so that it is not cut off
+                "align": "right" if chosen[0] > (places[0] + end) / 2 else "left",
             },
         }
     many = counts.max() >= 100
@@ -675,10 +698,12 @@ def steps(
 
 def alternatives(label: str, charts: Mapping[str, Chart]) -> Chart:
     """Several charts in one place, of which the reader selects one; their own selectors are omitted."""
-    height = max(chart.height for chart in charts.values())
-    choices = [Choice(name, {**chart.option, "alt": chart.alt}) for name, chart in charts.items()]
+    choices = [
+        Choice(name, {**chart.option, "alt": chart.alt, "height": chart.height})
+        for name, chart in charts.items()
+    ]
     first = next(iter(charts.values()))
-    return Chart({}, first.alt, height, [Selector(label, choices)], name=first.name, width=first.width)
+    return Chart({}, first.alt, first.height, [Selector(label, choices)], name=first.name, width=first.width)
 
 
 def spaced(count: int, most: int = SHOWN_MATRIX) -> NDArray[np.intp]:
@@ -736,7 +761,19 @@ def _interval(axis: str, x: str, y: str, low: str, high: str, sideways: bool = F
     }
 
 
-def _sideways(source: Mapping[str, Sequence[Any]], label: str, format: str) -> dict[str, Any]:
+_ROW = 26
+"""Letters of a row's name that fit beside a chart; longer names take several lines."""
+
+
+def _lines(names: Iterable[str]) -> int:
+    """The lines of the longest name."""
+    return max((math.ceil(len(name) / _ROW) for name in names), default=1)
+
+
+def _sideways(
+    source: Mapping[str, Sequence[Any]], label: str, format: str, names: Iterable[str]
+) -> dict[str, Any]:
+    several = {"axisLabel": {"overflow": "break", "lineHeight": 13}} if _lines(names) > 1 else {}
     return {
         "dataset": [{"source": source}],
         "xAxis": {"type": "value", "name": label, "format": format, "scale": True},
@@ -745,13 +782,15 @@ def _sideways(source: Mapping[str, Sequence[Any]], label: str, format: str) -> d
             "inverse": True,
             "axisTick": {"show": False},
             "splitLine": {"show": False},
+            **several,
         },
         "tooltip": {"trigger": "item"},
     }
 
 
-def _tall(rows: int, each: int) -> int:
-    return min(1200, max(160, 80 + each * rows))
+def _tall(names: Collection[str], each: int) -> int:
+    """The height of a chart with a row for each name, ``each`` high if names are short."""
+    return min(1200, max(160, 80 + max(each, 4 + 13 * _lines(names)) * len(names)))
 
 
 def _finite(values: ArrayLike) -> NDArray[np.float64]:

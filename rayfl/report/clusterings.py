@@ -27,7 +27,7 @@ from rayfl.report.charts import Colour, Metric, Points, client_map, heatmap, spa
 from rayfl.report.html import MOST_GROUPS, threshold_chart
 from rayfl.report.page import Chart, Column, Data, Page, Section, rounded
 from rayfl.report.page import Table as PageTable
-from rayfl.units import UNKNOWN, size
+from rayfl.units import UNKNOWN, counted, size
 
 _DRAWN = 2000
 """With at most this many clients the distance matrix is drawn."""
@@ -92,7 +92,7 @@ def page_of(results: Sequence[ClusteringResult], title: str) -> Page:
     sections.append(Section("Clients", "", tables=[PageTable(columns, caption="clients", filter=True)]))
     return Page(
         title,
-        f"{len(names):,} clients, clustered by their signatures before any training",
+        f"{counted(len(names), 'client')}, clustered by their signatures before any training",
         lead=_overview(results),
         sections=sections,
         data={"clients": clients},
@@ -144,7 +144,7 @@ def _method(result: ClusteringResult, clients: dict[str, list[Any]]) -> Section:
     if "group" in clients:
         tip.append(("planted group", "group", "text"))
         colours.append(Colour("group", "planted group"))
-    note = f"{found.n_clusters} clusters"
+    note = counted(found.n_clusters, "cluster")
     note += " (the tree's own proposal)" if found.suggested else ""
     if places is not None:
         for axis, values in zip("xy", places.T, strict=True):

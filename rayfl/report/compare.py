@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,17 @@ import pandas as pd
 from rayfl import files
 from rayfl.errors import ConfigError
 from rayfl.report.charts import Line, Metric, box, curves, pareto
-from rayfl.report.files import RunFiles, numbers
-from rayfl.report.html import METRICS, MOST_GROUPS, ROUNDS, known, line_of, thinned
+from rayfl.report.files import RunFiles
+from rayfl.report.html import (
+    METRICS,
+    MOST_GROUPS,
+    ROUNDS,
+    known,
+    line_of,
+    result_of_clients,
+    results_of,
+    thinned,
+)
 from rayfl.report.page import Chart, Column, Page, Section, Table, rounded, significant, write
 from rayfl.statistics import LEVEL, Interval, mean_interval
 from rayfl.units import UNKNOWN, duration, number, size, uncertain
@@ -31,7 +40,9 @@ _OF_METHODS = ("aggregation", "algorithm", "clustering", "hierarchy", "local", "
 """Sections that depend on the method; differences that follow from the method are not listed."""
 MOST_SETTINGS = 12
 """The largest number of columns for settings; if there are more differences, the first are shown."""
-BAND = f"Band: {LEVEL:.0%} interval of the mean over seeds (Student's t)."
+FEW_SETTINGS = 4
+"""With more settings that differ than this, the page shows the results before them."""
+BAND = f"Band: {100 * LEVEL:.0f} % interval of the mean over seeds (Student's t)."
 
 
 @dataclass(frozen=True)
@@ -146,16 +157,26 @@ class Comparison:
 
     def caption(self) -> str:
         """What the numbers of :meth:`table` are."""
+        accurate = "accuracy_mean" in self.frame and self.frame["accuracy_mean"].notna().any()
+        about = {name: text for run in self.runs for name, text in run.measures.items()}
+        measures = [f"{name} ({text})" for name, text in about.items()]
+        told = _listed([*(["accuracy"] if accurate else []), *measures]) or "loss"
         text = (
-            "Accuracy is the mean over clients, each on its own test samples with the model that it would "
-            "use, at the last evaluation. The best round is chosen among those in which all clients were "
-            "tested, on these same test samples, so its accuracy is biased upwards. "
+            "Results are means over clients, each on its own test samples with the model that it would "
+            f"use, at the last evaluation: {told}."
         )
-        text += (
-            f"Means over seeds, ± half of their {LEVEL:.0%} interval (Student's t; a single run has none)."
-            if self.seeds
-            else "± is the standard error over clients."
-        )
+        if accurate:
+            text += (
+                " The best round is chosen among those in which all clients were tested, on these same test "
+                "samples, so its accuracy is biased upwards."
+            )
+        if self.seeds:
+            text += (
+                f" Means over seeds, ± half of their {100 * LEVEL:.0f} % interval (Student's t; a single run "
+                "has none)."
+            )
+        elif accurate:
+            text += " ± is the standard error over clients."
         few = self.frame.get("estimated_from")
         if few is not None and few.notna().any():
             text += " ≈ marks an estimate from a few clients, which never counts as best."
@@ -235,12 +256,12 @@ def page_of(found: Comparison) -> Page:
         subtitle=f"{len(found.runs)} run{'s' * (len(found.runs) != 1)}"
         + (f" in {count} group{'s' * (count != 1)} that differ in more than the seed" if found.seeds else ""),
         notes=notes,
-        lead=found.table(),
+        lead=_results_first(found.table(), found.naming),
         sections=[
             section
             for section in (
                 _over_rounds(lines),
-                _trade_off(found.groups),
+                _trade_off(found),
                 _clients(found.groups),
                 _by_planted_group(found),
                 _each_run(found),
@@ -248,6 +269,13 @@ def page_of(found: Comparison) -> Page:
             if section is not None
         ],
     )
+
+
+def _results_first(table: Table, naming: int) -> Table:
+    """The table with its naming columns, if there are many, behind the results, except for the first."""
+    first = naming if naming <= FEW_SETTINGS else 1
+    columns = table.columns
+    return replace(table, columns=[*columns[:first], *columns[naming:], *columns[first:naming]])
 
 
 # --- groups ---------------------------------------------------------------------------------------------
@@ -387,9 +415,9 @@ def _over_rounds(lines: Sequence[Line]) -> Section | None:
     return Section("Over rounds", "", [curves(lines, metrics, known(ROUNDS, lines), alt, 400)])
 
 
-def _trade_off(groups: Sequence[Group]) -> Section | None:
+def _trade_off(comparison: Comparison) -> Section | None:
     lines = []
-    for group in groups:
+    for group in comparison.groups:
         accuracy, up, down = (group.interval(c) for c in ("accuracy_mean", "bytes_up", "bytes_down"))
         if not (accuracy.n and up.n and down.n):
             continue
@@ -399,24 +427,34 @@ def _trade_off(groups: Sequence[Group]) -> Section | None:
     if len(lines) < 2:
         return None
     y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
-    chart = pareto(
-        lines, Metric("bytes", "bytes sent, up and down", "size"), y, "Accuracy against bytes sent"
-    )
+    x, ranked = Metric("bytes", "bytes sent, up and down", "size"), not comparison.differences
+    chart = pareto(lines, x, y, "Accuracy against bytes sent", ranked=ranked)
     return Section("Accuracy against bytes", "At the last evaluation; bytes of the whole run.", [chart])
 
 
 def _clients(groups: Sequence[Group]) -> Section | None:
-    last = {}
-    for group in groups:
-        found = [numbers(run.clients, "accuracy_last") for run in group.runs]
-        values = [v for v in found if v is not None]
-        if values:
-            last[group.name] = np.concatenate(values)
-    if not last:
+    chart = boxes_of_clients({group.name: group.runs for group in groups})
+    if chart is None:
         return None
-    chart: Chart = box(last, "last test accuracy of the client (%)", "Box plots of client accuracies")
     note = "Every client of every seed." if any(len(group.runs) > 1 for group in groups) else ""
     return Section("Clients", note, [chart])
+
+
+def boxes_of_clients(groups: Mapping[str, Sequence[RunFiles]], where: str = "") -> Chart | None:
+    """A box plot of the clients of each group of runs, by name; None if no client has a result.
+
+    Args:
+        groups: runs by the name of the group.
+        where: is added to the description for screen readers.
+    """
+    metric = result_of_clients([run for runs in groups.values() for run in runs])
+    if metric is None:
+        return None
+    found = {name: [results_of(run, metric) for run in runs] for name, runs in groups.items()}
+    known = {name: [each for each in of if each is not None] for name, of in found.items()}
+    values = {name: np.concatenate(of) for name, of in known.items() if of}
+    alt = ", ".join(filter(None, (f"Box plots of clients: {metric.label}", where)))
+    return box(values, metric.label, alt, metric.format)
 
 
 def _by_planted_group(found: Comparison) -> Section | None:
@@ -556,6 +594,11 @@ def _different(names: Sequence[str], what: str, values: Sequence[Any]) -> list[s
         return []
     short = {text: text if len(text) <= 40 else f"{text[:37]}..." for text in runs_of}
     return [f"{what}: " + "; ".join(f"{short[text]} ({_some(of)})" for text, of in runs_of.items())]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join(filter(None, (", ".join(names[:-1]), *names[-1:])))
 
 
 def _some(names: Sequence[str]) -> str:

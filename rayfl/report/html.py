@@ -225,11 +225,12 @@ def _headline(run: RunFiles, headline: Mapping[str, Value]) -> Table:
 
 
 def _test_sizes(run: RunFiles) -> str:
-    """``70 to 169``."""
+    """``70 to 169``, or ``70`` if all are equal."""
     sizes = numbers(run.clients, "test_samples")
     if sizes is None or not (sizes > 0).any():
         return UNKNOWN
-    return f"{sizes[sizes > 0].min():,.0f} to {np.nanmax(sizes):,.0f}"
+    least, most = f"{sizes[sizes > 0].min():,.0f}", f"{np.nanmax(sizes):,.0f}"
+    return least if least == most else f"{least} to {most}"
 
 
 # --- over rounds ----------------------------------------------------------------------------------------
@@ -350,7 +351,10 @@ def _by_group(run: RunFiles, kind: str) -> Section | None:
                 note = f"{base} Of the rounds with tests {len(rows):,} are drawn, evenly spaced."
             shown = {"round": rounded(rows["round"] + 1, 0)}
             shown |= {c: significant(rows[c]) for c, _, _ in columns[2:] if c in rows}
-            lines.append(Line(f"{kind} {_id(i)}", shown))
+            hollow = ""
+            if "estimated_from" in rows and rows["estimated_from"].notna().any():
+                hollow, shown["estimated"] = "estimated", rows["estimated_from"].notna().tolist()
+            lines.append(Line(f"{kind} {_id(i)}", shown, hollow))
         choices = known(
             [
                 Metric("accuracy_mean", "test accuracy, mean (%)", "percent:1"),
@@ -494,7 +498,7 @@ def _spread_of_clients(columns: Mapping[str, list[Any]], last: NDArray[np.float6
 
 def _map(run: RunFiles, columns: dict[str, list[Any]]) -> Section | None:
     """Clients in the plane with a slider over the clusterings; adds its columns to those of the clients."""
-    timeline = maps.steps_of(run)
+    timeline = maps.steps_of(run) if run.clustered else []
     found = maps.map_of(run, timeline) if columns else None
     if found is None or found.places.shape[1] != len(columns["client"]):
         return None

@@ -129,7 +129,7 @@ def steps_of(run: RunFiles) -> list[Step]:
         if not found or places is not None or not np.array_equal(found[-1].labels, step.labels):
             found.append(step)
     last = numbers(run.clients, "cluster")
-    if not found and last is not None and run.clustered:
+    if not found and last is not None:
         known = np.where(run.gone | np.isnan(last), -1, last).astype(np.int64)
         found.append(Step("at the end", known))
     moving = sum(step.places is not None for step in found) > 1

@@ -39,8 +39,8 @@ function unitOf(value) {
 }
 
 function size(value) {
-  const [unit, scale] = unitOf(value), scaled = value / scale;
-  return `${digits(scaled, scale === 1 || scaled >= 99.95 ? 0 : scaled >= 9.995 ? 1 : 2)} ${unit}`;
+  const [unit, scale] = unitOf(value), scaled = value / scale, amount = Math.abs(scaled);
+  return `${digits(scaled, scale === 1 || amount >= 99.95 ? 0 : amount >= 9.995 ? 1 : 2)} ${unit}`;
 }
 
 function duration(value) {
@@ -50,12 +50,19 @@ function duration(value) {
   return `${Math.floor(minutes / 60)} h ${two(minutes % 60)} min`;
 }
 
+function general(value) {
+  const shown = Number(value.toPrecision(4)), size = Math.abs(shown);
+  if (shown === 0 || (size >= 1e-4 && size < 1e15)) return shown.toLocaleString("en-US", { maximumFractionDigits: 7 });
+  const [digits, power] = value.toExponential(3).split("e");
+  return `${Number(digits)}e${Number(power)}`;
+}
+
 function written(value, format = "text") {
   if (value === null || value === undefined || Number.isNaN(value)) return UNKNOWN;
   const [kind, count] = format.split(":");
   if (kind === "number") return digits(value, Number(count));
   if (kind === "percent") return `${digits(value, Number(count))} %`;
-  if (kind === "general") return String(Number(value.toPrecision(4)));
+  if (kind === "general") return general(value);
   if (kind === "size") return size(value);
   if (kind === "duration") return duration(value);
   return String(value);
@@ -98,7 +105,7 @@ function filledIn(value, slider, naming = false) {
     [key, key === "source" ? each : filledIn(each, slider, naming || NAMING.has(key))]));
 }
 
-const COLOURED = new Set(["color", "borderColor"]);
+const COLOURED = new Set(["color", "borderColor", "backgroundColor"]);
 
 function painted(value, palette, key = "") {
   if (typeof value === "string") return COLOURED.has(key) && value[0] === "$" ? palette[value.slice(1)] : value;
@@ -215,6 +222,10 @@ class Chart {
   draw(moving = false) {
     const palette = this.palette = PALETTES[dark() ? "dark" : "light"];
     const option = painted(this.option(), palette);
+    if (option.height && option.height !== this.chart.getHeight()) {
+      this.canvas.style.height = `${option.height}px`;
+      this.chart.resize({ height: option.height });
+    }
     this.sources = (option.dataset ?? []).map((each) => sourceOf(each.source));
     const narrow = this.narrow = this.chart.getWidth() < 520;
     option.dataset = this.sources.map((source) => ({ source }));
@@ -276,6 +287,7 @@ class Chart {
       axisLabel: {
         color: palette.quiet, hideOverlap: true, ...(axis.type === "category" && !across ? { width: narrow ? 90 : 180, overflow: "truncate" } : {}),
         ...(format ? { formatter: (value) => tick(value, format) } : {}), ...axis.axisLabel,
+        ...(narrow && axis.axisLabel?.overflow === "break" ? { overflow: "truncate" } : {}),
       },
       ...(across && axis.type === "value" ? { splitNumber: narrow ? 3 : 6 } : {}),
       ...(format?.startsWith("percent") && axis.type === "value" ? withinPercent(axis.scale, across ? (narrow ? 3 : 6) : 5) : {}),
@@ -417,11 +429,16 @@ class Chart {
     return [-1, []];
   }
 
-  // For paper: at its width, in light colours and at once. Afterwards for the screen again.
+  // For paper: a picture of its width, in light colours. Afterwards the chart is as it was.
   print() {
     this.chart.resize({ width: printing ? Math.min(PAPER, this.spec.width || PAPER) : "auto" });
     this.draw();
-    this.chart.getZr().flush();
+    this.printed?.remove();
+    if (!printing) return;
+    this.printed = this.chart.renderToCanvas({ pixelRatio: 2 });
+    this.printed.className = "printed";
+    this.printed.style.cssText = `width: ${this.chart.getWidth()}px`;  // without those of a layer of the chart
+    this.canvas.after(this.printed);
   }
 
   // With the legend below the chart, in as many lines as it takes.
@@ -443,7 +460,7 @@ class Chart {
       legend: { show: lines > 0, data: keys, left: 0, bottom: 0, itemWidth: 22, itemHeight: 10, itemGap: 12, textStyle: { color: this.palette.ink, fontSize: 12, fontFamily: FONT } },
     });
     offer(`${this.spec.name}.png`, this.chart.getDataURL({ pixelRatio: 3, backgroundColor: this.palette.page }));
-    this.chart.resize({ height: "auto" });
+    this.chart.resize({ height });
     this.draw();
   }
 
@@ -473,6 +490,7 @@ function offer(name, url) {
 // --- tables --------------------------------------------------------------------------------------------
 
 const SHOWN = 20;
+const LONG = 40;  // letters of a cell that may take several lines
 
 class Table {
   constructor(holder, spec) {
@@ -571,7 +589,7 @@ class Table {
     const several = this.order.length > SHOWN;
     this.said.textContent = several
       ? `${(this.first + 1).toLocaleString("en-US")} to ${Math.min(this.first + SHOWN, this.order.length).toLocaleString("en-US")} of ${total}`
-      : this.order.length === this.count ? `${of} rows` : `${total} of ${of} rows`;
+      : this.order.length === this.count ? `${of} row${this.count === 1 ? "" : "s"}` : `${total} of ${of} rows`;
     this.before.hidden = this.after.hidden = !several;
     this.before.disabled = this.first <= 0;
     this.after.disabled = this.first + SHOWN >= this.order.length;
@@ -580,7 +598,7 @@ class Table {
   row(i) {
     return element("tr", {}, ...this.columns.map((column, c) => {
       const share = column.shares?.[i];
-      return element("td", { class: column.numeric ? "n" : null, style: share === null || share === undefined ? null : `--share: ${(share * 40).toFixed(1)}%` }, this.text(i, c));
+      return element("td", { class: column.numeric ? "n" : this.text(i, c).length > LONG ? "long" : null, style: share === null || share === undefined ? null : `--share: ${(share * 40).toFixed(1)}%` }, this.text(i, c));
     }));
   }
 
@@ -608,11 +626,18 @@ function open(figure) {
 }
 
 for (const figure of document.querySelectorAll("[data-chart]")) wanted.observe(figure);
-addEventListener("beforeprint", () => {
-  printing = true;
+// Charts are redrawn for paper, and tables that are wider are made smaller.
+function print(begins) {
+  printing = begins;
   document.querySelectorAll("[data-chart]").forEach((figure) => open(figure).print());
-});
-addEventListener("afterprint", () => { printing = false; charts.forEach((chart) => chart.print()); });
+  const wide = [...document.querySelectorAll(".wide table")];
+  document.documentElement.classList.toggle("paper", begins);
+  const widths = wide.map((table) => table.offsetWidth);
+  wide.forEach((table, i) => { table.style.zoom = begins ? Math.min(1, PAPER / widths[i]) : ""; });
+}
+
+addEventListener("beforeprint", () => print(true));
+addEventListener("afterprint", () => print(false));
 
 const repaint = () => charts.forEach((chart) => chart.draw());
 document.getElementById("theme").addEventListener("click", () => {

@@ -228,7 +228,7 @@ def formatted(value: Any, format: str = "text") -> str:
         case "percent":
             return percent(value, int(digits))
         case "general":
-            return f"{float(value):.4g}"
+            return _general(float(value))
         case "size":
             return size(value)
         case "duration":
@@ -236,18 +236,40 @@ def formatted(value: Any, format: str = "text") -> str:
     raise ValueError(f"no format {format!r}")
 
 
+def _general(value: float) -> str:
+    """Four significant digits: ``0.1235``, ``12,350``, ``1.235e-7``."""
+    shown = float(f"{value:.4g}")
+    if shown and not 1e-4 <= abs(shown) < 1e15:
+        digits, _, power = f"{value:.3e}".partition("e")
+        return f"{float(digits):g}e{int(power)}"
+    return f"{shown:,.7f}".rstrip("0").rstrip(".")
+
+
 def rounded(values: Any, digits: int) -> list[Any]:
     """Numbers rounded to the ``digits`` decimals that are shown; whole ones as integers, None for NaN and
     infinity.
     """
-    found = np.round(np.asarray(values, np.float64), digits)
-    return [None if not math.isfinite(v) else int(v) if v == int(v) else v for v in found.tolist()]
+    return [_short(v) for v in np.round(np.asarray(values, np.float64), digits).tolist()]
 
 
 def significant(values: Any, digits: int = DIGITS) -> list[Any]:
     """As :func:`rounded`, but to significant digits, for numbers of any size; whole ones stay as they are."""
-    found = np.asarray(values, np.float64).tolist()
-    return [plain(v if not math.isfinite(v) or v == int(v) else float(f"{v:.{digits}g}")) for v in found]
+    found = np.array(values, np.float64)
+    usual = (np.abs(found) > 1e-9) & (
+        np.abs(found) < 10.0 ** (digits - 1)
+    )  # powers of ten up to 1e22 are exact
+    scale = 10.0 ** (digits - 1 - np.floor(np.log10(np.abs(found[usual]))))
+    found[usual] = np.round(found[usual] * scale) / scale
+    rare = ~usual & np.isfinite(found) & (found != np.floor(found))
+    found[rare] = [float(f"{v:.{digits}g}") for v in found[rare].tolist()]
+    return [_short(v) for v in found.tolist()]
+
+
+def _short(value: float) -> float | None:
+    """As JSON has it: None for NaN and infinity, whole numbers as integers."""
+    if not math.isfinite(value):
+        return None
+    return int(value) if value.is_integer() and abs(value) < 1e15 else value
 
 
 def plain(value: Any) -> Any:

@@ -10,16 +10,16 @@ from typing import Any
 import numpy as np
 
 from rayfl.report import page
-from rayfl.report.charts import Line, Metric, alternatives, bars, box, curves, pareto
-from rayfl.report.compare import mean_line, seed_metrics
+from rayfl.report.charts import Line, Metric, alternatives, bars, curves, pareto
+from rayfl.report.compare import boxes_of_clients, mean_line, seed_metrics
 from rayfl.report.files import RunFiles
-from rayfl.report.html import ROUNDS, known, line_of
+from rayfl.report.html import MOST_ROUNDS, ROUNDS, known, line_of, thinned
 from rayfl.report.page import Chart, Choice, Column, Page, Section, Selector, Table, significant
 from rayfl.statistics import LEVEL
 from rayfl.study import tables
 from rayfl.study.outcome import Study
 from rayfl.study.plan import spoken
-from rayfl.study.results import Results, title_of, written
+from rayfl.study.results import Results, known_numbers, title_of, written
 from rayfl.study.running import directory_of, is_finished
 from rayfl.study.tables import TextTable
 from rayfl.units import UNKNOWN
@@ -28,6 +28,8 @@ _WORDS = {"holds": "claims hold", "fails": "claims fail", "undecided": "claims u
 
 MOST_LINES = 28
 """Methods in one chart."""
+MOST_NUMBERS = 400_000
+"""Numbers in the curves of all methods and points, about; of more rounds, evenly spaced ones are drawn."""
 
 Point = Mapping[str, str]
 
@@ -129,6 +131,10 @@ def _over_rounds(results: Results) -> Section | None:
             own = [line for line in own if len(line.columns.get("round", ()))]
             lines.append(mean_line(label, own) if own else Line(label, {"round": []}))
         by_point.append(lines)
+    longest = max(len(line.columns["round"]) for lines in by_point for line in lines)
+    width = sum(len(line.columns) for lines in by_point for line in lines)
+    most = min(MOST_ROUNDS, max(20, MOST_NUMBERS // max(1, width)))
+    by_point = [[thinned(line, most) for line in lines] for lines in by_point]
     everything = [line for lines in by_point for line in lines]
     metrics, xs = seed_metrics(everything), known(ROUNDS, everything)
     if not metrics or not xs:
@@ -136,6 +142,9 @@ def _over_rounds(results: Results) -> Section | None:
     alt = f"{metrics[0].label} over rounds, a line for each method"
     left_out = list(results.study.methods)[MOST_LINES:]
     note = f"Without {', '.join(left_out)}: a chart has {MOST_LINES} lines at most." if left_out else ""
+    drawn = max(len(line.columns["round"]) for line in everything)
+    if drawn < longest:
+        note = f"{note} {drawn:,} of {longest:,} rounds are drawn, evenly spaced.".lstrip()
     if len(results.points) == 1:
         return Section("Over rounds", note, [curves(by_point[0], metrics, xs, alt, 400)])
     chart = _with_points(results, by_point, metrics, xs, lambda m, x, lines: curves(lines, m, x, alt, 400))
@@ -185,20 +194,23 @@ def _numbers(results: Results) -> Section | None:
             found = {label: results.interval(label, point, column) for label in results.study.methods}
             if not any(each.n for each in found.values()):
                 continue
-            format = "size" if "bytes" in column else "duration" if column == "seconds" else "number:2"
-            format = "percent:1" if "(%)" in title_of(column) else format
-            bounds = (
-                [each.low if each.known else None for each in found.values()],
-                [each.high if each.known else None for each in found.values()],
-            )
+            bounds = None
+            if any(each.known for each in found.values()):
+                bounds = (
+                    [each.low if each.known else None for each in found.values()],
+                    [each.high if each.known else None for each in found.values()],
+                )
             name = title_of(column) + (f", {_name(point)}" if several else "")
             values = [each.mean if each.n else None for each in found.values()]
             form = written(column)
             said = "; ".join(f"{label} {form(i.mean)}" for label, i in found.items() if i.n)
-            charts[name] = bars(list(found), values, title_of(column), f"{name}: {said}", format, bounds)
+            charts[name] = bars(
+                list(found), values, title_of(column), f"{name}: {said}", _format(column), bounds
+            )
     if not charts:
         return None
-    note = f"Means over seeds with {100 * LEVEL:.0f} % intervals."
+    several_seeds = len(results.seeds) > 1
+    note = f"Means over seeds with {100 * LEVEL:.0f} % intervals." if several_seeds else "One seed."
     return Section("Methods side by side", note, [alternatives("number", charts)])
 
 
@@ -218,7 +230,8 @@ def _trade_off(results: Results) -> Section | None:
         if len(lines) > 1:
             y = Metric("accuracy", "test accuracy, mean over clients (%)", "percent:1", "low", "high")
             x = Metric("bytes", "bytes sent, up and down", "size")
-            charts[_name(point)] = pareto(lines, x, y, f"Accuracy against bytes sent, {_name(point)}")
+            alt = ", ".join(filter(None, ("Accuracy against bytes sent", _name(point))))
+            charts[_name(point)] = pareto(lines, x, y, alt)
     if not charts:
         return None
     chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
@@ -228,18 +241,10 @@ def _trade_off(results: Results) -> Section | None:
 def _clients(results: Results) -> Section | None:
     charts = {}
     for point in results.points:
-        groups = {}
-        for label in results.study.methods:
-            found = [
-                run.clients["accuracy_last"]
-                for run in _files(results, label, point)
-                if "accuracy_last" in run.clients
-            ]
-            if found:
-                groups[label] = np.concatenate([each.dropna().to_numpy(np.float64) for each in found])
-        if any(len(values) for values in groups.values()):
-            alt = f"Box plots of client accuracies, {_name(point)}"
-            charts[_name(point)] = box(groups, "last test accuracy of the client (%)", alt)
+        groups = {label: _files(results, label, point) for label in results.study.methods}
+        chart = boxes_of_clients(groups, _name(point))
+        if chart is not None:
+            charts[_name(point)] = chart
     if not charts:
         return None
     chart = alternatives("at", charts) if len(charts) > 1 else next(iter(charts.values()))
@@ -269,20 +274,35 @@ def _choices(study: Study) -> Section | None:
 
 def _runs(study: Study) -> Section:
     """All runs, to sort and to search."""
-    frame = study.runs
+    frame, results = study.runs, study.results
+    naming = ["method", *results.study.axes, "seed", "state"]
+    asked = [name for name in results.study.report.names if name in frame]
+    others = [str(name) for name in frame.columns if name not in (*naming, *asked, *_UNSHOWN)]
     columns = []
-    for name in frame.columns:
-        if name in ("key", "path", "rayfl", "error"):
-            continue
+    for name in (*naming, *asked, *others):
         values = frame[name]
+        result = name in asked or name in known_numbers()
         if values.dtype.kind in "fi":
-            columns.append(
-                Column(str(name), significant(values), "general" if values.dtype.kind == "f" else "number:0")
-            )
+            format = "text" if name == "seed" else _format(name, "general") if result else "general"
+            numbers = significant(values)
+            columns.append(Column(title_of(name) if result else name, numbers, format, right=True))
         else:
-            columns.append(Column(str(name), [None if v != v or v is None else str(v) for v in values]))
+            columns.append(Column(name, [None if v != v or v is None else str(v) for v in values]))
     columns.append(Column("directory", [Path(path).name for path in frame["path"]]))
     return Section("Runs", "", (), [Table(columns, caption="runs", filter=True)])
+
+
+_UNSHOWN = ("key", "path", "rayfl", "error")
+"""Columns of ``runs.csv`` that the page omits."""
+
+
+def _format(column: str, others: str = "number:2") -> str:
+    """How numbers of a column are written on the page; ``others`` if they have no unit."""
+    if "bytes" in column:
+        return "size"
+    if column == "seconds":
+        return "duration"
+    return "percent:1" if "(%)" in title_of(column) else others
 
 
 def _files(results: Results, label: str, point: Point) -> list[RunFiles]:

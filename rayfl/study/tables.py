@@ -205,11 +205,15 @@ def _p(value: float) -> str:
 
 
 def rank_table(results: Results) -> TextTable | None:
-    """The mean rank of every method in every column; None with fewer than three methods."""
+    """The mean rank of every method in every column; None with fewer than three methods, or if there is no
+    seed and point at which all have a number.
+    """
     columns = [column for column in results.study.report.names if better(column)]
     if len(results.study.methods) < 3 or not columns:
         return None
     ranks = {column: results.ranks(column) for column in columns}
+    if all(math.isnan(rank) for of in ranks.values() for rank in of.values()):
+        return None
     header = [
         "method",
         *(f"rank: {title_of(c)}{' (less is better)' * (better(c) == 'less')}" for c in columns),

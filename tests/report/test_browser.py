@@ -16,11 +16,12 @@ from scipy.cluster.hierarchy import linkage
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.config import load
+from rayfl.report.charts import Line, Metric, curves, heatmap, pareto
 from rayfl.report.clusterings import ClusteringResult
 from rayfl.report.clusterings import page_of as clusters_page
 from rayfl.report.compare import write_comparison
 from rayfl.report.html import write_report
-from rayfl.report.page import formatted
+from rayfl.report.page import Column, Page, Section, Table, formatted
 from rayfl.report.page import write as write_page
 from rayfl.report.partition import views
 from rayfl.report.partition import write as write_partition
@@ -227,11 +228,120 @@ def test_numbers_are_written_as_in_python(page: Any) -> None:
         3600,
         7325.0,
     ]
-    formats = ["number:0", "number:2", "percent:1", "size", "duration", "text"]
+    formats = ["number:0", "number:2", "percent:1", "size", "duration", "text", "general"]
     for format in formats:
         found = page.evaluate("([n, f]) => n.map((v) => rayfl.written(v, f))", [[*numbers, None], format])
         shown = [n if format != "text" or n != int(n) else int(n) for n in numbers]
         assert found == [formatted(value, format) for value in [*shown, None]]
+    for value in (0.000123456, 1.23456e-7, -4.5678e16):
+        assert page.evaluate("(v) => rayfl.written(v, 'general')", value) == formatted(value, "general")
+
+
+def drawn(tab: Any, path: Path, *charts: Any, title: str = "drawn") -> Any:
+    """A page with these charts in a section; the first of them."""
+    show(tab, write_page(path / "page.html", Page("page", sections=[Section(title, charts=charts)])))
+    return figure(tab, title)
+
+
+ROUND, ACCURACY = Metric("round", "round", "number:0"), Metric("accuracy", "accuracy (%)", "percent:1")
+
+
+def extent(chart: Any, axis: str) -> list[float]:
+    """The ends of an axis."""
+    found: list[float] = chart.evaluate(
+        "(f, axis) => f.chart.chart.getModel().getComponent(axis).axis.scale.getExtent()", axis
+    )
+    return found
+
+
+def test_thousands_separators_in_a_filter(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    table = Table([Column("client", list(range(20_000)), "number:0")])
+    line = Line("one", {"round": [1, 2], "accuracy": [1, 2]})
+    section = Section("clients", charts=[curves([line], [ACCURACY], [ROUND], "")], tables=[table])
+    show(tab, write_page(tmp_path / "page.html", Page("page", sections=[section])))
+    tab.get_by_role("searchbox").fill("client > 19,989")
+    assert "10 of 20,000 rows" in tab.locator("[data-table]").inner_text()
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "low", "high"),
+    [([81.0, 99.6], -20.0, 130.0), ([97.2, 97.2], None, None), ([4.0, 99.9], None, None)],
+)
+def test_axes_end_where_numbers_do(
+    tab: Any, wrong: list[str], tmp_path: Path, accuracy: list[float], low: float | None, high: float | None
+) -> None:
+    """Accuracies within 0 and 100 %, rounds with the first and the last, whatever ECharts finds round."""
+    columns = {"round": [1, 2003], "accuracy": accuracy, "low": [low] * 2, "high": [high] * 2}
+    metric = Metric("accuracy", "accuracy (%)", "percent:1", *(("low", "high") if low else ()))
+    chart = drawn(tab, tmp_path, curves([Line("one", columns)], [metric], [ROUND], ""))
+    assert extent(chart, "xAxis") == [1, 2003]
+    ends = extent(chart, "yAxis")
+    assert 0 <= ends[0] < accuracy[0]
+    assert ends[1] == 100
+
+
+def test_names_of_methods_are_not_filled_in(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    name = "{slider} $1 {a} {b}"
+    one = Line(name, {"x": [1.0], "y": [2.0]})
+    other = Line("other", {"x": [3.0], "y": [4.0]})
+    metrics = [Metric(axis, axis, "number:1") for axis in "xy"]
+    chart = drawn(tab, tmp_path, pareto([one, other], *metrics, ""))
+    assert name in chart.inner_text()
+    assert option(chart, "o.series[0].label.formatter({})") == name
+    matrix = heatmap([[0, 1], [1, 0]], [name, "b"], [name, "b"], "")
+    assert option(drawn(tab, tmp_path, matrix), "o.xAxis[0].data[0]") == name
+
+
+def test_a_lone_point_among_long_lines_is_marked(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    rounds = list(range(1, 101))
+    long = Line("long", {"round": rounds, "accuracy": [50.0] * 100})
+    rare = Line("rare", {"round": rounds, "accuracy": [*[None] * 98, 60.0, None]})
+    single = Line("single", {"round": [3], "accuracy": [70.0]})
+    chart = drawn(tab, tmp_path, curves([long, rare, single], [ACCURACY], [ROUND], ""))
+    shown = option(chart, "o.series.filter((s) => s.type === 'line').map((s) => s.showSymbol)")
+    assert shown == [False, True, True]
+
+
+def test_arrow_keys_go_to_known_values(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    columns = {"round": list(range(1, 9)), "accuracy": [None, None, None, 41.0, None, None, None, 42.0]}
+    lines = [Line("nothing", {"round": [1], "accuracy": [None]}), Line("one", columns)]
+    chart = drawn(tab, tmp_path, curves(lines, [ACCURACY], [ROUND], ""))
+    chart.locator(".canvas").focus()
+    said = []
+    for _ in range(2):
+        tab.keyboard.press("ArrowRight")
+        said.append(tab.locator("#spoken").text_content())
+    assert ["41.0 %" in said[0], "42.0 %" in said[1]] == [True, True]
+
+
+def test_printing(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    """Every chart is drawn at once, at the width of paper and in light colours, whatever the screen shows."""
+    line = Line("one", {"round": [1, 2], "accuracy": [50.0, 60.0]})
+    charts = [curves([line], [ACCURACY], [ROUND], "") for _ in range(9)]
+    path = write_page(tmp_path / "page.html", Page("page", sections=[Section("drawn", charts=charts)]))
+    tab.emulate_media(color_scheme="dark")
+    tab.goto(path.as_uri())
+    opened = tab.evaluate("rayfl.charts.length")
+    facts = """() => {
+      dispatchEvent(new Event("beforeprint"));
+      const last = rayfl.charts.at(-1), line = last.chart.getOption().series[1].lineStyle.color;
+      const printed = document.querySelectorAll(".printed");
+      const data = printed[8].getContext("2d").getImageData(0, 0, 1360, 680).data;
+      const blue = (i) => data[i] === 0 && data[i + 1] === 114 && data[i + 2] === 178;
+      let count = 0;
+      for (let i = 0; i < data.length; i += 4) count += blue(i);
+      const found = [rayfl.charts.length, printed.length, last.chart.getWidth(), line, count > 500];
+      dispatchEvent(new Event("afterprint"));
+      return [...found, last.chart.getWidth() > 680, last.chart.getOption().series[1].lineStyle.color];
+    }"""
+    assert tab.evaluate(facts) == [9, 9, 680, "#0072B2", True, True, "#56B4E9"]
+    assert tab.locator(".printed").count() == 0
+    assert opened < 9
+    tab.emulate_media(color_scheme="dark", media="print")
+    style = "(name) => getComputedStyle(document.documentElement)[name]"
+    assert tab.evaluate(style, "printColorAdjust") == "exact"
+    assert tab.evaluate("getComputedStyle(document.body).color") == "rgb(31, 35, 40)"
+    tab.emulate_media(color_scheme="light", media="screen")
 
 
 def test_the_other_pages_at_every_width(tab: Any, wrong: list[str], report: Path, tmp_path: Path) -> None:

@@ -138,6 +138,21 @@ def test_estimates_are_marked_and_no_best(make_run: MakeRun, tmp_path: Path):
     assert "≈" not in text_of(write_comparison([whole], tmp_path / "d.html").read_text())
 
 
+def test_a_comparison_of_regressions(make_run: MakeRun, tmp_path: Path):
+    runs = [make_run("one"), make_run("two")]
+    for run in runs:
+        with (run / "config.yaml").open("a") as config:
+            config.write("loss: {name: mse}\n")
+        rounds = pd.read_csv(run / "rounds.csv").assign(accuracy_mean=None, rmse_mean=2.5)
+        rounds.to_csv(run / "rounds.csv", index=False)
+        clients = pd.read_csv(run / "clients.csv").assign(accuracy_last=None, rmse_last=[1.0, 2.0, 3.0, 4.0])
+        clients.to_csv(run / "clients.csv", index=False)
+    page = write_comparison(runs, tmp_path / "c.html").read_text()
+    assert ": rmse (root mean squared error), mae (mean absolute error) and r2 (" in page
+    assert "ccuracy" not in text_of(page)
+    assert charts(page)["Clients"]["option"]["dataset"][0]["source"]["mean"] == [2.5, 2.5]
+
+
 def test_planted_groups_side_by_side(make_run: MakeRun, tmp_path: Path):
     one, two = make_run("one"), make_run("two")
     lines = ["round,kind,id,clients,accuracy_mean,accuracy_var,estimated_from"]
@@ -208,6 +223,16 @@ def test_settings_that_follow_from_the_method_are_no_columns(make_run: MakeRun):
     table = dict(Comparison.of([one, two]).table().texts())
     assert list(table)[:3] == ["method", "model.name", "accuracy, last"]
     assert table["method"] == ["pacfl", "cfl"]
+
+
+def test_results_come_before_many_settings(make_run: MakeRun, tmp_path: Path):
+    one, two = make_run("one"), make_run("two")
+    many = "{name: mlp, a: 2, b: 2, c: 2, d: 2, e: 2}"
+    for run, model in ((one, many.replace("2", "1")), (two, many)):
+        change(run, "{name: mlp}", model)
+    header = rows(write_comparison([one, two], tmp_path / "c.html").read_text())[0]
+    assert header[:2] == ["model.a", "accuracy, last"]
+    assert header[-4:] == ["model.b", "model.c", "model.d", "model.e"]
 
 
 def test_lines_of_many_runs_differ(make_run: MakeRun):

@@ -112,7 +112,7 @@ def test_standard_errors_and_what_was_tested_stand_beside_the_accuracy(run_dir: 
     assert ["Its standard error over clients", "5.5 %", ""] in table
     assert ["Its standard error over test samples", "2.2 %", ""] in table
     assert ["Distinct test samples", "1,359", ""] in table
-    assert ["Test samples of a client, least to most", "20 to 20", ""] in table
+    assert ["Test samples of a client, least to most", "20", ""] in table
 
 
 GROUPS = """\
@@ -146,6 +146,7 @@ def test_accuracy_by_planted_group_and_by_cluster(run_dir: Path):
     assert chart["legend"] == ["group 0", "group 1"]
     assert chart["option"]["dataset"][1]["source"]["round"] == [1, 4]
     assert chart["option"]["dataset"][1]["source"]["accuracy_mean"] == [40, 88]
+    assert [series["hollow"] for series in chart["option"]["series"][1::2]] == ["", ""]
     assert ["Variance within planted groups, %²", "3.4", ""] in table
 
 
@@ -158,6 +159,13 @@ def test_clients_that_left_do_not_count(run_dir: Path):
     assert "Last accuracy of 3 of 4 clients. Those that left (1) are not shown." in page
     assert "Histogram of clients by accuracy, mean 91.7 %" in page  # of 99, 88 and 88
     assert ["0", "1", "99.0 %", "99.0 %", "99.0 %", "1", "·"] in rows(page)
+
+
+def test_estimates_of_groups_are_hollow(run_dir: Path):
+    (run_dir / "groups.csv").write_text(GROUPS.replace("6.5,1.2,", "6.5,1.2,2"))
+    option = charts(write_report(run_dir).read_text())["Accuracy by planted group"]["option"]
+    assert option["series"][1]["hollow"] == "estimated"
+    assert option["dataset"][0]["source"]["estimated"] == [True, False]
 
 
 def change(run_dir: Path, name: str, **columns: object) -> None:

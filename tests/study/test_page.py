@@ -1,0 +1,62 @@
+"""The page of a study: what it draws, and that it does not grow beyond measure."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from rayfl.report.files import RunFiles
+from rayfl.study import page
+
+
+def run_of(folder: Path, rounds: int, **clients: Any) -> RunFiles:
+    """A run with a mean accuracy in every round."""
+    folder.mkdir()
+    accuracy = np.linspace(50, 60, rounds)
+    frame = pd.DataFrame(
+        {"round": np.arange(rounds), "accuracy_mean": accuracy, "accuracy_var": 2 * accuracy}
+    )
+    frame.to_csv(folder / "rounds.csv", index=False)
+    pd.DataFrame({"client": [0, 1], "n": 5, **clients}).to_csv(folder / "clients.csv", index=False)
+    (folder / "config.yaml").write_text("loss: {name: mse}\n")
+    return RunFiles.read(folder)
+
+
+def results_of(methods: list[str], points: list[dict[str, str]]) -> Any:
+    return SimpleNamespace(study=SimpleNamespace(methods=dict.fromkeys(methods)), points=points)
+
+
+@pytest.mark.parametrize("points", [[{}], [{"alpha": "0.1"}, {"alpha": "1"}]])
+def test_of_many_rounds_some_are_drawn(
+    points: list[dict[str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many as there is room for, up to the last; runs of two lengths have rounds in common."""
+    runs = [run_of(tmp_path / "a", 301), run_of(tmp_path / "b", 400)]
+    monkeypatch.setattr(page, "_files", lambda *_: runs)
+    monkeypatch.setattr(page, "MOST_NUMBERS", 2500)
+    section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
+    assert section is not None
+    columns = [source for each in section.charts[0].option["dataset"] for source in [each["source"]]]
+    assert sum(len(values) for source in columns for values in source.values()) < 3500
+    [rounds] = {tuple(v) for s in columns for name, v in s.items() if name.startswith("round")}
+    assert rounds[-1] == 301
+    assert f"{len(rounds)} of 301 rounds are drawn, evenly spaced." in section.note
+    monkeypatch.undo()
+    monkeypatch.setattr(page, "_files", lambda *_: runs)
+    section = page._over_rounds(results_of(["FedAvg", "SOLO"], points))
+    assert section is not None
+    assert section.note == ""
+
+
+def test_the_clients_of_a_regression(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [run_of(tmp_path / "a", 2, rmse_last=[1.5, 2.5])]
+    monkeypatch.setattr(page, "_files", lambda *_: runs)
+    section = page._clients(results_of(["FedAvg"], [{}]))
+    assert section is not None
+    assert section.charts[0].option["dataset"][0]["source"]["median"] == [2]
+    assert section.charts[0].option["xAxis"]["name"] == "last root mean squared error of the client"
