@@ -222,9 +222,11 @@ class Chart {
   draw(moving = false) {
     const palette = this.palette = PALETTES[dark() ? "dark" : "light"];
     const option = painted(this.option(), palette);
-    if (option.height && option.height !== this.chart.getHeight()) {
-      this.canvas.style.height = `${option.height}px`;
-      this.chart.resize({ height: option.height });
+    const { height } = option;
+    delete option.height;  // which means something else to ECharts
+    if (height && height !== this.chart.getHeight()) {
+      this.canvas.style.height = `${height}px`;
+      this.chart.resize({ height });
     }
     this.sources = (option.dataset ?? []).map((each) => sourceOf(each.source));
     const narrow = this.narrow = this.chart.getWidth() < 520;

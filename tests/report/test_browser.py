@@ -16,7 +16,7 @@ from scipy.cluster.hierarchy import linkage
 from rayfl.clustering.cluster import Clusters
 from rayfl.clustering.config import Clustering
 from rayfl.config import load
-from rayfl.report.charts import Line, Metric, curves, heatmap, pareto
+from rayfl.report.charts import Line, Metric, alternatives, box, curves, heatmap, histogram, pareto
 from rayfl.report.clusterings import ClusteringResult
 from rayfl.report.clusterings import page_of as clusters_page
 from rayfl.report.compare import write_comparison
@@ -312,6 +312,16 @@ def test_arrow_keys_go_to_known_values(tab: Any, wrong: list[str], tmp_path: Pat
         tab.keyboard.press("ArrowRight")
         said.append(tab.locator("#spoken").text_content())
     assert ["41.0 %" in said[0], "42.0 %" in said[1]] == [True, True]
+
+
+def test_each_choice_has_a_height_of_its_own(tab: Any, wrong: list[str], tmp_path: Path) -> None:
+    few = histogram([1, 2, 2], "values", "", [1, 2, 3], "number:0")
+    many = box({str(i): [1.0, 2.0] for i in range(20)}, "values", "")
+    chart = drawn(tab, tmp_path, alternatives("show", {"few": few, "many": many}))
+    assert chart.evaluate("(f) => f.chart.chart.getHeight()") == few.height
+    assert chart.evaluate("(f) => f.chart.current.height ?? null") is None  # ECharts would use all of it
+    chart.locator("[data-selector=show]").select_option("many")
+    assert chart.locator(".canvas").evaluate("(c) => c.clientHeight") == many.height > few.height
 
 
 def test_printing(tab: Any, wrong: list[str], tmp_path: Path) -> None:
