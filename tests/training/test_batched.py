@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -360,3 +360,22 @@ def test_steps_are_as_wide_as_the_data_not_as_the_batch_size(inner_lr):
         plans.append(StepPlan(0, 0, [4, 5, 6], sizes, work))
     for name in ("places", "counts", "weights", "totals", "seen"):
         np.testing.assert_array_equal(*(getattr(plan, name) for plan in plans))
+
+
+@pytest.mark.parametrize("make", [BatchedEngine, stepwise])
+def test_a_layer_norm_without_bias_equals_the_loop(make: Any) -> None:
+    """Its weights count; they begin at one, so a trial of a few steps hardly notices."""
+
+    class Normed(Model):
+        name: str = "normed"
+        layers: ClassVar[dict[str, tuple[str, ...]]] = {"first": ("0", "1"), "last": ("3",)}
+
+        def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+            norm = nn.LayerNorm(8, bias=False)
+            nn.init.uniform_(norm.weight, -1.5, 1.5)
+            return nn.Sequential(nn.Linear(shape[0], 8), norm, nn.Tanh(), nn.Linear(8, classes))
+
+    spec = ModelSpec.of(Normed(), (6,), 3, 0)
+    batches, *given = job(spec, [9, 4])
+    truth = Truth.of(spec, batches, 0, LocalWork(3, 4, 0.05), *given)
+    truth.check(make(spec, batches, 0).train(LocalWork(3, 4, 0.05), *given))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numba
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.training import LocalWork, Terms
-from rayfl.training.batched import BatchedEngine, Unsupported, client_kernel, compiled
+from rayfl.training.batched import BatchedEngine, Unsupported, activation_kernels, client_kernel, compiled
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
@@ -120,6 +121,11 @@ class Chain(Model):
                 Skip(conv(6, 6, 3, padding=1), nn.Tanh(), nn.Dropout(0.3)), nn.Flatten(), nn.Dropout(0.2),
                 nn.Dropout(0.4), nn.Linear(150, 9), nn.ReLU(), nn.Dropout(0.5),
             ],
+            "late": lambda: [  # what needs no gradient comes first
+                nn.Dropout(0.2), nn.LeakyReLU(0.3), pool(2), nn.Tanh(), nn.Flatten(), nn.ELU(),
+                nn.Linear(108, 40), randomised(nn.GroupNorm(2, 40)), nn.ELU(),
+            ],
+            "pooled twice": lambda: [conv(3, 4, 3), pool(2), nn.ReLU(), pool(2), nn.Flatten()],
             "norm, not affine": lambda: [
                 conv(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), pool(2), nn.Flatten(),
             ],
@@ -136,7 +142,8 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
         parts: (Chain(parts=parts), (3, 12, 12))
         for parts in (
             *("padding", "no bias", "nested", "reused", "wide", "norm", "norm, then none"),
-            *("tanh", "alone", "pool", "norms", "skip", "dropout"),
+            *("tanh", "alone", "pool", "norms", "skip", "dropout", "late"),
+            "pooled twice",
         )
     },
     "lenet5-bn": (MODELS["lenet5"](batch_norm=True), (3, 32, 32)),
@@ -345,9 +352,10 @@ def test_both_ways_of_a_client_are_near_each_other() -> None:
 
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("sizes", [[5, 0, 0], [0, 0]])
-def test_clients_without_samples_stay_where_they_are(sizes: list[int], masked: bool) -> None:
+@pytest.mark.parametrize("case", ["mlp", "dropout"])
+def test_clients_without_samples_stay_where_they_are(case: str, sizes: list[int], masked: bool) -> None:
     """Alone in a call or not; but for their mask."""
-    spec = make_case("mlp")
+    spec = make_case(case)
     batches, *given = job(spec, sizes)
     start = given[-1]
     held = torch.arange(len(sizes) * spec.P).view(len(sizes), -1) % 3 > 0
@@ -491,6 +499,7 @@ def test_large_layers_are_left_to_the_library() -> None:
     """Convolutions with large windows and many products before a BatchNorm or alone; many linear weights."""
     for outputs, window, hidden, front, trained, tested, always in (
         (12, 5, 50, "norm", True, True, True),
+        (70, 6, 2, "alone", False, False, False),
         (12, 9, 50, "norm", False, True, True),  # the BatchNorm of tests is part of the convolution
         (12, 5, 900, "norm", True, True, False),
         (12, 8, 50, "alone", True, True, True),
@@ -571,3 +580,42 @@ def test_other_samples_are_left_to_the_module() -> None:
         plain = make(other, batches, 0)
         assert plain.forward._compiled is None
         assert torch.equal(_after(plain, start, x), exact(x))
+
+
+def test_labels_beyond_the_outputs_are_refused() -> None:
+    """The kernel would read and write beside its arrays."""
+    spec = make_case("mlp")
+    engine = BatchedEngine(spec, job(spec, [2])[0], 0)
+    assert engine.compiled is not None
+    plan, start = StepPlan(0, 0, [0], np.array([2]), PLAIN), torch.from_numpy(spec.initial())[None]
+    for wrong in (-1, 5):
+        samples = torch.zeros(2, *spec.shape), torch.tensor([0, wrong])
+        with pytest.raises(ValueError, match="the network has 5 outputs"):
+            engine.compiled.train(plan, PLAIN, start.clone(), Terms(), False, samples)
+
+
+def test_activations_keep_their_digits_near_zero() -> None:
+    x = np.concatenate([-np.logspace(-12, 1.5, 500), np.logspace(-12, 1.5, 500)]).astype(np.float32)
+    exact = torch.from_numpy(x).double().requires_grad_()
+    functions: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
+        activation_kernels.TANH: torch.tanh,
+        activation_kernels.ELU: nn.ELU(0.7),
+        activation_kernels.SIGMOID: torch.sigmoid,
+        activation_kernels.SILU: nn.SiLU(),
+        activation_kernels.LEAKY_RELU: nn.LeakyReLU(0.7),
+        activation_kernels.RELU: torch.relu,
+    }
+    y, dx, ones = np.empty_like(x), np.empty_like(x), np.ones_like(x)
+    for number, function in functions.items():
+        _activate(number, np.float32(0.7), x, y, ones, dx)
+        truth = function(exact)
+        (slope,) = torch.autograd.grad(truth.sum(), exact)
+        np.testing.assert_allclose(y, truth.detach().numpy(), rtol=8 * UNIT, atol=1e-37)
+        np.testing.assert_allclose(dx, slope.numpy(), rtol=8 * UNIT, atol=32 * UNIT)
+
+
+@numba.njit  # type: ignore[misc]
+def _activate(number, slope, x, y, dy, dx):  # type: ignore[no-untyped-def]
+    """The kernels are only called by compiled code."""
+    activation_kernels.forward(number, slope, x, y)
+    activation_kernels.backward(number, slope, x, y, dy, dx)

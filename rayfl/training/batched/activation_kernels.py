@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from rayfl.training.batched.exponential import decay, sigmoid, tanh
+from rayfl.training.batched.exponential import decay_less_one, sigmoid, tanh
 from rayfl.training.batched.jit import jit
 
 RELU, TANH, SIGMOID, LEAKY_RELU, ELU, SILU = range(6)
@@ -38,7 +38,7 @@ def forward(function, slope, x, y):  # type: ignore[no-untyped-def]
             y[k] = x[k] if x[k] > 0 else slope * x[k]
     elif function == ELU:
         for k in range(n):
-            below = slope * (decay(-abs(x[k])) - _ONE)
+            below = slope * decay_less_one(-abs(x[k]))
             y[k] = x[k] if x[k] > 0 else below
     else:
         for k in range(n):

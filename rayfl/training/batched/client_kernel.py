@@ -1,4 +1,4 @@
-"""All local training of a client in one compiled call, for networks of convolutions and linear layers.
+"""All local training of a client in one compiled call, for small networks for images and vectors.
 
 A step of ten samples through LeNet-5 is 0.2 ms of arithmetic, and 0.3 ms of calls from Python, of which each
 layer needs several. Here the loops over clients, steps and layers are compiled, too. Clients train one after
@@ -72,8 +72,8 @@ _ZERO = np.float32(0)
 
 
 class Images(NamedTuple):
-    """What enters the network: ``channels`` of ``pixels`` each if that is a convolution, which takes channels
-    last, else one of as many as a sample has numbers."""
+    """What enters the network: ``channels`` of ``pixels`` each if that is a layer of images, which takes
+    channels last, else one of as many as a sample has numbers."""
 
     channels: int
     pixels: int
@@ -98,7 +98,8 @@ class Memory(NamedTuple):
         winners: of the poolings.
         velocity: of a client ``(P,)``; empty without momentum.
         ahead: the weights where Per-FedAvg takes its second gradient ``(P,)``; empty without.
-        dweight, dbias: gradients of a convolution's weights, and of a layer's bias.
+        dweight, dbias: gradients of a convolution's weights, and of a layer's bias; also in place of a bias
+            that a layer does not have.
         planes: what enters each BatchNorm behind a convolution and before a pooling.
         statistics: mean and variance of what enters each normalisation.
         dplane: what a convolution alone returns, or the gradients of what enters a BatchNorm.
@@ -177,7 +178,7 @@ def train(  # type: ignore[no-untyped-def]
     nothing, no_mask = np.empty(0, np.float32), np.empty(0, np.uint8)
     last = network[layers - 1]
     classes, logits_at = last[OUTPUT], last[TO]
-    drawn = _drawn(network)
+    drawn, lowest = _drawn(network), _lowest(network)
     for c in range(clients):
         used = 0
         w = models[c]
@@ -224,17 +225,18 @@ def train(  # type: ignore[no-untyped-def]
                 layer = network[number]
                 kind = layer[KIND]
                 if kind == CONVOLUTION:
-                    _back_from_winners(layer, batch, number > 0, at, memory, terms)
+                    _back_from_winners(layer, batch, number > lowest, at, memory, terms)
                 elif kind == LINEAR:
-                    _back_through_product(layer, batch, number > 0, at, acts, grads, memory.dbias, terms)
+                    _back_through_product(layer, batch, number > lowest, at, acts, grads, memory.dbias, terms)
                 elif kind == FLATTEN:
-                    _swap(layer, batch, grads, False)
+                    if number > lowest:
+                        _swap(layer, batch, grads, False)
                 elif kept_now is not None:
                     if kind in (NORMED, PLAIN):
-                        _back_alone(layer, numbers[number], batch, number > 0, at, memory, terms)
+                        _back_alone(layer, numbers[number], batch, number > lowest, at, memory, terms)
                     elif kind in (BATCH_NORM, GROUP_NORM):
                         _back_through_norm(layer, numbers[number], batch, at, memory, terms)
-                    elif number > 0:
+                    elif number > lowest:
                         _back(layer, numbers[number], batch, kept_now, memory)
             if not looks_ahead and keep_after[c] == t // passes + 1:
                 kept[c] = w
@@ -245,12 +247,13 @@ def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type
     """What the network makes of samples.
 
     Args:
-        network, numbers, first: see :func:`train`; a BatchNorm is part of its convolution's weights and bias.
+        network, numbers, first: see :func:`train`; with ``KNOWN_NORM`` in place of ``BATCH_NORM``, without
+            dropout, and without ``NORMED``: such a BatchNorm is part of its convolution's weights and bias.
         w: a model ``(P,)`` float32.
         x: samples ``(n, size)`` float32.
         most: samples for which there is memory.
         draws: empty, or None as of :func:`train`.
-        memory: see :class:`Memory`; of gradients ``dbias`` alone is used, for biases that are missing.
+        memory: see :class:`Memory`; of gradients ``dbias`` and ``dplane`` alone are used.
         logits: ``(n, classes)`` float32, written.
     """
     last = network[len(network) - 1]
@@ -301,6 +304,15 @@ def _drawn(network):  # type: ignore[no-untyped-def]
         if network[number, KIND] == DROPOUT:
             drawn += network[number, SIZE]
     return drawn
+
+
+@jit(fastmath={"contract"}, inner=True)
+def _lowest(network):  # type: ignore[no-untyped-def]
+    """The first layer with parameters, below which nothing needs a gradient."""
+    for number in range(len(network)):
+        if network[number, KIND] <= GROUP_NORM:
+            return number
+    return len(network)
 
 
 @jit(fastmath={"contract"}, inner=True)

@@ -56,7 +56,7 @@ class CompiledTraining:
         """Whether it does this work, in these steps."""
         if self._needs_two and (plan.counts == 1).any():
             return False  # refused there
-        if plan.counts.sum(axis=0).max() * sum(size for size, _ in self._dropouts) > _DRAWS:
+        if plan.counts.sum(axis=0).max(initial=0) * sum(size for size, _ in self._dropouts) > _DRAWS:
             return False
         return not work.frozen and terms.guides is None and plan.places.shape[2] <= THIN
 
@@ -99,6 +99,10 @@ class CompiledTraining:
         size = self._layers[0][kernel.SIZE]
         if math.prod(x.shape[1:]) != size:
             raise ValueError(f"samples of {math.prod(x.shape[1:])} numbers; the network takes {size}")
+        classes = self._layers[-1][kernel.OUTPUT]
+        if len(y) and not (int(y.min()) >= 0 and int(y.max()) < classes):
+            found = f"{int(y.min())} to {int(y.max())}"
+            raise ValueError(f"labels from {found}; the network has {classes} outputs")
         offsets = nothing if terms.offset is None else terms.offset.contiguous().numpy()
         rates = [work.rate(step) for step in range(plan.passes // work.batches_a_step)]
         for some, draws in self._parts(plan, generators):
@@ -137,7 +141,7 @@ class CompiledTraining:
     def _draw(self, counts: NDArray[np.int64], generator: torch.Generator) -> NDArray[np.uint8]:
         """What the plain loop would draw for a client in passes over ``counts`` samples each."""
         found = np.empty(counts.sum() * sum(size for size, _ in self._dropouts), np.uint8)
-        room = torch.empty(int(counts.max()) * max(size for size, _ in self._dropouts))
+        room = torch.empty(int(counts.max(initial=0)) * max(size for size, _ in self._dropouts))
         at = 0
         for count in counts[counts > 0].tolist():
             for size, p in self._dropouts:
@@ -156,11 +160,12 @@ class CompiledTraining:
         return found
 
 
-_WINDOW, _WINDOW_OF_TESTS, _DENSE = 216, 640, 1 << 20
+_WINDOW, _WINDOW_OF_TESTS, _OUTPUTS, _DENSE = 216, 640, 64, 1 << 20
 """Inputs to a pixel of a convolution each of whose pixels has a gradient, up to which its training is
-compiled, or a forward pass; and products of a sample up to which either is all the same. Measured with 6 to
-48 channels, K = 3 and 5, images of 8 to 32 pixels and batches of 10 and 32: within these bounds 0.96 to 5.9
-times as fast as the library, above 0.6 to 1.2; forward passes 1.1 to 2.6, and above 0.7 to 1."""
+compiled, or a forward pass, with at most so many outputs; and products of a sample up to which either is
+all the same (with K = 1, which is a matrix product, a quarter of that, whatever the inputs). Measured with 6
+to 48 channels, K = 3 and 5, images of 8 to 32 pixels and batches of 10 and 32: within these bounds 0.96 to
+5.9 times as fast as the library, above 0.6 to 1.2; forward passes 1.1 to 2.6, and above 0.7 to 1."""
 
 _DRAWS = 1 << 26
 """Numbers that dropout draws for a client up to which they are drawn before it trains, a byte each."""
@@ -192,6 +197,8 @@ class CompiledForward:
         if spec.model.tokens:
             raise Unsupported("it takes words")
         table = _Table(spec, reading)
+        if table.dropouts:
+            raise Unsupported("it drops in evaluation, too")
         self._folds = [
             _Fold.of(row, numbers[kernel.EPSILON])
             for row, numbers in zip(table.rows, table.numbers, strict=True)
@@ -291,8 +298,10 @@ def _is_small(row: Sequence[int], window: int) -> bool:
         return True
     size = row[kernel.CHANNELS] * row[kernel.KERNEL] ** 2
     less = 2 * row[kernel.PADDING] - row[kernel.KERNEL] + 1
-    pixels = (row[kernel.HEIGHT] + less) * (row[kernel.WIDTH] + less)
-    return size <= window or size * row[kernel.OUTPUTS] * pixels <= _DENSE
+    pixels, outputs = (row[kernel.HEIGHT] + less) * (row[kernel.WIDTH] + less), row[kernel.OUTPUTS]
+    if row[kernel.KERNEL] == 1:
+        return size * outputs * pixels <= _DENSE // 4
+    return (size <= window and outputs <= _OUTPUTS) or size * outputs * pixels <= _DENSE
 
 
 def _no_draws(rows: Sequence[Sequence[int]]) -> NDArray[np.uint8] | None:

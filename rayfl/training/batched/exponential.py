@@ -35,6 +35,18 @@ def decay(x):  # type: ignore[no-untyped-def]
 
 
 @jit(fastmath={"contract", "reassoc", "nsz"}, inner=True)
+def decay_less_one(x):  # type: ignore[no-untyped-def]
+    """``e^x - 1`` of a float32 that is not positive, without losing digits near zero; NaN stays NaN."""
+    x = _LEAST if x < _LEAST else x
+    n = np.floor(x * _PER_LN2 + _HALF)
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = ((((_C5 * r + _C4) * r + _C3) * r + _C2) * r + _C1) * r + _C0
+    near = p * r * r + r
+    power = np.int32((np.int32(n) + _BIAS) << _MANTISSA).view(np.float32)
+    return near if n == 0 else (near + _ONE) * power - _ONE
+
+
+@jit(fastmath={"contract", "reassoc", "nsz"}, inner=True)
 def sigmoid(x):  # type: ignore[no-untyped-def]
     """``1 / (1 + e^-x)`` of a float32."""
     e = decay(-abs(x))

@@ -365,8 +365,10 @@ class Norm(Layer):
         if self._by_library:
             return self._each(x, step)
         self._hat = self._all(x, step)
-        if self.weight is None or self.bias is None:
+        if self.weight is None:
             return self._hat.clone()  # what comes next may work in place
+        if self.bias is None:
+            return self._hat * _channels(self.weight.value, x)
         return torch.addcmul(_channels(self.bias.value, x), self._hat, _channels(self.weight.value, x))
 
     @override

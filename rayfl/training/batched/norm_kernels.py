@@ -304,9 +304,18 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
 @jit(fastmath={"contract"}, inner=True)
 def _spread(sums, groups, each, share, found):  # type: ignore[no-untyped-def]
     """Of each channel the sum over its group, times ``share``."""
+    part, one = np.zeros(LANES, np.float32), splat(_ONE)
     for g in range(groups):
-        total = _ZERO
-        for o in range(g * each, (g + 1) * each):
+        total, first = _ZERO, g * each
+        if each >= LANES:  # eight sums: one after another they wait for each other
+            lanes = splat(_ZERO)
+            for o in range(first, first + each - LANES + 1, LANES):
+                lanes = multiply_add(load(sums, o), one, lanes)
+            store(part, 0, lanes)
+            for k in range(LANES):
+                total += part[k]
+            first += each // LANES * LANES
+        for o in range(first, (g + 1) * each):
             total += sums[o]
         for o in range(g * each, (g + 1) * each):
             found[o] = total * share

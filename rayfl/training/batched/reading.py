@@ -609,7 +609,8 @@ def _pool_first(chain: list[Layer]) -> list[Layer]:
     """``pool(relu(x)) = relu(pool(x))`` for a maximum, and then ReLU has a quarter of the work."""
     result = list(chain)
     for k in range(len(result) - 1):
-        if isinstance(result[k], layers.ReLU) and isinstance(result[k + 1], layers.MaxPool2d):
+        pooled = k > 0 and isinstance(result[k - 1], layers.MaxPool2d)  # conv, pool, ReLU are one kernel
+        if isinstance(result[k], layers.ReLU) and isinstance(result[k + 1], layers.MaxPool2d) and not pooled:
             result[k], result[k + 1] = result[k + 1], result[k]
     return result
 
