@@ -275,9 +275,21 @@ def _example(spec: ModelSpec, device: torch.device, seed: int = 0) -> Batches:
     return Batches(samples, device)
 
 
+def _begin(spec: ModelSpec) -> torch.Tensor:
+    """A model ``(P,)`` for trials: parameters that begin at one or zero, as those of normalisations do, are
+    moved, or nobody would notice an engine that ignores them."""
+    model, rng = spec.initial(), np.random.default_rng(0)
+    for place in spec.slices:
+        values = model[place]
+        if place.start < spec.n_parameters and len(values):
+            size = float(np.sqrt(np.square(values, dtype=np.float64).mean())) or 1.0
+            values += np.float32(0.1 * size) * rng.uniform(-1, 1, len(values)).astype(np.float32)
+    return torch.from_numpy(model)
+
+
 def _train(engine: Engine, work: LocalWork, round: int, terms: Terms = NO_TERMS) -> torch.Tensor:
     """Models of two clients ``(2, P)`` after training on five and two of the samples."""
-    start = torch.from_numpy(engine.spec.initial()).to(engine.batches.device).expand(2, -1)
+    start = _begin(engine.spec).to(engine.batches.device).expand(2, -1)
     end = engine.train(work, round, [0, 1], [np.arange(5), np.arange(5, 7)], start, terms)
     if end.failures:
         raise Unsupported(next(iter(end.failures.values())).strip().splitlines()[-1])
@@ -289,7 +301,7 @@ def _gap(one: torch.Tensor, other: torch.Tensor, spec: ModelSpec) -> float:
 
     The larger of the distances of parameters and of buffers: buffers may be few, or change little.
     """
-    initial = torch.from_numpy(spec.initial()).to(other)
+    initial = _begin(spec).to(other)
     gaps = [
         float((one[:, part] - other[:, part]).norm())
         / max(float((other[:, part] - initial[part]).norm()), 1e-12)

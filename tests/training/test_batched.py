@@ -18,7 +18,7 @@ from rayfl.errors import ConfigError
 from rayfl.models import MODELS, Model, ModelSpec
 from rayfl.models._own import OwnNetwork
 from rayfl.training import LocalWork
-from rayfl.training.batched import BatchedEngine, Unsupported
+from rayfl.training.batched import BatchedEngine, Unsupported, layers
 from rayfl.training.batched.network import BatchedNetwork
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vmap import VmapNetwork
@@ -362,20 +362,42 @@ def test_steps_are_as_wide_as_the_data_not_as_the_batch_size(inner_lr):
         np.testing.assert_array_equal(*(getattr(plan, name) for plan in plans))
 
 
+class Normed(Model):
+    """A LayerNorm without bias, whose weights begin between ``-most`` and ``most``, or at one."""
+
+    name: str = "normed"
+    most: float
+    layers: ClassVar[dict[str, tuple[str, ...]]] = {"first": ("0", "1"), "last": ("3",)}
+
+    def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
+        """For vectors."""
+        norm = nn.LayerNorm(8, bias=False)
+        if self.most:
+            nn.init.uniform_(norm.weight, -self.most, self.most)
+        return nn.Sequential(nn.Linear(shape[0], 8), norm, nn.Tanh(), nn.Linear(8, classes))
+
+
 @pytest.mark.parametrize("make", [BatchedEngine, stepwise])
 def test_a_layer_norm_without_bias_equals_the_loop(make: Any) -> None:
-    """Its weights count; they begin at one, so a trial of a few steps hardly notices."""
-
-    class Normed(Model):
-        name: str = "normed"
-        layers: ClassVar[dict[str, tuple[str, ...]]] = {"first": ("0", "1"), "last": ("3",)}
-
-        def build(self, shape: tuple[int, ...], classes: int) -> nn.Module:
-            norm = nn.LayerNorm(8, bias=False)
-            nn.init.uniform_(norm.weight, -1.5, 1.5)
-            return nn.Sequential(nn.Linear(shape[0], 8), norm, nn.Tanh(), nn.Linear(8, classes))
-
-    spec = ModelSpec.of(Normed(), (6,), 3, 0)
+    spec = ModelSpec.of(Normed(most=1.5), (6,), 3, 0)
     batches, *given = job(spec, [9, 4])
     truth = Truth.of(spec, batches, 0, LocalWork(3, 4, 0.05), *given)
     truth.check(make(spec, batches, 0).train(LocalWork(3, 4, 0.05), *given))
+
+
+def test_a_trial_notices_weights_that_begin_at_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They hardly move in a trial, so that from there an engine that ignores them would pass."""
+    spec = ModelSpec.of(Normed(most=0), (6,), 3, 0)
+    assert choose_engine(spec)[0] == "batched"
+    forward = layers.Norm.forward
+
+    def wrong(self: Any, x: torch.Tensor, step: Any) -> torch.Tensor:
+        forward(self, x, step)
+        found: torch.Tensor = self._hat.clone()
+        return found
+
+    monkeypatch.setattr(layers.Norm, "forward", wrong)
+    name, why = choose_engine(spec)
+    assert name != "batched"
+    assert "not batched: " in why
+    assert "away from the plain loop in a trial" in why
