@@ -45,7 +45,7 @@ def test_every_engine_passes(truth: Truth) -> None:
         {"lr": WORK.lr * 1.002},
         {"momentum": 0.0},
         {"weight_decay": 0.0},
-        {"weight_decay": -WORK.weight_decay / 2},
+        {"weight_decay": 1.5 * WORK.weight_decay},
         {"proximal": 0.0},
         {"lr_alpha": 0.0},
         {"snapshot_epoch": 2},

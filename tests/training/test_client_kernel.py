@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -607,15 +606,9 @@ def test_activations_keep_their_digits_near_zero() -> None:
     }
     y, dx, ones = np.empty_like(x), np.empty_like(x), np.ones_like(x)
     for number, function in functions.items():
-        _activate(number, np.float32(0.7), x, y, ones, dx)
+        activation_kernels.forward(number, np.float32(0.7), x, y)
+        activation_kernels.backward(number, np.float32(0.7), x, y, ones, dx)
         truth = function(exact)
         (slope,) = torch.autograd.grad(truth.sum(), exact)
         np.testing.assert_allclose(y, truth.detach().numpy(), rtol=8 * UNIT, atol=1e-37)
         np.testing.assert_allclose(dx, slope.numpy(), rtol=8 * UNIT, atol=32 * UNIT)
-
-
-@numba.njit  # type: ignore[misc]
-def _activate(number, slope, x, y, dy, dx):  # type: ignore[no-untyped-def]
-    """The kernels are only called by compiled code."""
-    activation_kernels.forward(number, slope, x, y)
-    activation_kernels.backward(number, slope, x, y, dy, dx)

@@ -13,7 +13,7 @@ RELU, TANH, SIGMOID, LEAKY_RELU, ELU, SILU = range(6)
 _ZERO, _ONE = np.float32(0), np.float32(1)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def forward(function, slope, x, y):  # type: ignore[no-untyped-def]
     """``y = f(x)``.
 
@@ -45,7 +45,7 @@ def forward(function, slope, x, y):  # type: ignore[no-untyped-def]
             y[k] = x[k] * sigmoid(x[k])
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def backward(function, slope, x, y, dy, dx):  # type: ignore[no-untyped-def]
     """``dx = dy f'(x)``; arguments as of :func:`forward`, and gradients ``(n,)``; ``dx`` is written."""
     n = len(x)

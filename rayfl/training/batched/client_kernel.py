@@ -269,7 +269,7 @@ def outputs(network, numbers, w, first, x, most, draws, memory, logits):  # type
             logits[begin + b] = memory.acts[at : at + classes]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignore[no-untyped-def]
     """Through all layers, from the inputs of the first; ``running`` is where running statistics are kept, and
     ``draws`` what dropout keeps in this pass."""
@@ -296,7 +296,7 @@ def _forward(network, numbers, batch, w, running, draws, memory):  # type: ignor
                 _on(layer, numbers[number], batch, draws, memory)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _drawn(network):  # type: ignore[no-untyped-def]
     """How many numbers of a sample dropout draws."""
     drawn = 0
@@ -306,7 +306,7 @@ def _drawn(network):  # type: ignore[no-untyped-def]
     return drawn
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _lowest(network):  # type: ignore[no-untyped-def]
     """The first layer with parameters, below which nothing needs a gradient."""
     for number in range(len(network)):
@@ -315,7 +315,7 @@ def _lowest(network):  # type: ignore[no-untyped-def]
     return len(network)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _on(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     """Forward through a layer without weights."""
     acts, kind = memory.acts, layer[KIND]
@@ -333,7 +333,7 @@ def _on(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
         activation_kernels.forward(layer[FUNCTION], numbers[SLOPE], x, y)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _back(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
     """Back through a layer without weights."""
     grads, kind = memory.grads, layer[KIND]
@@ -352,14 +352,14 @@ def _back(layer, numbers, batch, draws, memory):  # type: ignore[no-untyped-def]
         activation_kernels.backward(layer[FUNCTION], numbers[SLOPE], x, y, dy, dx)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _ends(layer, batch, values):  # type: ignore[no-untyped-def]
     """Inputs and outputs of a layer, or their gradients."""
     of, to = layer[FROM], layer[TO]
     return values[of : of + batch * layer[SIZE]], values[to : to + batch * layer[OUTPUT]]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _drop(layer, scale, batch, draws, x, y):  # type: ignore[no-untyped-def]
     """``y`` is what is kept of ``x``, times ``scale``, and 0 elsewhere."""
     size, channels = layer[SIZE], max(1, layer[CHANNELS])
@@ -372,7 +372,7 @@ def _drop(layer, scale, batch, draws, x, y):  # type: ignore[no-untyped-def]
                 y[at] = x[at] * (scale * np.float32(draws[first + i * pixels + k]))
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _sum(x, other, both, y):  # type: ignore[no-untyped-def]
     """``y = x``, or ``x + other``."""
     for k in range(len(y)):
@@ -382,14 +382,14 @@ def _sum(x, other, both, y):  # type: ignore[no-untyped-def]
             y[k] += other[k]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _pooling(layer, batch):  # type: ignore[no-untyped-def]
     return pool_kernels.Pooling(
         batch, layer[CHANNELS], layer[HEIGHT], layer[WIDTH], layer[ROWS], layer[COLUMNS]
     )
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
     """Copy a sample; of images that enter a convolution with channels last."""
     if channels == 1:
@@ -401,7 +401,7 @@ def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
             inputs[k * channels + i] = sample[i * pixels + k]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
     """From a layer's inputs, channels last, to its outputs, channels first as PyTorch flattens; or back."""
     channels, pixels, size = layer[CHANNELS], layer[HEIGHT] * layer[WIDTH], layer[SIZE]
@@ -416,14 +416,14 @@ def _swap(layer, batch, values, flatten):  # type: ignore[no-untyped-def]
                     values[last] = values[first]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _geometry(layer, batch):  # type: ignore[no-untyped-def]
     return conv_kernels.Geometry(
         1, batch, layer[CHANNELS], layer[HEIGHT], layer[WIDTH], layer[OUTPUTS], layer[KERNEL], layer[PADDING]
     )
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-def]
     """Forward through a convolution, and unless ``winners`` is empty through its pooling and ReLU."""
     outputs = layer[OUTPUTS]
@@ -442,7 +442,7 @@ def _convolve(layer, batch, w, memory, y, winners):  # type: ignore[no-untyped-d
     )
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
     """Copy ``size`` numbers, of each pixel the channels without what fills up a vector; also in place."""
     lanes = (channels + LANES - 1) // LANES * LANES
@@ -451,14 +451,14 @@ def _squeeze(plane, size, channels, y):  # type: ignore[no-untyped-def]
             y[p * channels + i] = plane[p * lanes + i]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _plane(layer, batch):  # type: ignore[no-untyped-def]
     """Sizes of what enters a BatchNorm."""
     less = 2 * layer[PADDING] - layer[KERNEL] + 1
     return norm_kernels.Plane(batch, layer[HEIGHT] + less, layer[WIDTH] + less, layer[OUTPUTS])
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
     """Mean and variance of each channel, or of each sample's in so many ``groups``."""
     lanes = (layer[OUTPUTS] + LANES - 1) // LANES * LANES * groups
@@ -466,7 +466,7 @@ def _statistics(layer, groups, memory):  # type: ignore[no-untyped-def]
     return memory.statistics[at : at + lanes], memory.statistics[at + lanes : at + 2 * lanes]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
     """Forward through a BatchNorm behind a convolution, the pooling and the ReLU behind it."""
     plane, outputs = _plane(layer, batch), layer[OUTPUTS]
@@ -485,7 +485,7 @@ def _normalise_and_pool(layer, numbers, batch, w, running, memory):  # type: ign
     _run(layer, numbers, plane.batch * plane.tall * plane.wide, mean, variance, running)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-untyped-def]
     """Move a BatchNorm's running statistics, of which the variance is unbiased."""
     unbiased = np.float32(count) / np.float32(count - 1)
@@ -495,7 +495,7 @@ def _run(layer, numbers, count, mean, variance, running):  # type: ignore[no-unt
         running[v] += numbers[MOMENTUM] * (variance[o] * unbiased - running[v])
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _normalise(layer, numbers, batch, w, running, memory):  # type: ignore[no-untyped-def]
     """Forward through a normalisation."""
     channels, eps = layer[OUTPUTS], numbers[EPSILON]
@@ -515,7 +515,7 @@ def _normalise(layer, numbers, batch, w, running, memory):  # type: ignore[no-un
         norm_kernels.affine(x, batch * pixels, gamma, beta, eps, mean, variance, y)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _back_through_norm(layer, numbers, batch, w, memory, terms):  # type: ignore[no-untyped-def]
     """Back through a normalisation."""
     channels = layer[OUTPUTS]
@@ -535,7 +535,7 @@ def _back_through_norm(layer, numbers, batch, w, memory, terms):  # type: ignore
     descend(layer[BETA], dbeta, channels, terms)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
     """Forward through a linear layer, and the ReLU after it."""
     size, outputs, at = layer[SIZE], layer[OUTPUT], layer[TO]
@@ -554,14 +554,14 @@ def _multiply(layer, batch, w, acts, zeros):  # type: ignore[no-untyped-def]
             y[k] = _ZERO if y[k] < 0 else y[k]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _weights(layer, w):  # type: ignore[no-untyped-def]
     """Those of a convolution, flat."""
     many = layer[OUTPUTS] * layer[CHANNELS] * layer[KERNEL] * layer[KERNEL]
     return w[layer[WEIGHT] : layer[WEIGHT] + many]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _back_alone(layer, numbers, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
     """Back through a convolution whose every output has a gradient, alone or behind its BatchNorm."""
     outputs, geometry, weights = layer[OUTPUTS], _geometry(layer, batch), _weights(layer, w)
@@ -595,7 +595,7 @@ def _back_alone(layer, numbers, batch, need_input, w, memory, terms):  # type: i
         descend(layer[BETA], memory.dnorm[outputs:], outputs, terms)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _back_from_winners(layer, batch, need_input, w, memory, terms):  # type: ignore[no-untyped-def]
     """Back through a convolution with pooling and ReLU."""
     channels, padding, height, weights = layer[CHANNELS], layer[PADDING], layer[HEIGHT], _weights(layer, w)
@@ -624,14 +624,14 @@ def _back_from_winners(layer, batch, need_input, w, memory, terms):  # type: ign
     _descend_convolution(layer, len(weights), memory, terms)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _descend_convolution(layer, weights, memory, terms):  # type: ignore[no-untyped-def]
     descend(layer[WEIGHT], memory.dweight, weights, terms)
     if layer[BIAS] >= 0:
         descend(layer[BIAS], memory.dbias, layer[OUTPUTS], terms)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms):  # type: ignore[no-untyped-def]
     """Back through a linear layer and the ReLU after it."""
     size, outputs, weight, of, to = layer[SIZE], layer[OUTPUT], layer[WEIGHT], layer[FROM], layer[TO]
@@ -657,7 +657,7 @@ def _back_through_product(layer, batch, need_input, w, acts, grads, dbias, terms
     descend_product(weight, total[weight:end].reshape((outputs, size)), dy, x, terms)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _input_gradient(w, dy, dx):  # type: ignore[no-untyped-def]
     """``dx = dy w``, four outputs at a time."""
     outputs, size = w.shape

@@ -252,7 +252,7 @@ def backward(
                             store(dpadded, to, moved)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-untyped-def]
     """Gradients of the parameters of one client from those of a convolution alone. All arrays are flat.
 
@@ -312,7 +312,7 @@ def weight_gradient(dy, padded, geometry, dweight, dbias):  # type: ignore[no-un
                         dweight[at] = sums[(k - begin) * LANES + o]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def input_gradient(dy, weight, geometry, padded, dx):  # type: ignore[no-untyped-def]
     """Gradients of the inputs of one client from those of a convolution alone: those, padded, convolved with
     the weights, turned around. All arrays are flat.

@@ -25,7 +25,7 @@ class Step(NamedTuple):
     rate: np.float32
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
     """One step of SGD along ``dy^T x``, two rows of weights at a time, which stay in the cache until their
     last sample.
@@ -74,7 +74,7 @@ def descend_product(at, total, dy, x, terms):  # type: ignore[no-untyped-def]
         at += rows
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
     """One step of SGD of ``size`` weights from ``at`` on along a gradient."""
     moving = len(terms.velocity) > 0
@@ -88,7 +88,7 @@ def descend(at, gradient, size, terms):  # type: ignore[no-untyped-def]
         _after(at, size, terms)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _before(at, size, terms):  # type: ignore[no-untyped-def]
     """What a step adds besides the gradient: to the velocity, or else to the weights.
 
@@ -119,7 +119,7 @@ def _before(at, size, terms):  # type: ignore[no-untyped-def]
     _add(w, -rate, terms.offset, at)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _add(total, scale, offset, at):  # type: ignore[no-untyped-def]
     if len(offset):
         f = offset[at : at + len(total)]
@@ -127,7 +127,7 @@ def _add(total, scale, offset, at):  # type: ignore[no-untyped-def]
             total[k] += scale * f[k]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _after(at, size, terms):  # type: ignore[no-untyped-def]
     """Move along the velocity, and hold masked weights at zero."""
     w = terms.weights[at : at + size]

@@ -23,7 +23,7 @@ _T4, _T3 = np.float32(-5.70498872745e-3), np.float32(2.06390887954e-2)
 _T2, _T1, _T0 = np.float32(-5.37397155531e-2), np.float32(1.33314422036e-1), np.float32(-3.33332819422e-1)
 
 
-@jit(fastmath={"contract", "reassoc", "nsz"}, inner=True)
+@jit(fastmath={"contract", "reassoc", "nsz"})
 def decay(x):  # type: ignore[no-untyped-def]
     """``e^x`` of a float32 that is not positive; NaN stays NaN."""
     x = _LEAST if x < _LEAST else x
@@ -34,7 +34,7 @@ def decay(x):  # type: ignore[no-untyped-def]
     return (p * r * r + r + _ONE) * power
 
 
-@jit(fastmath={"contract", "reassoc", "nsz"}, inner=True)
+@jit(fastmath={"contract", "reassoc", "nsz"})
 def decay_less_one(x):  # type: ignore[no-untyped-def]
     """``e^x - 1`` of a float32 that is not positive, without losing digits near zero; NaN stays NaN."""
     x = _LEAST if x < _LEAST else x
@@ -46,14 +46,14 @@ def decay_less_one(x):  # type: ignore[no-untyped-def]
     return near if n == 0 else (near + _ONE) * power - _ONE
 
 
-@jit(fastmath={"contract", "reassoc", "nsz"}, inner=True)
+@jit(fastmath={"contract", "reassoc", "nsz"})
 def sigmoid(x):  # type: ignore[no-untyped-def]
     """``1 / (1 + e^-x)`` of a float32."""
     e = decay(-abs(x))
     return (e if x < 0 else _ONE) / (_ONE + e)
 
 
-@jit(fastmath={"contract", "reassoc", "nsz"}, inner=True)
+@jit(fastmath={"contract", "reassoc", "nsz"})
 def tanh(x):  # type: ignore[no-untyped-def]
     """``tanh x`` of a float32."""
     size, z = abs(x), x * x

@@ -84,20 +84,16 @@ def _held(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def jit(
-    *, fastmath: bool | set[str], inner: bool = False
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Compile for the types it is called with, at the first call, and keep the result on disk if possible.
 
     Args:
         fastmath: let sums be reordered for vector units, and NaN be ignored; or names of LLVM's flags:
             "contract" only lets a product and a sum be one operation.
-        inner: whether it is only called by compiled code: what Python would need to call it is not compiled.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
-        options: dict[str, Any] = {"fastmath": fastmath, "error_model": "numpy", "nogil": True}
-        options |= {"boundscheck": False, "no_cpython_wrapper": inner, "no_cfunc_wrapper": inner}
+        options = {"fastmath": fastmath, "error_model": "numpy", "nogil": True, "boundscheck": False}
         try:
             compiled: Any = numba.njit(cache=True, **options)(function)
             files = compiled._cache

@@ -38,7 +38,7 @@ class Plane(NamedTuple):
     outputs: int
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # type: ignore[no-untyped-def]
     """Mean and variance ``(lanes,)`` of each channel, where the pixels are ``stride`` numbers apart."""
     share, one, less = splat(_ONE / np.float32(samples * pixels)), splat(_ONE), splat(-_ONE)
@@ -61,7 +61,7 @@ def _find_statistics(x, samples, pixels, stride, channels, mean, variance):  # t
         store(variance, lane, total)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _find_map(gamma, beta, eps, mean, variance, scale, shift):  # type: ignore[no-untyped-def]
     """The normalisation and its affine map as a factor and a summand of each channel."""
     for o in range(len(gamma)):
@@ -69,7 +69,7 @@ def _find_map(gamma, beta, eps, mean, variance, scale, shift):  # type: ignore[n
         shift[o] = beta[o] - mean[o] * scale[o]
 
 
-@jit(fastmath=False, inner=True)  # NaN must win a maximum, as in PyTorch
+@jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
 def pooled(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: ignore[no-untyped-def]
     """BatchNorm with the batch's own statistics, pooling and ReLU.
 
@@ -107,7 +107,7 @@ def pooled(z, plane, gamma, beta, eps, mean, variance, y, winner):  # type: igno
                 at += outputs
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def pooled_back(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, dbeta):  # type: ignore[no-untyped-def]
     """Gradients from those of the pooled outputs.
 
@@ -148,7 +148,7 @@ def pooled_back(dy, winner, z, plane, gamma, eps, mean, variance, dz, dgamma, db
                 dz[at * lanes + o] += scale[o] * dy[p * outputs + o]
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def batch(x, samples, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-untyped-def]
     """BatchNorm alone, with the batch's own statistics.
 
@@ -165,7 +165,7 @@ def batch(x, samples, pixels, gamma, beta, eps, mean, variance, y):  # type: ign
     affine(x, samples * pixels, gamma, beta, eps, mean, variance, y)
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def affine(x, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-untyped-def]
     """BatchNorm with known statistics of ``pixels`` in all; arguments as of :func:`batch`."""
     channels = len(gamma)
@@ -178,7 +178,7 @@ def affine(x, pixels, gamma, beta, eps, mean, variance, y):  # type: ignore[no-u
             store(y, at, multiply_add(load(x, at), load(scale, lane), load(shift, lane)))
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
     """Gradients of :func:`batch`, of ``pixels`` in all: ``dx`` of the inputs, and of gamma and beta."""
     channels = len(gamma)
@@ -210,7 +210,7 @@ def batch_back(dy, x, pixels, gamma, eps, mean, variance, dx, dgamma, dbeta):  #
             store(dx, at, multiply_add(load(dy, at), load(scale, lane), through))
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # type: ignore[no-untyped-def]
     """GroupNorm.
 
@@ -254,7 +254,7 @@ def group(x, samples, pixels, groups, gamma, beta, eps, mean, inverse, y):  # ty
                 store(y, at, multiply_add(load(x, at), load(scale, lane), load(shift, lane)))
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma, dbeta):  # type: ignore[no-untyped-def]
     """Gradients of :func:`group`: ``dx`` of the inputs, and of gamma and beta."""
     channels = len(gamma)
@@ -301,7 +301,7 @@ def group_back(dy, x, samples, pixels, groups, gamma, mean, inverse, dx, dgamma,
                 store(dx, at, multiply_add(load(dy, at), load(scale, lane), through))
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def _spread(sums, groups, each, share, found):  # type: ignore[no-untyped-def]
     """Of each channel the sum over its group, times ``share``."""
     part, one = np.zeros(LANES, np.float32), splat(_ONE)

@@ -27,7 +27,7 @@ class Pooling(NamedTuple):
     columns: int
 
 
-@jit(fastmath=False, inner=True)  # NaN must win a maximum, as in PyTorch
+@jit(fastmath=False)  # NaN must win a maximum, as in PyTorch
 def maximum(x, pooling, y, winner):  # type: ignore[no-untyped-def]
     """The maximum of each window. All arrays are flat, and longer than needed by LANES.
 
@@ -54,7 +54,7 @@ def maximum(x, pooling, y, winner):  # type: ignore[no-untyped-def]
                 to += channels
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def maximum_back(dy, winner, pooling, dx):  # type: ignore[no-untyped-def]
     """The inputs' gradients ``dx`` from those of the maxima; shapes as in :func:`maximum`."""
     batch, channels, height, width, rows, columns = pooling
@@ -64,7 +64,7 @@ def maximum_back(dy, winner, pooling, dx):  # type: ignore[no-untyped-def]
         dx[winner[k]] = dy[k]  # windows do not overlap
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def mean(x, pooling, y):  # type: ignore[no-untyped-def]
     """The mean of each window; arrays as in :func:`maximum`."""
     batch, channels, height, width, rows, columns = pooling
@@ -84,7 +84,7 @@ def mean(x, pooling, y):  # type: ignore[no-untyped-def]
                 to += channels
 
 
-@jit(fastmath={"contract"}, inner=True)
+@jit(fastmath={"contract"})
 def mean_back(dy, pooling, dx):  # type: ignore[no-untyped-def]
     """The inputs' gradients ``dx`` from those of the means; arrays as in :func:`maximum`."""
     batch, channels, height, width, rows, columns = pooling
