@@ -36,8 +36,8 @@ from rayfl.training.batched.vectors import LANES
 (FLATTEN, MAXIMUM, MEAN, ACTIVATION, DROPOUT, BRANCH, JOIN) = range(7, 14)
 """Kinds of layers. With parameters: a convolution with 2x2 maximum pooling and ReLU, one with a BatchNorm
 before these, or one alone; a linear layer; a BatchNorm with the batch's statistics, or with the running ones;
-a GroupNorm. Without: channels last to channels first; pooling; a function of single numbers; dropout; the
-begin of a skip connection, and its end."""
+a GroupNorm. Without: channels last to channels first; pooling; a function of single numbers; dropout; where a
+skip connection begins, and where it ends."""
 FEW = CONVOLUTION, LINEAR, FLATTEN
 """The kinds of LeNet-5 and of MLPs."""
 
@@ -391,7 +391,7 @@ def _pooling(layer, batch):  # type: ignore[no-untyped-def]
 
 @jit(fastmath={"contract"})
 def _read(sample, channels, pixels, inputs):  # type: ignore[no-untyped-def]
-    """Copy a sample; of images that enter a convolution with channels last."""
+    """Copy a sample; an image gets its channels last."""
     if channels == 1:
         for k in range(pixels):
             inputs[k] = sample[k]

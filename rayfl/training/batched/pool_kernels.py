@@ -35,7 +35,7 @@ def maximum(x, pooling, y, winner):  # type: ignore[no-untyped-def]
         x: ``(B, height, width, channels)``.
         pooling: the sizes.
         y: receives ``(B, height // rows, width // columns, channels)``.
-        winner: receives where in ``x`` the first of the largest is, less the channel; shaped as ``y``.
+        winner: receives where in ``x`` the first of the largest is; shaped as ``y``.
     """
     batch, channels, height, width, rows, columns = pooling
     to = 0
