@@ -25,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import frame
 
 from rayfl.errors import ConfigError
+from rayfl.study.file import read
+from rayfl.study.preparation import prepare
 from rayfl.units import duration
 
 HERE = Path(__file__).resolve().parent
@@ -87,7 +89,7 @@ def keep(folder: Path) -> Path:
         folder: ``studies/<name>`` or ``studies/<name>-<size>``, as ``rayfl study`` writes it.
 
     Raises:
-        ConfigError: if there are no results, or if they belong to no study here.
+        ConfigError: if there are no results, if they belong to no study here, or if they are of a part of it.
     """
     try:
         study = yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))
@@ -101,6 +103,12 @@ def keep(folder: Path) -> Path:
     size = folder.resolve().name.removeprefix(study["name"]).removeprefix("-")
     if study["name"] not in ours or (size and size not in ours[study["name"]].sizes):
         raise ConfigError(str(folder), "is of no study here", "name it as rayfl study does: <name>-<size>")
+    checked = {claim["claim"] for claim in claims["claims"]}
+    expected = prepare(read(HERE / ours[study["name"]].path, size or None), check_data=False)
+    lacking = [claim.text for _, claim in expected.statements if claim.text not in checked]
+    if lacking:
+        what = f"does not check {', '.join(map(repr, lacking))}"
+        raise ConfigError(str(folder), what, "run the whole study, without --only")
     sized = ours[study["name"]].sizes.get(size, {})
     kept = {
         "study": study["name"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 T = TypeVar("T")
 
@@ -111,22 +111,30 @@ class ClientError(RayflError):
 
 
 def type_of(value: object) -> str:
-    """``an int``, ``a list``, ``nothing (None)``: for messages about what was given."""
+    """``an int``, ``a list``, ``an array of int64 (3,)``, ``nothing (None)``: for messages about a value."""
     if value is None:
         return "nothing (None)"
-    name = type(value).__name__
-    return f"{'an' if name[0] in 'aeiouAEIO' else 'a'} {name}"
+    kind = _article(type(value).__name__.replace("ndarray", "array"))
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is not None and isinstance(shape, tuple) and shape:  # without importing NumPy or PyTorch for it
+        return f"{kind} of {str(dtype).removeprefix('torch.')} {tuple(shape)}"
+    return kind
 
 
-def returned(where: str, found: object, kind: type[T]) -> T:
-    """What a method of a user's part has returned, if it is of the expected kind.
+def returned(where: str, found: object, kind: type[T], *others: type[Any]) -> T:
+    """What a method of a user's part has returned, if it is of an expected kind.
 
     Raises:
         ConfigError: if not; ``where`` is the part's name and the method's.
     """
-    if not isinstance(found, kind):
-        raise ConfigError(where, f"returned {type_of(found)}", f"expected a {kind.__name__}")
-    return found
+    if not isinstance(found, (kind, *others)):
+        expected = " or ".join(_article(each.__name__) for each in (kind, *others))
+        raise ConfigError(where, f"returned {type_of(found)}", f"expected {expected}")
+    return found  # type: ignore[return-value]
+
+
+def _article(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiouAEIO' else 'a'} {noun}"
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

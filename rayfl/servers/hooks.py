@@ -5,7 +5,7 @@ at once.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import scipy.sparse as sp
@@ -23,14 +23,12 @@ from rayfl.algorithms import (
     ServerState,
     Setup,
 )
-from rayfl.errors import ConfigError, type_of
+from rayfl.errors import ConfigError, returned, type_of
 from rayfl.server_step import ServerStep
 from rayfl.servers import mixing
 from rayfl.training import LocalWork
 from rayfl.training.reports import ClientReport, Reports
 from rayfl.training.server import ServerTraining
-
-T = TypeVar("T")
 
 
 def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
@@ -40,7 +38,7 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
         ConfigError: if it is not a :class:`~rayfl.algorithms.ServerState`, or lacks a model for a client.
     """
     where = f"{algorithm.name}.begin"
-    state = _returned(where, algorithm.begin(setup), ServerState)
+    state = returned(where, algorithm.begin(setup), ServerState)
     _check(where, "assignment", state.assignment, setup.clients, state.models)
     return state
 
@@ -56,10 +54,10 @@ def cohort(
     found = algorithm.cohort(setup, state, clients)
     where = f"{algorithm.name}.cohort"
     if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[0], ServerState)):
-        raise ConfigError(where, f"returned {_what(found)}", "expected (state, ids)")
+        raise ConfigError(where, f"returned {type_of(found)}", "expected (state, ids)")
     ids = found[1]
     if not isinstance(ids, np.ndarray) or ids.ndim != 1 or ids.dtype.kind not in "iu" or not len(ids):
-        raise ConfigError(where, f"the ids are {_what(ids)}", "expected one client or more, integers (M,)")
+        raise ConfigError(where, f"the ids are {type_of(ids)}", "expected one client or more, integers (M,)")
     if ids.min() < 0 or ids.max() >= setup.clients or not (setup.sizes[ids] > 0).all():
         wrong = next(i for i in ids.tolist() if not 0 <= i < setup.clients or not setup.sizes[i])
         raise ConfigError(where, f"there is no client {wrong} now", "take some of setup.present")
@@ -76,7 +74,7 @@ def plan(algorithm: Algorithm[Any], setup: Setup, state: Any, cohort: NDArray[np
             or for mixtures of models with a local objective that keeps a vector beside each model.
     """
     where = f"{algorithm.name}.plan"
-    found = _returned(where, algorithm.plan(setup, state, cohort), Plan)
+    found = returned(where, algorithm.plan(setup, state, cohort), Plan)
     _check(where, "cohort", found.cohort, None, setup.clients)
     count = len(found.cohort)
     _check(where, "group", found.group, count, state.models)
@@ -96,7 +94,7 @@ def select(
         ConfigError: if it is not a state.
     """
     found = algorithm.select(setup, state, who, clients)
-    return _returned(f"{algorithm.name}.select", found, ServerState)
+    return returned(f"{algorithm.name}.select", found, ServerState)
 
 
 def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Regrouping[Any]:
@@ -105,7 +103,7 @@ def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Reg
     Raises:
         ConfigError: if it is neither a state nor new clusters.
     """
-    return _returned(f"{algorithm.name}.{hook}", found, ServerState, Regrouping)
+    return returned(f"{algorithm.name}.{hook}", found, ServerState, Regrouping)
 
 
 def regrouping(algorithm: Algorithm[Any], hook: str, found: Any) -> Regrouping[Any] | None:
@@ -114,7 +112,7 @@ def regrouping(algorithm: Algorithm[Any], hook: str, found: Any) -> Regrouping[A
     Raises:
         ConfigError: if it is neither new clusters nor None.
     """
-    return None if found is None else _returned(f"{algorithm.name}.{hook}", found, Regrouping)
+    return None if found is None else returned(f"{algorithm.name}.{hook}", found, Regrouping)
 
 
 def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
@@ -123,7 +121,7 @@ def work(algorithm: Algorithm[Any], setup: Setup, state: Any) -> LocalWork:
     Raises:
         ConfigError: if it is something else.
     """
-    return _returned(f"{algorithm.name}.work", algorithm.work(setup, state), LocalWork)
+    return returned(f"{algorithm.name}.work", algorithm.work(setup, state), LocalWork)
 
 
 def reports(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Mapping[str, ClientReport]:
@@ -133,10 +131,10 @@ def reports(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Mapping[str,
         ConfigError: if it is not a dictionary of client reports.
     """
     where = f"{algorithm.name}.reports"
-    found: Mapping[str, Any] = _returned(where, algorithm.reports(setup, state), Mapping)  # type: ignore[type-abstract]
+    found: Mapping[str, Any] = returned(where, algorithm.reports(setup, state), Mapping)  # type: ignore[type-abstract]
     for name, report in found.items():
         if not isinstance(report, ClientReport):
-            raise ConfigError(where, f"{name!r} is {_what(report)}", "expected a ClientReport")
+            raise ConfigError(where, f"{name!r} is {type_of(report)}", "expected a ClientReport")
     return found
 
 
@@ -146,7 +144,7 @@ def mix(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, answers
     Raises:
         ConfigError: if it is not a mixing matrix of this round.
     """
-    found = _returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, answers), Mixing)
+    found = returned(f"{algorithm.name}.mix", algorithm.mix(setup, state, plan, answers), Mixing)
     return mixing.check(found, algorithm.name, state.models, len(plan.cohort))
 
 
@@ -158,9 +156,9 @@ def steps(algorithm: Algorithm[Any], setup: Setup, state: Any) -> tuple[ServerSt
     """
     local, common = algorithm.server_step(setup, state), algorithm.global_step(setup, state)
     if local is not None:
-        _returned(f"{algorithm.name}.server_step", local, ServerStep)  # type: ignore[type-abstract]
+        returned(f"{algorithm.name}.server_step", local, ServerStep)  # type: ignore[type-abstract]
     if common is not None:
-        _returned(f"{algorithm.name}.global_step", common, GlobalStep)
+        returned(f"{algorithm.name}.global_step", common, GlobalStep)
     return local, common
 
 
@@ -176,7 +174,7 @@ def server_training(algorithm: Algorithm[Any], setup: Setup, state: Any) -> Serv
         return None
     if algorithm.permutes:
         raise ConfigError(where, "the servers see permuted models, which they cannot train")
-    return _returned(where, found, ServerTraining)  # type: ignore[type-abstract]
+    return returned(where, found, ServerTraining)  # type: ignore[type-abstract]
 
 
 def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report: RoundReport) -> Any:
@@ -186,7 +184,7 @@ def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report:
         ConfigError: if it is not the state of the next round: a run would never end.
     """
     where = f"{algorithm.name}.end"
-    found = _returned(where, algorithm.end(setup, state, plan, report), ServerState)
+    found = returned(where, algorithm.end(setup, state, plan, report), ServerState)
     if found.round != state.round + 1:
         what = f"returned a state with round={found.round} after round {state.round}"
         raise ConfigError(where, what, f"expected round={state.round + 1}; return super().end(...)")
@@ -224,23 +222,9 @@ def _check_served(
 def _check(where: str, name: str, values: Any, count: int | None, below: int) -> None:
     """Check that an array has integers from 0 to ``below - 1`` and the required length."""
     if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype.kind not in "iu":
-        raise ConfigError(where, f"{name} is {_what(values)}", "expected integers, one for each client")
+        raise ConfigError(where, f"{name} is {type_of(values)}", "expected integers, one for each client")
     if count is not None and len(values) != count:
         raise ConfigError(where, f"{name} has {len(values)} entries for {count} clients", "give one for each")
     if len(values) and not (values.min() >= 0 and values.max() < below):
         wrong = values.min() if values.min() < 0 else values.max()
         raise ConfigError(where, f"{name} holds {wrong}", f"expected 0 to {below - 1}")
-
-
-def _returned(where: str, found: Any, kind: type[T], *others: type[Any]) -> T:
-    """What a hook has returned, if it is of the expected kind."""
-    if not isinstance(found, (kind, *others)):
-        names = " or a ".join(each.__name__ for each in (kind, *others))
-        raise ConfigError(where, f"returned {_what(found)}", f"expected a {names}")
-    return found  # type: ignore[return-value]
-
-
-def _what(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype} {value.shape}"
-    return type_of(value)

@@ -304,7 +304,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "objective, finish": (
         {"local": Objective(what="finish")},
-        r"bad_local.finish: returned a Tensor; expected a Outcome",
+        r"bad_local.finish: returned a Tensor of float32 \(.*\); expected an Outcome",
     ),
     "objective, train": (
         {"local": Objective(what="train")},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -80,17 +81,38 @@ def test_a_kept_result_says_what_ran_whatever_the_file_says_today(
 
 def test_runs_that_methods_share_count_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readme, "RESULTS", tmp_path / "results")
-    folder = tmp_path / "digits-smoke"
+    folder = _folder(tmp_path, claims=_claims())
+    kept = json.loads(readme.keep(folder).read_text(encoding="utf-8"))
+    assert (kept["runs"], kept["seconds"]) == (2, 8)
+
+
+def test_results_of_a_part_of_a_study_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--only`` leaves claims unchecked, which a reader of the page would not notice."""
+    monkeypatch.setattr(readme, "RESULTS", tmp_path / "results")
+    *most, last = _claims()
+    with pytest.raises(ConfigError, match="does not check .*" + re.escape(last["claim"])):
+        readme.keep(_folder(tmp_path, claims=most))
+    assert not readme.RESULTS.exists()
+
+
+def _claims() -> list[dict[str, str]]:
+    """Those of ``digits --size smoke``."""
+    (path,) = (file.path for file in readme.studies() if file.name == "digits")
+    prepared = prepare(read(FOLDER / path, "smoke"), check_data=False)
+    return [{"claim": statement.text, "verdict": "holds"} for _, statement in prepared.statements]
+
+
+def _folder(below: Path, claims: list[dict[str, str]]) -> Path:
+    folder = below / "digits-smoke"
     folder.mkdir()
     for name, text in {
         "study.yaml": "name: digits",
-        "claims.json": '{"verdict": "holds", "claims": []}',
+        "claims.json": json.dumps({"verdict": "holds", "claims": claims}),
         "table.md": "title\n\ntable\n\ncaption",
         "runs.csv": "key,method,seconds\na,one,5\na,two,5\nb,two,3\n",
     }.items():
         (folder / name).write_text(text, encoding="utf-8")
-    kept = json.loads(readme.keep(folder).read_text(encoding="utf-8"))
-    assert (kept["runs"], kept["seconds"]) == (2, 8)
+    return folder
 
 
 def test_folders_without_results_of_a_study_here_are_refused(tmp_path: Path) -> None:
