@@ -104,7 +104,7 @@ def keep(folder: Path) -> Path:
     if study["name"] not in ours or (size and size not in ours[study["name"]].sizes):
         raise ConfigError(str(folder), "is of no study here", "name it as rayfl study does: <name>-<size>")
     checked = {claim["claim"] for claim in claims["claims"]}
-    expected = prepare(read(HERE / ours[study["name"]].path, size or None), check_data=False)
+    expected = prepare(read(HERE / ours[study["name"]].path, size), check_data=False)
     lacking = [claim.text for _, claim in expected.statements if claim.text not in checked]
     if lacking:
         what = f"does not check {', '.join(map(repr, lacking))}"

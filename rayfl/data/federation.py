@@ -44,8 +44,8 @@ def assigned_by(partition: Partition, samples: Samples, seed: int) -> Assignment
         for client, ids in enumerate(lists):
             values = np.asarray(ids)
             if values.ndim != 1 or (len(values) and values.dtype.kind not in "iu"):
-                what = f"an array of {values.dtype} {values.shape}; expected integers (n,)"
-                raise DataError(f"{where}: {part}: client {client} has {what}")
+                what = f"client {client} has {type_of(values)}; expected integers (n,)"
+                raise DataError(f"{where}: {part}: {what}")
             if len(values) and not (values.min() >= 0 and values.max() < total):
                 wrong = values.min() if values.min() < 0 else values.max()
                 raise DataError(f"{where}: {part}: client {client} has sample {wrong} of 0 to {total - 1}")

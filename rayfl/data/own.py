@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rayfl.data.arrays import Layout, is_column, one_line
 from rayfl.data.base import Numbering
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, type_of
 from rayfl.plugins import broken, resolve
 from rayfl.random import generator, key
 from rayfl.settings import Section
@@ -40,7 +40,7 @@ def call(target: str, kwargs: Mapping[str, Any], section: str, *given: Any) -> A
     function = resolve(target, f"{section}.target")
     if not callable(function):
         raise ConfigError(
-            f"{section}.target", f"{target} is {_what(function)}", "expected a function or a class"
+            f"{section}.target", f"{target} is {type_of(function)}", "expected a function or a class"
         )
     with contextlib.suppress(ValueError):  # some functions in C have no signature
         try:
@@ -105,7 +105,7 @@ def as_arrays(returned: Any, where: str) -> tuple[Arrays, Layout]:
     if _is_dataset(returned):
         x, y, layout = _read(returned, where)
         return {"x": x, "y": y}, layout
-    raise DataError(f"{where} returned {_what(returned)}; {EXPECTED}")
+    raise DataError(f"{where} returned {type_of(returned)}; {EXPECTED}")
 
 
 def divide(arrays: Arrays, fraction: float | None, seed: int, where: str) -> tuple[Arrays, Numbering | None]:
@@ -211,15 +211,8 @@ def _array(value: Any, where: str) -> NDArray[np.generic]:
     if found.dtype.kind == "O" and found.ndim == 1 and all(isinstance(item, str) for item in found):
         found = found.astype(str)
     if found.dtype.kind not in "uifbU" or found.ndim == 0:
-        raise DataError(f"{where} is {_what(value)}; expected an array of numbers")
+        raise DataError(f"{where} is {type_of(value)}; expected an array of numbers")
     return found
-
-
-def _what(value: Any) -> str:
-    if isinstance(value, np.ndarray):
-        return f"an array of {value.dtype} {value.shape}"
-    kind = type(value).__name__
-    return "nothing (None)" if value is None else f"a{'n' * (kind[0] in 'aeiouAEIOU')} {kind}"
 
 
 def _is_dataset(value: Any) -> bool:
@@ -262,7 +255,7 @@ def _read(dataset: Any, where: str) -> tuple[NDArray[np.generic], NDArray[np.gen
         except (Exception, SystemExit) as error:
             raise DataError(f"{where}: sample {i}: {broken(error, kind)}") from None
         if not isinstance(item, (tuple, list)) or len(item) != 2:
-            what = f"{len(item)} things" if isinstance(item, (tuple, list)) else _what(item)
+            what = f"{len(item)} things" if isinstance(item, (tuple, list)) else type_of(item)
             raise DataError(f"{where}: sample {i} is {what}; expected (input, label)")
         x, seen = _input(item[0], f"{where}: sample {i}")
         if inputs is None:

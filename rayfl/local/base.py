@@ -248,8 +248,8 @@ def trained_by(local: LocalObjective, start: Start, train: Train) -> tuple[Train
         raise ConfigError(where, f"returned {type_of(found)}", "expected (TrainedBlock, Outcome)")
     rows: object = found[1].rows
     if getattr(rows, "shape", None) != start.models.shape:
-        what = f"clients send {type_of(rows)} {tuple(getattr(rows, 'shape', ()))}"
-        raise ConfigError(where, what, f"expected their models {tuple(start.models.shape)}")
+        expected = f"expected their models {tuple(start.models.shape)}"
+        raise ConfigError(where, f"clients send {type_of(rows)}", expected)
     return found
 
 

@@ -210,8 +210,9 @@ def _check_served(
         _check(where, name, served, *shape)
         return
     if not isinstance(served, sp.csr_array) or served.shape != shape:
-        what = f"{name} is {type_of(served)} {getattr(served, 'shape', '')}"
-        raise ConfigError(where, what, f"expected models, or a scipy.sparse.csr_array {shape}")
+        raise ConfigError(
+            where, f"{name} is {type_of(served)}", f"expected models, or a scipy.sparse.csr_array {shape}"
+        )
     if not (np.isfinite(served.data).all() and (served.data >= 0).all()):
         raise ConfigError(where, f"{name} has shares that are negative or not finite")
     empty = rows[np.asarray(served.sum(axis=1), np.float64)[rows] <= 0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -18,7 +18,6 @@ from rayfl.aggregation.base import Aggregation
 from rayfl.algorithms import Plan
 from rayfl.algorithms.fedavg import FedAvg
 from rayfl.config import load
-from rayfl.config.kinds import KINDS
 from rayfl.data.base import Assignment, Dataset, Partition
 from rayfl.errors import ConfigError, DataError
 from rayfl.local import LocalObjective
@@ -312,11 +311,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "objective, rows": (
         {"local": Objective(what="rows")},
-        r"bad_local.train: clients send a Tensor \(1, 3\); expected their models \(1, \d+\)",
+        r"bad_local.train: clients send a Tensor of float32 \(1, 3\); expected their models \(1, \d+\)",
     ),
     "objective, weights": (
         {"local": Objective(what="weights")},
-        r"bad_local.weights: returned a ndarray; expected weights \(M,\)",
+        r"bad_local.weights: returned an array of int64 \(4,\); expected weights \(M,\)",
     ),
     "no cohort": (
         {"sampling": Nobody(), "training": {"participation": 0.5}},
@@ -351,7 +350,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         r"fedavg.cohort: there is no client 50 now",
     ),
     "model": ({"model": Unbuilt()}, r"model: bad_model.build is missing in class Unbuilt"),
-    "data": ({"data": Arrays()}, r"data: bad_data: load returned a ndarray; expected rayfl.data.Samples"),
+    "data": (
+        {"data": Arrays()},
+        r"data: bad_data: load returned an array of float64 \(3, 4\); expected rayfl.data.Samples",
+    ),
     "source": ({"data": Raises()}, r"test_bad_parts.py:\d+: KeyError: 'x'"),
     "list": ({"partition": Given(what="a list")}, r"assign returned a list; expected an Assignment"),
     "floats": ({"partition": Given(what="floats")}, r"clients: client 0 has an array of float64 \(1,\); exp"),
@@ -387,17 +389,8 @@ def test_an_algorithm_as_an_object_leaves_out_what_it_does_not_use() -> None:
         load("digits-demo", **given, clustering={"n_clusters": 2})
 
 
-@pytest.fixture
-def forgotten() -> Iterator[None]:
-    """Registries know none of these parts afterwards."""
-    yield
-    for registry in KINDS.values():
-        for name in [name for name in registry if name.startswith("bad_")]:
-            registry.withdraw(name)
-
-
 @pytest.mark.parametrize("kind", BAD)
-def test_one_line(kind: str, forgotten: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_line(kind: str, forgotten_parts: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     parts, message = BAD[kind]
     settings = {

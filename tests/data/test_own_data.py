@@ -278,7 +278,7 @@ BAD: dict[str, tuple[str, dict[str, Any], str]] = {
     "a sample without a label": (
         "return Squares(30, lambda i: torch.zeros(1, 4, 4))",
         {"test_fraction": 0.2},
-        "sample 7 is a Tensor; expected (input, label)",
+        "sample 7 is a Tensor of float32 (1, 4, 4); expected (input, label)",
     ),
     "a float label": (
         "return Squares(30, lambda i: (torch.zeros(1, 4, 4), 1.5))",
@@ -337,7 +337,7 @@ def test_a_target_that_is_no_function_is_refused_before_anything_starts(mine: Ca
 
 PARTITIONS_BAD = {
     "nothing": ("return None", "returned nothing (None); expected a list"),
-    "an array": ("return labels", "returned a ndarray; expected a list"),
+    "an array": ("return labels", "returned an array of int64 (30,); expected a list"),
     "no clients": ("return []", "returned no client"),
     "fractions": ("return {'a': [0.5]}", "client 'a' has list; expected the places of its training samples"),
     "words": ("return {'a': ['x']}", "client 'a' has list; expected the places"),
