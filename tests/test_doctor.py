@@ -75,4 +75,6 @@ def test_compiled_code_of_other_packages_has_no_digest_and_is_not_damaged(tmp_pa
 def test_the_kernels_are_where_the_doctor_looks() -> None:
     from rayfl.training.batched import loss_kernel
 
-    assert Path(loss_kernel.__file__).parent.name == ahead._KERNELS
+    folder = Path(loss_kernel.cross_entropy._cache.cache_path)  # type: ignore[attr-defined]
+    assert folder.name.startswith(f"{ahead._KERNELS.name}_")
+    assert folder.parent == ahead.cache()

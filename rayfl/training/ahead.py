@@ -8,6 +8,7 @@ rayfl.training.batched.compile_all`` compiles them by hand, for example for a co
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.metadata
 import os
@@ -18,8 +19,8 @@ import tempfile
 import threading
 from pathlib import Path
 
-_KERNELS = "batched"
-"""The folder of the kernels' sources, beside this file."""
+_KERNELS = Path(__file__).parent / "batched"
+"""The folder of the kernels' sources; that of their compiled code is named for it."""
 
 
 def cache() -> Path:
@@ -27,6 +28,28 @@ def cache() -> Path:
     home = os.path.expanduser("~")
     home = tempfile.gettempdir() if home == "~" else home  # a user in a container may have none
     return Path(os.environ.get("NUMBA_CACHE_DIR") or Path(home, ".cache", "rayfl", "numba"))
+
+
+@functools.cache
+def sources() -> str:
+    """A digest of the kernels' sources.
+
+    Raises:
+        OSError: if they cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(_KERNELS.glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()
+
+
+def kernels() -> Path:
+    """The folder of the kernels' compiled code, one for these sources wherever they are installed.
+
+    Raises:
+        OSError: if the kernels' sources cannot be read.
+    """
+    return cache() / f"{_KERNELS.name}_{sources()[:16]}"
 
 
 def sound(path: Path) -> bool:
@@ -43,10 +66,9 @@ def sound(path: Path) -> bool:
 def damaged(folder: Path) -> int:
     """How many files of rayfl's kernels in this cache are not sound.
 
-    Numba keeps each package's code in a subfolder named for the sources' folder. UMAP's code is here too; it
-    has no digests.
+    UMAP's code is in this folder too; it has no digests.
     """
-    return sum(not sound(path) for path in folder.glob(f"{_KERNELS}_*/*.nb[ci]"))
+    return sum(not sound(path) for path in folder.glob(f"{_KERNELS.name}_*/*.nb[ci]"))
 
 
 def begin() -> bool:
@@ -77,9 +99,8 @@ def stamp() -> Path:
     Raises:
         OSError: if the kernels' source cannot be read.
     """
-    digest = hashlib.sha256(f"{sys.version}{importlib.metadata.version('numba')}{_cpu()}".encode())
-    for path in sorted((Path(__file__).parent / "batched").glob("*.py")):
-        digest.update(path.read_bytes())
+    about = f"{sys.version}{importlib.metadata.version('numba')}{_cpu()}{sources()}"
+    digest = hashlib.sha256(about.encode())
     return cache() / f"compiled-{digest.hexdigest()[:16]}"
 
 

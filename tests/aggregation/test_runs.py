@@ -270,7 +270,7 @@ def test_blocks_do_not_matter(rule: Any, run: Run) -> None:
     ("method", "rule", "actors"),
     [
         ("mt_hfl, edges", "median", 2),
-        ("fedadam", KRUM, 3),
+        pytest.param("fedadam", KRUM, 3, marks=pytest.mark.slow),
         pytest.param("flt", "geometric_median", 2, marks=pytest.mark.slow),
         pytest.param("pacfl", "trimmed_mean", 1, marks=pytest.mark.slow),
     ],

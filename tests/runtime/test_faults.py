@@ -145,7 +145,7 @@ def test_a_hung_server_does_not_keep_a_run_from_stopping(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("fault", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 def test_a_driver_that_dies_or_hangs_is_replaced(
     fault: signal.Signals, settings: dict[str, Any], ray_cluster: None
 ) -> None:

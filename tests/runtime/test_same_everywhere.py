@@ -77,15 +77,15 @@ def test_another_seed_is_another_run(settings: dict[str, Any], inline: dict[str,
 @pytest.mark.parametrize(
     ("method", "actors"),
     [
-        ("sub_fedavg", 3),
         ("cfl", 2),
         ("flt", 2),
-        ("fedsoft", 3),
         ("mt_hfl, scaffold", 2),
         ("mt_hfl, edges", 2),
         *(
             pytest.param(method, actors, marks=pytest.mark.slow)
             for method, actors in (
+                ("sub_fedavg", 3),
+                ("fedsoft", 3),
                 ("mt_hfl", 1),
                 ("mt_hfl", 3),
                 ("mtl", 3),
@@ -110,19 +110,13 @@ def test_ray_on_any_number_of_actors_is_inline(
 
 
 @pytest.mark.ray
-@pytest.mark.parametrize(
-    ("model", "size"),
-    [
-        ({"name": "lenet5", "batch_norm": True}, 28),
-        ({"name": "module", "target": "rayfl.bench.networks:SkipNet"}, 8),
-    ],
-    ids=["compiled", "read from its own forward"],
-)
-def test_a_network_with_batch_norm_stopped_on_ray_and_resumed(
-    settings: dict[str, Any], ray_cluster: None, model: dict[str, Any], size: int
+@pytest.mark.parametrize("network", ["Mixed", "Strided"])
+def test_norms_and_dropout_stopped_on_ray_and_resumed(
+    network: str, settings: dict[str, Any], ray_cluster: None
 ) -> None:
     """In compiled calls, and layer by layer for several clients; running statistics are restored."""
-    small = {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": size}, "model": model}
+    model = {"name": "module", "target": f"tests.runtime.networks:{network}"}
+    small = {**_settings(settings, "sub_fedavg"), "data": {"name": "digits", "size": 8}, "model": model}
     on_ray = {**settings["execution"], "backend": "ray", "actors": 2, "cpus_per_actor": 0.5}
     begun = run({**small, "rounds": 1, "execution": on_ray})
     assert_same(run(small), resume(begun.path, ["rounds=3"]))

@@ -98,7 +98,7 @@ def hashes(found: Study) -> list[str]:
     ("actors", "seeds"),
     [
         pytest.param(1, [0, 1], id="a process has several runs"),
-        pytest.param(2, [0], id="a run has several processes"),
+        pytest.param(2, [0], id="a run has several processes", marks=pytest.mark.slow),
     ],
 )
 def test_side_by_side_and_one_after_another_give_the_same_bits(

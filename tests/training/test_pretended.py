@@ -135,7 +135,14 @@ def test_the_benchmark_of_networks_runs_there(
     assert row["times_floor"] == pytest.approx(row["seconds"] / row["floor_seconds"])
 
 
-@pytest.mark.parametrize("method", METHODS)
+FIRST = "mt_hfl, scaffold", "sub_fedavg", "per_fedavg", "lg_fedavg", "ifca", "cfl", "fedsoft", "mtl"
+"""Methods that between them do everything that a method does on a device."""
+
+
+@pytest.mark.parametrize(
+    "method",
+    [method if method in FIRST else pytest.param(method, marks=pytest.mark.slow) for method in METHODS],
+)
 def test_every_method_runs_there(
     method: str, elsewhere: Callable[..., Any], settings: dict[str, Any]
 ) -> None:

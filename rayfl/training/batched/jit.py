@@ -1,4 +1,9 @@
-"""Numba, set up once: compiled code is cached on disk and shared by all worker processes."""
+"""Numba, set up once: compiled code is cached on disk and shared by all worker processes.
+
+Numba's own cache compares the source of the kernel that is called with the cached one, but not the sources of
+the kernels that it calls in turn, whose code is compiled into it: after an upgrade that changes only these it
+would go on running the old code. Here a change of any kernel's source makes another cache.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +13,62 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from filelock import FileLock, Timeout
 
-from rayfl.training.ahead import cache
+from rayfl.training.ahead import cache, kernels, sources
 
 # Before numba is imported: the package's own folder may be read-only.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(cache()))
 
 import numba
-from numba.core.caching import IndexDataCacheFile
+from numba.core.caching import CompileResultCacheImpl, FunctionCache, IndexDataCacheFile, _CacheLocator
 from numba.core.compiler_lock import global_compiler_lock
 
 PATIENCE = 60.0
 """Seconds to wait for another process that compiles the same function, before it is compiled here too."""
+
+
+class _Locator(_CacheLocator):  # type: ignore[misc]
+    """Where Numba keeps the code of a kernel, and what the code depends on besides its own lines."""
+
+    def __init__(self, line: int) -> None:
+        self._line = line
+
+    @classmethod
+    def from_function(cls, function: Callable[..., Any], file: str) -> _Locator | None:
+        found = cls(function.__code__.co_firstlineno)
+        try:
+            found.ensure_cache_path()
+        except OSError:
+            return None  # then nothing is cached
+        return found
+
+    def get_cache_path(self) -> str:
+        return str(kernels())
+
+    def get_source_stamp(self) -> str:
+        return sources()
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
+
+
+class _Implementation(CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes: ClassVar[list[type]] = [_Locator]
+
+
+class _Cache(FunctionCache):  # type: ignore[misc]
+    """The cached code of a kernel."""
+
+    _impl_class = _Implementation
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        base, stamp = self._impl.filename_base, self._impl.locator.get_source_stamp()
+        self._cache_file = _VerifiedFile(self.cache_path, base, stamp)
+        self.lock = Path(self.cache_path, f"{base}.lock")
 
 
 class _VerifiedFile(IndexDataCacheFile):  # type: ignore[misc]
@@ -94,15 +140,10 @@ def jit(*, fastmath: bool | set[str]) -> Callable[[Callable[..., Any]], Callable
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         options = {"fastmath": fastmath, "error_model": "numpy", "nogil": True, "boundscheck": False}
-        try:
-            compiled: Any = numba.njit(cache=True, **options)(function)
-            files = compiled._cache
-            stamp = files._cache_file._source_stamp
-            files._cache_file = _VerifiedFile(files.cache_path, files._impl.filename_base, stamp)
-            lock = Path(files.cache_path, f"{files._impl.filename_base}.lock")
-            compiled.compile = _by_one_process(compiled.compile, lock)
-        except RuntimeError:  # no place for the cache can be written to
-            compiled = numba.njit(**options)(function)
+        compiled: Any = numba.njit(**options)(function)
+        with contextlib.suppress(RuntimeError, OSError):  # the folder cannot be written to
+            compiled._cache = _Cache(function)
+            compiled.compile = _by_one_process(compiled.compile, compiled._cache.lock)
         found: Callable[..., Any] = compiled
         return found
 
