@@ -99,7 +99,7 @@ MISTAKES = [
     ),
     (
         ["run", "digits-demo", "--dry-run", "execution.actors=1000"],
-        "error: execution.actors: 1000 actors of ",
+        "error: execution.actors: 1,000 actors of ",
     ),
     (["run", "digits-demo", "data=mnist", "--dry-run"], "error: dataset mnist is not in "),
     (["run", "digits-demo", "--beside", "solo", "data=mnist"], "error: dataset mnist is not in "),

@@ -235,7 +235,7 @@ def test_actors_follow_from_what_there_is(overrides: list[str], actors: int) -> 
             ["execution.clients_per_actor=1"],
             "100 actors of 1 CPU.*cpus_per_actor=0.08 or .*clients_per_actor=13",
         ),
-        (["execution.gpus_per_actor=2"], "1 actors of 2 GPU need 2, there are 1.*gpus_per_actor=1 would fit"),
+        (["execution.gpus_per_actor=2"], "1 actor of 2 GPU needs 2, there are 1.*gpus_per_actor=1 would fit"),
     ],
 )
 def test_what_cannot_fit_is_refused_with_what_would(overrides: list[str], message: str) -> None:
@@ -250,7 +250,7 @@ def test_the_remedy_does_fit(remedy: str) -> None:
 
 
 def test_memory_is_part_of_the_arithmetic() -> None:
-    with pytest.raises(ConfigError, match=r"need more than the 1\.00 GB"):
+    with pytest.raises(ConfigError, match=r": more than the 1\.00 GB"):
         plan(load({}, ["execution.actors=8"]), Available((Node(8, 0),), 1e9))
 
 

@@ -407,7 +407,8 @@ def plan_resources(
         fewer = -(-clients // max(1, room)) if e.clients_per_actor else max(1, room)
         fitting = [f"execution.{lacking}_per_actor={share:g}"] if share > 0 else []
         fitting += [f"{many}={fewer}"] if room else []
-        needed = f"{actors} actors of {per:g} {lacking[:-1].upper()} need {actors * per:g}"
+        needs = "needs" if actors == 1 else "need"
+        needed = f"{counted(actors, 'actor')} of {per:g} {lacking[:-1].upper()} {needs} {actors * per:g}"
         there = float(sum(getattr(node, lacking) for node in available.whole))
         if there > have:
             could = Available(available.whole, 0.0).room(e.cpus_per_actor, e.gpus_per_actor)
@@ -442,7 +443,7 @@ def plan_resources(
     if worker * actors > available.memory:
         raise ConfigError(
             "execution.actors",
-            f"{actors} actors of about {size(worker)} need more than the {size(available.memory)} there are",
+            f"{counted(actors, 'actor')} of about {size(worker)}: more than the {size(available.memory)} here",
             f"execution.actors={max(1, int(available.memory / worker))} would fit",
         )
     return ResourcePlan(
