@@ -443,7 +443,7 @@ def plan_resources(
     if worker * actors > available.memory:
         raise ConfigError(
             "execution.actors",
-            f"{counted(actors, 'actor')} of about {size(worker)}: more than the {size(available.memory)} here",
+            f"{counted(actors, 'actor')} of {size(worker)}: more than the {size(available.memory)} there are",
             f"execution.actors={max(1, int(available.memory / worker))} would fit",
         )
     return ResourcePlan(
