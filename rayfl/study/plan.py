@@ -233,7 +233,7 @@ def resolved(
 ) -> Config:
     """The config of a run: base, settings, grid, what was tuned, the method's own, ``changes``.
 
-    Of the settings for all methods it takes those that its algorithm uses.
+    Of the settings for all methods, and of those that were tuned, it takes those that its algorithm uses.
 
     Raises:
         ConfigError: with the method's label, or ``base``, ``settings`` or ``grid`` if the mistake is there.
@@ -252,9 +252,15 @@ def resolved(
         if name is None:
             found = algorithm_of(read(base))
             name = "fedavg" if found is None else str(found.model_fields["name"].default)
-        first = variant(base, [*shared, *tuned, f"seed={seed}"], name)
-        inner = {"algorithm": algorithm} if isinstance(algorithm, Mapping) else {}
-        return load(first, [*overrides_of({**inner, **own}), *changes])
+        tuned = list(tuned)
+        of_algorithm = [change for change in tuned if change.startswith("algorithm.")]
+        others = [change for change in tuned if change not in of_algorithm]
+        first = variant(base, [*shared, *others, f"seed={seed}"], name)
+        inner = algorithm if isinstance(algorithm, Mapping) else {}
+        fits = [change for change in of_algorithm if _field(change) in type(first.algorithm).model_fields]
+        fits = [change for change in fits if _field(change) not in inner]
+        section = overrides_of({"algorithm": inner} if inner else {})
+        return load(first, [*section, *fits, *overrides_of(own), *changes])
     except ConfigError as error:
         where = f"methods.{label}"
         if name is not None and name not in ALGORITHMS:  # plug-ins are known by now
@@ -264,6 +270,11 @@ def resolved(
                 where = part
                 break
         raise ConfigError(f"{where}: {error.where}", error.what, error.remedy) from None
+
+
+def _field(change: str) -> str:
+    """``q`` of ``algorithm.q=0.5``."""
+    return change.partition("=")[0].split(".")[1]
 
 
 def _mistake(base: str | dict[str, Any], settings: Sequence[str], name: str | None) -> ConfigError | None:

@@ -94,6 +94,7 @@ def candidates(study: StudyFile) -> list[Candidate]:
             f"less {tune.metric} is better",
             "name one for which more is better, such as accuracy_mean",
         )
+    _check_algorithms(study)
     if not tune.is_grid:
         return []
     tried = math.prod(map(len, tune.space.values())) * len(points(study)) * len(tune.seeds)
@@ -116,6 +117,20 @@ def candidates(study: StudyFile) -> list[Candidate]:
             seen.add(keys)
         found += own if len(own) > 1 else []
     return found
+
+
+def _check_algorithms(study: StudyFile) -> None:
+    """Refuse a setting ``algorithm.*`` that the algorithm of no method has.
+
+    Raises:
+        ConfigError
+    """
+    assert study.tune is not None
+    for setting in (name for name in study.tune.space if name.startswith("algorithm.")):
+        first = [planned(study, label, points(study)[0], study.seeds[0], {}) for label in study.methods]
+        known = {field for run in first for field in type(run.config.algorithm).model_fields} - {"name"}
+        if (name := setting.split(".")[1]) not in known:
+            raise ConfigError("tune", f"{setting}: no method has such a setting", nearest(name, known))
 
 
 def check_metric(study: StudyFile) -> None:

@@ -73,6 +73,32 @@ def test_the_best_on_validation_samples_is_taken(tmp_path: Path) -> None:
     assert f"lr {best:g}" in study.results.runs[0].title
 
 
+def test_settings_of_an_algorithm_are_tried_for_the_methods_that_have_them(tmp_path: Path) -> None:
+    methods = {
+        "FedAvg": {"algorithm": "fedavg"},
+        "FedAdam": {"algorithm": "fedadam"},
+        "with a section": {"algorithm": {"name": "fedadam", "beta1": 0.5}},
+        "fixed": {"algorithm": "fedadam", "algorithm.server_lr": 0.02},
+    }
+    tune = {"algorithm.server_lr": [1e-6, 0.03], "seeds": [100]}
+    study = run(tmp_path, methods=methods, tune=tune, seeds=[0])
+    tried = json.loads((tmp_path / "out" / "tuned.json").read_text())
+    assert [(each["method"], each["settings"]["algorithm.server_lr"]) for each in tried] == [
+        (method, rate) for method in ("FedAdam", "with a section") for rate in (1e-6, 0.03)
+    ]
+    found = {each.method: each.config.algorithm for each in study.results.runs}
+    best = {each["method"]: each["settings"]["algorithm.server_lr"] for each in tried if each["chosen"]}
+    for method in ("FedAdam", "with a section"):
+        assert found[method].server_lr == best[method]  # type: ignore[attr-defined]
+    assert found["with a section"].beta1 == 0.5  # type: ignore[attr-defined]
+    assert found["fixed"].server_lr == 0.02  # type: ignore[attr-defined]
+
+
+def test_a_setting_that_no_algorithm_has_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tune: algorithm.server_rl: no method has such .*'server_lr'"):
+        run(tmp_path, methods={"FedAdam": {"algorithm": "fedadam"}}, tune={"algorithm.server_rl": [0.1, 1]})
+
+
 def test_the_choice_knows_nothing_of_the_tests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Were it to look at test accuracies, other ones would change it."""
     first = [run.config.training.lr for run in run(tmp_path).results.runs]
