@@ -17,8 +17,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rayfl.errors import ConfigError, RayflError
-from rayfl.servers.driver import Interrupted
+from rayfl.errors import ConfigError, Interrupted, RayflError
 from rayfl.study.file import seeds_of
 
 Option = tuple[tuple[str, ...], dict[str, Any]]

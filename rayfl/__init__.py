@@ -29,15 +29,17 @@ _HOME = {
     "RoundDone": "rayfl.events",
     "RunEvent": "rayfl.events",
     "Stopped": "rayfl.events",
+    "ClientError": "rayfl.errors",
     "ConfigError": "rayfl.errors",
     "DataError": "rayfl.errors",
+    "Interrupted": "rayfl.errors",
     "RayflError": "rayfl.errors",
 }
 
 if TYPE_CHECKING:
     from rayfl.api import resume, run
     from rayfl.config import Config, load
-    from rayfl.errors import ConfigError, DataError, RayflError
+    from rayfl.errors import ClientError, ConfigError, DataError, Interrupted, RayflError
     from rayfl.events import (
         Begun,
         BlockDone,
@@ -56,11 +58,13 @@ __all__ = [
     "Begun",
     "BlockDone",
     "CheckpointSaved",
+    "ClientError",
     "Clustered",
     "Config",
     "ConfigError",
     "DataError",
     "Finished",
+    "Interrupted",
     "Note",
     "RayflError",
     "Result",

@@ -13,7 +13,7 @@ from typing import Any
 from rayfl import plugins
 from rayfl.config import BLOCK_SETTINGS, CHANGEABLE, Config, changes, load
 from rayfl.config.kinds import KINDS
-from rayfl.errors import ConfigError, DataError, DiskError, Held, RayflError
+from rayfl.errors import ConfigError, DataError, DiskError, Held, Interrupted, RayflError
 from rayfl.events import Begun, Finished, Listener, Note, RoundDone, RunEvent
 from rayfl.monitor import Monitor, Status
 from rayfl.notebook import listener
@@ -23,7 +23,6 @@ from rayfl.runtime.connection import connect
 from rayfl.runtime.driving import drive, drive_on_ray
 from rayfl.runtime.metrics import exports
 from rayfl.servers.building import check, device_of
-from rayfl.servers.driver import Interrupted
 from rayfl.training import ahead
 
 __all__ = ["Result", "client_models", "resume", "run"]
@@ -52,8 +51,10 @@ def run(
         The result, read from the run directory.
 
     Raises:
-        ConfigError, DataError: before anything starts, in one line.
-        Interrupted: after SIGINT or SIGTERM; the run can be resumed.
+        ConfigError, DataError: if a setting or the data are wrong; nearly always before anything starts.
+        ClientError: if a client's training failed, for example because it diverged.
+        RayflError: if the run could not go on; all are of this kind.
+        Interrupted: after SIGINT, SIGTERM or SIGHUP; the run can be resumed.
     """
     plugins.refuse_while_importing()
     resolved = load(config, overrides, **parts)

@@ -360,9 +360,9 @@ def cluster(
     from rayfl.report.clusterings import show
 
     changes = overrides or []
-    one_shot = [name for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)]
+    one_shot = {name: part for name, part in ALGORITHMS.items() if issubclass(part, OneShotClustered)}
     named = [name for name in map(str.strip, beside.split(",")) if name]
-    everyone = [name for name in one_shot if not getattr(ALGORITHMS[name], "shuffles", False)]
+    everyone = [name for name in one_shot if not one_shot[name].shuffles]
     names = everyone if named == ["all"] else named
     try:
         first = load(config, changes)

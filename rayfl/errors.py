@@ -74,6 +74,10 @@ class Held(RayflError):
     """Another process is running this run."""
 
 
+class Interrupted(Exception):
+    """The run was asked to stop, and a checkpoint has been written."""
+
+
 class ResultsLost(RayflError):
     """Results of a round were lost with the node that held them: the round has to be done again."""
 

@@ -74,7 +74,8 @@ To mix by what clients report in the same round, set ``mixes_by_reports``
 (:class:`~rayfl.algorithms.qfedavg.QFedAvg`). A server optimizer is a :class:`~rayfl.server_step.ServerStep`
 (:class:`~rayfl.algorithms.fedadam.FedAdam`). Clients start from mixtures of models if ``served`` of the
 state is a matrix of shares (:class:`~rayfl.algorithms.fedsoft.FedSoft`). Ask for signatures, losses and
-updates of clients through :class:`~rayfl.algorithms.contract.Clients`, an argument of most hooks.
+updates of clients through :class:`~rayfl.algorithms.contract.Clients`, an argument of the hooks before and
+after a round.
 ``tests/algorithms/test_guide.py`` runs the method above.
 """
 

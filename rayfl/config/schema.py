@@ -153,8 +153,8 @@ class Execution(Section):
     )
     actors: Annotated[int, Field(ge=1)] | Literal["auto"] | ActorRange = Field(
         "auto",
-        description="client actors; auto: as many as the CPUs (and GPUs) hold at the start; 2-64: from 2 on, "
-        "and up to 64 as nodes come and go during the run",
+        description="client actors; auto: as many as the CPUs (and GPUs) hold at the start, at most one per "
+        "block of a round; 2-64: from 2 on, and up to 64 as nodes come and go during the run",
     )
     clients_per_actor: int | None = Field(
         None, ge=1, description="pin this many clients to each actor (1: one actor per client); sets 'actors'"

@@ -513,7 +513,7 @@ class Dataset(Section):
     server_share: ServerShare = Field(
         "auto",
         description="training samples that the server holds out, so that no client has them: a "
-        "fraction or a number, at most a tenth; auto: as many as the method needs, at "
+        "fraction; a number, at most a tenth of them; auto: as many as the method needs, at "
         "most a tenth",
     )
 

@@ -23,7 +23,7 @@ class Transfer:
     """Bytes that were sent in one round over one tier in one direction.
 
     Attributes:
-        round: the round, 0-based; -1 for what is sent before the first.
+        round: the round, 0-based; what is sent before the first counts in round 0.
         tier: between clients and their local parameter server, or between those and the global one.
         direction: up (towards the global server) or down.
         kind: what was sent: ``model``, ``signature``, ``prediction``, ...

@@ -22,7 +22,7 @@ from rayfl.config import Config
 from rayfl.config.kinds import KINDS
 from rayfl.data import Federation
 from rayfl.data.remarks import remarks
-from rayfl.errors import DiskError, RayflError
+from rayfl.errors import DiskError, Interrupted, RayflError
 from rayfl.events import CheckpointSaved, Listener, Note, RunEvent, Stopped
 from rayfl.loggers import LoggedRun, OpenLoggers
 from rayfl.loggers.base import environment
@@ -35,7 +35,7 @@ from rayfl.runtime.remote import UNRECORDED, Whereabouts, named, whereabouts
 from rayfl.runtime.resources import Available, Keeping, ResourcePlan, plan_resources
 from rayfl.servers import hooks
 from rayfl.servers.building import block_rule, build, setup_of
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.training import precision
 
 _DRIVER_DEADLINE = 300.0

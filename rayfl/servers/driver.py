@@ -22,7 +22,7 @@ from rayfl.coresets.base import Coreset
 from rayfl.coresets.clients import evaluation_coreset
 from rayfl.data.base import TestedOn, called
 from rayfl.data.events import Stage
-from rayfl.errors import ConfigError, DataError, DiskError, RayflError, ResultsLost
+from rayfl.errors import ConfigError, DataError, DiskError, Interrupted, RayflError, ResultsLost
 from rayfl.evaluation import Scores, protocols
 from rayfl.evaluation.ledger import Direction, Ledger, Tier, Transfer
 from rayfl.evaluation.protocols import Tested
@@ -63,10 +63,6 @@ _MAX_LOSSES = 5
 
 _LOOK = 0.5
 """Seconds between two checks of which client actors are busy."""
-
-
-class Interrupted(Exception):
-    """The run was asked to stop, and a checkpoint has been written."""
 
 
 class Driver:

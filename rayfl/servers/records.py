@@ -606,6 +606,7 @@ class Records:
             "accuracy_weighted",
             "accuracy_median",
             "accuracy_worst10",
+            "accuracy_best10",
             "accuracy_var",
             "accuracy_se",
             "group_var_within",

@@ -20,7 +20,7 @@ class Signature(Section):
 
     A signature is computed in one step, by :meth:`compute`, at each client. Signatures with
     ``needs_exchange`` have a second step: every client receives all signatures and answers with one row of
-    relations (:meth:`relate`). This costs each client N times :meth:`floats` numbers down and N numbers up.
+    relations (:meth:`relate`). This costs each client N - 1 times :meth:`floats` numbers down, and N up.
 
     Attributes:
         name: how users choose it.

@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 
 from rayfl.algorithms import ServerState
 from rayfl.config import Config
-from rayfl.errors import RayflError
+from rayfl.errors import Interrupted, RayflError
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.connection import available
 from rayfl.runtime.driving import arithmetic, make_backend
 from rayfl.servers.building import build, check
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.servers.rounds import Round
 from rayfl.study import archive as archives
 from rayfl.study.plan import PlannedRun

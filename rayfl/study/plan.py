@@ -190,7 +190,7 @@ def plan(
     study: StudyFile,
     chosen: Mapping[tuple[str, str], Settings] | None = None,
 ) -> list[PlannedRun]:
-    """All runs, seed by seed; runs of a seed have the same clients, cohorts and first model.
+    """All runs, seed by seed; runs of a seed have the same clients and first model.
 
     Args:
         study: the file.

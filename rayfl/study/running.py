@@ -143,7 +143,7 @@ class _StopAsked(Exception):
 def carry_out(job: Job, watch: Callable[[RunEvent], None] = lambda event: None) -> dict[str, Any]:
     """Start a run, or resume it; returns an :class:`Outcome` as a mapping."""
     from rayfl import api
-    from rayfl.servers.driver import Interrupted
+    from rayfl.errors import Interrupted
 
     def listen(event: RunEvent) -> None:
         watch(event)
@@ -213,7 +213,7 @@ def allocate(runs: int, config: Config, nodes: int, cpus: float, gpus: float, jo
     """How runs share the machine or cluster.
 
     A run with one actor per core loses time whenever it waits for its slowest client. So as many runs as
-    there are cores run in parallel, each in one process. With fewer runs than cores, each gets client actors.
+    there are cores run in parallel, each in one process. With at most half as many, each gets client actors.
     On several nodes a run always has actors: its driver stays here and writes.
 
     Args:

@@ -27,14 +27,14 @@ from rayfl.clustering.splitting import AbsoluteCriteria, RelativeCriteria
 from rayfl.clustering.tree import ParameterTree
 from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
-from rayfl.errors import ConfigError, RayflError
+from rayfl.errors import ConfigError, Interrupted, RayflError
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers import checkpoint, queries
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.servers.queries import ClientQueries
 from rayfl.servers.states import ClientStates
 from rayfl.training.batches import Batches

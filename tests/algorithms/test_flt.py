@@ -27,14 +27,14 @@ from rayfl.commands.cluster import cluster_without_training
 from rayfl.commands.newcomers import assign_newcomers
 from rayfl.config import load
 from rayfl.data import DATASETS
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, Interrupted
 from rayfl.events import BlockDone, RunEvent
 from rayfl.models.modules.conv_ae import ConvAE, weights_of
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from tests.algorithms.fakes import (
     SIZES,
     FakeClients,

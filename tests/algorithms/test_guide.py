@@ -14,12 +14,13 @@ import pytest
 
 import rayfl.algorithms.base
 from rayfl.config import load
+from rayfl.errors import Interrupted
 from rayfl.events import RoundDone
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 
 
 @pytest.fixture(scope="module")

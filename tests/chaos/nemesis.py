@@ -31,11 +31,11 @@ import psutil
 
 from rayfl import files
 from rayfl.api import Result, resume, run
-from rayfl.errors import DiskError, RayflError
+from rayfl.errors import DiskError, Interrupted, RayflError
 from rayfl.events import Begun, RoundDone, RunEvent
 from rayfl.runtime import processes
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from tests.runs import METHODS, TASKS, actors, assert_same
 
 ROUNDS = 5

@@ -106,6 +106,12 @@ def test_methods_that_cluster_later_are_refused(settings: dict[str, Any]) -> Non
         cluster_without_training([load({**settings, "algorithm": "cfl"})])
 
 
+def test_clusters_with_random_members_are_refused(settings: dict[str, Any]) -> None:
+    """The clusters that it shuffles were shown as its own."""
+    with pytest.raises(ConfigError, match="random_clustering draws the members of its clusters at random"):
+        cluster_without_training([load({**settings, **CLUSTERS, "algorithm": "random_clustering"})])
+
+
 def test_a_single_client_is_drawn_without_a_tree(settings: dict[str, Any], tmp_path: Path) -> None:
     config = load({**settings, "algorithm": "pacfl", "partition": {"name": "iid", "clients": 1}})
     found, _ = cluster_without_training([config])

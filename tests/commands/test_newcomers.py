@@ -23,13 +23,13 @@ from rayfl.commands.newcomers import assign_newcomers, read_newcomers, with_newc
 from rayfl.config import load
 from rayfl.data import DATASETS
 from rayfl.data.server import ServerData
-from rayfl.errors import ConfigError, DataError
+from rayfl.errors import ConfigError, DataError, Interrupted
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.signatures.features.pca import PCA
 from rayfl.training import LocalWork
 from rayfl.training.batches import Batches

@@ -16,7 +16,7 @@ from rayfl.clients.host import partial_product
 from rayfl.clients.partial import Partial
 from rayfl.config import load
 from rayfl.data import build_federation
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, Interrupted
 from rayfl.events import BlockDone, Note, RunEvent
 from rayfl.local import Start
 from rayfl.local.pruning import expand, gammas, prunable
@@ -27,7 +27,7 @@ from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.training import LocalWork, TrainedBlock, Training
 from rayfl.training.batches import Batches
 from rayfl.training.loop import LoopEngine

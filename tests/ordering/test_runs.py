@@ -12,12 +12,12 @@ import pytest
 import rayfl
 from rayfl.api import Result, resume
 from rayfl.config import load
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, Interrupted
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from tests.runs import SMALL, Run
 from tests.training.bounds import rounding
 

@@ -22,7 +22,7 @@ import yaml
 
 from rayfl.api import Result, resume, run
 from rayfl.config import load
-from rayfl.errors import RayflError, ResultsLost
+from rayfl.errors import Interrupted, RayflError, ResultsLost
 from rayfl.events import BlockDone, Note, RoundDone, RunEvent, Stopped
 from rayfl.rundir import RunDirectory
 from rayfl.runtime import connection, processes
@@ -31,7 +31,7 @@ from rayfl.runtime.processes import Deadlines, Deaths, Silence, died, plain_erro
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import checkpoints, round_of
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from tests.runs import METHODS, actors, assert_same
 
 ROOT = Path(__file__).resolve().parents[2]

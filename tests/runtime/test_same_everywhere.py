@@ -16,12 +16,13 @@ import yaml
 from rayfl.algorithms import ALGORITHMS
 from rayfl.api import Result, resume, run
 from rayfl.config import load
+from rayfl.errors import Interrupted
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.runtime.ray_backend import RayBackend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from tests.runs import METHODS, TASKS, actors, assert_same
 
 

@@ -12,12 +12,12 @@ import rayfl
 from rayfl.api import resume
 from rayfl.config import load
 from rayfl.coresets.clients import client_graph, evaluation_coreset
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, Interrupted
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.servers.queries import histograms
 from tests.runs import assert_same
 

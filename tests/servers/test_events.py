@@ -9,13 +9,13 @@ import pytest
 
 from rayfl.api import Result, resume, run
 from rayfl.config import load
-from rayfl.errors import ConfigError
+from rayfl.errors import ConfigError, Interrupted
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from tests.runs import assert_same
 
 EVENTS = [

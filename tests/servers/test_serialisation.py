@@ -23,13 +23,13 @@ from rayfl.algorithms import Algorithm, ServerState, Setup, per_client, per_mode
 from rayfl.algorithms.cfl import CFLState
 from rayfl.api import resume
 from rayfl.config import load
-from rayfl.errors import RayflError
+from rayfl.errors import Interrupted, RayflError
 from rayfl.events import BlockDone, RunEvent
 from rayfl.rundir import RunDirectory
 from rayfl.runtime.inline import InlineBackend
 from rayfl.servers.building import build
 from rayfl.servers.checkpoint import Checkpoint, checkpoints
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.servers.serialisation import StateError, flatten, restore
 from tests.algorithms.fakes import assert_same_state
 

@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from rayfl import cli
-from rayfl.servers.driver import Driver, Interrupted
+from rayfl.errors import Interrupted
+from rayfl.servers.driver import Driver
 from rayfl.study import folder_of, take
 from rayfl.study.estimate import _Cost
 
