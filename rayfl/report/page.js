@@ -524,6 +524,7 @@ class Table {
 
   headings() {
     [...this.holder.querySelectorAll("th")].forEach((heading, c) => {
+      if (!heading.textContent.trim()) return;  // a button would have no name
       const button = element("button", { type: "button", onclick: () => this.sort(c) });
       button.append(...heading.childNodes);
       heading.append(button);
