@@ -44,12 +44,18 @@ def sources() -> str:
 
 
 def kernels() -> Path:
-    """The folder of the kernels' compiled code, one for these sources wherever they are installed.
+    """The folder of the kernels' compiled code: one for these sources and this compiler, wherever they are.
 
     Raises:
         OSError: if the kernels' sources cannot be read.
     """
-    return cache() / f"{_KERNELS.name}_{sources()[:16]}"
+    digest = hashlib.sha256(f"{sources()}{_compiler()}".encode())
+    return cache() / f"{_KERNELS.name}_{digest.hexdigest()[:16]}"
+
+
+@functools.cache
+def _compiler() -> str:
+    return " ".join(f"{name} {importlib.metadata.version(name)}" for name in ("numba", "llvmlite"))
 
 
 def sound(path: Path) -> bool:
@@ -99,7 +105,7 @@ def stamp() -> Path:
     Raises:
         OSError: if the kernels' source cannot be read.
     """
-    about = f"{sys.version}{importlib.metadata.version('numba')}{_cpu()}{sources()}"
+    about = f"{sys.version}{_compiler()}{_cpu()}{sources()}"
     digest = hashlib.sha256(about.encode())
     return cache() / f"compiled-{digest.hexdigest()[:16]}"
 
