@@ -19,7 +19,12 @@ from rayfl.data import DATASETS
 from rayfl.errors import ConfigError, DataError
 from rayfl.models import MODELS, ModelSpec
 from rayfl.servers.building import build
+from rayfl.training import LocalWork
+from rayfl.training.batched import BatchedEngine
+from rayfl.training.batches import Batches
 from rayfl.training.engine import choose_engine
+from rayfl.training.loop import LoopEngine
+from tests.training.test_recurrent import texts as random_texts
 
 HERE = "tests.models.test_own_texts"
 LENGTH, WORDS = 6, 12
@@ -54,6 +59,30 @@ class Next(Bag):
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         return self.head(self.embedding(tokens)).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    """The next word by an LSTM."""
+
+    def __init__(self, words: int = WORDS) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(words, 5), nn.Linear(7, words)
+        self.lstm = nn.LSTM(5, 7, num_layers=2, batch_first=True)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        states, _ = self.lstm(self.embedding(tokens))
+        return self.head(states).transpose(1, 2)
+
+
+class Flat(Bag):
+    """The first words of a text, each at its place."""
+
+    def __init__(self, classes: int, words: int = WORDS) -> None:
+        super().__init__(classes, words)
+        self.head = nn.Linear(8 * LENGTH, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.embedding(tokens)).flatten(1))
 
 
 def write(path: Path) -> Path:
@@ -92,14 +121,30 @@ def test_an_own_network_classifies_texts(texts: dict[str, Any]) -> None:
     assert (result.path / "labels.csv").is_file()
 
 
-@pytest.mark.parametrize("engine", ["loop", "vmap"])
-def test_engines_agree(texts: dict[str, Any], engine: str) -> None:
+@pytest.mark.parametrize(("network", "engine"), [("Bag", "vmap"), ("Flat", "batched")])
+def test_engines_agree(texts: dict[str, Any], network: str, engine: str) -> None:
     runs = [
-        rayfl.run({**texts, "rounds": 1, "model": own("Bag"), "training": {**texts["training"], "engine": e}})
+        rayfl.run(
+            {**texts, "rounds": 1, "model": own(network), "training": {**texts["training"], "engine": e}}
+        )
         for e in ("loop", engine)
     ]
     models = [torch.cat([t.flatten() for t in r.model(cluster=0).state_dict().values()]) for r in runs]
     torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
+
+
+def test_an_own_recurrent_network_trains_in_the_batched_engine() -> None:
+    """Its inputs are words, as those of rayfl's own."""
+    spec = ModelSpec.of(MODELS["module"](target=f"{HERE}:Recurrent", task="words"), (LENGTH,), WORDS, 0)
+    assert choose_engine(spec)[0] == "batched"
+    batches = Batches(random_texts(LENGTH, WORDS), torch.device("cpu"))
+    start, indices = torch.from_numpy(spec.initial()).expand(2, -1), [np.arange(12), np.arange(20, 25)]
+    loop, batched = (
+        engine(spec, batches, 0).train(LocalWork(2, 5, 0.5), 0, [0, 1], indices, start)
+        for engine in (LoopEngine, BatchedEngine)
+    )
+    assert not loop.failures
+    torch.testing.assert_close(batched.rows, loop.rows, rtol=1e-4, atol=1e-6)
 
 
 def test_methods_with_signatures_take_texts(texts: dict[str, Any]) -> None:

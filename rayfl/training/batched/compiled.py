@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from rayfl.losses import CrossEntropy
 from rayfl.models import ModelSpec
+from rayfl.models.base import task_of
 from rayfl.training.batched import activation_kernels, layers
 from rayfl.training.batched import client_kernel as kernel
 from rayfl.training.batched.client_kernel import Memory
@@ -22,6 +23,11 @@ from rayfl.training.batched.reading import Reading, Unsupported
 from rayfl.training.batched.steps import StepPlan
 from rayfl.training.batched.vectors import LANES
 from rayfl.training.work import LocalWork, Terms
+
+
+def _refuse_texts(spec: ModelSpec) -> None:
+    if task_of(spec.model) != "numbers":
+        raise Unsupported("it takes words")
 
 
 class CompiledTraining:
@@ -36,7 +42,8 @@ class CompiledTraining:
     """
 
     def __init__(self, spec: ModelSpec, reading: Reading) -> None:
-        if type(spec.loss) is not CrossEntropy or spec.loss.label_smoothing or spec.model.tokens:
+        _refuse_texts(spec)
+        if type(spec.loss) is not CrossEntropy or spec.loss.label_smoothing:
             raise Unsupported("its loss is not a plain cross-entropy")
         self.spec = spec
         table = _Table(spec, reading)
@@ -194,8 +201,7 @@ class CompiledForward:
     """
 
     def __init__(self, spec: ModelSpec, reading: Reading) -> None:
-        if spec.model.tokens:
-            raise Unsupported("it takes words")
+        _refuse_texts(spec)
         table = _Table(spec, reading)
         if table.dropouts:
             raise Unsupported("it drops in evaluation, too")

@@ -138,7 +138,7 @@ class _Value:
 def _read(spec: ModelSpec, module: nn.Module, batch: int) -> _Steps:
     """The steps from samples to outputs, for a batch of this size."""
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    kind = torch.int64 if spec.model.tokens else torch.float32
+    kind = torch.float32 if task_of(spec.model) == "numbers" else torch.int64
     samples = torch.zeros((batch, *spec.shape), dtype=kind)
     notes = _Notes(spec, module.training, {id(tensor): name for name, tensor in tensors.items()}, samples)
     with torch.random.fork_rng(devices=[]):
