@@ -64,9 +64,9 @@ class Next(Bag):
 class Recurrent(nn.Module):
     """The next word by an LSTM."""
 
-    def __init__(self, words: int = WORDS) -> None:
+    def __init__(self, words: int = WORDS, padding: int | None = None) -> None:
         super().__init__()
-        self.embedding, self.head = nn.Embedding(words, 5), nn.Linear(7, words)
+        self.embedding, self.head = nn.Embedding(words, 5, padding_idx=padding), nn.Linear(7, words)
         self.lstm = nn.LSTM(5, 7, num_layers=2, batch_first=True)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -133,9 +133,11 @@ def test_engines_agree(texts: dict[str, Any], network: str, engine: str) -> None
     torch.testing.assert_close(models[0], models[1], rtol=1e-4, atol=1e-5)
 
 
-def test_an_own_recurrent_network_trains_in_the_batched_engine() -> None:
-    """Its inputs are words, as those of rayfl's own."""
-    spec = ModelSpec.of(MODELS["module"](target=f"{HERE}:Recurrent", task="words"), (LENGTH,), WORDS, 0)
+@pytest.mark.parametrize("padding", [None, 0, -2])
+def test_an_own_recurrent_network_trains_in_the_batched_engine(padding: int | None) -> None:
+    """Its inputs are words, as those of rayfl's own; the row of the padding learns nothing."""
+    model = MODELS["module"](target=f"{HERE}:Recurrent", task="words", kwargs={"padding": padding})
+    spec = ModelSpec.of(model, (LENGTH,), WORDS, 0)
     assert choose_engine(spec)[0] == "batched"
     batches = Batches(random_texts(LENGTH, WORDS), torch.device("cpu"))
     start, indices = torch.from_numpy(spec.initial()).expand(2, -1), [np.arange(12), np.arange(20, 25)]

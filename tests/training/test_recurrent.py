@@ -209,8 +209,8 @@ def test_a_word_that_comes_twice_moves_by_both_gradients(sgd: Sgd) -> None:
 @pytest.mark.parametrize(
     "module",
     [
-        nn.Embedding(5, 4, padding_idx=0),
         nn.Embedding(5, 4, max_norm=1.0),
+        nn.Embedding(5, 4, scale_grad_by_freq=True),
         nn.Sequential(nn.Embedding(5, 4), nn.LSTM(4, 4, batch_first=True)),
     ],
 )

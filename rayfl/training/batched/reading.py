@@ -522,9 +522,10 @@ class _Notes(TorchFunctionMode):
         max_norm: float | None = None, norm_type: float = 2.0, scale_grad_by_freq: bool = False,
         sparse: bool = False,
     ) -> _Value:  # fmt: skip
-        if padding_idx is not None or max_norm is not None or scale_grad_by_freq or sparse:
+        if max_norm is not None or scale_grad_by_freq or sparse:
             raise Unsupported("an embedding is not a plain one")
-        return self._leaf(self._of(input), recurrent.Embedding(), weight=weight)
+        padding = None if padding_idx is None else padding_idx % len(weight)
+        return self._leaf(self._of(input), recurrent.Embedding(padding), weight=weight)
 
     @_rule(torch.lstm)
     def _lstm(

@@ -23,7 +23,14 @@ from rayfl.training.device import on_gpu
 
 
 class Embedding(Layer):
-    """A row of the table for each word; only the rows of words that occur have a gradient."""
+    """A row of the table for each word; only the rows of words that occur have a gradient.
+
+    Args:
+        padding: a word whose row has none either; None for no such word.
+    """
+
+    def __init__(self, padding: int | None = None) -> None:
+        self.padding = padding
 
     @override
     def bind(self, parameters: Mapping[str, Parameter], buffers: Mapping[str, torch.Tensor]) -> None:
@@ -35,11 +42,15 @@ class Embedding(Layer):
         clients, words, _ = (table := self.weight.value).shape
         first = torch.arange(clients, device=x.device).view(-1, 1, 1) * words
         self._rows = (x + first).flatten()  # of all clients' tables, one below the other
+        self._no_padding = None if self.padding is None else (x != self.padding).flatten()
         return table.flatten(0, 1).index_select(0, self._rows).view(*x.shape, -1)
 
     @override
     def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
-        self.weight.descend_rows(self._rows, dy.reshape(len(self._rows), -1))
+        dy = dy.reshape(len(self._rows), -1)
+        if self._no_padding is not None:
+            dy = dy * self._no_padding.unsqueeze(1)
+        self.weight.descend_rows(self._rows, dy)
         return None
 
 
