@@ -74,6 +74,17 @@ class Recurrent(nn.Module):
         return self.head(states).transpose(1, 2)
 
 
+class LastState(Recurrent):
+    """A class by the state behind the last word."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(7, classes)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.lstm(self.embedding(tokens))[0][:, -1]))
+
+
 class Flat(Bag):
     """The first words of a text, each at its place."""
 
@@ -121,7 +132,10 @@ def test_an_own_network_classifies_texts(texts: dict[str, Any]) -> None:
     assert (result.path / "labels.csv").is_file()
 
 
-@pytest.mark.parametrize(("network", "engine"), [("Bag", "vmap"), ("Flat", "batched")])
+@pytest.mark.parametrize(
+    ("network", "engine"),
+    [("Bag", "vmap"), ("Bag", "batched"), ("Flat", "batched"), ("LastState", "batched")],
+)
 def test_engines_agree(texts: dict[str, Any], network: str, engine: str) -> None:
     runs = [
         rayfl.run(

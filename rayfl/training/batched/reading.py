@@ -418,9 +418,11 @@ class _Notes(TorchFunctionMode):
     def _mean(
         self, out: Tensor, input: Tensor, dim: Any = None, keepdim: bool = False, dtype: Any = None
     ) -> _Value:
-        over = [dim] if isinstance(dim, int) else list(dim or ())
-        if sorted(each % input.dim() for each in over) != [2, 3]:
-            raise Unsupported("a mean over something else than pixels")
+        over = sorted(each % input.dim() for each in ([dim] if isinstance(dim, int) else dim or ()))
+        if over == [1] and input.dim() == 3 and not keepdim and not (before := self._of(input)).words:
+            return self._leaf(before, recurrent.MeanOfWords())
+        if over != [2, 3]:
+            raise Unsupported("a mean over something else than pixels or words")
         value = self._means(self._image(input), list(input.shape[2:]))
         return value if keepdim else self._leaf(value, layers.Flatten())
 
@@ -543,6 +545,19 @@ class _Notes(TorchFunctionMode):
             raise Unsupported("an LSTM behind another")
         value = self._leaf(before, recurrent.Lstm(num_layers), **dict(zip(roles, params, strict=True)))
         return replace(value, words=True)
+
+    @_rule(Tensor.__getitem__)
+    def _at(self, out: Tensor, input: Tensor, index: Any) -> _Value:
+        before, length = self._of(input), input.shape[1]
+        place = index[1] if isinstance(index, tuple) and len(index) in (2, 3) else None
+        everything = slice(None)
+        if (
+            not before.words
+            or not isinstance(place, int)
+            or index != (everything, place, everything)[: len(index)]
+        ):
+            raise Unsupported("it takes a part of something else than one of the words behind an LSTM")
+        return replace(self._leaf(before, recurrent.WordAt(place % length, length)), words=False)
 
     @_rule(torch.transpose, Tensor.transpose, torch.permute, Tensor.permute, keeps=True)
     def _transpose(self, out: Tensor, input: Tensor, *dims: Any, **named: Any) -> _Value:

@@ -1,8 +1,9 @@
-"""Recurrent networks for many clients at once: embedding and LSTM, with the client in front.
+"""Networks for texts, for many clients at once: embedding, LSTM, a mean or a place, with the client in front.
 
 Layers for texts work on words instead of samples: :class:`Embedding` maps words ``(C, B, L)`` to
 ``(C, B, L, features)``, and :class:`Lstm` returns its states as ``(C, B * L, hidden)``, so that the linear
-layer and the loss that follow treat every word as a sample.
+layer and the loss that follow treat every word as a sample. :class:`MeanOfWords` and :class:`WordAt` make
+one sample of a text.
 
 A recurrent network is many small products one after another. For batches of up to :data:`THIN` texts they are
 compiled, with all that is between them (:mod:`.lstm_kernel`). For larger ones, and on a GPU, they are batched
@@ -90,6 +91,44 @@ class Lstm(Layer):
             assert gradient is not None
             gradient = self.cells[k].backward(gradient, need_input or any(learning[:k]))
         return None if gradient is None else gradient.transpose(1, 2)
+
+
+class MeanOfWords(Layer):
+    """The mean over the words of a text, ``(C, B, L, features)`` to ``(C, B, features)``."""
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._shape = x.shape
+        return x.mean(2)
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        return (dy / self._shape[2]).unsqueeze(2).expand(self._shape) if need_input else None
+
+
+class WordAt(Layer):
+    """One word of each text: ``(C, B, features)`` of ``(C, B * L, features)``, as an LSTM returns them.
+
+    Args:
+        place: of the word, from 0.
+        length: L.
+    """
+
+    def __init__(self, place: int, length: int) -> None:
+        self.place, self.length = place, length
+
+    @override
+    def forward(self, x: torch.Tensor, step: Step) -> torch.Tensor:
+        self._shape = x.shape
+        return x.reshape(len(x), -1, self.length, x.shape[2])[:, :, self.place]
+
+    @override
+    def backward(self, dy: torch.Tensor, need_input: bool) -> torch.Tensor | None:
+        if not need_input:
+            return None
+        dx = dy.new_zeros(*dy.shape[:2], self.length, dy.shape[2])
+        dx[:, :, self.place] = dy
+        return dx.view(self._shape)
 
 
 class _Cells:
