@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
+import uuid
 from pathlib import Path
 
 from rayfl.errors import DiskError
@@ -22,17 +24,21 @@ def called(path: Path) -> str:
 def keep(content: bytes, suffix: str) -> str:
     """The path of a file below :func:`data_root` with this content, which is written unless it is there.
 
+    One with other content, such as one that was cut off, is replaced.
+
     Raises:
         DiskError
     """
     folder = data_root() / "given"
     path = folder / (hashlib.sha256(content).hexdigest()[:16] + suffix)
-    if not path.is_file():
-        part = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        if not path.is_file() or path.read_bytes() != content:
             folder.mkdir(parents=True, exist_ok=True)
             part.write_bytes(content)
             os.replace(part, path)
-        except OSError as error:
-            raise DiskError(path, error.strerror or str(error)) from None
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise DiskError(path, error.strerror or str(error)) from None
     return str(path.absolute())

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,9 +41,11 @@ class Result:
     """
 
     path: Path
+    _kept: dict[str, tuple[tuple[int, int] | None, Any]] = field(repr=False, compare=False)
 
     def __init__(self, path: Path | str) -> None:
         object.__setattr__(self, "path", Path(os.path.expanduser(path)))
+        object.__setattr__(self, "_kept", {})
 
     def _repr_html_(self) -> str:
         """What a notebook shows."""
@@ -63,30 +65,34 @@ class Result:
         """The resolved config."""
         return RunDirectory(self.path).config
 
-    @cached_property
+    @property
     def rounds(self) -> pd.DataFrame:
         """One row per round."""
-        return RunDirectory(self.path).read_frame("rounds.csv")
+        found: pd.DataFrame = self._read("rounds.csv", RunDirectory(self.path).read_frame)
+        return found
 
-    @cached_property
+    @property
     def groups(self) -> pd.DataFrame:
         """Accuracy by planted group and by cluster: one row each for every round with tests."""
-        return RunDirectory(self.path).read_frame("groups.csv")
+        found: pd.DataFrame = self._read("groups.csv", RunDirectory(self.path).read_frame)
+        return found
 
-    @cached_property
+    @property
     def clients(self) -> pd.DataFrame:
         """One row per client: size, group, cluster, last and best accuracy."""
-        return RunDirectory(self.path).read_frame("clients.csv")
+        found: pd.DataFrame = self._read("clients.csv", RunDirectory(self.path).read_frame)
+        return found
 
-    @cached_property
+    @property
     def communication(self) -> pd.DataFrame:
         """Bytes by round, tier, direction and kind."""
-        return RunDirectory(self.path).read_frame("communication.csv")
+        found: pd.DataFrame = self._read("communication.csv", RunDirectory(self.path).read_frame)
+        return found
 
-    @cached_property
+    @property
     def clusters(self) -> dict[str, Any]:
         """The planted groups, and the clusters over time."""
-        return dict(RunDirectory(self.path).read_json("clusters.json"))
+        return dict(self._read("clusters.json", RunDirectory(self.path).read_json))
 
     def client_model(self, client: int | str, finetuned: bool = False) -> dict[str, torch.Tensor]:
         """The model with which a client was last tested, see :func:`client_models`."""
@@ -180,10 +186,23 @@ class Result:
         """Prepares inputs for models: ``result.scaling.apply(x)`` of inputs as the dataset stores them."""
         return Scaling.from_dict(RunDirectory(self.path).read_json("normalisation.json"))
 
-    @cached_property
+    @property
     def summary(self) -> dict[str, Any]:
         """The final numbers; empty if the run is not finished."""
-        return dict(RunDirectory(self.path).read_json("summary.json") or {})
+        return dict(self._read("summary.json", RunDirectory(self.path).read_json) or {})
+
+    def _read(self, name: str, read: Callable[[str], Any]) -> Any:
+        """What a file of the run holds; it is read again when it has changed, as when the run is resumed."""
+        try:
+            stat = (self.path / name).stat()
+            now = (stat.st_mtime_ns, stat.st_size)
+        except OSError:
+            now = None
+        before, found = self._kept.get(name, (None, None))
+        if found is None or (now is not None and now != before):
+            found = read(name)
+            self._kept[name] = (now, found)
+        return found
 
 
 def client_models(

@@ -361,9 +361,22 @@ class RunDirectory:
         except (KeyError, TypeError, ValueError) as error:
             raise _damaged(self.path / "normalisation.json", one_line(error)) from None
 
+    @property
+    def begun(self) -> bool:
+        """Whether there is a checkpoint: until then a run that is resumed takes the data as they are then."""
+        return any((self.path / "checkpoints").glob("*"))
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions of rayfl and its libraries with which the run began; empty if it has no checkpoint."""
+        if self.begun:
+            with contextlib.suppress(Damaged):
+                return dict((self.read_json("environment.json") or {}).get("versions") or {})
+        return {}
+
     def division(self, stages: Sequence[Stage]) -> dict[str, str]:
         """What ``environment.json`` says of the data and of who has which: as it was when the run began."""
-        if any((self.path / "checkpoints").glob("*")):
+        if self.begun:
             with contextlib.suppress(Damaged):
                 before = self.read_json("environment.json") or {}
                 if {"data", "clients"} <= before.keys():

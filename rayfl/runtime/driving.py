@@ -107,7 +107,7 @@ def make_backend(config: Config, plan: ResourcePlan, run: str = "") -> Backend:
 
 def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: Callable[[], bool]) -> None:
     """Build everything and run it in this process: the whole run inline, or the body of the driver actor."""
-    stages, host = build(config, directory.scaling)
+    stages, host = build(config, directory.scaling if directory.begun else None)
     federation = stages[0].federation
     plan = arithmetic(config, federation, host, available(config))
     backend = make_backend(config, plan, directory.path.name)
@@ -121,9 +121,14 @@ def drive(config: Config, directory: RunDirectory, emit: Listener, should_stop: 
         emit(Note(line))
 
     def describe() -> None:
+        now, begun = versions(), directory.versions
+        if begun and begun != now:
+            changed = ", ".join(f"{each} {begun.get(each)}" for each in now if begun.get(each) != now[each])
+            emit(Note(f"the run began with {changed}, and goes on with other versions"))
         environment = {
             **machine(),
-            "versions": versions(),
+            "versions": begun or now,
+            **({"resumed_with": now} if begun and begun != now else {}),
             "dataset": federation.samples.name,
             **directory.division(stages),
             "engine": host.engine,

@@ -4,6 +4,7 @@ at once.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -40,6 +41,17 @@ def begin(algorithm: Algorithm[Any], setup: Setup) -> Any:
     where = f"{algorithm.name}.begin"
     state = returned(where, algorithm.begin(setup), ServerState)
     _check(where, "assignment", state.assignment, setup.clients, state.models)
+    return _fixed(state)
+
+
+def _fixed(state: Any) -> Any:
+    """A state whose arrays cannot be written to: what was computed from an array is kept as long as it is
+    the same one, and a method that changed it in place would be tested with the models of the round before.
+    """
+    for entry in dataclasses.fields(state):
+        value = getattr(state, entry.name)
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
     return state
 
 
@@ -63,6 +75,7 @@ def cohort(
         raise ConfigError(where, f"there is no client {wrong} now", "take some of setup.present")
     if (np.diff(ids) <= 0).any():
         raise ConfigError(where, "the ids are not ascending", "return np.unique(ids)")
+    _fixed(found[0])
     return found
 
 
@@ -94,7 +107,7 @@ def select(
         ConfigError: if it is not a state.
     """
     found = algorithm.select(setup, state, who, clients)
-    return returned(f"{algorithm.name}.select", found, ServerState)
+    return _fixed(returned(f"{algorithm.name}.select", found, ServerState))
 
 
 def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Regrouping[Any]:
@@ -103,7 +116,8 @@ def moved(algorithm: Algorithm[Any], hook: str, found: Any) -> ServerState | Reg
     Raises:
         ConfigError: if it is neither a state nor new clusters.
     """
-    return returned(f"{algorithm.name}.{hook}", found, ServerState, Regrouping)
+    found = returned(f"{algorithm.name}.{hook}", found, ServerState, Regrouping)
+    return found if isinstance(found, Regrouping) else _fixed(found)
 
 
 def regrouping(algorithm: Algorithm[Any], hook: str, found: Any) -> Regrouping[Any] | None:
@@ -188,7 +202,7 @@ def end(algorithm: Algorithm[Any], setup: Setup, state: Any, plan: Plan, report:
     if found.round != state.round + 1:
         what = f"returned a state with round={found.round} after round {state.round}"
         raise ConfigError(where, what, f"expected round={state.round + 1}; return super().end(...)")
-    return found
+    return _fixed(found)
 
 
 def tested_with(algorithm: Algorithm[Any], setup: Setup, state: Any, clients: Clients) -> Served:

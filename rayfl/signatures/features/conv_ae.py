@@ -151,6 +151,7 @@ class ConvAEFeatures(FeatureMap):
             "shape": shape,
             "key": key,
             "torch": version("torch"),
+            "source": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
             **self.model_dump(mode="json", include={"latent", "lr"}),
             **self.pretrain.model_dump(mode="json", exclude={"dataset"}),
         }
