@@ -74,22 +74,29 @@ class Chain(Model):
                 nn.Sequential(nn.Linear(64, 11), nn.ReLU(), nn.Sequential(nn.Linear(11, 5))),
             ],
             "reused": lambda: [
-                nn.Flatten(), nn.Linear(432, 9), relu := nn.ReLU(), nn.Linear(9, 8), relu,
+                nn.Flatten(), nn.Linear(432, 9), relu := nn.ReLU(), nn.Linear(9, 8, bias=False), relu,
                 nn.Linear(8, 7), relu,
             ],
-            "wide": lambda: [nn.Flatten(), nn.Linear(432, 530), nn.ReLU(), nn.Linear(530, 3), nn.ReLU()],
+            "wide": lambda: [nn.Flatten(), nn.Linear(432, 530), nn.ReLU(), nn.Linear(530, 6), nn.ReLU()],
             "norm": lambda: [  # 9 x 9 and 4 x 4 pixels
                 conv(3, 6, 4), batch_norm(6), nn.ReLU(), pool(2),
                 conv(6, 10, 3, padding=1, bias=False), batch_norm(10), pool(2), nn.ReLU(),
                 nn.Flatten(), nn.Linear(40, 7), nn.ReLU(),
             ],
-            "norm, then none": lambda: [  # more outputs than a vector has; 7 x 10 pixels
+            "norm, then none": lambda: [  # more outputs than a vector has; 11 x 11 pixels
                 conv(3, 9, (6, 6), padding=2), batch_norm(9, 1e-3, 0.3), nn.ReLU(), pool(2),
                 conv(9, 4, 3), nn.ReLU(), pool(2), nn.Flatten(),
             ],
             "norm, narrow": lambda: [  # 3 x 3 pixels
                 conv(3, 4, 3), nn.ReLU(), pool(2), conv(4, 5, 3), batch_norm(5), nn.ReLU(), pool(2),
                 nn.Flatten(),
+            ],
+            "flat": lambda: [conv(3, 4, 3), nn.Tanh(), pool((10, 1)), conv(4, 5, 2, padding=1), nn.Flatten()],
+            "narrow": lambda: [  # 10 x 3 pixels, and 12 x 5 behind
+                conv(3, 4, 3), nn.Tanh(), pool((1, 3)), conv(4, 5, 3, padding=2), nn.Flatten(),
+            ],
+            "padding alone": lambda: [  # windows of nothing else
+                conv(3, 4, 3), nn.Tanh(), conv(4, 5, 1, padding=1), nn.Flatten(),
             ],
             "tanh": lambda: [  # 10 x 10 and 5 x 5 pixels
                 conv(3, 6, 3), nn.Tanh(), nn.AvgPool2d(2), conv(6, 9, 3, padding=1), nn.Sigmoid(),
@@ -124,6 +131,12 @@ class Chain(Model):
                 nn.Dropout(0.2), nn.LeakyReLU(0.3), pool(2), nn.Tanh(), nn.Flatten(), nn.ELU(),
                 nn.Linear(108, 40), randomised(nn.GroupNorm(2, 40)), nn.ELU(),
             ],
+            "oblong": lambda: [  # nothing is square; the first layer that learns is a GroupNorm
+                randomised(nn.GroupNorm(1, 3)), conv(3, 4, 3, padding=1), nn.ReLU(), pool(2),
+                conv(4, 6, 2), batch_norm(6), nn.ReLU(), pool(2), conv(6, 5, 1), nn.Tanh(),
+                conv(5, 3, 2, padding=1), nn.AvgPool2d((2, 1)), pool((1, 3)), nn.Flatten(),
+                nn.Linear(6, 16), randomised(nn.LayerNorm(16)), nn.Tanh(),
+            ],
             "pooled twice": lambda: [conv(3, 4, 3), pool(2), nn.ReLU(), pool(2), nn.Flatten()],
             "norm, not affine": lambda: [
                 conv(3, 4, 3), nn.BatchNorm2d(4, affine=False), nn.ReLU(), pool(2), nn.Flatten(),
@@ -146,6 +159,7 @@ CASES: dict[str, tuple[Model, tuple[int, ...]]] = {
         )
     },
     "lenet5-bn": (MODELS["lenet5"](batch_norm=True), (3, 32, 32)),
+    "oblong": (Chain(parts="oblong"), (3, 10, 26)),
 }
 SIZES = [11, 6, 3, 16, 7]
 
@@ -313,8 +327,8 @@ def test_other_networks_are_trained_layer_by_layer(name: str, shape: Any, config
     assert BatchedEngine(spec, job(spec, [2])[0], 0).compiled is None
 
 
-@pytest.mark.parametrize("parts", ["norm, narrow", "norm, not affine"])
-def test_other_normalisations_are_trained_layer_by_layer(parts: str, calls: list[int]) -> None:
+@pytest.mark.parametrize("parts", ["norm, narrow", "norm, not affine", "flat", "narrow", "padding alone"])
+def test_other_normalisations_and_sizes_are_trained_layer_by_layer(parts: str, calls: list[int]) -> None:
     spec = ModelSpec.of(Chain(parts=parts), (3, 12, 12), 5, 0)
     engine = BatchedEngine(spec, job(spec, [2])[0], 0)
     assert engine.compiled is None
@@ -407,6 +421,36 @@ def test_memory_is_that_of_the_longest_batch() -> None:
         assert [batch for batch, _ in engine.compiled._memory.values()] == [
             3 if n == 3 and len(alone) == 1 else 20
         ]
+
+
+@pytest.mark.parametrize("make", [BatchedEngine, stepwise])
+def test_each_client_is_pulled_towards_its_own_start(make: Any) -> None:
+    spec = make_case("mlp")
+    batches, *given, start = job(spec, SIZES)
+    start = torch.from_numpy(np.stack([spec.initial(index=k) for k in range(len(start))]))
+    work = replace(PLAIN, proximal=0.5)
+    truth = Truth.of(spec, batches, 0, work, *given, start)
+    truth.check(make(spec, batches, 0).train(work, *given, start))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_kernels_stay_within_their_memory(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind each array lie NaN, which they neither overwrite nor let into any result."""
+    behind = []
+
+    def guarded(size: int) -> Any:
+        whole = np.full(size + 999, np.nan, np.float32)
+        whole[:size] = 0
+        behind.append(whole[size:])
+        return whole[:size]
+
+    spec = make_case(case)
+    right = train(BatchedEngine, spec, PLAIN, SIZES, Terms())
+    monkeypatch.setattr(compiled, "_zeros", guarded)
+    found = train(BatchedEngine, spec, PLAIN, SIZES, Terms())
+    assert torch.equal(found.rows, right.rows)
+    assert behind
+    assert np.isnan(behind).all()
 
 
 def test_a_mask_says_only_where_weights_are_held() -> None:
@@ -564,6 +608,21 @@ def test_a_forward_pass_is_the_same_after_any_other() -> None:
     assert torch.isnan(_after(engine, torch.full_like(model, torch.nan), x)).all()
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_no_layer_hides_a_nan(case: str) -> None:
+    """Neither ReLU nor the maximum of a pooling; here of one weight of the first layer."""
+    spec = make_case(case)
+    engine = BatchedEngine(spec, Batches(make_samples(spec.shape), torch.device("cpu")), 0)
+    model = torch.from_numpy(spec.initial())
+    model[0] = torch.nan
+    x = torch.randn(3, *spec.shape, generator=torch.Generator().manual_seed(1))
+    found = _after(engine, model, x)
+    exact = spec.build().eval()
+    spec.load(exact, model)
+    assert torch.equal(found.isnan(), exact(x).isnan())
+    assert found.isnan().any()
+
+
 def test_other_samples_are_left_to_the_module() -> None:
     spec = make_case("lenet5")
     engine = BatchedEngine(spec, Batches(make_samples((1, 28, 28)), torch.device("cpu")), 0)
@@ -593,8 +652,8 @@ def test_labels_beyond_the_outputs_are_refused() -> None:
             engine.compiled.train(plan, PLAIN, start.clone(), Terms(), False, samples)
 
 
-def test_activations_keep_their_digits_near_zero() -> None:
-    x = np.concatenate([-np.logspace(-12, 1.5, 500), np.logspace(-12, 1.5, 500)]).astype(np.float32)
+def test_activations_keep_their_digits_near_zero_and_far_from_it() -> None:
+    x = np.concatenate([-np.logspace(-12, 1.5, 500), [0], np.logspace(-12, 1.5, 500)]).astype(np.float32)
     exact = torch.from_numpy(x).double().requires_grad_()
     functions: dict[int, Callable[[torch.Tensor], torch.Tensor]] = {
         activation_kernels.TANH: torch.tanh,
@@ -605,6 +664,7 @@ def test_activations_keep_their_digits_near_zero() -> None:
         activation_kernels.RELU: torch.relu,
     }
     y, dx, ones = np.empty_like(x), np.empty_like(x), np.ones_like(x)
+    far = np.array([np.nan, -1000, -100, 100, 1000], np.float32)
     for number, function in functions.items():
         activation_kernels.forward(number, np.float32(0.7), x, y)
         activation_kernels.backward(number, np.float32(0.7), x, y, ones, dx)
@@ -612,3 +672,5 @@ def test_activations_keep_their_digits_near_zero() -> None:
         (slope,) = torch.autograd.grad(truth.sum(), exact)
         np.testing.assert_allclose(y, truth.detach().numpy(), rtol=8 * UNIT, atol=1e-37)
         np.testing.assert_allclose(dx, slope.numpy(), rtol=8 * UNIT, atol=32 * UNIT)
+        activation_kernels.forward(number, np.float32(0.7), far, y)
+        np.testing.assert_allclose(y[: len(far)], function(torch.from_numpy(far)).numpy(), atol=1e-30)

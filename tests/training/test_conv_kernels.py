@@ -175,6 +175,14 @@ def test_the_first_of_equal_pixels_wins_and_a_maximum_of_zero_passes_nothing():
     assert db.flatten().tolist() == [1.0, 0.0]
 
 
+def test_of_equal_pixels_the_right_one_comes_before_the_one_below():
+    """In each of the two windows that are computed together."""
+    rows = torch.tensor([[0.0, 1.0, 0.0, 1.0], [1.0, 0.0, 1.0, 0.0]])
+    layer = fused(torch.ones(1, 1, 1, 1, 1), None)
+    _, dx, *_ = step(layer, rows.view(1, 1, 1, 2, 4), torch.ones(1, 1, 1, 1, 2))
+    assert dx.view(2, 4).tolist() == [[0.0, 1.0, 0.0, 1.0], [0.0] * 4]
+
+
 def test_nan_is_not_hidden_by_the_maximum_and_stays_with_its_client():
     x, weight, bias, dy = example(2)
     x[0, 1, 0, 2, 2] = float("nan")
