@@ -177,6 +177,18 @@ def test_losses_of_large_data_are_kept(tmp_path: Path, monkeypatch: pytest.Monke
     np.testing.assert_array_equal(losses, expert_losses(samples, "logistic"))
 
 
+def test_kept_losses_of_another_scikit_learn_are_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAYFL_DATA", str(tmp_path))
+    monkeypatch.setattr(_expert, "_WORTH_KEEPING", 100)
+    samples, _ = blobs()
+    losses = expert_losses(samples, "logistic")
+    monkeypatch.setattr(_expert, "version", lambda name: "0.1")
+    monkeypatch.setattr(_expert, "_losses", lambda *_: losses + 1)
+    np.testing.assert_array_equal(expert_losses(samples, "logistic"), losses + 1)
+
+
 def test_refusals(tmp_path: Path) -> None:
     samples, _ = blobs(12)
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 import rayfl
-from rayfl.data import DATASETS, Samples, fingerprint, write_npz
+from rayfl.data import DATASETS, Samples, fingerprint, sharded, write_npz
 from rayfl.data.base import Ragged, Ranges
 from rayfl.data.sharded import ShardedArray
 from rayfl.errors import ConfigError, DataError, RayflError
@@ -349,3 +349,19 @@ def test_the_server_gets_no_sample_of_shards(tmp_path: Path) -> None:
     settings = {**settings, "data": {"name": "digits"}}
     with pytest.raises(RayflError, match="name the client of each sample"):
         rayfl.run(settings)
+
+
+@pytest.mark.parametrize("large", [False, True])
+def test_the_checksum_of_parquet_sees_its_samples(
+    large: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the file holds only what is where, which stays the same when samples are permuted."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    if large:  # than what is read whole
+        monkeypatch.setattr(sharded, "_PART", 1 << 12)
+        monkeypatch.setattr(sharded, "_PARTS", 8)
+    values, found = np.random.default_rng(0).integers(0, 256, 300_000, dtype=np.uint8), []
+    for order in (slice(None), slice(None, None, -1)):
+        pq.write_table(pa.table({"x": values[order]}), tmp_path / "a.parquet", compression="none")
+        found.append(sharded._checksum(tmp_path / "a.parquet"))
+    assert found[0] != found[1]
